@@ -1,0 +1,362 @@
+/*
+ * mpix_ep.h - expert-parallel dispatch and combine on an MPI communicator.
+ *
+ * In a mixture-of-experts layer every token (a row of `hidden` values) chooses `topk` of `num_experts` experts, and each expert
+ * lives on one rank. *Dispatch* sends each token once to every rank that holds one of its experts; *combine* brings the experts'
+ * outputs back and sums them for each token.
+ *
+ *     MPIX_Ep         context: sized once, collective
+ *     MPIX_Ep_handle  a routing (who needs which token), reusable: route once, dispatch and combine many times
+ *     route -> dispatch -> (the caller's experts compute) -> combine
+ *
+ * The rules of mpix_xfer.h hold. Further:
+ *
+ *  - Collective, and started in the same order on all ranks of the context: create, free, handle_create, alloc, register, route,
+ *    dispatch, combine (nonblocking forms too). dealloc, deregister and handle_free must also be made by all ranks in the same
+ *    order, but do not wait for one another.
+ *  - A rank whose arguments fail still takes part, with an empty batch marked failed: it returns its own error, the others
+ *    MPIX_ERRK_REMOTE naming it (nonblocking calls at completion), and the next call works. The outputs of a call that failed on
+ *    any rank are undefined on all. The nonblocking form returns the error at once and sets no transfer; the failed batch is
+ *    delivered by the caller's later calls on the same context (or the progress thread). With a NULL or freed object the caller
+ *    alone gets MPIX_ERRK_ARG, and its peers time out.
+ *  - One thread at a time per context. Several contexts and handles may be in flight at once.
+ *  - Every i... call has a blocking form without the last argument, and an ..._enqueue form with `void *stream` (a cudaStream_t)
+ *    instead for GPU memory.
+ *  - Configuration beats info, info beats environment, environment beats default. The info keys and environment variables are
+ *    listed by `mpix_ep_info --params`. An info key that starts with mpix_ep_ and is unknown or does not parse is MPIX_ERRK_ARG.
+ *
+ * State of this version: mode HT in host memory, among ranks of one host (or any ranks that can map each other's memory). What
+ * returns MPIX_ERRK_UNSUPPORTED: MPIX_EP_LL, MPIX_EP_SLOTS, MPIX_EP_CUDA, masking, ranks that can't map each other, dtype
+ * conversion in dispatch, a wire dtype other than x's, the ..._enqueue calls, MPIX_Ep_combine_buffer, set_mask.
+ *
+ * Sources. Dispatch with one copy of a token per rank, handles and both layouts follow what DeepEP and NCCL EP offer; the
+ * algorithms (direct placement, ready/signal words) are described in doc/architecture.md.
+ */
+#ifndef MPIX_EP_H
+#define MPIX_EP_H
+
+#include "mpix_xfer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct mpix_ep *MPIX_Ep;
+typedef struct mpix_ep_handle *MPIX_Ep_handle;
+#define MPIX_EP_NULL ((MPIX_Ep)0)
+#define MPIX_EP_HANDLE_NULL ((MPIX_Ep_handle)0)
+
+/** Mode: HT for large batches (high throughput), LL for decode-sized ones (low latency; UNSUPPORTED in this version). */
+enum { MPIX_EP_HT, MPIX_EP_LL };
+
+/**
+ * Layout of the received rows.
+ * COMPACT: one row per (token, this rank); sources ascending, tokens ascending.
+ * EXPERT:  one row per (token, local expert); experts ascending, in each sources ascending, tokens ascending; each expert's rows
+ *          begin at a multiple of expert_align rows, and the rows in between are zero.
+ * SLOTS:   fixed places, no counts needed (UNSUPPORTED in this version).
+ */
+enum { MPIX_EP_COMPACT, MPIX_EP_EXPERT, MPIX_EP_SLOTS };
+
+/** Memory kind of all row buffers, ids and outputs of a context. CUDA is UNSUPPORTED in this version. */
+enum { MPIX_EP_HOST, MPIX_EP_CUDA };
+
+/** Element types of rows. BYTES: opaque, hidden counts bytes. F8E4M3 is the "fn" variant (no infinities). */
+enum { MPIX_EP_BYTES, MPIX_EP_F64, MPIX_EP_F32, MPIX_EP_F16, MPIX_EP_BF16, MPIX_EP_F8E4M3, MPIX_EP_F8E5M2 };
+
+/** Scales of fp8 rows, one per 128 channels, ceil(hidden / 128) per row: 4-byte floats, or 1-byte powers of two (exponent + 127). */
+enum { MPIX_EP_NO_SCALES, MPIX_EP_SCALES_F32, MPIX_EP_SCALES_UE8M0 };
+
+/** What happens to rows beyond a capacity: the call fails with MPIX_ERRK_TRUNCATE, or they are dropped (and count as zero). */
+enum { MPIX_EP_OVERFLOW_ERROR, MPIX_EP_OVERFLOW_DROP };
+
+/** An array of rows in the caller's memory. */
+typedef struct {
+    void *data;             /**< first row; aligned to the element size; may be NULL if there are no rows */
+    MPI_Count stride;       /**< bytes from row to row, a multiple of the element size, >= hidden * element size; 0: dense */
+    int dtype;              /**< MPIX_EP_BYTES ...; in an output 0 means the input's */
+    int scale_kind;         /**< MPIX_EP_NO_SCALES ...; scales only with an fp8 dtype */
+    void *scales;           /**< first row's scales; NULL without scales */
+    MPI_Count scale_stride; /**< bytes from one row's scales to the next's; 0: dense */
+} MPIX_Ep_rows;
+
+/** Configuration of a context. All fields but expert_owner's address and device must be equal on all ranks. */
+typedef struct {
+    size_t struct_size;
+    int mode;         /**< MPIX_EP_HT */
+    int layout;       /**< MPIX_EP_COMPACT or MPIX_EP_EXPERT */
+    int memkind;      /**< MPIX_EP_HOST */
+    int device;       /**< CUDA device ordinal + 1; 0: the current one. Must be 0 with MPIX_EP_HOST */
+    int max_topk;     /**< most choices per token, >= 1 */
+    int expert_align; /**< EXPERT layout: rows to which each expert's block is aligned; 0: 1. Must be 0 or 1 in COMPACT */
+    int depth;        /**< batches in flight per context whose rows or row data must be staged; 0: 2; at most 64 */
+    int num_sms;      /**< GPU only; must be 0 with MPIX_EP_HOST */
+    int overflow;     /**< MPIX_EP_OVERFLOW_ERROR or MPIX_EP_OVERFLOW_DROP */
+    int masking;      /**< 1: go on without dead ranks (UNSUPPORTED in this version) */
+    int check;        /**< of ids in route: 1 yes, -1 no, 0: yes in host memory. Unchecked bad ids are undefined behaviour */
+    int pad;          /**< must be 0 */
+    MPI_Count num_experts;   /**< experts of all ranks together, >= 0, < 2^31 */
+    MPI_Count max_tokens;    /**< most tokens a rank sends in a batch, >= 0, < 2^31 */
+    MPI_Count max_recv_rows; /**< most rows a rank receives in a batch, padding included; 0: worst case */
+    MPI_Count max_row_bytes; /**< most bytes of a row: hidden * element size + its scales, >= 1 */
+    const int *expert_owner; /**< [num_experts] rank that holds each expert; a rank's experts are numbered ascending. NULL:
+                                  contiguous blocks, the first num_experts % ranks ranks holding one more. Copied. */
+    double timeout_s; /**< longest wait for a peer in seconds; 0: the parameter's default, 300; negative: no limit */
+} MPIX_Ep_config;
+
+/** The choices of this rank's tokens. Read until route completes. */
+typedef struct {
+    size_t struct_size;
+    MPI_Count num_tokens; /**< 0 .. max_tokens */
+    int topk;             /**< choices per token, 0 .. min(max_topk, num_experts); may differ between ranks only if num_tokens is 0 */
+    int idx_bits;         /**< 32 or 64; 0: 32 */
+    const void *ids;      /**< [num_tokens][topk] int32_t or int64_t: expert in [0, num_experts) or -1 (no choice); no expert twice
+                               in a token; NULL if there are none */
+    MPI_Count ids_stride; /**< bytes from token to token, a multiple of the id's size; 0: dense */
+} MPIX_Ep_routing;
+
+/** Outputs of route, filled at completion; NULL where not wanted. Rows count as the layout counts them. */
+typedef struct {
+    size_t struct_size;
+    MPI_Count *recv_total;      /**< rows that dispatch will give this rank, padding included: the capacity needed */
+    MPI_Count *recv_per_rank;   /**< [ranks] rows from each rank, padding not included */
+    MPI_Count *recv_per_expert; /**< [local experts] (token, choice) pairs for each local expert, padding not included */
+    MPI_Count *expert_offset;   /**< [local experts + 1] EXPERT: first row of each expert, then recv_total. COMPACT: MPIX_ERRK_ARG */
+    MPI_Count *send_per_rank;   /**< [ranks] distinct tokens sent to each rank */
+    MPI_Count *send_per_host;   /**< [hosts] distinct tokens needed on each host; hosts numbered by their lowest rank */
+    MPI_Count *send_per_expert; /**< [num_experts] this rank's choices of each expert */
+    unsigned char *token_in_rank; /**< [num_tokens][ranks] 1 if the token goes to the rank, else 0 */
+} MPIX_Ep_counts;
+
+/** Input of dispatch. Read until completion. */
+typedef struct {
+    size_t struct_size;
+    MPI_Count hidden;          /**< elements per row, >= 1, equal on all ranks */
+    MPIX_Ep_rows x;            /**< [num_tokens of the routing] rows; dtype and scale_kind equal on all ranks */
+    const float *topk_weights; /**< [num_tokens][topk] dense, travel along; NULL: none. If one rank's output asks for weights,
+                                    every rank must give them */
+} MPIX_Ep_dispatch_in;
+
+/** Output of dispatch. Written until completion. Rows beyond recv_total are not touched. */
+typedef struct {
+    size_t struct_size;
+    MPI_Count capacity_rows; /**< rows that every array below has room for */
+    MPIX_Ep_rows x;          /**< received rows; dtype 0 or the input's */
+    int *local_ids;          /**< COMPACT: [rows][topk] local expert of each choice or -1 (another rank's, or no choice); EXPERT: must
+                                  be NULL (the row's place says it); NULL: not wanted */
+    int *src_rank;           /**< [rows] rank that sent the row, -1 for padding; NULL: not wanted */
+    MPI_Count *src_token;    /**< [rows] the token's index there, -1 for padding; NULL: not wanted */
+    float *topk_weights;     /**< COMPACT: [rows][topk]; EXPERT: [rows] the weight of that choice, 0 for padding; NULL: not wanted */
+    int64_t *cumulative;     /**< [local experts] recv_per_expert is added to it; NULL: not wanted */
+    int64_t *wait_ns;        /**< [ranks] nanoseconds this call waited for each rank's rows, added; NULL: not wanted */
+} MPIX_Ep_dispatch_out;
+
+/**
+ * Input of combine. Read until completion. For token t of rank s, with the rows of a token's choices k:
+ *
+ *   y[t] = sum over ranks r ascending of ( sum over t's rows on r, choices ascending, of  w * x[row] )  + bias[0][t] + bias[1][t]
+ *
+ * where w is row_weights[row] if given, times nothing otherwise, and topk_weights[t][k] likewise. Sums and products are in
+ * float (double for F64), products rounded before they are added. Dropped rows are left out. A token without rows gives zero.
+ * The result is bitwise repeatable for equal routing and shape.
+ */
+typedef struct {
+    size_t struct_size;
+    MPI_Count hidden;          /**< elements per row, >= 1, equal on all ranks */
+    MPIX_Ep_rows x;            /**< rows in the layout that dispatch produced; any dtype but BYTES, equal on all ranks */
+    const float *row_weights;  /**< [rows] applied by the experts' rank; NULL: none */
+    const float *topk_weights; /**< [num_tokens][topk] applied by the token's owner; EXPERT layout only (COMPACT rows are sums already:
+                                    MPIX_ERRK_ARG); NULL: none */
+    const float *slot_values;  /**< COMPACT [rows][topk], EXPERT [rows]: brought back to each token's choice (the router's gradient);
+                                    NULL: none. On all ranks or none */
+    int num_bias;              /**< 0 .. 2 */
+    MPIX_Ep_rows bias[2];      /**< [num_tokens] rows each, dtype as y's, added last */
+    int wire;                  /**< dtype on the wire; 0 or x's dtype */
+} MPIX_Ep_combine_in;
+
+/** Output of combine. Written until completion. */
+typedef struct {
+    size_t struct_size;
+    MPIX_Ep_rows y;     /**< [num_tokens] rows; dtype 0: x's (not for fp8); F64, F32, F16 or BF16; no scales */
+    float *slot_values; /**< [num_tokens][topk], 0 where there is no choice or the row was dropped; NULL: not wanted. Needs in.slot_values
+                             on every rank */
+    int64_t *wait_ns;   /**< [ranks] nanoseconds this call waited for each rank, added; NULL: not wanted */
+} MPIX_Ep_combine_out;
+
+/* ---- context ------------------------------------------------------------------------------------------------------------ */
+
+/**
+ * Bytes of window memory that a rank of such a context reserves at most, beyond what the caller allocates or registers. Local, no
+ * communication, works before MPI_Init. Reserved memory is committed when first needed. With R ranks, E experts, M = max_recv_rows
+ * (worst case: COMPACT R * max_tokens; EXPERT additionally every choice a row and padding), align 64:
+ *     depth * (M * max_row_bytes + M * (8 + 8 * max_topk))  +  control words of R * (E + R) * 8 + O(R) bytes per handle.
+ *
+ * @param[in]  config          as for MPIX_Ep_create
+ * @param[in]  ranks           size of the communicator, >= 1
+ * @param[in]  ranks_per_host  ranks per host, 1 .. ranks; used by modes with two hops
+ * @param[out] bytes           the bound
+ * @return MPI_SUCCESS, ARG, UNSUPPORTED.
+ */
+int MPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_host, MPI_Count *bytes);
+
+/**
+ * Creates a context. Collective over comm, blocking. Ends in agreement: either all ranks succeed or all return an error.
+ *
+ * @param[in]  comm    intracommunicator; duplicated, its error handler is inherited
+ * @param[in]  config  equal on all ranks (a difference is MPIX_ERRK_ARG on the ranks that differ from rank 0, naming the field)
+ * @param[in]  info    keys mpix_ep_*, or MPI_INFO_NULL
+ * @param[out] ep      the context; untouched on error
+ * @return MPI_SUCCESS, ARG, UNSUPPORTED, NO_MEM, REMOTE, TRANSPORT, INTERNAL.
+ */
+int MPIX_Ep_create(MPI_Comm comm, const MPIX_Ep_config *config, MPI_Info info, MPIX_Ep *ep);
+
+/**
+ * Frees a context, its handles and the memory that MPIX_Ep_alloc gave. Collective; returns even if a peer died or stopped.
+ * Transfers still in flight: MPIX_ERRK_ARG and nothing is freed, unless the context has failed; then they end.
+ * A context that is never freed is taken down, locally, in MPI_Finalize.
+ * @param[in,out] ep  MPIX_EP_NULL on return
+ */
+int MPIX_Ep_free(MPIX_Ep *ep);
+
+/** The configuration in force, defaults filled in. Local. @param[out] config  struct_size set; expert_owner points into the context. */
+int MPIX_Ep_get_config(MPIX_Ep ep, MPIX_Ep_config *config);
+
+/** Sets the error handler (a communicator error handler). Local. The handler is called with the context's own communicator. */
+int MPIX_Ep_set_errhandler(MPIX_Ep ep, MPI_Errhandler errhandler);
+
+/** The error that made the context fail, kind = 0 if it has not. Local, never blocks, not raised. @param[out] error struct_size set. */
+int MPIX_Ep_get_async_error(MPIX_Ep ep, MPIX_Error *error);
+
+/* ---- memory ------------------------------------------------------------------------------------------------------------- */
+
+/**
+ * Allocates memory that peers reach directly: rows in it are written and read in place, anything else is copied once more.
+ * Collective, blocking, ends in agreement. Page aligned, zeroed.
+ * @param[in]  bytes    >= 0; may differ between ranks
+ * @param[in]  info     MPI_INFO_NULL; reserved
+ * @param[out] baseptr  address of a pointer; NULL if bytes is 0
+ * @return MPI_SUCCESS, ARG, NO_MEM, REMOTE.
+ */
+int MPIX_Ep_alloc(MPIX_Ep ep, MPI_Count bytes, MPI_Info info, void *baseptr);
+
+/**
+ * Frees memory from MPIX_Ep_alloc. By all ranks in the same order (a rank with base NULL calls too); waits for nobody: a peer's
+ * mapping keeps the memory until the peer frees it. Transfers in flight: MPIX_ERRK_ARG.
+ * @param[in] base  what MPIX_Ep_alloc gave, NULL included
+ */
+int MPIX_Ep_dealloc(MPIX_Ep ep, void *base);
+
+/**
+ * Registers the caller's memory. Collective, blocking. Inside memory from MPIX_Ep_alloc *direct is 1. Other host memory can't be
+ * mapped by peers: *direct is 0, and its rows are copied once more, as they are without registration.
+ * @param[in]  base    start; NULL only with bytes = 0
+ * @param[in]  bytes   >= 0; may differ between ranks
+ * @param[out] direct  1: peers reach it directly, 0: they can't
+ */
+int MPIX_Ep_register(MPIX_Ep ep, void *base, MPI_Count bytes, int *direct);
+
+/** Undoes MPIX_Ep_register. By all ranks in the same order; waits for nobody. @param[in] base  as registered */
+int MPIX_Ep_deregister(MPIX_Ep ep, void *base);
+
+/** Which ranks are taken part of. Local. @param[out] alive [ranks] 1 or 0; all 1 without masking. */
+int MPIX_Ep_get_mask(MPIX_Ep ep, int alive[]);
+
+/** Masks or unmasks a rank. UNSUPPORTED in this version. */
+int MPIX_Ep_set_mask(MPIX_Ep ep, int rank, int alive);
+
+/* ---- handles and calls -------------------------------------------------------------------------------------------------- */
+
+/**
+ * Creates a handle: the place of one routing. Collective, blocking, ends in agreement.
+ * @param[out] handle  belongs to the context; freed by MPIX_Ep_handle_free or with the context
+ * @return MPI_SUCCESS, ARG, NO_MEM (more than the parameter max_handles), REMOTE.
+ */
+int MPIX_Ep_handle_create(MPIX_Ep ep, MPIX_Ep_handle *handle);
+
+/** Frees a handle. By all ranks in the same order; waits for nobody. Transfers in flight on it: MPIX_ERRK_ARG, unless the context has failed. */
+int MPIX_Ep_handle_free(MPIX_Ep_handle *handle);
+
+/**
+ * Sets the handle's routing: exchanges the counts and computes where each row goes. Collective. Waits for earlier calls of the
+ * handle. Afterwards the handle serves any number of dispatches and combines; a new route replaces the routing.
+ *
+ * @param[in]  routing  this rank's choices
+ * @param[out] counts   outputs, or NULL
+ * @param[out] xfer     the transfer
+ * @return MPI_SUCCESS; ARG; TRUNCATE (recv_total exceeds max_recv_rows and overflow is an error), on others REMOTE. After an error
+ *         the handle has no routing.
+ */
+int MPIX_Ep_iroute(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts, MPIX_Xfer *xfer);
+int MPIX_Ep_route(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts);
+
+/**
+ * Sends each token's row to the ranks that hold its experts. Collective. With cached routing any number of times per route; may be
+ * started before an earlier route of the same handle has completed.
+ *
+ * @param[in]  in    rows of this rank's tokens
+ * @param[out] out   rows received, in the context's layout
+ * @param[out] xfer  the transfer
+ * @return MPI_SUCCESS; ARG (no routing, bad buffers, hidden or dtype that differ between ranks); TRUNCATE (recv_total exceeds
+ *         capacity_rows and overflow is an error); REMOTE.
+ */
+int MPIX_Ep_idispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, MPIX_Xfer *xfer);
+int MPIX_Ep_dispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out);
+
+/**
+ * Brings the rows of the experts' ranks back and sums them for each token (formula at MPIX_Ep_combine_in). Collective.
+ * @param[in]  in    rows of the experts' outputs, as many as dispatch gave
+ * @param[out] out   rows of this rank's tokens
+ * @param[out] xfer  the transfer; when it completes, peers have finished reading in.x
+ */
+int MPIX_Ep_icombine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, MPIX_Xfer *xfer);
+int MPIX_Ep_combine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out);
+
+/** Stream-ordered forms for GPU memory: stream is a cudaStream_t. UNSUPPORTED in this version. */
+int MPIX_Ep_route_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts, void *stream);
+int MPIX_Ep_dispatch_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, void *stream);
+int MPIX_Ep_combine_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, void *stream);
+
+/** Both halves of a call apart; between them no SM is held. UNSUPPORTED in this version. */
+int MPIX_Ep_dispatch_begin_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, void *stream);
+int MPIX_Ep_dispatch_end_enqueue(MPIX_Ep_handle handle, void *stream);
+int MPIX_Ep_combine_begin_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, void *stream);
+int MPIX_Ep_combine_end_enqueue(MPIX_Ep_handle handle, void *stream);
+
+/** Rows into which experts may write their output so that combine copies nothing. UNSUPPORTED in this version: use memory from
+ *  MPIX_Ep_alloc, which combine reads in place. */
+int MPIX_Ep_combine_buffer(MPIX_Ep_handle handle, MPIX_Ep_rows *rows);
+
+/* ---- the same calls for tools that interpose ------------------------------------------------------------------------------ */
+int PMPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_host, MPI_Count *bytes);
+int PMPIX_Ep_create(MPI_Comm comm, const MPIX_Ep_config *config, MPI_Info info, MPIX_Ep *ep);
+int PMPIX_Ep_free(MPIX_Ep *ep);
+int PMPIX_Ep_get_config(MPIX_Ep ep, MPIX_Ep_config *config);
+int PMPIX_Ep_set_errhandler(MPIX_Ep ep, MPI_Errhandler errhandler);
+int PMPIX_Ep_get_async_error(MPIX_Ep ep, MPIX_Error *error);
+int PMPIX_Ep_alloc(MPIX_Ep ep, MPI_Count bytes, MPI_Info info, void *baseptr);
+int PMPIX_Ep_dealloc(MPIX_Ep ep, void *base);
+int PMPIX_Ep_register(MPIX_Ep ep, void *base, MPI_Count bytes, int *direct);
+int PMPIX_Ep_deregister(MPIX_Ep ep, void *base);
+int PMPIX_Ep_get_mask(MPIX_Ep ep, int alive[]);
+int PMPIX_Ep_set_mask(MPIX_Ep ep, int rank, int alive);
+int PMPIX_Ep_handle_create(MPIX_Ep ep, MPIX_Ep_handle *handle);
+int PMPIX_Ep_handle_free(MPIX_Ep_handle *handle);
+int PMPIX_Ep_iroute(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts, MPIX_Xfer *xfer);
+int PMPIX_Ep_route(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts);
+int PMPIX_Ep_idispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, MPIX_Xfer *xfer);
+int PMPIX_Ep_dispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out);
+int PMPIX_Ep_icombine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, MPIX_Xfer *xfer);
+int PMPIX_Ep_combine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out);
+int PMPIX_Ep_route_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts, void *stream);
+int PMPIX_Ep_dispatch_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, void *stream);
+int PMPIX_Ep_combine_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, void *stream);
+int PMPIX_Ep_dispatch_begin_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, void *stream);
+int PMPIX_Ep_dispatch_end_enqueue(MPIX_Ep_handle handle, void *stream);
+int PMPIX_Ep_combine_begin_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, void *stream);
+int PMPIX_Ep_combine_end_enqueue(MPIX_Ep_handle handle, void *stream);
+int PMPIX_Ep_combine_buffer(MPIX_Ep_handle handle, MPIX_Ep_rows *rows);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* MPIX_EP_H */

@@ -1,0 +1,130 @@
+/*
+ * mpix_p2p.h - nonblocking one-sided put/get on registered memory, notifications, send/recv, vectors and atomic add, between the
+ * ranks of an MPI communicator, without the target's part in a transfer.
+ *
+ * The rules of mpix_xfer.h hold. Collective are create, free, alloc and exchange; everything else is local to the caller or
+ * addresses one peer. A completed transfer means: origin buffers reusable, output buffers filled. That a put is visible at the
+ * target is told by MPIX_P2p_flush or a notification. Transfers to one peer are not ordered among each other.
+ *
+ * State of this version: declared and exported; every call returns MPIX_ERRK_UNSUPPORTED.
+ */
+#ifndef MPIX_P2P_H
+#define MPIX_P2P_H
+
+#include "mpix_xfer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct mpix_p2p *MPIX_P2p;     /**< an object on which transfers are made */
+typedef struct mpix_mem *MPIX_P2p_mem;   /**< local registered memory */
+typedef struct mpix_rmem *MPIX_P2p_rmem; /**< a peer's registered memory */
+#define MPIX_P2P_NULL ((MPIX_P2p)0)
+#define MPIX_ALL_PEERS (-1) /**< for MPIX_P2p_flush */
+
+/** One piece of a transfer: len bytes at offset off of mem, and at offset roff of rmem. For send, recv and advertise rmem is not used. */
+typedef struct {
+    MPIX_P2p_mem mem;
+    MPI_Count off;
+    MPIX_P2p_rmem rmem;
+    MPI_Count roff, len;
+} MPIX_P2p_iov;
+
+/** Creates an object. Collective over comm, blocking, ends in agreement. @param[in] info keys mpix_ep_*, or MPI_INFO_NULL */
+int MPIX_P2p_create(MPI_Comm comm, MPI_Info info, MPIX_P2p *p2p);
+/** Frees it. Collective; returns even if a peer died. @param[in,out] p2p MPIX_P2P_NULL on return */
+int MPIX_P2p_free(MPIX_P2p *p2p);
+/** Sets the error handler. Local. */
+int MPIX_P2p_set_errhandler(MPIX_P2p p2p, MPI_Errhandler errhandler);
+/** The error that made the object fail, kind = 0 if none. Local, not raised. */
+int MPIX_P2p_get_async_error(MPIX_P2p p2p, MPIX_Error *error);
+
+/** Allocates memory that peers reach directly. Collective, blocking. @param[out] baseptr address of a pointer @param[out] mem its registration */
+int MPIX_P2p_alloc(MPIX_P2p p2p, MPI_Count bytes, MPI_Info info, void *baseptr, MPIX_P2p_mem *mem);
+/** Registers the caller's memory [base, base + bytes). Local. The caller keeps it until MPIX_P2p_dereg. */
+int MPIX_P2p_reg(MPIX_P2p p2p, void *base, MPI_Count bytes, MPI_Info info, MPIX_P2p_mem *mem);
+/** Ends a registration (frees the memory of MPIX_P2p_alloc). Local. @param[in,out] mem NULL on return. Transfers in flight on it: ARG */
+int MPIX_P2p_dereg(MPIX_P2p_mem *mem);
+/** Writes a handle of [off, off + len) of mem as bytes. Local. @param[in,out] buflen room in buf, then bytes used; buf NULL asks for the size */
+int MPIX_P2p_export(MPIX_P2p_mem mem, MPI_Count off, MPI_Count len, void *buf, MPI_Count *buflen);
+/** Makes a peer's exported memory usable. Local. @param[in] peer the rank that exported it */
+int MPIX_P2p_import(MPIX_P2p p2p, int peer, const void *buf, MPI_Count buflen, MPIX_P2p_rmem *rmem);
+/** Local. @param[in,out] rmem NULL on return */
+int MPIX_P2p_rmem_free(MPIX_P2p_rmem *rmem);
+/** Every rank gives one registration and gets everybody's. Collective, blocking. @param[out] rmems [ranks] */
+int MPIX_P2p_exchange(MPIX_P2p_mem mem, MPIX_P2p_rmem rmems[]);
+/** Tells one peer about n pieces of local memory, over the data path. Local, blocking. @param[in] tag >= 0 */
+int MPIX_P2p_advertise(const MPIX_P2p_iov iov[], int n, int peer, int tag);
+/** Takes what peer advertised with tag, blocking. @param[in] max room in rmems @param[out] n pieces taken */
+int MPIX_P2p_get_advert(MPIX_P2p p2p, int peer, int tag, int max, MPIX_P2p_rmem rmems[], int *n);
+
+/** Writes n pieces to one peer's memory. Local. @param[in] iov [n] copied; all rmem of one peer @param[out] xfer done: the origin is reusable */
+int MPIX_P2p_iput(const MPIX_P2p_iov iov[], int n, MPIX_Xfer *xfer);
+int MPIX_P2p_put(const MPIX_P2p_iov iov[], int n);
+/** Reads n pieces of one peer's memory. @param[out] xfer done: the data are here */
+int MPIX_P2p_iget(const MPIX_P2p_iov iov[], int n, MPIX_Xfer *xfer);
+int MPIX_P2p_get(const MPIX_P2p_iov iov[], int n);
+/** As iput; when the pieces are visible at the target, add is added to its notification counter (this rank, slot). */
+int MPIX_P2p_iput_notify(const MPIX_P2p_iov iov[], int n, int slot, uint64_t add, MPIX_Xfer *xfer);
+int MPIX_P2p_put_notify(const MPIX_P2p_iov iov[], int n, int slot, uint64_t add);
+/** Whether the counter (peer, slot) has reached at_least. Local. @param[out] now its value, or NULL @param[out] flag 1: reached */
+int MPIX_P2p_notify_test(MPIX_P2p p2p, int peer, int slot, uint64_t at_least, uint64_t *now, int *flag);
+/** Blocks until it has. */
+int MPIX_P2p_notify_wait(MPIX_P2p p2p, int peer, int slot, uint64_t at_least, uint64_t *now);
+/** Atomically adds to the 8-byte aligned int64_t at roff of rmem. @param[out] old its value before; belongs to the library until done */
+int MPIX_P2p_ifetch_add(MPIX_P2p_rmem rmem, MPI_Count roff, int64_t add, int64_t *old, MPIX_Xfer *xfer);
+int MPIX_P2p_fetch_add(MPIX_P2p_rmem rmem, MPI_Count roff, int64_t add, int64_t *old);
+/** Two-sided: sends the pieces as one message; messages of a pair match in order. */
+int MPIX_P2p_isend(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPIX_Xfer *xfer);
+int MPIX_P2p_send(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n);
+/** Receives one message into the pieces. @param[out] received bytes; set at completion. A longer message: MPIX_ERRK_TRUNCATE */
+int MPIX_P2p_irecv(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPI_Count *received, MPIX_Xfer *xfer);
+int MPIX_P2p_recv(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPI_Count *received);
+/** Blocks until all completed and pending puts to peer (or MPIX_ALL_PEERS) are visible there. Local. */
+int MPIX_P2p_flush(MPIX_P2p p2p, int peer);
+/** Stream-ordered forms for GPU memory: stream is a cudaStream_t. */
+int MPIX_P2p_put_enqueue(const MPIX_P2p_iov iov[], int n, void *stream);
+int MPIX_P2p_get_enqueue(const MPIX_P2p_iov iov[], int n, void *stream);
+int MPIX_P2p_put_notify_enqueue(const MPIX_P2p_iov iov[], int n, int slot, uint64_t add, void *stream);
+/** Handle for mpix_device.cuh. */
+int MPIX_P2p_get_device(MPIX_P2p p2p, void *device_handle);
+
+/* ---- the same calls for tools that interpose ------------------------------------------------------------------------------ */
+int PMPIX_P2p_create(MPI_Comm comm, MPI_Info info, MPIX_P2p *p2p);
+int PMPIX_P2p_free(MPIX_P2p *p2p);
+int PMPIX_P2p_set_errhandler(MPIX_P2p p2p, MPI_Errhandler errhandler);
+int PMPIX_P2p_get_async_error(MPIX_P2p p2p, MPIX_Error *error);
+int PMPIX_P2p_alloc(MPIX_P2p p2p, MPI_Count bytes, MPI_Info info, void *baseptr, MPIX_P2p_mem *mem);
+int PMPIX_P2p_reg(MPIX_P2p p2p, void *base, MPI_Count bytes, MPI_Info info, MPIX_P2p_mem *mem);
+int PMPIX_P2p_dereg(MPIX_P2p_mem *mem);
+int PMPIX_P2p_export(MPIX_P2p_mem mem, MPI_Count off, MPI_Count len, void *buf, MPI_Count *buflen);
+int PMPIX_P2p_import(MPIX_P2p p2p, int peer, const void *buf, MPI_Count buflen, MPIX_P2p_rmem *rmem);
+int PMPIX_P2p_rmem_free(MPIX_P2p_rmem *rmem);
+int PMPIX_P2p_exchange(MPIX_P2p_mem mem, MPIX_P2p_rmem rmems[]);
+int PMPIX_P2p_advertise(const MPIX_P2p_iov iov[], int n, int peer, int tag);
+int PMPIX_P2p_get_advert(MPIX_P2p p2p, int peer, int tag, int max, MPIX_P2p_rmem rmems[], int *n);
+int PMPIX_P2p_iput(const MPIX_P2p_iov iov[], int n, MPIX_Xfer *xfer);
+int PMPIX_P2p_put(const MPIX_P2p_iov iov[], int n);
+int PMPIX_P2p_iget(const MPIX_P2p_iov iov[], int n, MPIX_Xfer *xfer);
+int PMPIX_P2p_get(const MPIX_P2p_iov iov[], int n);
+int PMPIX_P2p_iput_notify(const MPIX_P2p_iov iov[], int n, int slot, uint64_t add, MPIX_Xfer *xfer);
+int PMPIX_P2p_put_notify(const MPIX_P2p_iov iov[], int n, int slot, uint64_t add);
+int PMPIX_P2p_notify_test(MPIX_P2p p2p, int peer, int slot, uint64_t at_least, uint64_t *now, int *flag);
+int PMPIX_P2p_notify_wait(MPIX_P2p p2p, int peer, int slot, uint64_t at_least, uint64_t *now);
+int PMPIX_P2p_ifetch_add(MPIX_P2p_rmem rmem, MPI_Count roff, int64_t add, int64_t *old, MPIX_Xfer *xfer);
+int PMPIX_P2p_fetch_add(MPIX_P2p_rmem rmem, MPI_Count roff, int64_t add, int64_t *old);
+int PMPIX_P2p_isend(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPIX_Xfer *xfer);
+int PMPIX_P2p_send(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n);
+int PMPIX_P2p_irecv(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPI_Count *received, MPIX_Xfer *xfer);
+int PMPIX_P2p_recv(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPI_Count *received);
+int PMPIX_P2p_flush(MPIX_P2p p2p, int peer);
+int PMPIX_P2p_put_enqueue(const MPIX_P2p_iov iov[], int n, void *stream);
+int PMPIX_P2p_get_enqueue(const MPIX_P2p_iov iov[], int n, void *stream);
+int PMPIX_P2p_put_notify_enqueue(const MPIX_P2p_iov iov[], int n, int slot, uint64_t add, void *stream);
+int PMPIX_P2p_get_device(MPIX_P2p p2p, void *device_handle);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* MPIX_P2P_H */

@@ -1,0 +1,48 @@
+/*
+ * param.h - the table of parameters: the only source of info keys mpix_ep_<name>, environment variables MPIX_EP_<NAME>,
+ * `mpix_ep_info --params` and the manual. Nothing else calls getenv.
+ */
+#ifndef MPIX_BASE_PARAM_H
+#define MPIX_BASE_PARAM_H
+#include <stddef.h>
+
+enum { MPIX_PROGRESS_CALLER, MPIX_PROGRESS_THREAD };
+enum { MPIX_STORES_AUTO, MPIX_STORES_ORDINARY, MPIX_STORES_STREAMING };
+enum { MPIX_ISA_AUTO, MPIX_ISA_PORTABLE, MPIX_ISA_AVX2, MPIX_ISA_AVX512 };
+enum { MPIX_FD_AUTO, MPIX_FD_PROC, MPIX_FD_SOCKET };
+enum { MPIX_HUGE_NO, MPIX_HUGE_TRY };
+
+/* One field per parameter, in the order of the table. */
+typedef struct mpix_params {
+    int log_level;        /* none error warn info debug trace; default warn */
+    char log_file[256];   /* default "" */
+    double timeout;       /* seconds, default 300; > 0 */
+    int progress;         /* caller | thread: who works on nonblocking calls between the caller's calls; default caller */
+    int stores;           /* auto | ordinary | streaming: for rows; default auto */
+    size_t stream_bytes;  /* auto stores: stream when a call writes more than this; 0: from the size of the cache; units k m g */
+    int isa;              /* auto | portable | avx2 | avx512 */
+    int huge_pages;       /* no | try: explicit huge pages for windows; default try */
+    int fd_passing;       /* auto | proc | socket: how ranks of a host map each other's windows */
+    int max_handles;      /* handles alive at once per context, default 64, 1..4096 */
+    int spin_us;          /* how long a wait spins before it yields, microseconds; -1: by the load of the cores */
+    int prefault;         /* no | yes: touch window memory when it is committed; default yes */
+} mpix_params;
+
+typedef struct mpix_param_desc {
+    const char *name;    /* "log_level" */
+    const char *type;    /* "enum", "int", "seconds", "bytes", "string" */
+    const char *values;  /* "none|error|warn|..." for an enum, "" otherwise, or a range as text */
+    const char *dflt;    /* as text, parsed like a user's value */
+    const char *help;    /* one sentence */
+    size_t offset;       /* into mpix_params */
+} mpix_param_desc;
+
+const mpix_param_desc *mpix_param_table(int *n);
+/* Defaults, then environment. An environment value that does not parse is an error (ARG, names the variable and what it takes);
+ * an unknown MPIX_EP_* variable is warned about, once per process. Also configures the log. */
+int mpix_params_read(mpix_params *params);
+/* Sets one parameter by its name without prefix. ARG for an unknown name or a value that does not parse, naming key, value, limits. */
+int mpix_params_set(mpix_params *params, const char *name, const char *value);
+/* The value of a parameter as text, for printing. */
+void mpix_params_print(const mpix_params *params, const mpix_param_desc *desc, char *buf, size_t len);
+#endif

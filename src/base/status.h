@@ -1,0 +1,31 @@
+/*
+ * status.h - how a function of the library fails, and the visibility of public symbols.
+ *
+ * Functions inside return 0 or an error kind (MPIX_ERRK_*). The function that decides on an error calls one of the mpix_fail
+ * functions, which fill the calling thread's MPIX_Error, write one log line and return the kind; everybody else passes the kind
+ * on. The public call turns the kind into an MPI code with mpix_boot_raise.
+ */
+#ifndef MPIX_BASE_STATUS_H
+#define MPIX_BASE_STATUS_H
+
+#include "mpix_xfer.h"
+
+/* Strong PMPIX_name (exported), weak alias MPIX_name. Put after the definition of PMPIX_name. */
+#define MPIX_EXPORT __attribute__((visibility("default")))
+#define MPIX_WEAK_ALIAS(name) extern __typeof__(PMPIX_##name) MPIX_##name __attribute__((weak, alias("PMPIX_" #name), visibility("default")))
+
+#define MPIX_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+
+/* All return kind. rank and host of the error: -1 and "". arg: the public name of the argument, NULL: none. */
+int mpix_fail(int kind, const char *arg, const char *fmt, ...) MPIX_PRINTF(3, 4);
+/* The same with a peer to blame; host may be NULL. */
+int mpix_fail_peer(int kind, int rank, const char *host, const char *fmt, ...) MPIX_PRINTF(4, 5);
+/* The same with the errno of a system call; its text is appended. */
+int mpix_fail_sys(int kind, int sys_errno, const char *fmt, ...) MPIX_PRINTF(3, 4);
+
+/* The calling thread's last error: to save it (a latched error of a transfer) and to restore it. Never NULL. */
+MPIX_Error *mpix_error_tls(void);
+
+const char *mpix_kind_name(int kind); /* "ARG", ... */
+
+#endif
