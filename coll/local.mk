@@ -1,0 +1,1 @@
+# coll/ - MPIX_Ep_*.

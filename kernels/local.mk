@@ -1,0 +1,2 @@
+# kernels/ - the work on rows.
+noinst_HEADERS += kernels/host/rows.h

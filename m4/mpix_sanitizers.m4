@@ -1,0 +1,19 @@
+# mpix_sanitizers.m4 - --enable-asan and --enable-ubsan; the first finding ends the program.
+AC_DEFUN([MPIX_SANITIZERS], [
+AC_ARG_ENABLE([asan], [AS_HELP_STRING([--enable-asan], [build with the address sanitizer])], [], [enable_asan=no])
+AC_ARG_ENABLE([ubsan], [AS_HELP_STRING([--enable-ubsan], [build with the undefined behaviour sanitizer])], [], [enable_ubsan=no])
+MPIX_SANITIZE=
+AS_IF([test "x$enable_asan" = xyes], [MPIX_SANITIZE="$MPIX_SANITIZE -fsanitize=address"])
+AS_IF([test "x$enable_ubsan" = xyes], [MPIX_SANITIZE="$MPIX_SANITIZE -fsanitize=undefined -fno-sanitize-recover=undefined"])
+AS_IF([test -n "$MPIX_SANITIZE"],
+  [MPIX_SANITIZE="$MPIX_SANITIZE -fno-omit-frame-pointer"
+   AC_MSG_CHECKING([whether programs link with$MPIX_SANITIZE])
+   mpix_save="$CFLAGS"
+   CFLAGS="$CFLAGS $MPIX_SANITIZE"
+   AC_LINK_IFELSE([AC_LANG_PROGRAM([[]], [[]])], [AC_MSG_RESULT([yes])],
+     [AC_MSG_RESULT([no])
+      AC_MSG_ERROR([a sanitizer was asked for, but the compiler can't link with$MPIX_SANITIZE])])
+   CFLAGS="$mpix_save"])
+AC_SUBST([MPIX_SANITIZE])
+AM_CONDITIONAL([SANITIZED], [test -n "$MPIX_SANITIZE"])
+])

@@ -1,0 +1,53 @@
+# tests/ - `make check`: unit tests with Check, then MPI tests through tests/mpirun.sh.
+#
+# A unit test is a program in check_PROGRAMS and TESTS, under `if HAVE_CHECK`, linked with $(UNIT_LIBS) and compiled with
+# $(UNIT_CFLAGS); it sees the library's hidden symbols. An MPI test in TESTS is a script that calls
+# `$MPIX_MPIRUN NP PROGRAM ARGS...`; the environment has
+#   MPIX_MPIRUN    the script tests/mpirun.sh
+#   MPIX_SRCDIR    the source tree         MPIX_BUILDDIR  the build tree         MPIX_SANITIZED  1 in a sanitizer build, else 0
+UNIT_CFLAGS = $(AM_CFLAGS) $(CHECK_CFLAGS)
+UNIT_LIBS = libmpixep_core.la $(CHECK_LIBS)
+
+AM_TESTS_ENVIRONMENT = \
+	MPIX_MPIRUN='$(abs_top_srcdir)/tests/mpirun.sh'; export MPIX_MPIRUN; \
+	MPIX_SRCDIR='$(abs_top_srcdir)'; export MPIX_SRCDIR; \
+	MPIX_BUILDDIR='$(abs_top_builddir)'; export MPIX_BUILDDIR; \
+	MPIX_SANITIZED=$(MPIX_SANITIZED); export MPIX_SANITIZED; \
+	LSAN_OPTIONS="suppressions=$(abs_top_srcdir)/tests/lsan.supp:print_suppressions=0:$$LSAN_OPTIONS"; export LSAN_OPTIONS; \
+	UBSAN_OPTIONS="print_stacktrace=1:$$UBSAN_OPTIONS"; export UBSAN_OPTIONS;
+if SANITIZED
+MPIX_SANITIZED = 1
+else
+MPIX_SANITIZED = 0
+endif
+
+EXTRA_DIST += tests/mpirun.sh tests/lsan.supp
+
+# Run by tests/mpirun.sh itself.
+check_PROGRAMS += tests/probe_size
+tests_probe_size_SOURCES = tests/probe_size.c
+tests_probe_size_LDADD = $(MPI_LIBS)
+
+UNIT_TESTS =
+include tests/unit/base.mk
+include tests/unit/rows.mk
+include tests/unit/coll.mk
+include tests/mpi/local.mk
+
+if !HAVE_CHECK
+check-local:
+	@echo "note: Check was not found, so the unit tests were left out"
+endif
+CLEANFILES += tests/mpirun.probe
+
+# Everything that `make check` builds, without running it.
+check-programs: $(check_PROGRAMS)
+
+# The unit tests under valgrind. They fork, and Check's children are followed; leaks are the address sanitizer's business.
+check-valgrind: $(check_PROGRAMS)
+	@for t in $(UNIT_TESTS); do \
+	    echo "valgrind $$t"; \
+	    $(AM_TESTS_ENVIRONMENT) CK_DEFAULT_TIMEOUT=300 CK_TIMEOUT_MULTIPLIER=20 \
+	        $(LIBTOOL) --mode=execute valgrind -q --error-exitcode=9 --trace-children=yes --leak-check=no ./$$t || exit 1; \
+	done
+.PHONY: check-programs check-valgrind

@@ -1,0 +1,1 @@
+# Tests under the launcher.
