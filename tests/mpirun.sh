@@ -47,6 +47,7 @@ start() { # LIMIT NP PROGRAM [ARG ...]
 probe=$build/tests/probe_size
 if [ -x "$probe" ]; then
     passed=$build/tests/mpirun.probe
+    # shellcheck disable=SC3013 # -nt is in every shell that is /bin/sh on Linux
     if [ "$(cat "$passed" 2>/dev/null)" != "$launcher" ] || [ "$probe" -nt "$passed" ]; then
         output=$(start 120 2 "$probe" 2 2>&1)
         code=$?
