@@ -1,1 +1,32 @@
-# examples/
+# examples/ - programs to copy from, built and checked with the library but not installed; and the data they run on.
+noinst_PROGRAMS += examples/ep_minimal
+examples_ep_minimal_SOURCES = examples/ep_minimal.c
+examples_ep_minimal_LDADD = libmpixep.la $(MPI_LIBS)
+
+if HAVE_CXX
+if HAVE_CBLAS
+noinst_PROGRAMS += examples/moe_layer
+examples_moe_layer_SOURCES = examples/moe_layer.cpp examples/moe_layer.hpp examples/moe_router.hpp examples/moe_experts.hpp \
+	examples/moe_reference.hpp examples/ep_raii.hpp examples/npy.hpp
+examples_moe_layer_CPPFLAGS = $(AM_CPPFLAGS) $(CBLAS_CFLAGS)
+examples_moe_layer_LDADD = libmpixep.la $(CBLAS_LIBS) $(MPI_LIBS)
+endif
+endif
+
+if HAVE_MPIEXEC
+TESTS += examples/test_ep_minimal.sh
+if HAVE_CXX
+if HAVE_CBLAS
+TESTS += examples/test_moe_layer.sh examples/test_moe_layer_bad.sh
+endif
+endif
+endif
+EXTRA_DIST += examples/test_ep_minimal.sh examples/test_moe_layer.sh examples/test_moe_layer_bad.sh
+
+# Real choices of experts, for mpix_ep_bench --routing: of use to an installed benchmark too.
+routingdir = $(pkgdatadir)/routing
+dist_routing_DATA = data/routing/layer0_topk.npy data/routing/layer1_topk.npy data/routing/layer2_topk.npy
+
+EXTRA_DIST += data/README.md data/moe_layer/router.npy data/moe_layer/topk_idx.npy data/moe_layer/topk_weights.npy \
+	data/moe_layer/w_down_bf16.npy data/moe_layer/w_gate_bf16.npy data/moe_layer/w_up_bf16.npy data/moe_layer/x_bf16.npy \
+	data/moe_layer/y.npy

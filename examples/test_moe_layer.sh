@@ -1,0 +1,24 @@
+#!/bin/sh
+# test_moe_layer.sh - the C++ example on its data, forward and backward: both layouts, both dtypes, several numbers of ranks, among
+# them one that divides neither tokens nor experts, and fewer tokens than ranks. The program judges itself by its exit status.
+set -u
+
+run() { # RANKS [OPTION ...]
+    ranks=$1
+    shift
+    echo "== $ranks ranks: $*"
+    "$MPIX_MPIRUN" "$ranks" "$MPIX_BUILDDIR/examples/moe_layer" --data "$MPIX_SRCDIR/data/moe_layer" --repeat 2 "$@" ||
+        { echo "FAILED with exit status $?"; exit 1; }
+}
+
+for ranks in 1 2 4 7; do
+    for dtype in f32 bf16; do
+        for layout in compact expert; do
+            run $ranks --dtype $dtype --layout $layout --backward
+        done
+    done
+done
+for layout in compact expert; do
+    run 7 --tokens 5 --layout $layout --backward # two ranks have no token, some experts no row
+    run 4 --tokens 1 --layout $layout --backward --dtype bf16
+done
