@@ -41,7 +41,9 @@ const mpix_param_desc *mpix_param_table(int *n);
 /* Defaults, then environment. An environment value that does not parse is an error (ARG, names the variable and what it takes);
  * an unknown MPIX_EP_* variable is warned about, once per process. Also configures the log. */
 int mpix_params_read(mpix_params *params);
-/* Sets one parameter by its name without prefix. ARG for an unknown name or a value that does not parse, naming key, value, limits. */
+/* What the environment says about the log, for events before the first mpix_params_read. Reports nothing. */
+void mpix_params_peek_log(int *level, char *file, size_t len);
+/* Sets one parameter by its name without prefix. log_level and log_file, which belong to the process, take effect at once. ARG for an unknown name or a value that does not parse, naming key, value, limits. */
 int mpix_params_set(mpix_params *params, const char *name, const char *value);
 /* The value of a parameter as text, for printing. */
 void mpix_params_print(const mpix_params *params, const mpix_param_desc *desc, char *buf, size_t len);

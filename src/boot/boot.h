@@ -41,8 +41,14 @@ int mpix_boot_agree(mpix_boot *boot, int kind);
  * MPI_THREAD_SERIALIZED: then the code is only returned (MPI_ERR_OTHER if the codes could not be made yet). Classes: one per kind,
  * one code each, made once per process. */
 int mpix_boot_raise(mpix_boot *boot, int kind);
-/* Makes classes and codes; called by create calls. */
+/* Makes classes and codes; called by create calls. Repeating it is cheap. */
 int mpix_boot_codes(void);
+/* The code of a kind, stored in this thread's MPIX_Error but not raised, for calls that raise nothing. */
+int mpix_boot_code(int kind);
+/* The kind of a code: 0 for MPI_SUCCESS, -1 if it is not one of the library's. Calls no MPI. */
+int mpix_boot_kind(int code);
+/* 0 for MPI_SUCCESS, otherwise INTERNAL with MPI's text for err, the return value of the MPI call named what. */
+int mpix_boot_mpi(int err, const char *what);
 
 /* Calls fn(arg, key, value) for every key of info that begins with "mpix_ep_", prefix cut; stops at the first non-zero result and
  * returns it. MPI_INFO_NULL has none. */

@@ -20,12 +20,14 @@ typedef struct mpix_win {
     size_t *peer_bytes;         /* [size] as the peer asked for */
     const mpix_transport_ops **via; /* [size] transport that reaches each peer */
     /* private */
-    int fd, huge;
-    size_t reserved;            /* bytes mapped, rounded up to pages, guard header included */
-    size_t *peer_reserved;
-    void **peer_map;
-    void *map;
+    int rank;                   /* own */
+    int fd;                     /* of this rank's memory, -1: none, or fully committed and shared, so that it is not needed */
+    int huge;                   /* explicit huge pages */
     int prefault;
+    void *map;                  /* header page, then base */
+    size_t reserved;            /* bytes mapped there, rounded up to pages, header included */
+    void **peer_map;            /* [size] */
+    size_t *peer_reserved;      /* [size] */
 } mpix_win;
 
 enum { MPIX_WIN_COMMIT = 1 /* commit all of it at once, otherwise the owner calls mpix_win_commit */ };

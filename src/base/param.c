@@ -1,0 +1,280 @@
+/*
+ * param.c - the table of parameters and the parsing of their values.
+ *
+ * Every parameter is one row of the table; the field's type decides how text is parsed and printed, so a value is checked the same
+ * way whether it comes from the environment, from an info key or from the table's own default.
+ */
+#include "config.h"
+
+#include "base/param.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/log.h"
+#include "base/status.h"
+
+#define PARAM_ENV_PREFIX "MPIX_EP_"
+#define PARAM_KEY_PREFIX "mpix_ep_"
+#define FIELD(name) offsetof(mpix_params, name)
+
+/* The words of an enum stand in the order of its constants. */
+static const mpix_param_desc param_table[] = {
+    {"log_level", "enum", "none|error|warn|info|debug|trace", "warn",
+     "Least important events that are written to the log; it holds for the whole process.", FIELD(log_level)},
+    {"log_file", "string", "at most 255 characters", "",
+     "File the log is appended to, standard error if empty; %p becomes the process id, %h the host's name.", FIELD(log_file)},
+    {"timeout", "seconds", "greater than 0, at most 1e9", "300",
+     "Longest wait for a peer where the configuration of a context does not give one.", FIELD(timeout)},
+    {"progress", "enum", "caller|thread", "caller",
+     "Who works on nonblocking calls between the caller's calls: nobody, or a helper thread per context.", FIELD(progress)},
+    {"stores", "enum", "auto|ordinary|streaming", "auto",
+     "Stores for rows: through the caches, around them, or by the size of the data and of the cache.", FIELD(stores)},
+    {"stream_bytes", "bytes", "0 or more, suffix k, m or g", "0",
+     "With stores=auto, a call that writes more than this uses streaming stores; 0: decided from the cache's size.",
+     FIELD(stream_bytes)},
+    {"isa", "enum", "auto|portable|avx2|avx512", "auto",
+     "Instruction set of the work on rows; auto takes the best this CPU has. One that the CPU lacks is an error.", FIELD(isa)},
+    {"huge_pages", "enum", "no|try", "try",
+     "Whether windows are put in huge pages where the system has them to spare; without any, ordinary pages are used.",
+     FIELD(huge_pages)},
+    {"fd_passing", "enum", "auto|proc|socket", "auto",
+     "How ranks of a host get each other's memory: through /proc, through a Unix socket, or the first of them that works.",
+     FIELD(fd_passing)},
+    {"max_handles", "int", "1..4096", "64", "Handles that may be alive at once in a context.", FIELD(max_handles)},
+    {"spin_us", "int", "-1..1000000", "-1",
+     "Microseconds a wait spins before it yields the core; -1: little when the host has more ranks than cores, else longer.",
+     FIELD(spin_us)},
+    {"prefault", "enum", "no|yes", "yes",
+     "Whether window memory is touched when it is committed, so that the first calls do not pay for it.", FIELD(prefault)},
+};
+
+enum { PARAM_COUNT = sizeof param_table / sizeof *param_table };
+
+const mpix_param_desc *mpix_param_table(int *n) {
+    *n = PARAM_COUNT;
+    return param_table;
+}
+
+/* Index of word among "a|b|c", -1 if it is none of them. */
+static int param_enum_index(const char *values, const char *word) {
+    size_t len = strlen(word);
+    int index = 0;
+
+    for (const char *p = values;; index++) {
+        const char *end = strchr(p, '|');
+        size_t n = end ? (size_t)(end - p) : strlen(p);
+        if (n == len && strncasecmp(p, word, n) == 0)
+            return index;
+        if (!end)
+            return -1;
+        p = end + 1;
+    }
+}
+
+static int param_parse_bytes(const char *value, size_t *out) {
+    unsigned long long n;
+    unsigned shift = 0;
+    char *end;
+
+    if (!isdigit((unsigned char)value[0]))
+        return -1;
+    errno = 0;
+    n = strtoull(value, &end, 10);
+    if (errno)
+        return -1;
+    switch (tolower((unsigned char)*end)) {
+    case 'k': shift = 10; end++; break;
+    case 'm': shift = 20; end++; break;
+    case 'g': shift = 30; end++; break;
+    default: break;
+    }
+    if (*end || n > (SIZE_MAX >> shift))
+        return -1;
+    *out = (size_t)n << shift;
+    return 0;
+}
+
+static int param_parse_int(const mpix_param_desc *desc, const char *value, int *out) {
+    long n, lo = INT_MIN, hi = INT_MAX;
+    char *end;
+
+    sscanf(desc->values, "%ld..%ld", &lo, &hi);
+    errno = 0;
+    n = strtol(value, &end, 10);
+    if (errno || end == value || *end || n < lo || n > hi)
+        return -1;
+    *out = (int)n;
+    return 0;
+}
+
+static int param_parse_seconds(const char *value, double *out) {
+    double x;
+    char *end;
+
+    errno = 0;
+    x = strtod(value, &end);
+    if (errno || end == value || *end || !isfinite(x) || x <= 0 || x > 1e9)
+        return -1;
+    *out = x;
+    return 0;
+}
+
+/* 0, or -1 if value is none that the parameter takes; then nothing is changed. */
+static int param_parse(mpix_params *params, const mpix_param_desc *desc, const char *value) {
+    char *field = (char *)params + desc->offset;
+
+    if (strcmp(desc->type, "enum") == 0) {
+        int index = param_enum_index(desc->values, value);
+        if (index < 0)
+            return -1;
+        *(int *)field = index;
+        return 0;
+    }
+    if (strcmp(desc->type, "int") == 0)
+        return param_parse_int(desc, value, (int *)field);
+    if (strcmp(desc->type, "seconds") == 0)
+        return param_parse_seconds(value, (double *)field);
+    if (strcmp(desc->type, "bytes") == 0)
+        return param_parse_bytes(value, (size_t *)field);
+    /* The only string; its room is the field's size. */
+    if (strlen(value) >= sizeof params->log_file)
+        return -1;
+    strcpy(field, value);
+    return 0;
+}
+
+static int param_refuse(const mpix_param_desc *desc, const char *arg, const char *value) {
+    return mpix_fail(MPIX_ERRK_ARG, arg, "%s=\"%.64s\": takes %s (%s)%s%s", arg, value, desc->values, desc->type,
+                     desc->dflt[0] ? "; default " : "", desc->dflt);
+}
+
+static void param_env_name(char *buf, size_t len, const char *name) {
+    size_t n = (size_t)snprintf(buf, len, PARAM_ENV_PREFIX "%s", name);
+
+    for (size_t i = sizeof PARAM_ENV_PREFIX - 1; i < n && i < len; i++)
+        buf[i] = (char)toupper((unsigned char)buf[i]);
+}
+
+static void param_defaults(mpix_params *params) {
+    memset(params, 0, sizeof *params);
+    for (int i = 0; i < PARAM_COUNT; i++)
+        (void)param_parse(params, &param_table[i], param_table[i].dflt); /* a test sees to it that all of them parse */
+}
+
+static const mpix_param_desc *param_find(const char *name) {
+    for (int i = 0; i < PARAM_COUNT; i++)
+        if (strcmp(param_table[i].name, name) == 0)
+            return &param_table[i];
+    return NULL;
+}
+
+/* A misspelt variable would be ignored silently otherwise. Once per process: it does not change. */
+static void param_warn_unknown(void) {
+    static atomic_flag done = ATOMIC_FLAG_INIT;
+    extern char **environ;
+
+    if (atomic_flag_test_and_set(&done) || !environ)
+        return;
+    for (char **env = environ; *env; env++) {
+        int known = 0;
+        const char *eq = strchr(*env, '=');
+        size_t len = eq ? (size_t)(eq - *env) : strlen(*env);
+
+        if (strncmp(*env, PARAM_ENV_PREFIX, sizeof PARAM_ENV_PREFIX - 1) != 0)
+            continue;
+        for (int i = 0; i < PARAM_COUNT && !known; i++) {
+            char name[64];
+            param_env_name(name, sizeof name, param_table[i].name);
+            known = strlen(name) == len && strncmp(name, *env, len) == 0;
+        }
+        if (!known)
+            mpix_log(MPIX_LOG_WARN, "environment variable %.*s is not a parameter; `mpix_ep_info --params` lists them",
+                     (int)(len < 128 ? len : 128), *env);
+    }
+}
+
+int mpix_params_read(mpix_params *params) {
+    mpix_params read;
+    int kind = 0;
+
+    param_defaults(&read);
+    for (int i = 0; i < PARAM_COUNT && !kind; i++) {
+        char name[64];
+        const char *value;
+
+        param_env_name(name, sizeof name, param_table[i].name);
+        value = getenv(name);
+        if (value && param_parse(&read, &param_table[i], value))
+            kind = param_refuse(&param_table[i], name, value);
+    }
+    if (kind)
+        return kind;
+    mpix_log_configure(read.log_level, read.log_file);
+    param_warn_unknown();
+    *params = read;
+    return 0;
+}
+
+void mpix_params_peek_log(int *level, char *file, size_t len) {
+    static const char *const names[] = {"log_level", "log_file"};
+    mpix_params peek;
+
+    param_defaults(&peek);
+    for (int i = 0; i < 2; i++) {
+        char env[64];
+        const char *value;
+
+        param_env_name(env, sizeof env, names[i]);
+        value = getenv(env);
+        if (value)
+            (void)param_parse(&peek, param_find(names[i]), value); /* mpix_params_read refuses a bad one */
+    }
+    *level = peek.log_level;
+    snprintf(file, len, "%s", peek.log_file);
+}
+
+int mpix_params_set(mpix_params *params, const char *name, const char *value) {
+    const mpix_param_desc *desc = param_find(name);
+    char key[64];
+
+    snprintf(key, sizeof key, PARAM_KEY_PREFIX "%s", name);
+    if (!desc)
+        return mpix_fail(MPIX_ERRK_ARG, key, "info key %s is not a parameter (its value is \"%.64s\"); `mpix_ep_info --params` lists them", key,
+                         value);
+    if (param_parse(params, desc, value))
+        return param_refuse(desc, key, value);
+    if (desc->offset == FIELD(log_level) || desc->offset == FIELD(log_file))
+        mpix_log_configure(params->log_level, params->log_file);
+    return 0;
+}
+
+void mpix_params_print(const mpix_params *params, const mpix_param_desc *desc, char *buf, size_t len) {
+    const char *field = (const char *)params + desc->offset;
+
+    if (strcmp(desc->type, "enum") == 0) {
+        const char *p = desc->values;
+        size_t n;
+        for (int i = *(const int *)field; i > 0 && p; i--)
+            p = strchr(p, '|') ? strchr(p, '|') + 1 : NULL;
+        n = p ? strcspn(p, "|") : 0;
+        snprintf(buf, len, "%.*s", (int)n, p ? p : "");
+    } else if (strcmp(desc->type, "int") == 0) {
+        snprintf(buf, len, "%d", *(const int *)field);
+    } else if (strcmp(desc->type, "seconds") == 0) {
+        snprintf(buf, len, "%.15g", *(const double *)field);
+    } else if (strcmp(desc->type, "bytes") == 0) {
+        snprintf(buf, len, "%zu", *(const size_t *)field);
+    } else {
+        snprintf(buf, len, "%s", field);
+    }
+}

@@ -1,0 +1,37 @@
+/*
+ * shm.c - the transport between ranks of one host: the peer's memory is mapped, and written and read with plain stores and loads.
+ */
+#include "config.h"
+
+#include <stdio.h>
+
+#include "mem/mem_internal.h"
+#include "transport/transport.h"
+
+/* Ranks of one host are those that MPI says can share memory. That the system lets this pair do it shows when a window is mapped. */
+static int shm_probe(const mpix_boot *boot, int peer, char *why, size_t len) {
+    if (boot->host_of[peer] == boot->host_of[boot->rank])
+        return 1;
+    snprintf(why, len, "they are on different hosts, and this version reaches ranks of the same host only");
+    return 0;
+}
+
+static int shm_win_map(mpix_boot *boot, const mpix_params *params, mpix_win *win, int peer, const void *blob) {
+    const mpix_win_blob *b = blob;
+
+    if (b->bytes == 0)
+        return 0; /* nothing to map: peer[] stays NULL */
+    return mpix_win_map_fd(win, params, peer, boot->hostnames[peer], b);
+}
+
+static void shm_win_unmap(mpix_win *win, int peer) {
+    mpix_win_unmap_peer(win, peer);
+}
+
+const mpix_transport_ops mpix_transport_shm = {
+    .name = "shm",
+    .reach = MPIX_REACH_MAPPED,
+    .probe = shm_probe,
+    .win_map = shm_win_map,
+    .win_unmap = shm_win_unmap,
+};
