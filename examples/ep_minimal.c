@@ -11,27 +11,23 @@
 
 enum { TOKENS = 100, HIDDEN = 64, TOPK = 2, LOCAL = 2 };
 
-/* Ends the program with the library's account of the error. */
-static void check(int code, const char *call)
+static void check(int code, const char *call) /* ends the program with the library's account of the error */
 {
     MPIX_Error error;
     if (code == MPI_SUCCESS)
         return;
-    MPIX_INIT(&error);
-    MPIX_Error_last(&error);
+    MPIX_INIT(&error), MPIX_Error_last(&error);
     fprintf(stderr, "%s: %s\n", call, error.text);
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 #define CHECK(call) check(call, #call)
-
 int main(int argc, char **argv)
 {
     int rank, size, wrong = 0, all_wrong = 0, ids[TOKENS][TOPK];
     static float x[TOKENS][HIDDEN], y[TOKENS][HIDDEN], weights[TOKENS][TOPK];
     MPI_Init(&argc, &argv);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); /* inherited by the context: errors are returned to check() */
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank), MPI_Comm_size(MPI_COMM_WORLD, &size);
     for (int t = 0; t < TOKENS; t++) {
         ids[t][0] = (rank + 3 * t) % (LOCAL * size);
         ids[t][1] = (ids[t][0] + 1) % (LOCAL * size);
@@ -48,7 +44,6 @@ int main(int argc, char **argv)
     config.max_tokens = TOKENS, config.max_row_bytes = sizeof x[0];
     CHECK(MPIX_Ep_create(MPI_COMM_WORLD, &config, MPI_INFO_NULL, &ep));
     CHECK(MPIX_Ep_handle_create(ep, &handle));
-
     MPI_Count rows, offset[LOCAL + 1]; /* of each expert's first row */
     MPIX_Ep_routing routing;
     MPIX_Ep_counts counts;
@@ -56,9 +51,9 @@ int main(int argc, char **argv)
     MPIX_INIT(&counts), counts.recv_total = &rows, counts.expert_offset = offset;
     CHECK(MPIX_Ep_route(handle, &routing, &counts));
 
-    float *received; /* peers write into it and read from it directly */
     MPIX_Ep_dispatch_in in;
     MPIX_Ep_dispatch_out out;
+    float *received; /* peers write into it and read from it directly */
     CHECK(MPIX_Ep_alloc(ep, rows * (MPI_Count)sizeof x[0], MPI_INFO_NULL, &received));
     MPIX_INIT(&in), in.hidden = HIDDEN, in.x.data = x, in.x.dtype = MPIX_EP_F32;
     MPIX_INIT(&out), out.capacity_rows = rows, out.x.data = received;
@@ -67,7 +62,6 @@ int main(int argc, char **argv)
     for (int e = 0; e < LOCAL; e++) /* the experts */
         for (MPI_Count i = offset[e] * HIDDEN; i < offset[e + 1] * HIDDEN; i++)
             received[i] *= (float)(rank * LOCAL + e + 1);
-
     MPIX_Ep_combine_in back;
     MPIX_Ep_combine_out sum;
     MPIX_INIT(&back), back.hidden = HIDDEN, back.x.data = received, back.x.dtype = MPIX_EP_F32, back.topk_weights = weights[0];

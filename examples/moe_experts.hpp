@@ -17,7 +17,7 @@
  * own way. These are there if the BLAS that the program runs with is OpenBLAS or MKL. */
 extern "C" {
 void openblas_set_num_threads(int threads) __attribute__((weak));
-void mkl_set_num_threads(const int *threads) __attribute__((weak));
+void MKL_Set_Num_Threads(int threads) __attribute__((weak));
 }
 
 namespace moe {
@@ -25,12 +25,11 @@ namespace moe {
 /** Returns whether the BLAS could be told; otherwise it is up to OMP_NUM_THREADS and the like. */
 inline bool blas_use_one_thread()
 {
-    const int one = 1;
-    if (mkl_set_num_threads)
-        mkl_set_num_threads(&one);
+    if (MKL_Set_Num_Threads)
+        MKL_Set_Num_Threads(1);
     if (openblas_set_num_threads)
         openblas_set_num_threads(1);
-    return mkl_set_num_threads || openblas_set_num_threads;
+    return MKL_Set_Num_Threads || openblas_set_num_threads;
 }
 
 /** C [m][n] = alpha op(A) op(B) + beta C, all row-major and dense. */
