@@ -188,8 +188,8 @@ typedef struct {
 /**
  * Bytes of window memory that a rank of such a context reserves at most, beyond what the caller allocates or registers. Local, no
  * communication, works before MPI_Init. Reserved memory is committed when first needed. With R ranks, E experts, M = max_recv_rows
- * (worst case: COMPACT R * max_tokens; EXPERT additionally every choice a row and padding), align 64:
- *     depth * (M * max_row_bytes + M * (8 + 8 * max_topk))  +  control words of R * (E + R) * 8 + O(R) bytes per handle.
+ * (worst case: COMPACT R * max_tokens; EXPERT additionally every choice a row and padding), at most:
+ *     depth * (M * (max_row_bytes + 40 + 8 * max_topk) + 8192)  +  max_handles * R * ((E + R) * 8 + depth * 520 + 256) + 4096.
  *
  * @param[in]  config          as for MPIX_Ep_create
  * @param[in]  ranks           size of the communicator, >= 1
@@ -232,17 +232,17 @@ int MPIX_Ep_get_async_error(MPIX_Ep ep, MPIX_Error *error);
 /**
  * Allocates memory that peers reach directly: rows in it are written and read in place, anything else is copied once more.
  * Collective, blocking, ends in agreement. Page aligned, zeroed.
- * @param[in]  bytes    >= 0; may differ between ranks
+ * @param[in]  bytes    0 .. 2^46; may differ between ranks
  * @param[in]  info     MPI_INFO_NULL; reserved
- * @param[out] baseptr  address of a pointer; NULL if bytes is 0
+ * @param[out] baseptr  address of a pointer; with bytes = 0 a distinct address that only MPIX_Ep_dealloc takes
  * @return MPI_SUCCESS, ARG, NO_MEM, REMOTE.
  */
 int MPIX_Ep_alloc(MPIX_Ep ep, MPI_Count bytes, MPI_Info info, void *baseptr);
 
 /**
- * Frees memory from MPIX_Ep_alloc. By all ranks in the same order (a rank with base NULL calls too); waits for nobody: a peer's
+ * Frees memory from MPIX_Ep_alloc. By all ranks in the same order ; waits for nobody: a peer's
  * mapping keeps the memory until the peer frees it. Transfers in flight: MPIX_ERRK_ARG.
- * @param[in] base  what MPIX_Ep_alloc gave, NULL included
+ * @param[in] base  what MPIX_Ep_alloc gave
  */
 int MPIX_Ep_dealloc(MPIX_Ep ep, void *base);
 

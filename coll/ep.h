@@ -1,0 +1,213 @@
+/*
+ * ep.h - the inside of MPIX_Ep: context, handle, call; what the files of coll/ offer each other.
+ *
+ * A call is a state machine that the engine steps whenever anybody makes progress on the context: the caller in i..., test and wait,
+ * or the progress thread. All calls of a context are stepped in the order in which they were started.
+ */
+#ifndef MPIX_COLL_EP_H
+#define MPIX_COLL_EP_H
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/param.h"
+#include "base/topo.h"
+#include "boot/boot.h"
+#include "coll/ep_ctl.h"
+#include "coll/ep_plan.h"
+#include "kernels/host/rows.h"
+#include "mem/window.h"
+#include "xfer/xfer.h"
+
+#include <pthread.h>
+
+enum { MPIX_EP_ROUTE, MPIX_EP_DISPATCH, MPIX_EP_COMBINE, MPIX_EP_KINDS };
+
+typedef struct mpix_ep_call mpix_ep_call;
+
+/* Memory of MPIX_Ep_alloc; its index in the context's table is the same on all ranks. */
+typedef struct mpix_ep_region {
+    mpix_win *win; /* NULL: freed */
+} mpix_ep_region;
+
+typedef struct mpix_ep_registration {
+    void *base;
+    size_t bytes;
+} mpix_ep_registration;
+
+/* A staging bank: part of the staging window, used by one call at a time. */
+typedef struct mpix_ep_bank {
+    size_t committed;
+    int busy;
+} mpix_ep_bank;
+
+struct mpix_ep_handle {
+    struct mpix_ep *ep;
+    int slot;
+    mpix_ep_plan *plan;          /* of the last completed route, NULL: none valid */
+    uint64_t started[MPIX_EP_KINDS]; /* epochs of the calls started */
+    uint64_t signalled[MPIX_EP_KINDS]; /* epochs whose words were written: in order, whatever the order of completion */
+    int active;                  /* calls in flight, failed ones included */
+    int64_t tokens;              /* of the last route that was started */
+    int topk, routed;            /* routed: that route's arguments were fine */
+    int64_t capacity;            /* of the last dispatch started since; -1: none */
+    struct mpix_ep_handle *next;
+};
+
+typedef struct mpix_ep {
+    mpix_boot *boot;
+    int rank, size;
+    mpix_params params;
+    MPIX_Ep_config config; /* in force */
+    mpix_ep_placement placement;
+    mpix_ep_ctl_layout layout;
+    mpix_win *ctl, *stage;
+    int64_t max_rows;      /* this rank can receive in a batch */
+    size_t bank_bytes;
+    mpix_ep_bank *banks;   /* [config.depth] */
+    mpix_ep_region *regions;
+    int nregions;
+    mpix_ep_registration *registrations;
+    int nregistrations;
+    struct mpix_ep_handle *handles;
+    uint64_t *slots_used;  /* bitmap of max_handles */
+    uint64_t (*slot_epochs)[MPIX_EP_KINDS]; /* where a reused slot goes on counting */
+    size_t ctl_committed;
+    const mpix_rows_ops *rows;
+    size_t stream_bytes;   /* calls that write more use streaming stores */
+    int crowded;           /* more ranks than cores: waits do not spin */
+    int *pidfds;           /* [size] of ranks of this host, -1: none */
+    /* engine */
+    pthread_mutex_t lock;  /* calls below, banks, handles' epochs */
+    mpix_ep_call *first, *last; /* in flight, in order of start */
+    mpix_ep_call *pool;
+    int users;             /* transfers that the caller holds */
+    void **dst;            /* [2 * max_topk + 2] scratch of the engine */
+    struct mpix_ep_target *targets; /* [ranks] scratch of the engine */
+    mpix_row_term *terms;  /* [max_topk + 1] */
+    int failed;            /* kind, 0: fine */
+    MPIX_Error failure;
+    uint64_t checked_ns;   /* when deaths were last looked for */
+    /* progress thread */
+    int threaded, stop;
+    pthread_t thread;
+    pthread_cond_t wake;   /* a call was started, or stop */
+    mpix_doorbell done_bell; /* rung by the thread when a call completes */
+    struct mpix_ep *next;  /* all contexts of the process */
+} mpix_ep;
+
+/* Where a peer's rows are, as its offer says, in addresses of this process. */
+typedef struct mpix_ep_target {
+    char *x, *scales, *meta, *slots;
+    uint64_t x_stride, scale_stride;
+    int64_t rows;
+} mpix_ep_target;
+
+struct mpix_ep_call {
+    struct mpix_xfer xfer; /* first */
+    mpix_ep *ep;
+    struct mpix_ep_handle *handle;
+    int type, state;
+    uint64_t epoch;
+    int (*step)(mpix_ep_call *call, int *banks_open);
+    int kind;              /* first error; 0: fine */
+    MPIX_Error error;
+    _Atomic int done;
+    int zombie;            /* its caller has been told of the error already; nobody waits */
+    int bank;              /* staging bank held, -1: none */
+    uint64_t watch_ns;     /* when the caller first waited for it */
+    uint64_t wait_ns;      /* when the call began to wait for peers */
+    unsigned char *seen;   /* [ranks] */
+    int nseen, waiting;    /* waiting: the current state needs peers that are not in seen */
+    int64_t at;            /* progress inside a pass over tokens */
+    int streaming;
+    mpix_ep_plan *plan;    /* route: the new one */
+    union {
+        struct { MPIX_Ep_counts counts; } route;
+        struct { MPIX_Ep_dispatch_in in; MPIX_Ep_dispatch_out out; } dispatch;
+        struct { MPIX_Ep_combine_in in; MPIX_Ep_combine_out out; int64_t capacity; } combine;
+    };
+    size_t x_stage, s_stage, meta_stage, slot_stage; /* offsets in the staging window, SIZE_MAX: not staged */
+    mpix_ep_call *next;
+};
+
+/* ep_config.c */
+int mpix_ep_config_check(const MPIX_Ep_config *config, int ranks, MPIX_Ep_config *effective);
+size_t mpix_ep_bank_size(const MPIX_Ep_config *config, int64_t rows);
+int mpix_ep_config_compare(mpix_boot *boot, const MPIX_Ep_config *config, int max_handles);
+
+/* ep_check.c: argument checks of calls; all return 0 or ARG (or UNSUPPORTED). */
+size_t mpix_ep_row_bytes(const MPIX_Ep_rows *rows, int64_t hidden);   /* dense bytes of a row, without scales */
+size_t mpix_ep_scale_bytes(const MPIX_Ep_rows *rows, int64_t hidden); /* dense bytes of its scales */
+int mpix_ep_check_rows(const MPIX_Ep_rows *rows, const char *name, int64_t hidden, int64_t nrows);
+int mpix_ep_check_routing(mpix_ep *ep, const MPIX_Ep_routing *routing, MPIX_Ep_routing *effective);
+int mpix_ep_check_counts(mpix_ep *ep, const MPIX_Ep_counts *counts);
+int mpix_ep_check_dispatch(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *in, MPIX_Ep_dispatch_out *out);
+int mpix_ep_check_combine(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in, MPIX_Ep_combine_out *out);
+
+/* ep_memory.c */
+void mpix_ep_memory_free(mpix_ep *ep);
+/* Where [p, p + bytes) lies in memory that peers map. 1: place filled; 0: nowhere. */
+int mpix_ep_find(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride, mpix_ep_place *place);
+/* Address here of a place of a peer; checks that bytes from it lie in the peer's window. NULL: they do not. */
+void *mpix_ep_resolve(mpix_ep *ep, int peer, const mpix_ep_place *place, size_t bytes);
+
+/* ep_engine.c */
+int mpix_ep_engine_init(mpix_ep *ep);
+void mpix_ep_engine_free(mpix_ep *ep);
+/* The start of a public call: checks the handle and makes a call. Returns an MPI code, raised. */
+int mpix_ep_call_begin(struct mpix_ep_handle *handle, int type, int (*step)(mpix_ep_call *, int *), mpix_ep_call **call);
+/* Records the calling thread's error as the call's, unless it has one (a REMOTE one gives way to an own one). */
+void mpix_ep_call_fail(mpix_ep_call *call, int kind);
+/* The rest of a public call: hands the call to the engine and, if blocking, waits until it is complete. The caller's own errors
+ * (call->kind) make it an empty, failed batch; the nonblocking form returns them at once. Raises, returns a code. */
+int mpix_ep_call_submit(mpix_ep_call *call, MPIX_Xfer *xfer, int blocking);
+/* Whether the call may start: the earlier calls of its handle that it depends on are complete. */
+int mpix_ep_call_ready(mpix_ep_call *call);
+void mpix_ep_peers_reset(mpix_ep_call *call);
+/* Takes a staging bank of at least bytes, committed. 1: have it; 0: not yet; or the call has failed with NO_MEM (also 1). */
+int mpix_ep_bank_take(mpix_ep_call *call, size_t bytes);
+void mpix_ep_bank_give(mpix_ep_call *call);
+/* Ends all calls of a failed context. Called with the lock held. */
+void mpix_ep_fail(mpix_ep *ep, int kind);
+/* 0, or the kind of the failure, which becomes this thread's error. */
+int mpix_ep_alive(mpix_ep *ep);
+int mpix_ep_drain(mpix_ep *ep); /* until nothing is in flight, bounded by the time limit; kind of failure or 0 */
+
+/* ep_words.c: the control window */
+mpix_ep_words *mpix_ep_my_words(mpix_ep_call *call, int peer);   /* written by peer, read here */
+mpix_ep_words *mpix_ep_peer_words(mpix_ep_call *call, int peer); /* written here, read by peer */
+mpix_ep_offer *mpix_ep_my_offer(mpix_ep_call *call, int peer);
+mpix_ep_offer *mpix_ep_peer_offer(mpix_ep_call *call, int peer);
+mpix_ep_status *mpix_ep_my_status(mpix_ep_call *call, int peer);
+mpix_ep_status *mpix_ep_peer_status(mpix_ep_call *call, int peer);
+mpix_ep_counts *mpix_ep_my_counts(mpix_ep_call *call, int peer);
+mpix_ep_counts *mpix_ep_peer_counts(mpix_ep_call *call, int peer);
+void mpix_ep_ring(mpix_ep *ep, int peer);
+mpix_doorbell *mpix_ep_bell(mpix_ep *ep);
+/* Writes offer to every rank's slot for this call (own included) and publishes it. */
+void mpix_ep_offer_send(mpix_ep_call *call, const mpix_ep_offer *offer);
+/* Fills ep->targets from the offers; rows that lie nowhere in the peer's window make the call fail. */
+void mpix_ep_targets_fill(mpix_ep_call *call, size_t x_bytes, size_t scale_bytes, size_t meta_bytes, size_t slot_bytes);
+/* Fails the call if an offer's hidden, dtype or scales differ from this rank's. */
+void mpix_ep_offers_compare(mpix_ep_call *call, int64_t hidden, const MPIX_Ep_rows *x);
+/* A place in this call's staging bank. */
+mpix_ep_place mpix_ep_stage_place(mpix_ep_call *call, size_t off, size_t stride);
+char *mpix_ep_stage_at(mpix_ep_call *call, size_t off);
+/* Notes the offers that have come; 1: all. Failed ones make the call fail with REMOTE. wait_ns: where waiting is counted, or NULL. */
+int mpix_ep_offers_seen(mpix_ep_call *call, int64_t *wait_ns);
+/* Tells every rank that this call's part is complete, with the call's own status. */
+void mpix_ep_signal(mpix_ep_call *call);
+/* Notes the signals that have come; 1: all. */
+int mpix_ep_signals_seen(mpix_ep_call *call, int64_t *wait_ns);
+
+/* What a step returns. */
+enum { MPIX_EP_STEP_WAITING, MPIX_EP_STEP_COMPLETE, MPIX_EP_STEP_WORKED };
+
+/* The state machines. *banks_open: no earlier call still has to take its staging bank; cleared by a call that has not. Banks are
+ * thus taken in the order of the calls on every rank, and the earliest incomplete call always gets one. */
+int mpix_ep_route_step(mpix_ep_call *call, int *banks_open);
+int mpix_ep_dispatch_step(mpix_ep_call *call, int *banks_open);
+int mpix_ep_combine_step(mpix_ep_call *call, int *banks_open);
+
+/* ep_create.c: takes a context down without anything collective. */
+void mpix_ep_destroy(mpix_ep *ep, int abandoned);
+#endif

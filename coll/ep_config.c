@@ -1,0 +1,166 @@
+/* ep_config.c - checking of a configuration, the size of windows, and agreement that all ranks gave the same. */
+#include "config.h"
+
+#include "coll/ep.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#define MAX_RANKS (1 << 24)
+#define MAX_COUNT INT64_C(0x7fffffff)
+
+static int check_enum(int value, int last, const char *arg) {
+    if (value >= 0 && value <= last)
+        return 0;
+    return mpix_fail(MPIX_ERRK_ARG, arg, "%s = %d is not in [0, %d]", arg, value, last);
+}
+
+static int check_range(int64_t value, int64_t low, int64_t high, const char *arg) {
+    if (value >= low && value <= high)
+        return 0;
+    return mpix_fail(MPIX_ERRK_ARG, arg, "%s = %lld is not in [%lld, %lld]", arg, (long long)value, (long long)low, (long long)high);
+}
+
+static int unsupported(const char *arg, const char *what) {
+    return mpix_fail(MPIX_ERRK_UNSUPPORTED, arg, "%s: %s is not in this version of mpix-ep (%s)", arg, what, PACKAGE_VERSION);
+}
+
+static int check_later(const MPIX_Ep_config *c) {
+    if (c->mode == MPIX_EP_LL)
+        return unsupported("config.mode", "MPIX_EP_LL");
+    if (c->layout == MPIX_EP_SLOTS)
+        return unsupported("config.layout", "MPIX_EP_SLOTS");
+    if (c->memkind == MPIX_EP_CUDA)
+        return unsupported("config.memkind", "MPIX_EP_CUDA");
+    if (c->masking)
+        return unsupported("config.masking", "masking of dead ranks");
+    return 0;
+}
+
+int mpix_ep_config_check(const MPIX_Ep_config *config, int ranks, MPIX_Ep_config *c) {
+    int kind;
+    if (!config)
+        return mpix_fail(MPIX_ERRK_ARG, "config", "config is NULL");
+    if (config->struct_size != sizeof *config)
+        return mpix_fail(MPIX_ERRK_ARG, "config.struct_size",
+                         "config.struct_size = %zu, this library knows %zu: initialise with MPIX_INIT and use matching headers",
+                         config->struct_size, sizeof *config);
+    *c = *config;
+    if ((kind = check_enum(c->mode, MPIX_EP_LL, "config.mode")) || (kind = check_enum(c->layout, MPIX_EP_SLOTS, "config.layout")) ||
+        (kind = check_enum(c->memkind, MPIX_EP_CUDA, "config.memkind")) ||
+        (kind = check_enum(c->overflow, MPIX_EP_OVERFLOW_DROP, "config.overflow")) || (kind = check_enum(c->masking, 1, "config.masking")) ||
+        (kind = check_range(c->check, -1, 1, "config.check")) || (kind = check_range(c->pad, 0, 0, "config.pad")) || (kind = check_later(c)))
+        return kind;
+    /* In host memory there is no device and no multiprocessor to choose. */
+    if ((kind = check_range(c->device, 0, 0, "config.device")) || (kind = check_range(c->num_sms, 0, 0, "config.num_sms")) ||
+        (kind = check_range(c->num_experts, 0, MAX_COUNT, "config.num_experts")) ||
+        (kind = check_range(c->max_topk, 1, MAX_COUNT / 64, "config.max_topk")) ||
+        (kind = check_range(c->depth, 0, 64, "config.depth")) ||
+        (kind = check_range(c->expert_align, 0, c->layout == MPIX_EP_COMPACT ? 1 : MAX_COUNT, "config.expert_align")) ||
+        (kind = check_range(c->max_tokens, 0, MAX_COUNT, "config.max_tokens")) ||
+        (kind = check_range(c->max_recv_rows, 0, INT64_C(1) << 48, "config.max_recv_rows")) ||
+        (kind = check_range(c->max_row_bytes, 1, INT64_C(1) << 40, "config.max_row_bytes")))
+        return kind;
+    if (isnan(c->timeout_s))
+        return mpix_fail(MPIX_ERRK_ARG, "config.timeout_s", "config.timeout_s is not a number");
+    for (int64_t e = 0; c->expert_owner && e < c->num_experts; e++)
+        if (c->expert_owner[e] < 0 || c->expert_owner[e] >= ranks)
+            return mpix_fail(MPIX_ERRK_ARG, "config.expert_owner", "config.expert_owner[%lld] = %d is not a rank in [0, %d)", (long long)e,
+                             c->expert_owner[e], ranks);
+    if (c->depth == 0)
+        c->depth = 2;
+    if (c->expert_align == 0)
+        c->expert_align = 1;
+    if (c->check == 0)
+        c->check = 1;
+    return 0;
+}
+
+/* Rows and scales are staged at a pitch of 16 bytes; beside each row travel its token's number, ids and weights. SIZE_MAX: too large. */
+size_t mpix_ep_bank_size(const MPIX_Ep_config *c, int64_t rows) {
+    size_t row = (size_t)c->max_row_bytes + 2 * 16 + 8 + 8 * (size_t)c->max_topk, bytes;
+    if (rows < 0 || __builtin_mul_overflow((size_t)rows, row, &bytes) || bytes > (size_t)1 << 46)
+        return SIZE_MAX;
+    return (bytes + 4095) / 4096 * 4096 + 4096;
+}
+
+int PMPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_host, MPI_Count *bytes) {
+    MPIX_Ep_config c;
+    mpix_params params;
+    mpix_ep_placement placement;
+    mpix_ep_ctl_layout layout;
+    int kind = check_range(ranks, 1, MAX_RANKS, "ranks");
+    if (!kind)
+        kind = check_range(ranks_per_host, 1, ranks, "ranks_per_host");
+    if (!kind && !bytes)
+        kind = mpix_fail(MPIX_ERRK_ARG, "bytes", "bytes is NULL");
+    if (!kind)
+        kind = mpix_ep_config_check(config, ranks, &c);
+    if (!kind)
+        kind = mpix_params_read(&params);
+    if (kind)
+        return mpix_boot_raise(NULL, kind);
+    size_t most = 0;
+    for (int r = 0; r < ranks && !kind; r++) { /* ranks differ in their number of experts only; the first and last are extremes */
+        if (!c.expert_owner && r > 0 && r < ranks - 1)
+            continue;
+        kind = mpix_ep_placement_init(&placement, &c, ranks, r);
+        if (kind)
+            break;
+        size_t bank = mpix_ep_bank_size(&c, mpix_ep_worst_rows(&c, &placement, r));
+        mpix_ep_placement_free(&placement);
+        if (bank == SIZE_MAX)
+            kind = mpix_fail(MPIX_ERRK_NO_MEM, "config.max_recv_rows", "a batch in the worst case exceeds 2^46 bytes: set config.max_recv_rows");
+        most = bank > most ? bank : most;
+    }
+    if (kind)
+        return mpix_boot_raise(NULL, kind);
+    mpix_ep_ctl_layout_init(&layout, ranks, c.num_experts, c.depth, params.max_handles);
+    *bytes = (MPI_Count)(most * (size_t)c.depth + layout.total);
+    return MPI_SUCCESS;
+}
+MPIX_WEAK_ALIAS(Ep_window_size);
+
+/* ---- equality of all ranks ------------------------------------------------------------------------------------------------- */
+
+typedef struct fields {
+    int64_t value[20];
+} fields;
+
+static const char *const field_names[] = {
+    "the library's version", "config.mode", "config.layout", "config.memkind", "config.max_topk", "config.expert_align", "config.depth",
+    "config.overflow", "config.masking", "config.check", "config.num_experts", "config.max_tokens", "config.max_recv_rows",
+    "config.max_row_bytes", "config.expert_owner", "config.timeout_s", "max_handles"};
+enum { NFIELDS = sizeof field_names / sizeof *field_names };
+
+static int64_t hash_owner(const MPIX_Ep_config *c) {
+    uint64_t h = 1469598103934665603u; /* FNV-1a over the ranks */
+    for (int64_t e = 0; c->expert_owner && e < c->num_experts; e++)
+        h = (h ^ (uint64_t)(uint32_t)c->expert_owner[e]) * 1099511628211u;
+    return (int64_t)(h >> 1);
+}
+
+int mpix_ep_config_compare(mpix_boot *boot, const MPIX_Ep_config *c, int max_handles) {
+    int major, minor, patch;
+    PMPIX_Ep_get_version(&major, &minor, &patch);
+    fields mine = {{(int64_t)major * 1000000 + minor * 1000 + patch, c->mode, c->layout, c->memkind, c->max_topk, c->expert_align, c->depth,
+                    c->overflow, c->masking, c->check, c->num_experts, c->max_tokens, c->max_recv_rows, c->max_row_bytes, hash_owner(c),
+                    (int64_t)(c->timeout_s * 1e3), max_handles}};
+    fields *every = malloc((size_t)boot->size * sizeof *every);
+    int kind = every ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to compare the configurations of %d ranks", boot->size);
+    kind = mpix_boot_agree(boot, kind);
+    if (!kind)
+        kind = mpix_boot_allgather(boot, &mine, sizeof mine, every);
+    for (int i = 0; i < NFIELDS && !kind; i++)
+        if (mine.value[i] != every[0].value[i])
+            kind = mpix_fail_peer(MPIX_ERRK_ARG, 0, boot->hostnames[0], "%s = %lld differs from %lld on rank 0", field_names[i],
+                                  (long long)mine.value[i], (long long)every[0].value[i]);
+    if (kind == MPIX_ERRK_ARG)
+        for (int i = 0; i < NFIELDS; i++)
+            if (mine.value[i] != every[0].value[i]) {
+                strncpy(mpix_error_tls()->arg, field_names[i], sizeof mpix_error_tls()->arg - 1);
+                break;
+            }
+    free(every);
+    return mpix_boot_agree(boot, kind);
+}

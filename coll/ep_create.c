@@ -1,0 +1,219 @@
+/* ep_create.c - creation and end of a context. Creation is a row of stages, each ending in agreement of all ranks on its status. */
+#include "config.h"
+
+#include "coll/ep.h"
+
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static int info_set(void *params, const char *key, const char *value) { return mpix_params_set(params, key, value); }
+
+/* Parameters and configuration of this rank: environment, then info, then configuration. */
+static int create_configure(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info info, MPIX_Ep *out) {
+    if (!out)
+        return mpix_fail(MPIX_ERRK_ARG, "ep", "ep is NULL");
+    int kind = mpix_params_read(&ep->params);
+    if (!kind)
+        kind = mpix_boot_info_each(info, info_set, &ep->params);
+    if (!kind)
+        kind = mpix_ep_config_check(config, ep->size, &ep->config);
+    if (kind)
+        return kind;
+    if (ep->config.timeout_s == 0)
+        ep->config.timeout_s = ep->params.timeout;
+    if (ep->config.timeout_s > 0)
+        ep->params.timeout = ep->config.timeout_s; /* waits during creation */
+    kind = mpix_ep_placement_init(&ep->placement, &ep->config, ep->size, ep->rank);
+    if (kind)
+        return kind;
+    if (ep->config.expert_owner)
+        ep->config.expert_owner = ep->placement.owner;
+    ep->rows = mpix_rows_get(ep->params.isa);
+    if (!ep->rows)
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "isa", "the parameter isa asks for instructions that this processor or build has not got");
+    return 0;
+}
+
+/* From how many bytes written per call the rows should bypass the caches: when what all ranks of the host write together does not
+ * stay in the shared cache anyway. Measured in doc/performance.md. */
+static size_t stream_limit(const mpix_ep *ep) {
+    const mpix_topo *topo = mpix_topo_get();
+    if (ep->params.stores == MPIX_STORES_ORDINARY)
+        return SIZE_MAX;
+    if (ep->params.stores == MPIX_STORES_STREAMING)
+        return 0;
+    if (ep->params.stream_bytes > 0)
+        return ep->params.stream_bytes;
+    size_t cache = topo->l3_bytes ? topo->l3_bytes : topo->l2_bytes ? topo->l2_bytes : (size_t)8 << 20;
+    int sharing = topo->l3_bytes && topo->l3_pus < ep->boot->local_size ? topo->l3_pus : ep->boot->local_size;
+    return cache / 2 / (size_t)(sharing > 0 ? sharing : 1);
+}
+
+static int create_local(mpix_ep *ep) {
+    int depth = ep->config.depth;
+    size_t words = ((size_t)ep->params.max_handles + 63) / 64;
+    ep->max_rows = mpix_ep_worst_rows(&ep->config, &ep->placement, ep->rank);
+    ep->bank_bytes = mpix_ep_bank_size(&ep->config, ep->max_rows);
+    if (ep->bank_bytes == SIZE_MAX)
+        return mpix_fail(MPIX_ERRK_NO_MEM, "config.max_recv_rows", "a batch in the worst case exceeds 2^46 bytes: set config.max_recv_rows");
+    mpix_ep_ctl_layout_init(&ep->layout, ep->size, ep->config.num_experts, depth, ep->params.max_handles);
+    ep->banks = calloc((size_t)depth, sizeof *ep->banks);
+    ep->slots_used = calloc(words, sizeof *ep->slots_used);
+    ep->slot_epochs = calloc((size_t)ep->params.max_handles, sizeof *ep->slot_epochs);
+    ep->dst = malloc((2 * (size_t)ep->config.max_topk + 2) * sizeof *ep->dst);
+    ep->terms = malloc(((size_t)ep->config.max_topk + 1) * sizeof *ep->terms);
+    ep->targets = malloc((size_t)ep->size * sizeof *ep->targets);
+    ep->pidfds = malloc((size_t)ep->size * sizeof *ep->pidfds);
+    for (int i = 0; ep->pidfds && i < ep->size; i++)
+        ep->pidfds[i] = -1;
+    if (!ep->banks || !ep->slots_used || !ep->slot_epochs || !ep->dst || !ep->terms || !ep->targets || !ep->pidfds)
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a context of %d ranks", ep->size);
+    ep->stream_bytes = stream_limit(ep);
+    int threads = ep->params.progress == MPIX_PROGRESS_THREAD ? 2 : 1;
+    ep->crowded = ep->boot->local_size * threads > mpix_topo_get()->pus_host;
+    return 0;
+}
+
+/* Descriptors that tell when a process of this host has ended. Only where process numbers mean the same to both sides; where they
+ * can't be had, a death is noticed by the time limit alone. */
+static int create_watch(mpix_ep *ep) {
+    struct stat st;
+    uint64_t mine = stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0, *every = malloc((size_t)ep->size * sizeof *every);
+    int kind = mpix_boot_agree(ep->boot, every ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d ranks", ep->size));
+    if (!kind)
+        kind = mpix_boot_allgather(ep->boot, &mine, sizeof mine, every);
+    for (int r = 0; !kind && r < ep->size; r++) {
+        if (r == ep->rank || ep->boot->host_of[r] != ep->boot->host_of[ep->rank] || mine == 0 || every[r] != mine)
+            continue;
+#ifdef SYS_pidfd_open
+        ep->pidfds[r] = (int)syscall(SYS_pidfd_open, ep->boot->pids[r], 0); /* close-on-exec by itself */
+#endif
+    }
+    free(every);
+    return kind;
+}
+
+static void finalize_hook(void *object) {
+    mpix_log(MPIX_LOG_WARN, "a context was not freed before MPI_Finalize");
+    mpix_ep_destroy(object, 1);
+}
+
+void mpix_ep_destroy(mpix_ep *ep, int abandoned) {
+    mpix_live_remove(ep);
+    if (ep->ctl)
+        mpix_ep_engine_free(ep);
+    while (ep->handles) {
+        struct mpix_ep_handle *h = ep->handles;
+        ep->handles = h->next;
+        mpix_live_remove(h);
+        mpix_ep_plan_free(h->plan);
+        free(h);
+    }
+    mpix_ep_memory_free(ep);
+    mpix_win_free(ep->stage);
+    mpix_win_free(ep->ctl);
+    for (int i = 0; ep->pidfds && i < ep->size; i++)
+        if (ep->pidfds[i] >= 0)
+            close(ep->pidfds[i]);
+    free(ep->pidfds);
+    free(ep->banks);
+    free(ep->slots_used);
+    free(ep->slot_epochs);
+    free(ep->dst);
+    free(ep->terms);
+    free(ep->targets);
+    mpix_ep_placement_free(&ep->placement);
+    mpix_boot_free(ep->boot, abandoned);
+    free(ep);
+}
+
+static int create_stages(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info info, MPIX_Ep *out) {
+    mpix_boot *boot = ep->boot;
+    int kind = mpix_boot_agree(boot, create_configure(ep, config, info, out));
+    if (!kind)
+        kind = mpix_ep_config_compare(boot, &ep->config, ep->params.max_handles);
+    if (!kind)
+        kind = mpix_boot_agree(boot, create_local(ep));
+    if (!kind)
+        kind = mpix_win_create(boot, &ep->params, ep->bank_bytes * (size_t)ep->config.depth, 0, &ep->stage);
+    if (!kind)
+        kind = create_watch(ep);
+    mpix_win *ctl = NULL;
+    if (!kind)
+        kind = mpix_win_create(boot, &ep->params, ep->layout.total, 0, &ctl);
+    if (!kind)
+        kind = mpix_boot_agree(boot, mpix_win_commit(ctl, 0, ep->layout.slots_at));
+    if (kind) {
+        mpix_win_free(ctl);
+        return kind;
+    }
+    ep->ctl = ctl;
+    ep->ctl_committed = ep->layout.slots_at;
+    kind = mpix_ep_engine_init(ep);
+    if (kind) { /* the engine is not there: destroy must not end it */
+        ep->ctl = NULL;
+        mpix_boot_agree(boot, kind);
+        mpix_win_free(ctl);
+        return kind;
+    }
+    kind = mpix_live_add(ep, MPIX_LIVE_EP);
+    if (!kind)
+        kind = mpix_boot_at_finalize(ep, finalize_hook);
+    return mpix_boot_agree(boot, kind);
+}
+
+int PMPIX_Ep_create(MPI_Comm comm, const MPIX_Ep_config *config, MPI_Info info, MPIX_Ep *out) {
+    mpix_boot *boot = NULL;
+    int kind = mpix_boot_create(comm, &boot);
+    if (kind)
+        return mpix_boot_raise(NULL, kind);
+    mpix_ep *ep = calloc(1, sizeof *ep);
+    kind = mpix_boot_agree(boot, ep ? mpix_boot_codes() : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a context"));
+    if (kind) {
+        free(ep);
+        int code = mpix_boot_raise(boot, kind);
+        mpix_boot_free(boot, 0);
+        return code;
+    }
+    ep->boot = boot;
+    ep->rank = boot->rank;
+    ep->size = boot->size;
+    kind = create_stages(ep, config, info, out);
+    if (kind) {
+        MPIX_Error error = *mpix_error_tls();
+        mpix_boot_forget(ep);
+        int code = mpix_boot_raise(boot, kind);
+        mpix_ep_destroy(ep, 0);
+        error.code = code;
+        *mpix_error_tls() = error;
+        return code;
+    }
+    mpix_log(MPIX_LOG_INFO, "context of %d ranks: %lld experts, staging %d x %zu bytes reserved, control %zu bytes, %s rows, streaming from %zu bytes",
+             ep->size, (long long)ep->config.num_experts, ep->config.depth, ep->bank_bytes, ep->layout.total, ep->rows->name, ep->stream_bytes);
+    *out = ep;
+    return MPI_SUCCESS;
+}
+MPIX_WEAK_ALIAS(Ep_create);
+
+int PMPIX_Ep_free(MPIX_Ep *pep) {
+    int kind = pep ? 0 : mpix_fail(MPIX_ERRK_ARG, "ep", "ep is NULL");
+    if (!kind && !mpix_live_check(*pep, MPIX_LIVE_EP))
+        kind = mpix_fail(MPIX_ERRK_ARG, "ep", "*ep is NULL or freed");
+    if (kind)
+        return mpix_boot_raise(NULL, kind);
+    mpix_ep *ep = *pep;
+    pthread_mutex_lock(&ep->lock);
+    int users = ep->users, failed = ep->failed;
+    pthread_mutex_unlock(&ep->lock);
+    if (users > 0 && !failed)
+        return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "ep", "%d transfers are in flight: complete them first", users));
+    failed = mpix_ep_drain(ep); /* failed batches of this rank that peers still have to learn of */
+    mpix_boot_forget(ep);
+    mpix_ep_destroy(ep, failed != 0);
+    *pep = MPIX_EP_NULL;
+    return MPI_SUCCESS;
+}
+MPIX_WEAK_ALIAS(Ep_free);

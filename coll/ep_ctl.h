@@ -1,0 +1,70 @@
+/*
+ * ep_ctl.h - the words that ranks of a context write into each other's control window, and the rules by which they are published.
+ *
+ * Every rank has a control window: a doorbell, then for each handle slot and each peer one block, which only that peer writes.
+ * A handle's calls of one kind are counted alike on all ranks; the count is the epoch. A block holds
+ *
+ *   words    the epoch through which something of this peer is complete, one 64-bit word per kind: route (its counts are here),
+ *            dispatch (its rows are here), combine (it has read its rows: READ-DONE). One writer, only growing.
+ *   offers   per bank (epoch modulo depth): dispatch - READY, the peer grants this rank the right to write its output;
+ *            combine - ROWS, the peer says where the experts' rows lie for this rank to read.
+ *   status   per bank, dispatch and combine: an error kind, written before the word.
+ *   counts   two of them (epoch modulo 2): what route exchanges.
+ *
+ * Publication is always: plain stores, then a release store of the epoch, then the doorbell; a reader loads the epoch with acquire
+ * first. Streaming stores are not ordered by a release store, so rows->fence() comes before the word.
+ *
+ * Why no bank is overwritten before it was read. An offer of epoch e replaces that of e - depth, and is written only after the
+ * writer's own call e - depth is complete; the reader's word for e - depth, which that completion awaited, is written after the
+ * offer was read. A status of epoch e is written only after the offer of epoch e by the same peer was seen, hence after the peer
+ * completed e - depth, which read the status of e - depth. Counts of epoch e replace those of e - 2: a handle's routes run one at
+ * a time, so the writer has completed e - 1, for which every peer's counts of e - 1 were seen, and a peer writes those only after it
+ * has completed e - 2.
+ */
+#ifndef MPIX_COLL_EP_CTL_H
+#define MPIX_COLL_EP_CTL_H
+#include "base/wait.h"
+#include <stddef.h>
+#include <stdint.h>
+
+/* A place in a window of the rank that wrote it: window 0 is the staging window, i + 1 the i-th allocation of the context. */
+typedef struct mpix_ep_place {
+    uint64_t off, stride;
+    uint32_t window;
+    uint32_t set; /* 0: there is none */
+} mpix_ep_place;
+
+enum { MPIX_EP_PLACE_X, MPIX_EP_PLACE_SCALES, MPIX_EP_PLACE_META, MPIX_EP_PLACE_SLOTS, MPIX_EP_PLACES };
+enum { MPIX_EP_WANTS_WEIGHTS = 1 };
+
+typedef struct mpix_ep_offer {
+    _Alignas(64) _Atomic uint64_t epoch;
+    int32_t status;      /* error kind of the writer: its batch is empty */
+    uint32_t flags;
+    int32_t dtype, scale_kind;
+    uint64_t hidden;
+    uint64_t rows;       /* places [0, rows) exist; others are dropped */
+    mpix_ep_place place[MPIX_EP_PLACES]; /* META in ROWS: the rows' weights */
+} mpix_ep_offer;
+
+typedef struct mpix_ep_words {
+    _Alignas(64) _Atomic uint64_t route, dispatch, combine;
+} mpix_ep_words;
+
+typedef struct mpix_ep_status {
+    int32_t dispatch, combine;
+} mpix_ep_status;
+
+typedef struct mpix_ep_counts {
+    int32_t status, topk;
+    int64_t tokens;
+    uint32_t n[]; /* [ranks] rows for each rank, then [experts] choices of each expert */
+} mpix_ep_counts;
+
+/* Sizes and offsets, equal on all ranks. */
+typedef struct mpix_ep_ctl_layout {
+    size_t offers_dispatch, offers_combine, status, counts, counts_bytes, block, slot, slots_at, total;
+} mpix_ep_ctl_layout;
+
+void mpix_ep_ctl_layout_init(mpix_ep_ctl_layout *layout, int ranks, int64_t experts, int depth, int max_handles);
+#endif

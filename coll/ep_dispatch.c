@@ -1,0 +1,351 @@
+/*
+ * ep_dispatch.c - dispatch between mapped ranks: every row is read once and written straight to its final places.
+ *
+ * START   when the handle's routing is there: decides how many rows fit, takes a staging bank if the output is not mapped by peers or
+ *         if ids, weights or token numbers are wanted, and grants every source the right to write (READY).
+ * READY   waits for every destination's grant. Only then is anything written: an error of this rank (or a difference between ranks) is
+ *         thus known before the first signal, so every rank learns of it.
+ * SEND    one pass over the tokens; in pieces, so that other calls of the context go on as well.
+ * SIGNAL  fence, then one word per destination. Words of a handle's dispatches are written in the order of their epochs.
+ * WAIT    for every source's word; then copies what was staged, and fills what this rank knows itself.
+ */
+#include "config.h"
+
+#include "coll/ep.h"
+
+#include <stdlib.h>
+
+enum { DISPATCH_START, DISPATCH_READY, DISPATCH_SEND, DISPATCH_WAIT };
+
+#define PIECE_BYTES (4u << 20) /* written per step */
+
+static size_t up16(size_t n) { return (n + 15) & ~(size_t)15; }
+
+/* What travels beside a row: the token's number, then COMPACT: local ids and weights of all choices; EXPERT: the choice's weight. */
+static size_t meta_bytes(const mpix_ep_call *call) {
+    int width = call->handle->plan->width;
+    return call->ep->config.layout == MPIX_EP_COMPACT ? ((4 + 8 * (size_t)width) + 7) & ~(size_t)7 : 8;
+}
+
+static int wants_meta(const MPIX_Ep_dispatch_out *out) { return out->local_ids || out->src_token || out->topk_weights; }
+
+/* Rows that this rank takes: what it receives, cut to what fits. With overflow = error what does not fit is an error. */
+static int64_t rows_taken(mpix_ep_call *call) {
+    mpix_ep *ep = call->ep;
+    int64_t total = call->handle->plan->recv_total, capacity = call->dispatch.out.capacity_rows;
+    if (ep->config.overflow == MPIX_EP_OVERFLOW_ERROR && total > capacity)
+        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_TRUNCATE, "out.capacity_rows",
+                                          "this rank receives %lld rows, out.capacity_rows is %lld", (long long)total, (long long)capacity));
+    if (ep->config.max_recv_rows > 0 && capacity > ep->config.max_recv_rows)
+        capacity = ep->config.max_recv_rows;
+    return total < capacity ? total : capacity;
+}
+
+/* Lays out the staging bank and fills the offer. 0: no bank yet. */
+static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
+    mpix_ep *ep = call->ep;
+    const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
+    const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
+    size_t row = mpix_ep_row_bytes(&in->x, in->hidden), scales = mpix_ep_scale_bytes(&in->x, in->hidden), meta = meta_bytes(call);
+    int64_t rows = rows_taken(call);
+    size_t n = (size_t)rows, stage = 0;
+    if (call->kind)
+        return 1;
+    *offer = (mpix_ep_offer){.dtype = in->x.dtype, .scale_kind = in->x.scale_kind, .hidden = (uint64_t)in->hidden, .rows = n};
+    offer->flags = out->topk_weights ? MPIX_EP_WANTS_WEIGHTS : 0;
+    if (n == 0)
+        return 1;
+    mpix_ep_place *x = &offer->place[MPIX_EP_PLACE_X], *s = &offer->place[MPIX_EP_PLACE_SCALES];
+    size_t row_pitch = row % 64 ? up16(row) : row, scale_pitch = up16(scales);
+    int others = call->handle->plan->recv_rank[ep->rank] != call->handle->plan->recv_total;
+    if (!mpix_ep_find(ep, out->x.data, (n - 1) * (size_t)out->x.stride + row, (uint64_t)out->x.stride, x) && others) {
+        call->x_stage = stage;
+        stage += n * row_pitch;
+    }
+    if (scales && !mpix_ep_find(ep, out->x.scales, (n - 1) * (size_t)out->x.scale_stride + scales, (uint64_t)out->x.scale_stride, s) &&
+        others) {
+        call->s_stage = stage;
+        stage += n * scale_pitch;
+    }
+    if (wants_meta(out)) {
+        call->meta_stage = stage = up16(stage);
+        stage += n * meta;
+    }
+    if (stage > 0 && !mpix_ep_bank_take(call, stage))
+        return 0;
+    if (call->kind)
+        return 1;
+    if (call->x_stage != SIZE_MAX)
+        *x = mpix_ep_stage_place(call, call->x_stage, row_pitch);
+    if (call->s_stage != SIZE_MAX)
+        *s = mpix_ep_stage_place(call, call->s_stage, scale_pitch);
+    if (call->meta_stage != SIZE_MAX)
+        offer->place[MPIX_EP_PLACE_META] = mpix_ep_stage_place(call, call->meta_stage, meta);
+    return 1;
+}
+
+static int dispatch_start(mpix_ep_call *call, int *banks_open) {
+    mpix_ep_offer offer = {0};
+    if (!mpix_ep_call_ready(call) || (!*banks_open && !call->kind)) {
+        *banks_open = 0;
+        return 0;
+    }
+    if (!call->kind && !call->handle->plan)
+        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "handle", "the handle has no routing: its last route failed"));
+    if (!call->kind && !offer_make(call, &offer)) {
+        call->x_stage = call->s_stage = call->meta_stage = SIZE_MAX;
+        *banks_open = 0;
+        return 0;
+    }
+    offer.status = call->kind;
+    mpix_ep_offer_send(call, &offer);
+    mpix_ep_peers_reset(call);
+    return 1;
+}
+
+/* All grants are here: what can still go wrong on this rank. */
+static void dispatch_check(mpix_ep_call *call) {
+    const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
+    mpix_ep *ep = call->ep;
+    if (!call->kind || call->kind == MPIX_ERRK_REMOTE)
+        mpix_ep_offers_compare(call, in->hidden, &in->x);
+    for (int peer = 0; peer < ep->size && !call->kind; peer++)
+        if ((mpix_ep_my_offer(call, peer)->flags & MPIX_EP_WANTS_WEIGHTS) && !in->topk_weights &&
+            call->handle->plan->tokens * call->handle->plan->topk > 0)
+            mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "in.topk_weights",
+                                              "in.topk_weights is NULL, but rank %d asks for weights (out.topk_weights)", peer));
+}
+
+/* Own rows need no mapping: they go to the caller's buffer even where peers' rows are staged. */
+static void targets_fill(mpix_ep_call *call) {
+    const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
+    const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
+    mpix_ep_targets_fill(call, mpix_ep_row_bytes(&in->x, in->hidden), mpix_ep_scale_bytes(&in->x, in->hidden), meta_bytes(call), 0);
+    mpix_ep_target *self = &call->ep->targets[call->ep->rank];
+    self->x = out->x.data;
+    self->x_stride = (uint64_t)out->x.stride;
+    self->scales = out->x.scales;
+    self->scale_stride = (uint64_t)out->x.scale_stride;
+}
+
+static void meta_write(mpix_ep_call *call, int64_t t, const mpix_ep_entry *e, char *to) {
+    const mpix_ep_plan *plan = call->handle->plan;
+    const mpix_ep_placement *p = &call->ep->placement;
+    const float *weights = call->dispatch.in.topk_weights ? call->dispatch.in.topk_weights + t * plan->topk : NULL;
+    int32_t *words = (int32_t *)to;
+    words[0] = (int32_t)t;
+    if (call->ep->config.layout == MPIX_EP_EXPERT) {
+        float w = weights ? weights[e->choice] : 0;
+        memcpy(words + 1, &w, sizeof w);
+        return;
+    }
+    const int32_t *ids = plan->ids + t * plan->topk;
+    for (int k = 0; k < plan->topk; k++)
+        words[1 + k] = ids[k] >= 0 && p->owner[ids[k]] == e->rank ? p->local[ids[k]] : -1;
+    if (weights)
+        memcpy(words + 1 + plan->topk, weights, (size_t)plan->topk * sizeof *weights);
+}
+
+static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales) {
+    mpix_ep *ep = call->ep;
+    const mpix_ep_plan *plan = call->handle->plan;
+    const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
+    void **dst = ep->dst, **sdst = ep->dst + ep->config.max_topk + 1;
+    int n = 0;
+    for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
+        const mpix_ep_entry *e = &plan->entries[i];
+        const mpix_ep_target *to = &ep->targets[e->rank];
+        if (e->row >= to->rows)
+            continue; /* dropped */
+        dst[n] = to->x + (uint64_t)e->row * to->x_stride;
+        if (scales)
+            sdst[n] = to->scales + (uint64_t)e->row * to->scale_stride;
+        n++;
+        if (to->meta)
+            meta_write(call, t, e, to->meta + (size_t)e->row * meta_bytes(call));
+    }
+    if (n == 0)
+        return;
+    ep->rows->copy((const char *)in->x.data + t * in->x.stride, row, dst, n, call->streaming);
+    if (scales)
+        ep->rows->copy((const char *)in->x.scales + t * in->x.scale_stride, scales, sdst, n, 0);
+}
+
+/* One piece of the pass; 1: all tokens are sent. */
+static int dispatch_send(mpix_ep_call *call) {
+    const mpix_ep_plan *plan = call->handle->plan;
+    const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
+    size_t row = mpix_ep_row_bytes(&in->x, in->hidden), scales = mpix_ep_scale_bytes(&in->x, in->hidden);
+    int64_t entries = (int64_t)(PIECE_BYTES / (row + 1)) + 16;
+    targets_fill(call);
+    if (call->kind)
+        return 1;
+    call->streaming = (size_t)plan->first[plan->tokens] * row > call->ep->stream_bytes;
+    int64_t t = call->at;
+    for (int64_t end = plan->first[t] + entries; t < plan->tokens && plan->first[t] < end; t++)
+        token_send(call, t, row, scales);
+    call->at = t;
+    return t == plan->tokens;
+}
+
+/* ---- the receiving side ------------------------------------------------------------------------------------------------- */
+
+static void rows_copy(mpix_ep *ep, char *to, size_t to_stride, const char *from, size_t from_stride, size_t bytes, int64_t n, int streaming) {
+    if (to_stride == bytes && from_stride == bytes) {
+        void *dst = to;
+        ep->rows->copy(from, bytes * (size_t)n, &dst, 1, streaming);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        void *dst = to + (size_t)i * to_stride;
+        ep->rows->copy(from + (size_t)i * from_stride, bytes, &dst, 1, streaming);
+    }
+}
+
+static void meta_read(mpix_ep_call *call, int64_t row, int64_t n, const char *from) {
+    const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
+    size_t bytes = meta_bytes(call), width = (size_t)call->handle->plan->width;
+    int expert = call->ep->config.layout == MPIX_EP_EXPERT;
+    for (int64_t i = row; i < row + n; i++) {
+        const int32_t *words = (const int32_t *)(from + (size_t)i * bytes);
+        if (out->src_token)
+            out->src_token[i] = words[0];
+        if (expert) {
+            if (out->topk_weights)
+                memcpy(&out->topk_weights[i], words + 1, sizeof(float));
+            continue;
+        }
+        if (out->local_ids)
+            memcpy(out->local_ids + (size_t)i * width, words + 1, width * sizeof(int));
+        if (out->topk_weights)
+            memcpy(out->topk_weights + (size_t)i * width, words + 1 + width, width * sizeof(float));
+    }
+}
+
+static void segment_take(mpix_ep_call *call, const mpix_ep_segment *seg, int64_t rows) {
+    mpix_ep *ep = call->ep;
+    const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
+    const mpix_ep_offer *own = mpix_ep_my_offer(call, ep->rank);
+    size_t bytes = mpix_ep_row_bytes(&call->dispatch.in.x, call->dispatch.in.hidden);
+    size_t scales = mpix_ep_scale_bytes(&call->dispatch.in.x, call->dispatch.in.hidden);
+    int64_t row = seg->row, n = seg->n < rows - row ? seg->n : rows - row;
+    if (n <= 0)
+        return;
+    if (seg->source != ep->rank && call->x_stage != SIZE_MAX) {
+        size_t pitch = own->place[MPIX_EP_PLACE_X].stride;
+        rows_copy(ep, (char *)out->x.data + row * out->x.stride, (size_t)out->x.stride,
+                  mpix_ep_stage_at(call, call->x_stage) + (size_t)row * pitch, pitch, bytes, n, call->streaming);
+    }
+    if (seg->source != ep->rank && call->s_stage != SIZE_MAX) {
+        size_t pitch = own->place[MPIX_EP_PLACE_SCALES].stride;
+        rows_copy(ep, (char *)out->x.scales + row * out->x.scale_stride, (size_t)out->x.scale_stride,
+                  mpix_ep_stage_at(call, call->s_stage) + (size_t)row * pitch, pitch, scales, n, 0);
+    }
+    for (int64_t i = row; out->src_rank && i < row + n; i++)
+        out->src_rank[i] = seg->source;
+    if (call->meta_stage != SIZE_MAX)
+        meta_read(call, row, n, mpix_ep_stage_at(call, call->meta_stage));
+}
+
+static void padding_fill(mpix_ep_call *call, int64_t row, int64_t end) {
+    mpix_ep *ep = call->ep;
+    const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
+    size_t bytes = mpix_ep_row_bytes(&call->dispatch.in.x, call->dispatch.in.hidden);
+    size_t scales = mpix_ep_scale_bytes(&call->dispatch.in.x, call->dispatch.in.hidden);
+    for (; row < end; row++) {
+        ep->rows->zero((char *)out->x.data + row * out->x.stride, bytes, call->streaming);
+        if (scales)
+            ep->rows->zero((char *)out->x.scales + row * out->x.scale_stride, scales, 0);
+        if (out->src_rank)
+            out->src_rank[row] = -1;
+        if (out->src_token)
+            out->src_token[row] = -1;
+        if (out->topk_weights)
+            out->topk_weights[row] = 0;
+    }
+}
+
+static void dispatch_finish(mpix_ep_call *call) {
+    mpix_ep *ep = call->ep;
+    const mpix_ep_plan *plan = call->handle->plan;
+    const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
+    int64_t rows = (int64_t)mpix_ep_my_offer(call, ep->rank)->rows, nlocal = ep->placement.nlocal[ep->rank];
+    for (int64_t i = 0; i < plan->nsegments; i++)
+        segment_take(call, &plan->segments[i], rows);
+    for (int64_t e = 0; ep->config.layout == MPIX_EP_EXPERT && e < nlocal; e++) {
+        int64_t end = plan->offset[e + 1] < rows ? plan->offset[e + 1] : rows;
+        padding_fill(call, plan->offset[e] + plan->recv_expert[e], end);
+    }
+    for (int64_t e = 0; out->cumulative && e < nlocal; e++)
+        out->cumulative[e] += plan->recv_expert[e];
+    if (call->streaming)
+        ep->rows->fence(); /* the caller may be another thread */
+}
+
+int mpix_ep_dispatch_step(mpix_ep_call *call, int *banks_open) {
+    struct mpix_ep_handle *handle = call->handle;
+    switch (call->state) {
+    case DISPATCH_START:
+        if (!dispatch_start(call, banks_open))
+            return MPIX_EP_STEP_WAITING;
+        call->state = DISPATCH_READY;
+        /* fall through */
+    case DISPATCH_READY:
+        if (!mpix_ep_offers_seen(call, NULL))
+            return MPIX_EP_STEP_WAITING;
+        if (handle->signalled[MPIX_EP_DISPATCH] + 1 != call->epoch)
+            return MPIX_EP_STEP_WAITING;
+        call->waiting = 0;
+        dispatch_check(call);
+        call->state = DISPATCH_SEND;
+        /* fall through */
+    case DISPATCH_SEND:
+        if (!call->kind && !dispatch_send(call))
+            return MPIX_EP_STEP_WORKED;
+        call->ep->rows->fence();
+        mpix_ep_signal(call);
+        handle->signalled[MPIX_EP_DISPATCH] = call->epoch;
+        mpix_ep_peers_reset(call);
+        call->state = DISPATCH_WAIT;
+        /* fall through */
+    default:
+        if (!mpix_ep_signals_seen(call, call->kind ? NULL : call->dispatch.out.wait_ns))
+            return MPIX_EP_STEP_WAITING;
+        if (!call->kind)
+            dispatch_finish(call);
+        return MPIX_EP_STEP_COMPLETE;
+    }
+}
+
+/* ---- the public calls --------------------------------------------------------------------------------------------------- */
+
+static int dispatch_call(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, MPIX_Xfer *xfer,
+                         int blocking) {
+    mpix_ep_call *call;
+    int code = mpix_ep_call_begin(handle, MPIX_EP_DISPATCH, mpix_ep_dispatch_step, &call);
+    if (code != MPI_SUCCESS)
+        return code;
+    int kind = blocking || xfer ? 0 : mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
+    if (!kind && (!in || !out))
+        kind = mpix_fail(MPIX_ERRK_ARG, in ? "out" : "in", "%s is NULL", in ? "out" : "in");
+    if (!kind) {
+        call->dispatch.in = *in;
+        call->dispatch.out = *out;
+        kind = mpix_ep_check_dispatch(handle, &call->dispatch.in, &call->dispatch.out);
+    }
+    if (kind)
+        mpix_ep_call_fail(call, kind);
+    else
+        handle->capacity = out->capacity_rows;
+    return mpix_ep_call_submit(call, xfer, blocking);
+}
+
+int PMPIX_Ep_idispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, MPIX_Xfer *xfer) {
+    return dispatch_call(handle, in, out, xfer, 0);
+}
+MPIX_WEAK_ALIAS(Ep_idispatch);
+
+int PMPIX_Ep_dispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out) {
+    return dispatch_call(handle, in, out, NULL, 1);
+}
+MPIX_WEAK_ALIAS(Ep_dispatch);

@@ -1,0 +1,443 @@
+/*
+ * ep_engine.c - the engine: calls in flight, progress by the caller or a thread, waiting, deaths and time limits.
+ *
+ * Waits of one context never depend on the order in which the caller waits: every test and wait steps all calls of the context, and
+ * those of the process's other contexts when it has to pause.
+ */
+#include "config.h"
+
+#include "coll/ep.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+
+#define CHECK_NS 5000000u /* how often deaths are looked for */
+
+static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
+static mpix_ep *all; /* contexts of the process */
+
+/* ---- calls -------------------------------------------------------------------------------------------------------------- */
+
+static mpix_ep_call *call_new(struct mpix_ep_handle *handle, int type) {
+    mpix_ep *ep = handle->ep;
+    pthread_mutex_lock(&ep->lock);
+    mpix_ep_call *call = ep->pool;
+    if (call)
+        ep->pool = call->next;
+    pthread_mutex_unlock(&ep->lock);
+    if (!call && !(call = malloc(sizeof *call + (size_t)ep->size))) {
+        mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a call");
+        return NULL;
+    }
+    memset(call, 0, sizeof *call);
+    call->seen = (unsigned char *)(call + 1);
+    call->ep = ep;
+    call->handle = handle;
+    call->type = type;
+    call->bank = -1;
+    call->x_stage = call->s_stage = call->meta_stage = call->slot_stage = SIZE_MAX;
+    return call;
+}
+
+int mpix_ep_call_begin(struct mpix_ep_handle *handle, int type, int (*step)(mpix_ep_call *, int *), mpix_ep_call **call) {
+    if (!mpix_live_check(handle, MPIX_LIVE_HANDLE))
+        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "handle", "handle is NULL or freed"));
+    int kind = mpix_ep_alive(handle->ep);
+    if (kind)
+        return mpix_boot_raise(handle->ep->boot, kind);
+    *call = call_new(handle, type);
+    if (!*call)
+        return mpix_boot_raise(handle->ep->boot, MPIX_ERRK_NO_MEM);
+    (*call)->step = step;
+    return MPI_SUCCESS;
+}
+
+void mpix_ep_call_fail(mpix_ep_call *call, int kind) {
+    if (call->kind && !(call->kind == MPIX_ERRK_REMOTE && kind != MPIX_ERRK_REMOTE))
+        return;
+    call->kind = kind;
+    call->error = *mpix_error_tls();
+}
+
+int mpix_ep_call_ready(mpix_ep_call *call) {
+    uint64_t depth = (uint64_t)call->ep->config.depth;
+    for (mpix_ep_call *c = call->ep->first; c != call; c = c->next) {
+        if (c->handle != call->handle)
+            continue;
+        if (call->type == MPIX_EP_ROUTE || c->type == MPIX_EP_ROUTE)
+            return 0; /* a route runs alone: it replaces what the others use */
+        if (c->type == call->type && c->epoch + depth <= call->epoch)
+            return 0; /* its bank of words is in use */
+    }
+    return 1;
+}
+
+int mpix_ep_bank_take(mpix_ep_call *call, size_t bytes) {
+    mpix_ep *ep = call->ep;
+    int b = 0;
+    while (b < ep->config.depth && ep->banks[b].busy)
+        b++;
+    if (b == ep->config.depth)
+        return 0;
+    mpix_ep_bank *bank = &ep->banks[b];
+    if (bytes > ep->bank_bytes) {
+        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_INTERNAL, NULL, "a batch needs %zu bytes of staging, a bank has %zu", bytes,
+                                          ep->bank_bytes));
+        return 1;
+    }
+    if (bytes > bank->committed) {
+        size_t upto = (bytes + 4095) & ~(size_t)4095;
+        if (upto > ep->bank_bytes)
+            upto = ep->bank_bytes;
+        int kind = mpix_win_commit(ep->stage, (size_t)b * ep->bank_bytes + bank->committed, upto - bank->committed);
+        if (kind) {
+            mpix_ep_call_fail(call, kind);
+            return 1;
+        }
+        bank->committed = upto;
+    }
+    bank->busy = 1;
+    call->bank = b;
+    return 1;
+}
+
+void mpix_ep_bank_give(mpix_ep_call *call) {
+    if (call->bank >= 0)
+        call->ep->banks[call->bank].busy = 0;
+    call->bank = -1;
+}
+
+/* Removes a complete call from the list; prev is the one before it. */
+static void call_complete(mpix_ep *ep, mpix_ep_call *call, mpix_ep_call *prev) {
+    if (prev)
+        prev->next = call->next;
+    else
+        ep->first = call->next;
+    if (ep->last == call)
+        ep->last = prev;
+    call->handle->active--;
+    mpix_ep_bank_give(call);
+    if (call->type == MPIX_EP_ROUTE)
+        mpix_ep_plan_free(call->plan); /* NULL unless it failed */
+    call->plan = NULL;
+    if (call->zombie) {
+        call->next = ep->pool;
+        ep->pool = call;
+    } else {
+        atomic_store_explicit(&call->done, 1, memory_order_release);
+        if (ep->threaded)
+            mpix_doorbell_ring(&ep->done_bell);
+    }
+}
+
+void mpix_ep_fail(mpix_ep *ep, int kind) {
+    if (!ep->failed) {
+        ep->failed = kind;
+        ep->failure = *mpix_error_tls();
+    }
+    while (ep->first) {
+        mpix_ep_call *call = ep->first;
+        if (!call->kind || call->kind == MPIX_ERRK_REMOTE) {
+            call->kind = ep->failed;
+            call->error = ep->failure;
+        }
+        call_complete(ep, call, NULL);
+    }
+}
+
+int mpix_ep_alive(mpix_ep *ep) {
+    pthread_mutex_lock(&ep->lock);
+    int kind = ep->failed;
+    if (kind)
+        *mpix_error_tls() = ep->failure;
+    pthread_mutex_unlock(&ep->lock);
+    return kind;
+}
+
+/* ---- progress ----------------------------------------------------------------------------------------------------------- */
+
+/* Steps every call once; whether work was done that should go on at once. With the lock held. */
+static int progress(mpix_ep *ep) {
+    int banks_open = 1, worked = 0;
+    mpix_ep_call *prev = NULL, *next;
+    for (mpix_ep_call *call = ep->first; call; call = next) {
+        int did = call->step(call, &banks_open);
+        next = call->next;
+        if (did == MPIX_EP_STEP_COMPLETE) {
+            call_complete(ep, call, prev);
+            worked = 1;
+        } else {
+            prev = call;
+            worked |= did == MPIX_EP_STEP_WORKED;
+        }
+    }
+    return worked;
+}
+
+static void progress_all(mpix_ep *ep) {
+    while (ep->first && progress(ep))
+        ;
+}
+
+static int is_dead(mpix_ep *ep, int peer) {
+    if (ep->pidfds[peer] < 0)
+        return 0;
+    struct pollfd p = {ep->pidfds[peer], POLLIN, 0};
+    return poll(&p, 1, 0) == 1;
+}
+
+static int missing(const mpix_ep_call *call, int peer) { return call->waiting && !call->seen[peer]; }
+
+/* A peer that a call waits for and whose process has ended. What it published before its end is taken first. */
+static void check_deaths(mpix_ep *ep) {
+    static const char *const names[] = {"route", "dispatch", "combine"};
+    uint64_t now = mpix_clock_ns();
+    if (now - ep->checked_ns < CHECK_NS)
+        return;
+    ep->checked_ns = now;
+    for (int peer = 0; peer < ep->size; peer++) {
+        int needed = 0;
+        for (mpix_ep_call *c = ep->first; c && !needed; c = c->next)
+            needed = missing(c, peer);
+        if (!needed || !is_dead(ep, peer))
+            continue;
+        progress_all(ep);
+        for (mpix_ep_call *c = ep->first; c; c = c->next) {
+            if (!missing(c, peer))
+                continue;
+            mpix_ep_fail(ep, mpix_fail_peer(MPIX_ERRK_PEER, peer, ep->boot->hostnames[peer],
+                                            "rank %d (pid %d on %s) ended before its part of %s number %llu; the context has failed", peer,
+                                            (int)ep->boot->pids[peer], ep->boot->hostnames[peer], names[c->type],
+                                            (unsigned long long)c->epoch));
+            return;
+        }
+    }
+}
+
+static void time_out(mpix_ep *ep) {
+    static const char *const names[] = {"route", "dispatch", "combine"};
+    for (mpix_ep_call *c = ep->first; c; c = c->next) {
+        for (int peer = 0; peer < ep->size; peer++) {
+            if (!missing(c, peer))
+                continue;
+            mpix_ep_fail(ep, mpix_fail_peer(MPIX_ERRK_TIMEOUT, peer, ep->boot->hostnames[peer],
+                                            "rank %d on %s did not do its part of %s number %llu within %g s; the context has failed", peer,
+                                            ep->boot->hostnames[peer], names[c->type], (unsigned long long)c->epoch, ep->config.timeout_s));
+            return;
+        }
+    }
+    mpix_ep_fail(ep, mpix_fail(MPIX_ERRK_TIMEOUT, NULL, "no progress within %g s; the context has failed", ep->config.timeout_s));
+}
+
+/* Other contexts of the process that have work and are not in use by another thread: their peers may be what ours wait for. */
+static int progress_others(mpix_ep *self) {
+    int others = 0;
+    pthread_mutex_lock(&all_lock);
+    for (mpix_ep *ep = all; ep; ep = ep->next) {
+        if (ep == self || ep->threaded || pthread_mutex_trylock(&ep->lock) != 0)
+            continue;
+        if (ep->first) {
+            others++;
+            progress_all(ep);
+        }
+        pthread_mutex_unlock(&ep->lock);
+    }
+    pthread_mutex_unlock(&all_lock);
+    return others;
+}
+
+/* ---- transfers ---------------------------------------------------------------------------------------------------------- */
+
+static int ep_test(struct mpix_xfer *xfer) {
+    mpix_ep_call *call = (mpix_ep_call *)xfer;
+    mpix_ep *ep = call->ep;
+    if (atomic_load_explicit(&call->done, memory_order_acquire))
+        return 1;
+    pthread_mutex_lock(&ep->lock);
+    if (!ep->threaded)
+        progress_all(ep);
+    if (!call->done) {
+        uint64_t now = mpix_clock_ns();
+        if (!call->watch_ns)
+            call->watch_ns = now;
+        check_deaths(ep);
+        if (!call->done && ep->config.timeout_s > 0 && (double)(now - call->watch_ns) > ep->config.timeout_s * 1e9)
+            time_out(ep);
+    }
+    int done = call->done;
+    pthread_mutex_unlock(&ep->lock);
+    if (!done)
+        progress_others(ep);
+    return done;
+}
+
+static void ep_wait_start(struct mpix_xfer *xfer, mpix_wait *wait) {
+    mpix_ep *ep = ((mpix_ep_call *)xfer)->ep;
+    mpix_doorbell *bell = ep->threaded ? &ep->done_bell : mpix_ep_bell(ep);
+    if (progress_others(ep)) /* their doorbells ring elsewhere */
+        bell = NULL;
+    mpix_wait_start(wait, bell, ep->params.spin_us, ep->crowded);
+}
+
+static int ep_end(struct mpix_xfer *xfer, mpix_boot **boot) {
+    mpix_ep_call *call = (mpix_ep_call *)xfer;
+    mpix_ep *ep = call->ep;
+    int kind = call->kind;
+    if (kind)
+        *mpix_error_tls() = call->error;
+    *boot = ep->boot;
+    mpix_live_remove(xfer);
+    pthread_mutex_lock(&ep->lock);
+    ep->users--;
+    call->next = ep->pool;
+    ep->pool = call;
+    pthread_mutex_unlock(&ep->lock);
+    return kind;
+}
+
+static const mpix_xfer_ops ep_xfer_ops = {
+    .test = ep_test,
+    .wait_start = ep_wait_start,
+    .end = ep_end,
+};
+
+int mpix_ep_call_submit(mpix_ep_call *call, MPIX_Xfer *xfer, int blocking) {
+    mpix_ep *ep = call->ep;
+    struct mpix_ep_handle *handle = call->handle;
+    int kind = call->kind;
+    MPIX_Error error = call->error;
+    call->xfer.ops = &ep_xfer_ops;
+    call->zombie = kind && !blocking;
+    if (!call->zombie) {
+        int no_mem = mpix_live_add(call, MPIX_LIVE_XFER);
+        if (no_mem)
+            return mpix_boot_raise(ep->boot, no_mem);
+    }
+    pthread_mutex_lock(&ep->lock);
+    call->epoch = ++handle->started[call->type];
+    handle->active++;
+    ep->users += !call->zombie;
+    if (ep->last)
+        ep->last->next = call;
+    else
+        ep->first = call;
+    ep->last = call;
+    if (ep->failed)
+        mpix_ep_fail(ep, ep->failed);
+    else if (!ep->threaded)
+        progress_all(ep);
+    pthread_mutex_unlock(&ep->lock);
+    if (ep->threaded) {
+        pthread_cond_signal(&ep->wake);
+        mpix_doorbell_ring(mpix_ep_bell(ep));
+    }
+    if (!blocking && kind) {
+        *mpix_error_tls() = error;
+        return mpix_boot_raise(ep->boot, kind);
+    }
+    if (!blocking) {
+        *xfer = &call->xfer;
+        return MPI_SUCCESS;
+    }
+    mpix_boot *boot;
+    kind = mpix_xfer_finish(&call->xfer, &boot);
+    return mpix_boot_raise(boot, kind);
+}
+
+int mpix_ep_drain(mpix_ep *ep) {
+    mpix_wait wait;
+    uint64_t start = mpix_clock_ns();
+    mpix_wait_start(&wait, mpix_ep_bell(ep), ep->params.spin_us, ep->crowded);
+    wait.bell = NULL; /* the progress thread may be asleep on it */
+    pthread_mutex_lock(&ep->lock);
+    for (;;) {
+        if (!ep->threaded)
+            progress_all(ep);
+        check_deaths(ep);
+        if (ep->first && ep->config.timeout_s > 0 && (double)(mpix_clock_ns() - start) > ep->config.timeout_s * 1e9)
+            time_out(ep);
+        if (!ep->first)
+            break;
+        pthread_mutex_unlock(&ep->lock);
+        progress_others(ep);
+        mpix_wait_pause(&wait);
+        pthread_mutex_lock(&ep->lock);
+    }
+    int kind = ep->failed;
+    pthread_mutex_unlock(&ep->lock);
+    return kind;
+}
+
+/* ---- the progress thread ------------------------------------------------------------------------------------------------- */
+
+static void *thread_main(void *arg) {
+    mpix_ep *ep = arg;
+    mpix_wait wait;
+    mpix_topo_bind_helper(-1);
+    pthread_mutex_lock(&ep->lock);
+    mpix_wait_start(&wait, mpix_ep_bell(ep), ep->params.spin_us, ep->crowded);
+    while (!ep->stop) {
+        if (!ep->first) {
+            pthread_cond_wait(&ep->wake, &ep->lock);
+            mpix_wait_start(&wait, mpix_ep_bell(ep), ep->params.spin_us, ep->crowded);
+            continue;
+        }
+        if (progress(ep)) {
+            mpix_wait_end(&wait);
+            mpix_wait_start(&wait, mpix_ep_bell(ep), ep->params.spin_us, ep->crowded);
+            continue;
+        }
+        check_deaths(ep);
+        pthread_mutex_unlock(&ep->lock);
+        mpix_wait_pause(&wait);
+        pthread_mutex_lock(&ep->lock);
+    }
+    mpix_wait_end(&wait);
+    pthread_mutex_unlock(&ep->lock);
+    return NULL;
+}
+
+int mpix_ep_engine_init(mpix_ep *ep) {
+    pthread_mutex_init(&ep->lock, NULL);
+    pthread_cond_init(&ep->wake, NULL);
+    if (ep->params.progress == MPIX_PROGRESS_THREAD) {
+        int error = pthread_create(&ep->thread, NULL, thread_main, ep);
+        if (error) {
+            pthread_cond_destroy(&ep->wake);
+            pthread_mutex_destroy(&ep->lock);
+            return mpix_fail_sys(MPIX_ERRK_NO_MEM, error, "the progress thread (parameter progress = thread) could not be started");
+        }
+        ep->threaded = 1;
+    }
+    pthread_mutex_lock(&all_lock);
+    ep->next = all;
+    all = ep;
+    pthread_mutex_unlock(&all_lock);
+    return 0;
+}
+
+void mpix_ep_engine_free(mpix_ep *ep) {
+    pthread_mutex_lock(&all_lock);
+    mpix_ep **at = &all;
+    while (*at && *at != ep)
+        at = &(*at)->next;
+    if (*at)
+        *at = ep->next;
+    pthread_mutex_unlock(&all_lock);
+    if (ep->threaded) {
+        pthread_mutex_lock(&ep->lock);
+        ep->stop = 1;
+        pthread_mutex_unlock(&ep->lock);
+        pthread_cond_signal(&ep->wake);
+        mpix_doorbell_ring(mpix_ep_bell(ep));
+        pthread_join(ep->thread, NULL);
+    }
+    while (ep->pool) {
+        mpix_ep_call *call = ep->pool;
+        ep->pool = call->next;
+        free(call);
+    }
+    pthread_cond_destroy(&ep->wake);
+    pthread_mutex_destroy(&ep->lock);
+}

@@ -1,0 +1,164 @@
+/* ep_handle.c - handles, and the small calls about a context. */
+#include "config.h"
+
+#include "coll/ep.h"
+
+#include <stdlib.h>
+
+/* A slot that is free on all ranks: handle_free waits for nobody, so ranks may differ for a while. */
+static int slot_choose(mpix_ep *ep, int *slot) {
+    int n = ep->params.max_handles, words = (n + 63) / 64;
+    uint64_t *used = malloc((size_t)words * sizeof *used);
+    int kind = mpix_boot_agree(ep->boot, used ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to choose a handle's slot"));
+    if (!kind) {
+        memcpy(used, ep->slots_used, (size_t)words * sizeof *used);
+        kind = mpix_boot_or(ep->boot, used, words);
+    }
+    for (*slot = 0; !kind && *slot < n && (used[*slot / 64] >> (*slot % 64) & 1); ++*slot)
+        ;
+    free(used);
+    if (!kind && *slot == n)
+        kind = mpix_fail(MPIX_ERRK_NO_MEM, "max_handles", "all %d handles of the context are in use (parameter max_handles)", n);
+    return kind;
+}
+
+static int slot_commit(mpix_ep *ep, int slot) {
+    size_t end = ep->layout.slots_at + ep->layout.slot * ((size_t)slot + 1);
+    if (end <= ep->ctl_committed)
+        return 0;
+    int kind = mpix_win_commit(ep->ctl, ep->ctl_committed, end - ep->ctl_committed);
+    if (!kind)
+        ep->ctl_committed = end;
+    return kind;
+}
+
+int PMPIX_Ep_handle_create(MPIX_Ep ep, MPIX_Ep_handle *handle) {
+    int slot = 0;
+    int kind = mpix_live_check(ep, MPIX_LIVE_EP) ? 0 : mpix_fail(MPIX_ERRK_ARG, "ep", "ep is NULL or freed");
+    if (kind)
+        return mpix_boot_raise(NULL, kind);
+    if ((kind = mpix_ep_alive(ep)))
+        return mpix_boot_raise(ep->boot, kind);
+    kind = mpix_boot_agree(ep->boot, handle ? 0 : mpix_fail(MPIX_ERRK_ARG, "handle", "handle is NULL"));
+    if (!kind)
+        kind = slot_choose(ep, &slot);
+    if (kind)
+        return mpix_boot_raise(ep->boot, kind);
+    struct mpix_ep_handle *h = calloc(1, sizeof *h);
+    kind = h ? slot_commit(ep, slot) : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle");
+    if (!kind)
+        kind = mpix_live_add(h, MPIX_LIVE_HANDLE);
+    int own = kind;
+    kind = mpix_boot_agree(ep->boot, kind);
+    if (kind) {
+        if (!own)
+            mpix_live_remove(h);
+        free(h);
+        return mpix_boot_raise(ep->boot, kind);
+    }
+    h->ep = ep;
+    h->slot = slot;
+    h->capacity = -1;
+    /* A reused slot goes on counting: its words only grow. */
+    memcpy(h->started, ep->slot_epochs[slot], sizeof h->started);
+    memcpy(h->signalled, ep->slot_epochs[slot], sizeof h->signalled);
+    ep->slots_used[slot / 64] |= UINT64_C(1) << (slot % 64);
+    h->next = ep->handles;
+    ep->handles = h;
+    *handle = h;
+    return MPI_SUCCESS;
+}
+MPIX_WEAK_ALIAS(Ep_handle_create);
+
+int PMPIX_Ep_handle_free(MPIX_Ep_handle *handle) {
+    int kind = handle ? 0 : mpix_fail(MPIX_ERRK_ARG, "handle", "handle is NULL");
+    if (!kind && !mpix_live_check(*handle, MPIX_LIVE_HANDLE))
+        kind = mpix_fail(MPIX_ERRK_ARG, "handle", "*handle is NULL or freed");
+    if (kind)
+        return mpix_boot_raise(NULL, kind);
+    struct mpix_ep_handle *h = *handle;
+    mpix_ep *ep = h->ep;
+    int held = 0;
+    pthread_mutex_lock(&ep->lock);
+    for (mpix_ep_call *c = ep->first; c; c = c->next)
+        held += c->handle == h && !c->zombie;
+    pthread_mutex_unlock(&ep->lock);
+    if (held)
+        return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "handle", "%d transfers of the handle are in flight: complete them first", held));
+    if (h->active)
+        mpix_ep_drain(ep); /* its failed batches; after a time-out the context has failed and nothing is left */
+    memcpy(ep->slot_epochs[h->slot], h->started, sizeof h->started);
+    ep->slots_used[h->slot / 64] &= ~(UINT64_C(1) << (h->slot % 64));
+    for (struct mpix_ep_handle **at = &ep->handles; *at; at = &(*at)->next) {
+        if (*at == h) {
+            *at = h->next;
+            break;
+        }
+    }
+    mpix_live_remove(h);
+    mpix_ep_plan_free(h->plan);
+    free(h);
+    *handle = MPIX_EP_HANDLE_NULL;
+    return MPI_SUCCESS;
+}
+MPIX_WEAK_ALIAS(Ep_handle_free);
+
+/* ---- about a context ------------------------------------------------------------------------------------------------------ */
+
+static int ep_check(MPIX_Ep ep, const void *out, const char *arg) {
+    if (!mpix_live_check(ep, MPIX_LIVE_EP))
+        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "ep", "ep is NULL or freed"));
+    return out ? MPI_SUCCESS : mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, arg, "%s is NULL", arg));
+}
+
+int PMPIX_Ep_get_config(MPIX_Ep ep, MPIX_Ep_config *config) {
+    int code = ep_check(ep, config, "config");
+    if (code != MPI_SUCCESS)
+        return code;
+    if (config->struct_size != sizeof *config)
+        return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "config.struct_size", "config.struct_size = %zu, this library knows %zu",
+                                                   config->struct_size, sizeof *config));
+    *config = ep->config;
+    return MPI_SUCCESS;
+}
+MPIX_WEAK_ALIAS(Ep_get_config);
+
+int PMPIX_Ep_set_errhandler(MPIX_Ep ep, MPI_Errhandler errhandler) {
+    int code = ep_check(ep, ep, "ep");
+    if (code != MPI_SUCCESS)
+        return code;
+    int kind = errhandler == MPI_ERRHANDLER_NULL ? mpix_fail(MPIX_ERRK_ARG, "errhandler", "errhandler is MPI_ERRHANDLER_NULL")
+                                                 : mpix_boot_set_errhandler(ep->boot, errhandler);
+    return mpix_boot_raise(ep->boot, kind);
+}
+MPIX_WEAK_ALIAS(Ep_set_errhandler);
+
+int PMPIX_Ep_get_async_error(MPIX_Ep ep, MPIX_Error *error) {
+    int code = ep_check(ep, error, "error");
+    if (code != MPI_SUCCESS)
+        return code;
+    if (error->struct_size != sizeof *error)
+        return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "error.struct_size", "error.struct_size = %zu, this library knows %zu",
+                                                   error->struct_size, sizeof *error));
+    pthread_mutex_lock(&ep->lock);
+    if (ep->failed) {
+        *error = ep->failure;
+    } else {
+        memset(error, 0, sizeof *error);
+        error->rank = -1;
+    }
+    pthread_mutex_unlock(&ep->lock);
+    error->struct_size = sizeof *error;
+    return MPI_SUCCESS;
+}
+MPIX_WEAK_ALIAS(Ep_get_async_error);
+
+int PMPIX_Ep_get_mask(MPIX_Ep ep, int alive[]) {
+    int code = ep_check(ep, alive, "alive");
+    if (code != MPI_SUCCESS)
+        return code;
+    for (int r = 0; r < ep->size; r++)
+        alive[r] = 1;
+    return MPI_SUCCESS;
+}
+MPIX_WEAK_ALIAS(Ep_get_mask);

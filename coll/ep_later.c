@@ -1,0 +1,38 @@
+/* ep_later.c - calls that this version declares but does not have. */
+#include "config.h"
+
+#include "coll/ep.h"
+
+static int later(MPIX_Ep_handle handle, const char *call, const char *why) {
+    if (!mpix_live_check(handle, MPIX_LIVE_HANDLE))
+        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "handle", "handle is NULL or freed"));
+    return mpix_boot_raise(handle->ep->boot, mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "%s is not in this version of mpix-ep (%s): %s", call,
+                                                       PACKAGE_VERSION, why));
+}
+
+static const char gpu[] = "stream-ordered calls come with GPU memory";
+
+#define LATER(name, args, why)                                                                                                             \
+    int PMPIX_##name args { return later(handle, "MPIX_" #name, why); }                                                                   \
+    MPIX_WEAK_ALIAS(name)
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+LATER(Ep_route_enqueue, (MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts, void *stream), gpu);
+LATER(Ep_dispatch_enqueue, (MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, void *stream), gpu);
+LATER(Ep_combine_enqueue, (MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, void *stream), gpu);
+LATER(Ep_dispatch_begin_enqueue, (MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, void *stream), gpu);
+LATER(Ep_dispatch_end_enqueue, (MPIX_Ep_handle handle, void *stream), gpu);
+LATER(Ep_combine_begin_enqueue, (MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, void *stream), gpu);
+LATER(Ep_combine_end_enqueue, (MPIX_Ep_handle handle, void *stream), gpu);
+LATER(Ep_combine_buffer, (MPIX_Ep_handle handle, MPIX_Ep_rows *rows), "use memory from MPIX_Ep_alloc, which combine reads in place");
+#pragma GCC diagnostic pop
+
+int PMPIX_Ep_set_mask(MPIX_Ep ep, int rank, int alive) {
+    (void)rank, (void)alive;
+    if (!mpix_live_check(ep, MPIX_LIVE_EP))
+        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "ep", "ep is NULL or freed"));
+    return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "MPIX_Ep_set_mask: masking is not in this version of mpix-ep (%s)",
+                                               PACKAGE_VERSION));
+}
+MPIX_WEAK_ALIAS(Ep_set_mask);

@@ -1,0 +1,158 @@
+/* ep_memory.c - memory that peers reach: MPIX_Ep_alloc, MPIX_Ep_register, and the search for a row's place. */
+#include "config.h"
+
+#include "coll/ep.h"
+
+#include <stdlib.h>
+
+static int ep_valid(MPIX_Ep ep) {
+    return mpix_live_check(ep, MPIX_LIVE_EP) ? 0 : mpix_fail(MPIX_ERRK_ARG, "ep", "ep is NULL or freed");
+}
+
+int mpix_ep_find(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride, mpix_ep_place *place) {
+    for (int i = 0; i < ep->nregions; i++) {
+        const mpix_win *win = ep->regions[i].win;
+        if (!win || !win->base || (const char *)p < (const char *)win->base)
+            continue;
+        size_t off = (size_t)((const char *)p - (const char *)win->base);
+        if (off > win->bytes || bytes > win->bytes - off)
+            continue;
+        *place = (mpix_ep_place){off, stride, (uint32_t)i + 1, 1};
+        return 1;
+    }
+    return 0;
+}
+
+void *mpix_ep_resolve(mpix_ep *ep, int peer, const mpix_ep_place *place, size_t bytes) {
+    const mpix_win *win = place->window == 0 ? ep->stage : place->window <= (uint32_t)ep->nregions ? ep->regions[place->window - 1].win : NULL;
+    if (!win || !win->peer[peer] || place->off > win->peer_bytes[peer] || bytes > win->peer_bytes[peer] - place->off)
+        return NULL;
+    return (char *)win->peer[peer] + place->off;
+}
+
+/* Local checks, agreed on by all ranks. */
+static int alloc_check(mpix_ep *ep, MPI_Count bytes, MPI_Info info, const void *baseptr) {
+    if (!baseptr)
+        return mpix_fail(MPIX_ERRK_ARG, "baseptr", "baseptr is NULL");
+    if (bytes < 0 || bytes > (MPI_Count)1 << 46)
+        return mpix_fail(MPIX_ERRK_ARG, "bytes", "bytes = %lld is not in [0, 2^46]", (long long)bytes);
+    if (info != MPI_INFO_NULL)
+        return mpix_fail(MPIX_ERRK_ARG, "info", "info must be MPI_INFO_NULL");
+    mpix_ep_region *regions = realloc(ep->regions, ((size_t)ep->nregions + 1) * sizeof *regions);
+    if (!regions)
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for one more allocation");
+    pthread_mutex_lock(&ep->lock); /* the progress thread searches the table */
+    ep->regions = regions;
+    pthread_mutex_unlock(&ep->lock);
+    return 0;
+}
+
+int PMPIX_Ep_alloc(MPIX_Ep ep, MPI_Count bytes, MPI_Info info, void *baseptr) {
+    int kind = ep_valid(ep);
+    if (kind)
+        return mpix_boot_raise(NULL, kind);
+    if ((kind = mpix_ep_alive(ep)))
+        return mpix_boot_raise(ep->boot, kind);
+    kind = mpix_boot_agree(ep->boot, alloc_check(ep, bytes, info, baseptr));
+    mpix_win *win = NULL;
+    /* At least one byte, so that every rank has an address by which it names the allocation. */
+    if (!kind)
+        kind = mpix_win_create(ep->boot, &ep->params, bytes > 0 ? (size_t)bytes : 1, MPIX_WIN_COMMIT, &win);
+    if (kind)
+        return mpix_boot_raise(ep->boot, kind);
+    pthread_mutex_lock(&ep->lock);
+    ep->regions[ep->nregions++].win = win;
+    pthread_mutex_unlock(&ep->lock);
+    *(void **)baseptr = win->base;
+    return MPI_SUCCESS;
+}
+MPIX_WEAK_ALIAS(Ep_alloc);
+
+static int in_flight(mpix_ep *ep, const char *what) {
+    pthread_mutex_lock(&ep->lock);
+    int users = ep->failed ? 0 : ep->users;
+    pthread_mutex_unlock(&ep->lock);
+    if (users == 0)
+        return 0;
+    return mpix_fail(MPIX_ERRK_ARG, what, "%d transfers of the context are in flight: complete them first", users);
+}
+
+int PMPIX_Ep_dealloc(MPIX_Ep ep, void *base) {
+    int kind = ep_valid(ep), i;
+    if (kind)
+        return mpix_boot_raise(NULL, kind);
+    if ((kind = in_flight(ep, "ep")))
+        return mpix_boot_raise(ep->boot, kind);
+    for (i = 0; i < ep->nregions; i++)
+        if (ep->regions[i].win && ep->regions[i].win->base == base)
+            break;
+    if (i == ep->nregions || !base)
+        return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "base", "base = %p did not come from MPIX_Ep_alloc of this context", base));
+    mpix_ep_drain(ep); /* failed batches do not touch it, but nothing may search the table */
+    pthread_mutex_lock(&ep->lock);
+    mpix_win *win = ep->regions[i].win;
+    ep->regions[i].win = NULL;
+    pthread_mutex_unlock(&ep->lock);
+    mpix_win_free(win);
+    return MPI_SUCCESS;
+}
+MPIX_WEAK_ALIAS(Ep_dealloc);
+
+static int register_check(mpix_ep *ep, void *base, MPI_Count bytes, const int *direct) {
+    if (!direct)
+        return mpix_fail(MPIX_ERRK_ARG, "direct", "direct is NULL");
+    if (bytes < 0)
+        return mpix_fail(MPIX_ERRK_ARG, "bytes", "bytes = %lld is negative", (long long)bytes);
+    if (!base && bytes > 0)
+        return mpix_fail(MPIX_ERRK_ARG, "base", "base is NULL with bytes = %lld", (long long)bytes);
+    for (int i = 0; base && i < ep->nregistrations; i++)
+        if (ep->registrations[i].base == base)
+            return mpix_fail(MPIX_ERRK_ARG, "base", "base = %p is registered already (%zu bytes)", base, ep->registrations[i].bytes);
+    mpix_ep_registration *r = realloc(ep->registrations, ((size_t)ep->nregistrations + 1) * sizeof *r);
+    if (!r)
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for one more registration");
+    ep->registrations = r;
+    return 0;
+}
+
+int PMPIX_Ep_register(MPIX_Ep ep, void *base, MPI_Count bytes, int *direct) {
+    int kind = ep_valid(ep);
+    mpix_ep_place place;
+    if (kind)
+        return mpix_boot_raise(NULL, kind);
+    if ((kind = mpix_ep_alive(ep)))
+        return mpix_boot_raise(ep->boot, kind);
+    kind = mpix_boot_agree(ep->boot, register_check(ep, base, bytes, direct));
+    if (kind)
+        return mpix_boot_raise(ep->boot, kind);
+    if (base)
+        ep->registrations[ep->nregistrations++] = (mpix_ep_registration){base, (size_t)bytes};
+    *direct = mpix_ep_find(ep, base, (size_t)bytes, 0, &place);
+    return MPI_SUCCESS;
+}
+MPIX_WEAK_ALIAS(Ep_register);
+
+int PMPIX_Ep_deregister(MPIX_Ep ep, void *base) {
+    int kind = ep_valid(ep), i;
+    if (kind)
+        return mpix_boot_raise(NULL, kind);
+    if (!base)
+        return MPI_SUCCESS;
+    if ((kind = in_flight(ep, "ep")))
+        return mpix_boot_raise(ep->boot, kind);
+    for (i = 0; i < ep->nregistrations; i++)
+        if (ep->registrations[i].base == base)
+            break;
+    if (i == ep->nregistrations)
+        return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "base", "base = %p is not registered", base));
+    ep->registrations[i] = ep->registrations[--ep->nregistrations];
+    return MPI_SUCCESS;
+}
+MPIX_WEAK_ALIAS(Ep_deregister);
+
+void mpix_ep_memory_free(mpix_ep *ep) {
+    for (int i = 0; i < ep->nregions; i++)
+        mpix_win_free(ep->regions[i].win);
+    free(ep->regions);
+    free(ep->registrations);
+}

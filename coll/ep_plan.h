@@ -1,0 +1,71 @@
+/*
+ * ep_plan.h - what a routing means for this rank: where each row of its tokens goes, and which rows it receives. Pure computation
+ * on the ids and on everybody's counts; no communication.
+ */
+#ifndef MPIX_COLL_EP_PLAN_H
+#define MPIX_COLL_EP_PLAN_H
+#include "mpix_ep.h"
+
+/* Which rank holds which experts. */
+typedef struct mpix_ep_placement {
+    int ranks, rank;
+    int64_t experts;
+    int *owner;       /* [experts] */
+    int *local;       /* [experts] index among its owner's experts, ascending */
+    int64_t *nlocal;  /* [ranks] */
+    int64_t *mine;    /* [nlocal[rank]] this rank's experts, ascending */
+    int layout;       /* MPIX_EP_COMPACT or MPIX_EP_EXPERT */
+    int64_t align;
+} mpix_ep_placement;
+
+/* One row to write (dispatch) or to read (combine). A token's entries are ordered by rank, then choice. */
+typedef struct mpix_ep_entry {
+    int32_t rank, choice; /* COMPACT: the first of the token's choices on that rank */
+    int64_t row;          /* at that rank; before mpix_ep_plan_finish: counted from this rank's first */
+} mpix_ep_entry;
+
+/* Adjacent received rows of one source (COMPACT) or one expert and source (EXPERT): rows [row, row + n). */
+typedef struct mpix_ep_segment {
+    int64_t row, n;
+    int32_t source, expert; /* expert: local index, -1 in COMPACT */
+} mpix_ep_segment;
+
+typedef struct mpix_ep_plan {
+    int64_t tokens;
+    int topk;              /* of this rank's ids */
+    int width;             /* agreed topk of the batch: [rows][width] at receivers */
+    int32_t *ids;          /* [tokens][topk], -1: none */
+    int64_t *first;        /* [tokens + 1] */
+    mpix_ep_entry *entries;
+    int64_t *send_rows;    /* [ranks] rows for each rank */
+    int64_t *send_tokens;  /* [ranks] distinct tokens for each rank */
+    int64_t *send_experts; /* [experts] */
+    /* after mpix_ep_plan_finish */
+    int64_t recv_total;
+    int64_t *recv_rank;    /* [ranks] */
+    int64_t *recv_expert;  /* [local experts] */
+    int64_t *offset;       /* [local experts + 1]; EXPERT only */
+    int64_t *total;        /* [ranks] recv_total of every rank */
+    mpix_ep_segment *segments;
+    int64_t nsegments;
+    void *memory;
+} mpix_ep_plan;
+
+/* COUNTS of one source as route exchanged them. */
+typedef struct mpix_ep_counts_view {
+    const uint32_t *rows;    /* [ranks] */
+    const uint32_t *experts; /* [experts] */
+} mpix_ep_counts_view;
+
+int mpix_ep_placement_init(mpix_ep_placement *placement, const MPIX_Ep_config *config, int ranks, int rank);
+void mpix_ep_placement_free(mpix_ep_placement *placement);
+
+/* Worst-case rows a rank can receive in a batch (config->max_recv_rows or, if 0, what the routing could demand); -1: more than 2^62. */
+int64_t mpix_ep_worst_rows(const MPIX_Ep_config *config, const mpix_ep_placement *placement, int rank);
+
+/* Reads and checks the ids and computes this rank's sends. ARG names the id; NO_MEM. */
+int mpix_ep_plan_create(const mpix_ep_placement *placement, const MPIX_Ep_routing *routing, int check, mpix_ep_plan **plan);
+/* Adds everybody's counts: rows become places, receive side filled. NO_MEM. */
+int mpix_ep_plan_finish(mpix_ep_plan *plan, const mpix_ep_placement *placement, const mpix_ep_counts_view *from);
+void mpix_ep_plan_free(mpix_ep_plan *plan);
+#endif

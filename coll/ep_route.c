@@ -1,0 +1,225 @@
+/*
+ * ep_route.c - route: every rank tells every rank its counts; from all counts each rank knows where its rows go and what it receives.
+ *
+ * This rank's own part of the plan is made in the call itself; the step publishes the counts, waits for everybody's, and finishes the
+ * plan. A handle's routes run alone, so two banks of counts suffice (ep_ctl.h).
+ */
+#include "config.h"
+
+#include "coll/ep.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { ROUTE_START, ROUTE_WAIT };
+
+static void counts_send(mpix_ep_call *call) {
+    mpix_ep *ep = call->ep;
+    const mpix_ep_plan *plan = call->plan;
+    for (int i = 0; i < ep->size; i++) {
+        int peer = (ep->rank + i) % ep->size;
+        mpix_ep_counts *c = mpix_ep_peer_counts(call, peer);
+        c->status = call->kind;
+        if (plan) {
+            c->topk = plan->topk;
+            c->tokens = plan->tokens;
+            for (int r = 0; r < ep->size; r++)
+                c->n[r] = (uint32_t)plan->send_rows[r];
+            for (int64_t e = 0; e < ep->placement.experts; e++)
+                c->n[ep->size + e] = (uint32_t)plan->send_experts[e];
+        }
+        atomic_store_explicit(&mpix_ep_peer_words(call, peer)->route, call->epoch, memory_order_release);
+        if (peer != ep->rank)
+            mpix_ep_ring(ep, peer);
+    }
+}
+
+static int counts_seen(mpix_ep_call *call) {
+    mpix_ep *ep = call->ep;
+    for (int peer = 0; peer < ep->size; peer++) {
+        if (call->seen[peer] ||
+            atomic_load_explicit(&mpix_ep_my_words(call, peer)->route, memory_order_acquire) < call->epoch)
+            continue;
+        call->seen[peer] = 1;
+        call->nseen++;
+        int status = mpix_ep_my_counts(call, peer)->status;
+        if (status && peer != ep->rank && !call->kind)
+            mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_REMOTE, peer, ep->boot->hostnames[peer],
+                                                   "rank %d on %s failed its part of route with an error of kind %s", peer,
+                                                   ep->boot->hostnames[peer], mpix_kind_name(status)));
+    }
+    return call->nseen == ep->size;
+}
+
+/* Every rank with tokens must have the same topk; the receivers' arrays are [rows][that]. Decided alike on all ranks. */
+static void agree_topk(mpix_ep_call *call) {
+    mpix_ep *ep = call->ep;
+    int width = -1, first = -1;
+    for (int peer = 0; peer < ep->size; peer++) {
+        const mpix_ep_counts *c = mpix_ep_my_counts(call, peer);
+        if (c->tokens == 0)
+            continue;
+        if (first < 0) {
+            first = peer;
+            width = c->topk;
+        } else if (c->topk != width) {
+            mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_ARG, peer, ep->boot->hostnames[peer],
+                                                   "routing.topk = %d on rank %d differs from %d on rank %d", c->topk, peer, width, first));
+            snprintf(call->error.arg, sizeof call->error.arg, "routing.topk");
+            return;
+        }
+    }
+    if (width >= 0)
+        call->plan->width = width;
+}
+
+/* A rank that would receive more than it has room for. With overflow = error the call fails: TRUNCATE there, REMOTE elsewhere. */
+static void check_totals(mpix_ep_call *call) {
+    mpix_ep *ep = call->ep;
+    if (ep->config.overflow == MPIX_EP_OVERFLOW_DROP || ep->config.max_recv_rows == 0)
+        return;
+    int64_t limit = ep->config.max_recv_rows;
+    if (call->plan->recv_total > limit) {
+        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_TRUNCATE, "config.max_recv_rows",
+                                          "this rank would receive %lld rows, config.max_recv_rows is %lld", (long long)call->plan->recv_total,
+                                          (long long)limit));
+        return;
+    }
+    for (int peer = 0; peer < ep->size; peer++) {
+        if (call->plan->total[peer] <= limit)
+            continue;
+        mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_REMOTE, peer, ep->boot->hostnames[peer],
+                                               "rank %d on %s would receive %lld rows, config.max_recv_rows is %lld", peer,
+                                               ep->boot->hostnames[peer], (long long)call->plan->total[peer], (long long)limit));
+        return;
+    }
+}
+
+static void send_per_host(mpix_ep_call *call, MPI_Count *out) {
+    mpix_ep *ep = call->ep;
+    const mpix_ep_plan *plan = call->plan;
+    int hosts = ep->boot->nhosts;
+    int64_t *last = malloc((size_t)hosts * sizeof *last); /* token last counted for each host */
+    if (!last) {
+        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_NO_MEM, "counts.send_per_host", "no memory to count for %d hosts", hosts));
+        return;
+    }
+    for (int h = 0; h < hosts; h++) {
+        last[h] = -1;
+        out[h] = 0;
+    }
+    for (int64_t t = 0; t < plan->tokens; t++) {
+        for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
+            int h = ep->boot->host_of[plan->entries[i].rank];
+            out[h] += last[h] != t;
+            last[h] = t;
+        }
+    }
+    free(last);
+}
+
+static void copy_counts(MPI_Count *to, const int64_t *from, int64_t n) {
+    for (int64_t i = 0; to && i < n; i++)
+        to[i] = from[i];
+}
+
+static void outputs_fill(mpix_ep_call *call) {
+    const MPIX_Ep_counts *out = &call->route.counts;
+    const mpix_ep_plan *plan = call->plan;
+    const mpix_ep_placement *p = &call->ep->placement;
+    copy_counts(out->recv_total, &plan->recv_total, 1);
+    copy_counts(out->recv_per_rank, plan->recv_rank, p->ranks);
+    copy_counts(out->recv_per_expert, plan->recv_expert, p->nlocal[p->rank]);
+    copy_counts(out->expert_offset, plan->offset, p->nlocal[p->rank] + 1);
+    copy_counts(out->send_per_rank, plan->send_tokens, p->ranks);
+    copy_counts(out->send_per_expert, plan->send_experts, p->experts);
+    if (out->send_per_host)
+        send_per_host(call, out->send_per_host);
+    if (out->token_in_rank) {
+        memset(out->token_in_rank, 0, (size_t)plan->tokens * (size_t)p->ranks);
+        for (int64_t t = 0; t < plan->tokens; t++)
+            for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++)
+                out->token_in_rank[t * p->ranks + plan->entries[i].rank] = 1;
+    }
+}
+
+static void route_finish(mpix_ep_call *call) {
+    mpix_ep *ep = call->ep;
+    struct mpix_ep_handle *handle = call->handle;
+    mpix_ep_counts_view *from = NULL;
+    mpix_ep_plan_free(handle->plan);
+    handle->plan = NULL;
+    if (!call->kind)
+        agree_topk(call);
+    if (!call->kind && !(from = malloc((size_t)ep->size * sizeof *from)))
+        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to finish a routing"));
+    if (!call->kind) {
+        for (int peer = 0; peer < ep->size; peer++) {
+            const uint32_t *n = mpix_ep_my_counts(call, peer)->n;
+            from[peer] = (mpix_ep_counts_view){n, n + ep->size};
+        }
+        int kind = mpix_ep_plan_finish(call->plan, &ep->placement, from);
+        if (kind)
+            mpix_ep_call_fail(call, kind);
+    }
+    free(from);
+    if (!call->kind)
+        check_totals(call);
+    if (!call->kind)
+        outputs_fill(call);
+    if (!call->kind) {
+        handle->plan = call->plan;
+        call->plan = NULL;
+    }
+}
+
+int mpix_ep_route_step(mpix_ep_call *call, int *banks_open) {
+    (void)banks_open;
+    if (call->state == ROUTE_START) {
+        if (!mpix_ep_call_ready(call))
+            return MPIX_EP_STEP_WAITING;
+        counts_send(call);
+        mpix_ep_peers_reset(call);
+        call->state = ROUTE_WAIT;
+    }
+    if (!counts_seen(call))
+        return MPIX_EP_STEP_WAITING;
+    route_finish(call);
+    return MPIX_EP_STEP_COMPLETE;
+}
+
+static int route_start(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts, MPIX_Xfer *xfer,
+                       int blocking) {
+    mpix_ep_call *call;
+    int code = mpix_ep_call_begin(handle, MPIX_EP_ROUTE, mpix_ep_route_step, &call);
+    if (code != MPI_SUCCESS)
+        return code;
+    mpix_ep *ep = handle->ep;
+    MPIX_Ep_routing r;
+    int kind = blocking || xfer ? 0 : mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
+    if (!kind)
+        kind = mpix_ep_check_routing(ep, routing, &r);
+    if (!kind)
+        kind = mpix_ep_check_counts(ep, counts);
+    if (!kind)
+        kind = mpix_ep_plan_create(&ep->placement, &r, ep->config.check >= 0, &call->plan);
+    if (kind)
+        mpix_ep_call_fail(call, kind);
+    else if (counts)
+        call->route.counts = *counts;
+    handle->routed = !kind;
+    handle->tokens = kind ? 0 : r.num_tokens;
+    handle->topk = kind ? 0 : r.topk;
+    handle->capacity = -1;
+    return mpix_ep_call_submit(call, xfer, blocking);
+}
+
+int PMPIX_Ep_iroute(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts, MPIX_Xfer *xfer) {
+    return route_start(handle, routing, counts, xfer, 0);
+}
+MPIX_WEAK_ALIAS(Ep_iroute);
+
+int PMPIX_Ep_route(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts) {
+    return route_start(handle, routing, counts, NULL, 1);
+}
+MPIX_WEAK_ALIAS(Ep_route);
