@@ -1,1 +1,6 @@
-# bench/
+# bench/ - mpix_ep_bench: the benchmark of MPIX_Ep_*, a user of the installed headers and library only.
+bin_PROGRAMS += mpix_ep_bench
+mpix_ep_bench_SOURCES = bench/bench.h bench/ep_bench.c bench/options.c bench/npy.c bench/routing.c bench/content.c bench/ours.c \
+    bench/baseline_mpi.c bench/reduce.c bench/copy.c bench/measure.c bench/overlap.c bench/verify.c bench/report.c bench/json.c
+mpix_ep_bench_CPPFLAGS = $(AM_CPPFLAGS) $(JANSSON_CFLAGS)
+mpix_ep_bench_LDADD = libmpixep.la $(JANSSON_LIBS) $(MPI_LIBS) -lm

@@ -1,0 +1,338 @@
+/*
+ * options.c - the command line of mpix_ep_bench. Nothing is accepted and ignored: what this version does not have is refused by name.
+ */
+#include "config.h"
+
+#include "bench/bench.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <limits.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    OPT_TOKENS = 256, OPT_HIDDEN, OPT_TOPK, OPT_EXPERTS, OPT_MODE, OPT_MEMORY, OPT_DTYPE, OPT_SCALES, OPT_LAYOUT, OPT_ALIGN,
+    OPT_ROUTING, OPT_SEED, OPT_METADATA, OPT_BASELINE, OPT_OVERLAP, OPT_BUFFERS, OPT_JSON, OPT_THREAD, OPT_SMS
+};
+
+static const struct option bench_long_options[] = {
+    {"num-tokens", required_argument, NULL, OPT_TOKENS},
+    {"hidden", required_argument, NULL, OPT_HIDDEN},
+    {"num-topk", required_argument, NULL, OPT_TOPK},
+    {"num-experts", required_argument, NULL, OPT_EXPERTS},
+    {"mode", required_argument, NULL, OPT_MODE},
+    {"memory", required_argument, NULL, OPT_MEMORY},
+    {"dtype", required_argument, NULL, OPT_DTYPE},
+    {"scales", required_argument, NULL, OPT_SCALES},
+    {"layout", required_argument, NULL, OPT_LAYOUT},
+    {"expert-align", required_argument, NULL, OPT_ALIGN},
+    {"routing", required_argument, NULL, OPT_ROUTING},
+    {"seed", required_argument, NULL, OPT_SEED},
+    {"metadata", required_argument, NULL, OPT_METADATA},
+    {"baseline", required_argument, NULL, OPT_BASELINE},
+    {"overlap", no_argument, NULL, OPT_OVERLAP},
+    {"buffers", required_argument, NULL, OPT_BUFFERS},
+    {"json", required_argument, NULL, OPT_JSON},
+    {"progress-thread", no_argument, NULL, OPT_THREAD},
+    {"num-sms", required_argument, NULL, OPT_SMS},
+    {"iterations", required_argument, NULL, 'i'},
+    {"warmup", required_argument, NULL, 'x'},
+    {"message-size", required_argument, NULL, 'm'},
+    {"validation", required_argument, NULL, 'c'},
+    {"full", no_argument, NULL, 'f'},
+    {"help", no_argument, NULL, 'h'},
+    {NULL, 0, NULL, 0},
+};
+
+typedef struct bench_word {
+    const char *word;
+    int value;
+} bench_word;
+
+static const bench_word bench_dtypes[] = {
+    {"bytes", MPIX_EP_BYTES}, {"f64", MPIX_EP_F64}, {"f32", MPIX_EP_F32}, {"f16", MPIX_EP_F16}, {"bf16", MPIX_EP_BF16},
+    {"f8e4m3", MPIX_EP_F8E4M3}, {"f8e5m2", MPIX_EP_F8E5M2}, {NULL, 0},
+};
+static const bench_word bench_scales[] = {
+    {"none", MPIX_EP_NO_SCALES}, {"f32", MPIX_EP_SCALES_F32}, {"ue8m0", MPIX_EP_SCALES_UE8M0}, {NULL, 0},
+};
+static const bench_word bench_layouts[] = {{"compact", MPIX_EP_COMPACT}, {"expert", MPIX_EP_EXPERT}, {NULL, 0}};
+static const bench_word bench_buffer_kinds[] = {
+    {"alloc", BENCH_ALLOC}, {"malloc", BENCH_MALLOC}, {"both", BENCH_BOTH}, {NULL, 0},
+};
+static const bench_word bench_on_off[] = {{"on", 1}, {"off", 0}, {"1", 1}, {"0", 0}, {NULL, 0}};
+
+static const char bench_usage_text[] =
+    "usage: mpirun -n RANKS mpix_ep_bench [options]\n"
+    "Times MPIX_Ep_route, dispatch and combine in host memory, checks what they deliver, and compares them with MPI_Alltoallv.\n"
+    "\n"
+    "  --num-tokens N        tokens of each rank (default 1024)\n"
+    "  -m, --message-size [MIN:]MAX\n"
+    "                        instead of one size: MIN (default 1) tokens, doubled up to MAX\n"
+    "  --hidden N            elements of a row (default 7168)\n"
+    "  --num-topk N          choices of each token (default 8, or what the routing file has)\n"
+    "  --num-experts N       experts of all ranks together (default 256)\n"
+    "  --dtype T             bytes, f64, f32, f16, bf16 (default), f8e4m3 or f8e5m2\n"
+    "  --scales S            of fp8 rows: f32 (default), ue8m0 or none\n"
+    "  --layout L            compact (default) or expert\n"
+    "  --expert-align N      expert layout: rows to which each expert's block is aligned (default 1)\n"
+    "  --routing R           uniform (default), zipf:S (skewed with exponent S), or FILE.npy with uint8, int32 or int64 ids\n"
+    "                        [tokens][choices], of which rank r takes N tokens from r * N on\n"
+    "  --seed N              of everything random (default 1)\n"
+    "  --metadata on|off     whether ids and weights travel with the rows, on both sides (default on)\n"
+    "  --mode ht             the mode; ll is not in this version\n"
+    "  --memory host         the memory; cuda is not in this version\n"
+    "  --baseline mpi|none   what to compare with (default mpi); nccl is not in this version\n"
+    "  --buffers B           where outputs and combine's input live: alloc (MPIX_Ep_alloc, default), malloc, or both: malloc's\n"
+    "                        figures beside\n"
+    "  --progress-thread     info mpix_ep_progress = thread\n"
+    "  --overlap             also times nonblocking calls with computation, in both progress modes\n"
+    "  -i, --iterations N    calls of each kind (default 50), rounded up to blocks of ten, of which seven count\n"
+    "  -x, --warmup N        calls of each kind before that (default 5)\n"
+    "  -c, --validation 0|1  checks every byte delivered; decides the exit status (default 1)\n"
+    "  -f, --full            minimum, average, percentiles and maximum\n"
+    "  --json FILE           writes the results as JSON too\n"
+    "  -h, --help            this text\n"
+    "\n"
+    "Exit status: 0 fine, 1 verification failed, 2 wrong options or routing file, 3 another error.\n";
+
+void bench_options_usage(FILE *to) {
+    fputs(bench_usage_text, to);
+}
+
+const char *bench_dtype_name(int dtype) {
+    for (const bench_word *w = bench_dtypes; w->word; w++)
+        if (w->value == dtype)
+            return w->word;
+    return "?";
+}
+
+static int bench_bad(char *err, size_t errlen, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+static int bench_bad(char *err, size_t errlen, const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(err, errlen, fmt, ap);
+    va_end(ap);
+    return BENCH_OPTIONS_BAD;
+}
+
+static int bench_number(const char *text, long min, long max, long *value) {
+    char *end;
+    errno = 0;
+    long v = strtol(text, &end, 10);
+    if (errno || end == text || *end || v < min || v > max)
+        return -1;
+    *value = v;
+    return 0;
+}
+
+static int bench_parse_int(const char *name, const char *text, long min, long max, int *value, char *err, size_t errlen) {
+    long v;
+    if (bench_number(text, min, max, &v))
+        return bench_bad(err, errlen, "%s is '%s'; it must be a whole number from %ld to %ld", name, text, min, max);
+    *value = (int)v;
+    return BENCH_OPTIONS_OK;
+}
+
+static int bench_parse_word(const char *name, const char *text, const bench_word *words, int *value, char *err, size_t errlen) {
+    char list[128] = "";
+    for (const bench_word *w = words; w->word; w++) {
+        if (!strcmp(w->word, text)) {
+            *value = w->value;
+            return BENCH_OPTIONS_OK;
+        }
+        size_t used = strlen(list);
+        snprintf(list + used, sizeof list - used, "%s%s", used ? ", " : "", w->word);
+    }
+    return bench_bad(err, errlen, "%s is '%s'; it must be one of: %s", name, text, list);
+}
+
+static int bench_parse_path(const char *name, const char *text, char *path, size_t len, char *err, size_t errlen) {
+    if (!*text || strlen(text) >= len)
+        return bench_bad(err, errlen, "%s needs a path of 1 to %zu characters", name, len - 1);
+    strcpy(path, text);
+    return BENCH_OPTIONS_OK;
+}
+
+static int bench_parse_routing(const char *text, bench_options *opt, char *err, size_t errlen) {
+    size_t len = strlen(text);
+    if (!strcmp(text, "uniform")) {
+        opt->routing = BENCH_UNIFORM;
+        return BENCH_OPTIONS_OK;
+    }
+    if (!strncmp(text, "zipf:", 5)) {
+        char *end;
+        errno = 0;
+        opt->zipf_s = strtod(text + 5, &end);
+        if (errno || end == text + 5 || *end || !(opt->zipf_s >= 0 && opt->zipf_s <= 100))
+            return bench_bad(err, errlen, "--routing is '%s'; the exponent of zipf:S must be a number from 0 to 100", text);
+        opt->routing = BENCH_ZIPF;
+        return BENCH_OPTIONS_OK;
+    }
+    if (len > 4 && !strcmp(text + len - 4, ".npy")) {
+        opt->routing = BENCH_FILE;
+        return bench_parse_path("--routing", text, opt->routing_path, sizeof opt->routing_path, err, errlen);
+    }
+    return bench_bad(err, errlen, "--routing is '%s'; it must be uniform, zipf:S or a file whose name ends in .npy", text);
+}
+
+/* [MIN:]MAX */
+static int bench_parse_range(const char *text, bench_options *opt, char *err, size_t errlen) {
+    char copy[64];
+    const char *max = text;
+    long lo = 1, hi;
+    if (strlen(text) < sizeof copy) {
+        strcpy(copy, text);
+        char *colon = strchr(copy, ':');
+        if (colon) {
+            *colon = '\0';
+            max = colon + 1;
+        }
+        if (!(colon && bench_number(copy, 0, INT_MAX, &lo)) && !bench_number(max, 0, INT_MAX, &hi) && (lo <= hi || !colon)) {
+            opt->tokens_min = lo < hi ? lo : hi;
+            opt->tokens_max = hi;
+            return BENCH_OPTIONS_OK;
+        }
+    }
+    return bench_bad(err, errlen, "-m is '%s'; it must be MAX or MIN:MAX with 0 <= MIN <= MAX <= %d tokens", text, INT_MAX);
+}
+
+static int bench_parse_seed(const char *text, uint64_t *seed, char *err, size_t errlen) {
+    char *end;
+    errno = 0;
+    unsigned long long v = strtoull(text, &end, 10);
+    if (errno || end == text || *end || strchr(text, '-'))
+        return bench_bad(err, errlen, "--seed is '%s'; it must be a whole number from 0 to 2^64 - 1", text);
+    *seed = v;
+    return BENCH_OPTIONS_OK;
+}
+
+/* Features that have a name but are not here yet. */
+static int bench_parse_feature(int c, const char *text, bench_options *opt, char *err, size_t errlen) {
+    switch (c) {
+    case OPT_MODE:
+        if (!strcmp(text, "ht"))
+            return BENCH_OPTIONS_OK;
+        if (!strcmp(text, "ll"))
+            return bench_bad(err, errlen, "--mode ll: the low-latency mode is not in this version; use ht");
+        return bench_bad(err, errlen, "--mode is '%s'; it must be ht", text);
+    case OPT_MEMORY:
+        if (!strcmp(text, "host"))
+            return BENCH_OPTIONS_OK;
+        if (!strcmp(text, "cuda"))
+            return bench_bad(err, errlen, "--memory cuda: GPU memory is not in this version; use host");
+        return bench_bad(err, errlen, "--memory is '%s'; it must be host", text);
+    case OPT_BASELINE:
+        opt->baseline = !strcmp(text, "mpi") ? BENCH_MPI : BENCH_NO_BASELINE;
+        if (opt->baseline == BENCH_MPI || !strcmp(text, "none"))
+            return BENCH_OPTIONS_OK;
+        if (!strcmp(text, "nccl"))
+            return bench_bad(err, errlen, "--baseline nccl needs GPU memory, which is not in this version; use mpi or none");
+        return bench_bad(err, errlen, "--baseline is '%s'; it must be mpi or none", text);
+    default:
+        return bench_bad(err, errlen, "--num-sms is for GPU memory, which is not in this version");
+    }
+}
+
+static int bench_parse_one(int c, const char *arg, bench_options *opt, long *tokens, char *err, size_t errlen) {
+    long v;
+    switch (c) {
+    case OPT_TOKENS:
+        if (bench_number(arg, 0, INT_MAX, tokens))
+            return bench_bad(err, errlen, "--num-tokens is '%s'; it must be a whole number from 0 to %d", arg, INT_MAX);
+        return BENCH_OPTIONS_OK;
+    case OPT_HIDDEN:
+        if (bench_number(arg, 1, 1 << 27, &v))
+            return bench_bad(err, errlen, "--hidden is '%s'; it must be a whole number from 1 to %d", arg, 1 << 27);
+        opt->hidden = v;
+        return BENCH_OPTIONS_OK;
+    case OPT_TOPK:
+        opt->topk_given = 1;
+        return bench_parse_int("--num-topk", arg, 0, 4096, &opt->topk, err, errlen);
+    case OPT_EXPERTS: return bench_parse_int("--num-experts", arg, 0, 1 << 20, &opt->num_experts, err, errlen);
+    case OPT_DTYPE: return bench_parse_word("--dtype", arg, bench_dtypes, &opt->dtype, err, errlen);
+    case OPT_SCALES: return bench_parse_word("--scales", arg, bench_scales, &opt->scale_kind, err, errlen);
+    case OPT_LAYOUT: return bench_parse_word("--layout", arg, bench_layouts, &opt->layout, err, errlen);
+    case OPT_ALIGN: return bench_parse_int("--expert-align", arg, 1, 1 << 20, &opt->expert_align, err, errlen);
+    case OPT_ROUTING: return bench_parse_routing(arg, opt, err, errlen);
+    case OPT_SEED: return bench_parse_seed(arg, &opt->seed, err, errlen);
+    case OPT_METADATA: return bench_parse_word("--metadata", arg, bench_on_off, &opt->metadata, err, errlen);
+    case OPT_OVERLAP: opt->overlap = 1; return BENCH_OPTIONS_OK;
+    case OPT_BUFFERS: return bench_parse_word("--buffers", arg, bench_buffer_kinds, &opt->buffers, err, errlen);
+    case OPT_JSON: return bench_parse_path("--json", arg, opt->json_path, sizeof opt->json_path, err, errlen);
+    case OPT_THREAD: opt->progress_thread = 1; return BENCH_OPTIONS_OK;
+    case 'i': return bench_parse_int("-i", arg, 1, 1000000, &opt->iterations, err, errlen);
+    case 'x': return bench_parse_int("-x", arg, 0, 1000000, &opt->warmup, err, errlen);
+    case 'm': return bench_parse_range(arg, opt, err, errlen);
+    case 'c': return bench_parse_word("-c", arg, bench_on_off, &opt->validate, err, errlen);
+    case 'f': opt->full = 1; return BENCH_OPTIONS_OK;
+    default: return bench_parse_feature(c, arg, opt, err, errlen);
+    }
+}
+
+/* What can only be judged when all options are known. -1 stands for "not given". */
+static int bench_options_settle(bench_options *opt, long tokens, char *err, size_t errlen) {
+    int fp8 = opt->dtype == MPIX_EP_F8E4M3 || opt->dtype == MPIX_EP_F8E5M2;
+    if (tokens >= 0 && opt->tokens_max >= 0)
+        return bench_bad(err, errlen, "--num-tokens and -m exclude each other");
+    if (opt->tokens_max < 0)
+        opt->tokens_min = opt->tokens_max = tokens >= 0 ? tokens : 1024;
+    if (opt->scale_kind > MPIX_EP_NO_SCALES && !fp8)
+        return bench_bad(err, errlen, "--scales is for the dtypes f8e4m3 and f8e5m2, not for %s", bench_dtype_name(opt->dtype));
+    if (opt->scale_kind < 0)
+        opt->scale_kind = fp8 ? MPIX_EP_SCALES_F32 : MPIX_EP_NO_SCALES;
+    if (opt->expert_align != 1 && opt->layout != MPIX_EP_EXPERT)
+        return bench_bad(err, errlen, "--expert-align is for --layout expert");
+    if (!opt->topk_given)
+        opt->topk = 8;
+    if (opt->routing != BENCH_FILE && opt->topk > opt->num_experts)
+        return bench_bad(err, errlen, "--num-topk %d needs as many experts, but --num-experts is %d", opt->topk, opt->num_experts);
+    const char *why = *opt->json_path ? bench_json_available() : NULL;
+    if (why)
+        return bench_bad(err, errlen, "--json: %s", why);
+    return BENCH_OPTIONS_OK;
+}
+
+int bench_options_parse(int argc, char **argv, bench_options *opt, char *err, size_t errlen) {
+    long tokens = -1;
+    memset(opt, 0, sizeof *opt); /* padding too: ranks compare their options byte by byte */
+    opt->tokens_min = opt->tokens_max = -1;
+    opt->hidden = 7168;
+    opt->num_experts = 256;
+    opt->layout = MPIX_EP_COMPACT;
+    opt->dtype = MPIX_EP_BF16;
+    opt->scale_kind = -1;
+    opt->expert_align = 1;
+    opt->seed = 1;
+    opt->metadata = 1;
+    opt->baseline = BENCH_MPI;
+    opt->buffers = BENCH_ALLOC;
+    opt->iterations = 50;
+    opt->warmup = 5;
+    opt->validate = 1;
+    opterr = 0;
+    for (;;) {
+        int c = getopt_long(argc, argv, ":i:x:m:c:fh", bench_long_options, NULL);
+        if (c == -1)
+            break;
+        if (c == 'h')
+            return BENCH_OPTIONS_HELP;
+        if (c == '?' && optopt > 0 && optopt < 256)
+            return bench_bad(err, errlen, "'-%c' is not an option of mpix_ep_bench; --help lists them", optopt);
+        if (c == '?' && optopt)
+            return bench_bad(err, errlen, "'%s': this option takes no value", argv[optind - 1]);
+        if (c == '?')
+            return bench_bad(err, errlen, "'%s' is not an option of mpix_ep_bench; --help lists them", argv[optind - 1]);
+        if (c == ':')
+            return bench_bad(err, errlen, "'%s' needs a value", argv[optind - 1]);
+        int rc = bench_parse_one(c, optarg, opt, &tokens, err, errlen);
+        if (rc != BENCH_OPTIONS_OK)
+            return rc;
+    }
+    if (optind < argc)
+        return bench_bad(err, errlen, "'%s' is not an option of mpix_ep_bench; --help lists them", argv[optind]);
+    return bench_options_settle(opt, tokens, err, errlen);
+}

@@ -1,0 +1,153 @@
+/*
+ * reduce.c - the baseline's sum of rows: what a user who cares would write. Columns in blocks that stay in the first-level cache,
+ * loops of constant length that compilers make vectors of, built for the wider instruction sets as well where the compiler can.
+ */
+#include "config.h"
+
+#include "bench/bench.h"
+
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__has_attribute)
+#if __has_attribute(target_clones)
+#define REDUCE_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+#endif
+#ifndef REDUCE_CLONES
+#define REDUCE_CLONES
+#endif
+
+enum { REDUCE_BLOCK = 256, REDUCE_GROUP = 128 /* channels per scale */ };
+
+static inline float reduce_float(uint32_t bits) {
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static inline uint32_t reduce_bits(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    return bits;
+}
+
+static inline float reduce_from_f16(uint16_t h) {
+    uint32_t u = reduce_bits(reduce_float((uint32_t)(h & 0x7fff) << 13) * 0x1p112f);
+    u |= (h & 0x7c00) == 0x7c00 ? 0x7f800000u : 0;
+    return reduce_float(u | (uint32_t)(h & 0x8000) << 16);
+}
+
+static inline uint16_t reduce_to_f16(float f) {
+    uint32_t u = reduce_bits(f), a = u & 0x7fffffffu;
+    uint32_t normal = (a + 0xfffu + (a >> 13 & 1) - 0x38000000u) >> 13;
+    uint32_t small = reduce_bits(reduce_float(a) + 0.5f) - 0x3f000000u;
+    uint32_t big = a > 0x7f800000u ? 0x7e00u : 0x7c00u;
+    uint32_t h = a < 0x38800000u ? small : a >= 0x47800000u ? big : normal;
+    return (uint16_t)(h | (u >> 16 & 0x8000u));
+}
+
+static inline uint16_t reduce_to_bf16(float f) {
+    uint32_t u = reduce_bits(f), r = (u + 0x7fffu + (u >> 16 & 1)) >> 16;
+    return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? (u >> 16 | 0x40u) : r);
+}
+
+/* One macro makes, per dtype, the function that adds w times n elements, for whole blocks and for the rest. */
+#define REDUCE_ADD(name, acctype, type, convert)                                                                             \
+    REDUCE_CLONES static void name(acctype *restrict acc, const void *restrict row, size_t n, acctype w) {                   \
+        const type *restrict x = row;                                                                                        \
+        if (n == REDUCE_BLOCK)                                                                                               \
+            for (size_t i = 0; i < REDUCE_BLOCK; i++)                                                                        \
+                acc[i] += w * convert(x[i]);                                                                                 \
+        else                                                                                                                 \
+            for (size_t i = 0; i < n; i++)                                                                                   \
+                acc[i] += w * convert(x[i]);                                                                                 \
+    }
+#define REDUCE_SAME(v) (v)
+#define REDUCE_FROM_BF16(v) reduce_float((uint32_t)(v) << 16)
+REDUCE_ADD(reduce_add_f64, double, double, REDUCE_SAME)
+REDUCE_ADD(reduce_add_f32, float, float, REDUCE_SAME)
+REDUCE_ADD(reduce_add_f16, float, uint16_t, reduce_from_f16)
+REDUCE_ADD(reduce_add_bf16, float, uint16_t, REDUCE_FROM_BF16)
+
+#define REDUCE_STORE(name, type, convert)                                                                                    \
+    REDUCE_CLONES static void name(const float *restrict acc, void *restrict row, size_t n) {                                \
+        type *restrict y = row;                                                                                              \
+        if (n == REDUCE_BLOCK)                                                                                               \
+            for (size_t i = 0; i < REDUCE_BLOCK; i++)                                                                        \
+                y[i] = convert(acc[i]);                                                                                      \
+        else                                                                                                                 \
+            for (size_t i = 0; i < n; i++)                                                                                   \
+                y[i] = convert(acc[i]);                                                                                      \
+    }
+REDUCE_STORE(reduce_store_f16, uint16_t, reduce_to_f16)
+REDUCE_STORE(reduce_store_bf16, uint16_t, reduce_to_bf16)
+
+/* fp8 through a table of both formats; each group of channels has its own scale. */
+static void reduce_add_f8(float *acc, const void *row, const void *scales, int scale_kind, size_t col, size_t n, int dtype, float w) {
+    static float table[2][256];
+    static int made;
+    if (!made) {
+        for (int i = 0; i < 256; i++) {
+            unsigned char c = (unsigned char)i;
+            table[0][i] = (float)bench_decode(MPIX_EP_F8E4M3, &c);
+            table[1][i] = (float)bench_decode(MPIX_EP_F8E5M2, &c);
+        }
+        made = 1;
+    }
+    const float *value = table[dtype == MPIX_EP_F8E5M2];
+    const unsigned char *x = row;
+    for (size_t i0 = 0; i0 < n; i0 += REDUCE_GROUP) {
+        size_t group = (col + i0) / REDUCE_GROUP, end = n - i0 < REDUCE_GROUP ? n : i0 + REDUCE_GROUP;
+        float s = w;
+        if (scale_kind == MPIX_EP_SCALES_F32) {
+            float scale;
+            memcpy(&scale, (const unsigned char *)scales + 4 * group, sizeof scale);
+            s *= scale;
+        } else if (scale_kind == MPIX_EP_SCALES_UE8M0) {
+            unsigned e = ((const unsigned char *)scales)[group];
+            s *= e ? reduce_float(e << 23) : 0x1p-127f;
+        }
+        for (size_t i = i0; i < end; i++)
+            acc[i] += s * value[x[i]];
+    }
+}
+
+static void reduce_row_f64(size_t hidden, int nterms, const void *const rows[], const float *w, double *y) {
+    for (size_t c = 0; c < hidden; c += REDUCE_BLOCK) {
+        size_t n = hidden - c < REDUCE_BLOCK ? hidden - c : REDUCE_BLOCK;
+        double acc[REDUCE_BLOCK] = {0};
+        for (int i = 0; i < nterms; i++)
+            reduce_add_f64(acc, (const double *)rows[i] + c, n, w ? w[i] : 1.0);
+        memcpy(y + c, acc, n * sizeof *acc);
+    }
+}
+
+void bench_reduce_row(int xdtype, int scale_kind, int ydtype, size_t hidden, int nterms, const void *const rows[],
+                      const void *const scales[], const float *w, void *y) {
+    size_t elem = bench_dtype_size(xdtype), y_elem = bench_dtype_size(ydtype);
+    if (xdtype == MPIX_EP_F64) {
+        reduce_row_f64(hidden, nterms, rows, w, y);
+        return;
+    }
+    for (size_t c = 0; c < hidden; c += REDUCE_BLOCK) {
+        size_t n = hidden - c < REDUCE_BLOCK ? hidden - c : REDUCE_BLOCK;
+        float acc[REDUCE_BLOCK] = {0};
+        for (int i = 0; i < nterms; i++) {
+            const unsigned char *x = (const unsigned char *)rows[i] + c * elem;
+            float wi = w ? w[i] : 1.0f;
+            switch (xdtype) {
+            case MPIX_EP_F32: reduce_add_f32(acc, x, n, wi); break;
+            case MPIX_EP_F16: reduce_add_f16(acc, x, n, wi); break;
+            case MPIX_EP_BF16: reduce_add_bf16(acc, x, n, wi); break;
+            default: reduce_add_f8(acc, x, scales ? scales[i] : NULL, scale_kind, c, n, xdtype, wi);
+            }
+        }
+        unsigned char *out = (unsigned char *)y + c * y_elem;
+        if (ydtype == MPIX_EP_F32)
+            memcpy(out, acc, n * sizeof *acc);
+        else if (ydtype == MPIX_EP_F16)
+            reduce_store_f16(acc, out, n);
+        else
+            reduce_store_bf16(acc, out, n);
+    }
+}
