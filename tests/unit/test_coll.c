@@ -1,0 +1,293 @@
+/* test_coll.c - unit tests of coll/'s pure parts (placement, plan, layout of the control window, bounds) and of waiting. */
+#include "config.h"
+
+#include "base/clock.h"
+#include "base/wait.h"
+#include "coll/ep.h"
+
+#include <check.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static uint64_t seed = 88172645463325252u;
+
+static int64_t rnd(int64_t n) {
+    seed ^= seed << 13;
+    seed ^= seed >> 7;
+    seed ^= seed << 17;
+    return n > 0 ? (int64_t)(seed % (uint64_t)n) : 0;
+}
+
+static MPIX_Ep_config config_of(int layout, int64_t experts, int topk, int64_t tokens) {
+    MPIX_Ep_config c;
+    MPIX_INIT(&c);
+    c.layout = layout;
+    c.num_experts = experts;
+    c.max_topk = topk;
+    c.max_tokens = tokens;
+    c.max_row_bytes = 64;
+    return c;
+}
+
+START_TEST(test_placement_blocks) {
+    for (int ranks = 1; ranks <= 9; ranks++) {
+        for (int64_t experts = 0; experts <= 23; experts++) {
+            MPIX_Ep_config c = config_of(MPIX_EP_COMPACT, experts, 1, 1);
+            int64_t next = 0, more = experts % ranks;
+            for (int r = 0; r < ranks; r++) {
+                mpix_ep_placement p;
+                ck_assert_int_eq(mpix_ep_placement_init(&p, &c, ranks, r), 0);
+                int64_t n = experts / ranks + (r < more);
+                ck_assert_int_eq(p.nlocal[r], n);
+                for (int64_t i = 0; i < n; i++, next++) {
+                    ck_assert_int_eq(p.mine[i], next);
+                    ck_assert_int_eq(p.owner[next], r);
+                    ck_assert_int_eq(p.local[next], i);
+                }
+                mpix_ep_placement_free(&p);
+            }
+            ck_assert_int_eq(next, experts);
+        }
+    }
+}
+END_TEST
+
+/* All ranks' plans of one random batch; afterwards every place of every rank is written exactly once, or is padding. */
+static void check_batch(int layout, int ranks, int64_t experts, int topk, int64_t most, int align) {
+    MPIX_Ep_config c = config_of(layout, experts, topk, most);
+    c.expert_align = align;
+    int owner[64];
+    for (int64_t e = 0; e < experts; e++)
+        owner[e] = (int)rnd(ranks);
+    c.expert_owner = owner;
+    mpix_ep_placement *p = calloc((size_t)ranks, sizeof *p);
+    mpix_ep_plan **plan = calloc((size_t)ranks, sizeof *plan);
+    mpix_ep_counts_view *views = calloc((size_t)ranks, sizeof *views);
+    for (int r = 0; r < ranks; r++) {
+        int64_t tokens = rnd(3) ? rnd(most + 1) : 0;
+        int64_t *ids = calloc((size_t)(tokens * topk + 1), sizeof *ids);
+        for (int64_t t = 0; t < tokens; t++) {
+            for (int k = 0; k < topk; k++) {
+                int64_t id;
+                int again;
+                do {
+                    id = rnd(5) ? rnd(experts) : -1;
+                    again = 0;
+                    for (int j = 0; j < k; j++)
+                        again |= id >= 0 && ids[t * topk + j] == id;
+                } while (again);
+                ids[t * topk + k] = id;
+            }
+        }
+        MPIX_Ep_routing routing = {sizeof routing, tokens, topk, 64, ids, 0};
+        ck_assert_int_eq(mpix_ep_placement_init(&p[r], &c, ranks, r), 0);
+        ck_assert_int_eq(mpix_ep_plan_create(&p[r], &routing, 1, &plan[r]), 0);
+        uint32_t *n = calloc((size_t)(ranks + experts), sizeof *n);
+        for (int d = 0; d < ranks; d++)
+            n[d] = (uint32_t)plan[r]->send_rows[d];
+        for (int64_t e = 0; e < experts; e++)
+            n[ranks + e] = (uint32_t)plan[r]->send_experts[e];
+        views[r] = (mpix_ep_counts_view){n, n + ranks};
+        free(ids);
+    }
+    for (int r = 0; r < ranks; r++)
+        ck_assert_int_eq(mpix_ep_plan_finish(plan[r], &p[r], views), 0);
+    for (int d = 0; d < ranks; d++) {
+        int64_t total = plan[d]->recv_total, padding = 0;
+        ck_assert_int_le(total, mpix_ep_worst_rows(&c, &p[d], d));
+        unsigned char *hit = calloc((size_t)total + 1, 1);
+        for (int s = 0; s < ranks; s++) {
+            int64_t sum = 0;
+            ck_assert_int_eq(plan[s]->total[d], total);
+            for (int64_t i = 0; i < plan[s]->first[plan[s]->tokens]; i++) {
+                const mpix_ep_entry *e = &plan[s]->entries[i];
+                if (e->rank != d)
+                    continue;
+                ck_assert_int_ge(e->row, 0);
+                ck_assert_int_lt(e->row, total);
+                ck_assert_int_eq(hit[e->row], 0);
+                hit[e->row] = 1;
+                sum++;
+            }
+            ck_assert_int_eq(sum, plan[d]->recv_rank[s]);
+        }
+        for (int64_t i = 0; i < plan[d]->nsegments; i++)
+            for (int64_t j = 0; j < plan[d]->segments[i].n; j++) {
+                ck_assert_int_eq(hit[plan[d]->segments[i].row + j], 1);
+                hit[plan[d]->segments[i].row + j] = 2;
+            }
+        for (int64_t i = 0; i < total; i++) {
+            ck_assert_int_ne(hit[i], 1);
+            padding += hit[i] == 0;
+        }
+        if (layout == MPIX_EP_COMPACT)
+            ck_assert_int_eq(padding, 0);
+        else
+            for (int64_t e = 0; e < p[d].nlocal[d]; e++)
+                ck_assert_int_eq(plan[d]->offset[e] % align, 0);
+        free(hit);
+    }
+    for (int r = 0; r < ranks; r++) {
+        free((void *)views[r].rows);
+        mpix_ep_plan_free(plan[r]);
+        mpix_ep_placement_free(&p[r]);
+    }
+    free(views);
+    free(plan);
+    free(p);
+}
+
+START_TEST(test_plan_places) {
+    for (int i = 0; i < 300; i++) {
+        int64_t experts = 1 + rnd(40);
+        int topk = 1 + (int)rnd(experts < 9 ? experts : 9);
+        check_batch(i % 2 ? MPIX_EP_EXPERT : MPIX_EP_COMPACT, 1 + (int)rnd(7), experts, topk, rnd(30), i % 2 ? 1 + (int)rnd(9) : 1);
+    }
+}
+END_TEST
+
+START_TEST(test_plan_rejects) {
+    MPIX_Ep_config c = config_of(MPIX_EP_COMPACT, 10, 3, 4);
+    mpix_ep_placement p;
+    mpix_ep_plan *plan = NULL;
+    int32_t twice[] = {0, 1, 2, 4, -1, 4}, high[] = {0, 1, 10}, low[] = {0, -2, 1}, none[] = {-1, -1, -1, -1, -1, -1};
+    ck_assert_int_eq(mpix_ep_placement_init(&p, &c, 2, 0), 0);
+    MPIX_Ep_routing routing = {sizeof routing, 2, 3, 32, twice, 0};
+    ck_assert_int_eq(mpix_ep_plan_create(&p, &routing, 1, &plan), MPIX_ERRK_ARG);
+    ck_assert_ptr_nonnull(strstr(mpix_error_tls()->text, "routing.ids[1] has expert 4 twice"));
+    routing.num_tokens = 1;
+    routing.ids = high;
+    ck_assert_int_eq(mpix_ep_plan_create(&p, &routing, 1, &plan), MPIX_ERRK_ARG);
+    ck_assert_ptr_nonnull(strstr(mpix_error_tls()->text, "routing.ids[0][2] = 10"));
+    routing.ids = low;
+    ck_assert_int_eq(mpix_ep_plan_create(&p, &routing, 1, &plan), MPIX_ERRK_ARG);
+    ck_assert_str_eq(mpix_error_tls()->arg, "routing.ids");
+    ck_assert_ptr_null(plan);
+    routing.num_tokens = 2;
+    routing.ids = none; /* no choice twice is no duplicate */
+    ck_assert_int_eq(mpix_ep_plan_create(&p, &routing, 1, &plan), 0);
+    ck_assert_int_eq(plan->first[2], 0);
+    mpix_ep_plan_free(plan);
+    mpix_ep_placement_free(&p);
+}
+END_TEST
+
+START_TEST(test_worst_rows) {
+    MPIX_Ep_config c = config_of(MPIX_EP_EXPERT, INT64_C(1) << 20, 1 << 20, 0x7fffffff);
+    mpix_ep_placement p;
+    c.expert_align = 0x7fffffff;
+    ck_assert_int_eq(mpix_ep_placement_init(&p, &c, 2, 0), 0);
+    int64_t rows = mpix_ep_worst_rows(&c, &p, 0);
+    ck_assert_int_eq(rows < 0 || mpix_ep_bank_size(&c, rows) == SIZE_MAX, 1); /* too large, and said so */
+    c.max_recv_rows = 77;
+    ck_assert_int_eq(mpix_ep_worst_rows(&c, &p, 0), 77);
+    mpix_ep_placement_free(&p);
+}
+END_TEST
+
+START_TEST(test_ctl_layout) {
+    for (int ranks = 1; ranks < 70; ranks += 7) {
+        for (int depth = 1; depth < 6; depth++) {
+            mpix_ep_ctl_layout l;
+            int64_t experts = 3 * ranks;
+            mpix_ep_ctl_layout_init(&l, ranks, experts, depth, 9);
+            ck_assert_uint_ge(l.offers_dispatch, sizeof(mpix_ep_words));
+            ck_assert_uint_ge(l.offers_combine, l.offers_dispatch + (size_t)depth * sizeof(mpix_ep_offer));
+            ck_assert_uint_ge(l.status, l.offers_combine + (size_t)depth * sizeof(mpix_ep_offer));
+            ck_assert_uint_ge(l.counts, l.status + (size_t)depth * sizeof(mpix_ep_status));
+            ck_assert_uint_ge(l.counts_bytes, sizeof(mpix_ep_counts) + 4 * (size_t)(ranks + experts));
+            ck_assert_uint_ge(l.block, l.counts + 2 * l.counts_bytes);
+            ck_assert_uint_eq(l.block % 64, 0); /* no two writers share a line */
+            ck_assert_uint_eq(l.total, l.slots_at + 9 * l.slot);
+            /* the bound that mpix_ep.h states */
+            ck_assert_uint_le(l.total, 9 * (size_t)ranks * ((size_t)(experts + ranks) * 8 + (size_t)depth * 520 + 256) + 4096);
+        }
+    }
+}
+END_TEST
+
+/* ---- waiting ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct ping {
+    mpix_doorbell bell[2];
+    _Alignas(64) _Atomic uint64_t word[2];
+    int rounds, spin_us;
+} ping;
+
+static void wait_for(ping *p, int side, uint64_t value) {
+    mpix_wait wait;
+    mpix_wait_start(&wait, &p->bell[side], p->spin_us, 0);
+    wait.yield_ns = 0; /* sleep at once: that is what is tested */
+    while (atomic_load_explicit(&p->word[side], memory_order_acquire) < value)
+        mpix_wait_pause(&wait);
+    mpix_wait_end(&wait);
+}
+
+static void *echo(void *arg) {
+    ping *p = arg;
+    for (int i = 1; i <= p->rounds; i++) {
+        wait_for(p, 1, (uint64_t)i);
+        atomic_store_explicit(&p->word[0], (uint64_t)i, memory_order_release);
+        mpix_doorbell_ring(&p->bell[0]);
+    }
+    return NULL;
+}
+
+/* A lost wake-up costs a sleep of 20 ms: 20 000 round trips with a few of them would show in the time. */
+START_TEST(test_wait_no_lost_wakeup) {
+    ping *p = aligned_alloc(64, sizeof *p);
+    pthread_t thread;
+    memset(p, 0, sizeof *p);
+    p->rounds = 20000;
+    ck_assert_int_eq(pthread_create(&thread, NULL, echo, p), 0);
+    int slow = 0;
+    for (int i = 1; i <= p->rounds; i++) {
+        uint64_t start = mpix_clock_ns();
+        atomic_store_explicit(&p->word[1], (uint64_t)i, memory_order_release);
+        mpix_doorbell_ring(&p->bell[1]);
+        wait_for(p, 0, (uint64_t)i);
+        slow += mpix_clock_ns() - start > 19000000; /* a preempted machine makes some */
+    }
+    pthread_join(thread, NULL);
+    ck_assert_int_lt(slow, p->rounds / 100);
+    ck_assert_uint_eq(p->bell[0].sleepers, 0);
+    ck_assert_uint_eq(p->bell[1].sleepers, 0);
+    free(p);
+}
+END_TEST
+
+START_TEST(test_wait_sleeps) {
+    mpix_doorbell *bell = aligned_alloc(64, sizeof *bell);
+    mpix_wait wait;
+    memset(bell, 0, sizeof *bell);
+    mpix_wait_start(&wait, bell, 0, 1);
+    uint64_t start = mpix_clock_ns();
+    while (wait.slept < 3)
+        mpix_wait_pause(&wait);
+    mpix_wait_end(&wait);
+    ck_assert_uint_gt(mpix_clock_ns() - start, 20000000u); /* three timed sleeps, not a spin */
+    ck_assert_uint_eq(bell->sleepers, 0);
+    free(bell);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("coll");
+    TCase *plan = tcase_create("plan"), *wait = tcase_create("wait");
+    tcase_add_test(plan, test_placement_blocks);
+    tcase_add_test(plan, test_plan_places);
+    tcase_add_test(plan, test_plan_rejects);
+    tcase_add_test(plan, test_worst_rows);
+    tcase_add_test(plan, test_ctl_layout);
+    tcase_add_test(wait, test_wait_no_lost_wakeup);
+    tcase_add_test(wait, test_wait_sleeps);
+    tcase_set_timeout(wait, 60);
+    suite_add_tcase(suite, plan);
+    suite_add_tcase(suite, wait);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
