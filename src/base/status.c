@@ -83,7 +83,7 @@ static void status_record(int kind, int rank, int sys_errno, const char *host, c
     if (rank >= 0)
         mpix_log(level, "%s: rank %d%s%s%s: %s", mpix_kind_name(kind), rank, err->host[0] ? " (" : "", err->host,
                  err->host[0] ? ")" : "", err->text);
-    else if (err->arg[0])
+    else if (err->arg[0] && !strstr(err->text, err->arg))
         mpix_log(level, "%s: %s: %s", mpix_kind_name(kind), err->arg, err->text);
     else
         mpix_log(level, "%s: %s", mpix_kind_name(kind), err->text);

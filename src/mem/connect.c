@@ -212,6 +212,7 @@ int mpix_win_connect(mpix_boot *boot, const mpix_params *params, mpix_win *win, 
         any_host |= (int)(bits[(1 + h) / 64] >> ((1 + h) % 64) & 1);
     if (any_host && !any) {
         fallback = (int)(bits[(1 + host) / 64] >> ((1 + host) % 64) & 1);
+        win->by_socket = fallback;
         kind = connect_sockets(boot, params, win, blobs, fallback, kind);
     }
     if (any || any_host)

@@ -23,6 +23,7 @@ typedef struct mpix_win {
     int rank;                   /* own */
     int fd;                     /* of this rank's memory, -1: none, or fully committed and shared, so that it is not needed */
     int huge;                   /* explicit huge pages */
+    int by_socket;              /* descriptors of this host's peers came by socket, otherwise through /proc */
     int prefault;
     void *map;                  /* header page, then base */
     size_t reserved;            /* bytes mapped there, rounded up to pages, header included */
