@@ -3,7 +3,7 @@
  *
  *     mpicc ep_minimal.c -lmpixep && mpirun -n 4 ./a.out
  *
- * Two experts per rank; each of a rank's tokens chooses two experts, weighted 0.75 and 0.25. Expert e multiplies rows by e + 1.
+ * Two experts per rank; each of a rank's tokens chooses two experts, weighted 0.75, 0.25. Expert e multiplies by e + 1.
  */
 #include <mpix_ep.h>
 #include <stdio.h>
@@ -26,7 +26,7 @@ int main(int argc, char **argv)
     int rank, size, wrong = 0, all_wrong = 0, ids[TOKENS][TOPK];
     static float x[TOKENS][HIDDEN], y[TOKENS][HIDDEN], weights[TOKENS][TOPK];
     MPI_Init(&argc, &argv);
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); /* inherited by the context: errors are returned to check() */
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); /* inherited by contexts: for check() */
     MPI_Comm_rank(MPI_COMM_WORLD, &rank), MPI_Comm_size(MPI_COMM_WORLD, &size);
     for (int t = 0; t < TOKENS; t++) {
         ids[t][0] = (rank + 3 * t) % (LOCAL * size);
@@ -64,7 +64,7 @@ int main(int argc, char **argv)
             received[i] *= (float)(rank * LOCAL + e + 1);
     MPIX_Ep_combine_in back;
     MPIX_Ep_combine_out sum;
-    MPIX_INIT(&back), back.hidden = HIDDEN, back.x.data = received, back.x.dtype = MPIX_EP_F32, back.topk_weights = weights[0];
+    MPIX_INIT(&back), back.hidden = HIDDEN, back.x = out.x, back.x.dtype = MPIX_EP_F32, back.topk_weights = weights[0];
     MPIX_INIT(&sum), sum.y.data = y;
     CHECK(MPIX_Ep_combine(handle, &back, &sum));
 

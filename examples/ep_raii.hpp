@@ -41,12 +41,15 @@ inline void check_mpi(int code, const char *call)
 }
 
 /**
- * A context. Collective to make and to destroy. Destructors of this file do nothing while an exception is on its way: the other
- * ranks are elsewhere then, so no collective call can be made, and the program is about to end.
+ * A context. Collective to make and to destroy. Destructors of this file do nothing while an exception is on its way:
+ * the other ranks are elsewhere then, so no collective call can be made, and the program is about to end.
  */
 class Context {
 public:
-    Context(MPI_Comm comm, const MPIX_Ep_config &config) { check(MPIX_Ep_create(comm, &config, MPI_INFO_NULL, &ep_), "MPIX_Ep_create"); }
+    Context(MPI_Comm comm, const MPIX_Ep_config &config)
+    {
+        check(MPIX_Ep_create(comm, &config, MPI_INFO_NULL, &ep_), "MPIX_Ep_create");
+    }
     ~Context()
     {
         if (std::uncaught_exceptions() == 0)
@@ -77,7 +80,7 @@ private:
     MPIX_Ep_handle handle_ = MPIX_EP_HANDLE_NULL;
 };
 
-/** Memory that the other ranks reach directly. All ranks resize and destroy their arrays in the same order, to any sizes. */
+/** Memory that the other ranks reach directly. All ranks resize and destroy their arrays in the same order. */
 template <class T> class Array {
 public:
     explicit Array(MPIX_Ep ep) : ep_(ep) {}
@@ -103,7 +106,7 @@ public:
 
 private:
     MPIX_Ep ep_;
-    void *data_ = nullptr; /* stays NULL where a rank asked for nothing */
+    void *data_ = nullptr;
     bool allocated_ = false;
 };
 

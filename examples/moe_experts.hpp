@@ -1,7 +1,7 @@
 /*
  * moe_experts.hpp - the experts of one rank: SwiGLU networks  o = (silu(x Wgate) * (x Wup)) Wdown,  through a BLAS.
  *
- * Rows come sorted by expert: expert e has rows offset[e] .. offset[e + 1] - 1, so each expert is a few matrix products.
+ * Rows come sorted by expert: expert e has rows offset[e] .. offset[e + 1] - 1, so an expert is a few matrix products.
  */
 #ifndef EXAMPLES_MOE_EXPERTS_HPP
 #define EXAMPLES_MOE_EXPERTS_HPP
@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-/* Each rank is one thread of computation; a BLAS that starts as many threads as there are cores in every rank would only get in its
- * own way. These are there if the BLAS that the program runs with is OpenBLAS or MKL. */
+/* Each rank is one thread of computation; a BLAS that starts as many threads as there are cores in every rank would
+ * only get in its own way. These are there if the BLAS that the program runs with is OpenBLAS or MKL. */
 extern "C" {
 void openblas_set_num_threads(int threads) __attribute__((weak));
 void MKL_Set_Num_Threads(int threads) __attribute__((weak));
@@ -33,11 +33,12 @@ inline bool blas_use_one_thread()
 }
 
 /** C [m][n] = alpha op(A) op(B) + beta C, all row-major and dense. */
-inline void gemm(bool ta, bool tb, std::size_t m, std::size_t n, std::size_t k, const float *a, const float *b, float beta, float *c)
+inline void gemm(bool ta, bool tb, std::size_t m, std::size_t n, std::size_t k, const float *a, const float *b,
+                 float beta, float *c)
 {
     const int im = static_cast<int>(m), in = static_cast<int>(n), ik = static_cast<int>(k);
-    cblas_sgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, im, in, ik, 1.0f, a, ta ? im : ik, b,
-                tb ? ik : in, beta, c, in);
+    cblas_sgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, im, in, ik, 1.0f, a,
+                ta ? im : ik, b, tb ? ik : in, beta, c, in);
 }
 
 struct ExpertWeights {
@@ -76,7 +77,8 @@ public:
      * dy: for each row the derivative by the layer's output of its token; weight: the row's weight in that output.
      * Sets dx, the experts' gradients, and dweight[row] = dy . out[row], the derivative by the weight.
      */
-    void backward(const std::vector<std::size_t> &offset, const float *x, const float *dy, const float *weight, float *dx, float *dweight)
+    void backward(const std::vector<std::size_t> &offset, const float *x, const float *dy, const float *weight,
+                  float *dx, float *dweight)
     {
         const std::size_t rows = offset[w_.count], h = w_.hidden, f = w_.inner;
         dgate_.resize(rows * f);
@@ -100,7 +102,7 @@ public:
     }
 
 private:
-    /** Through the weight, the product and silu of one row. Returns dy . out = dy . (act Wdown) = (dy Wdown^T) . act. */
+    /** Through the weight, the product and silu of one row. Returns dy . out = dy . (act Wdown) = (dy Wdown^T) . act */
     float row_backward(std::size_t row, float weight)
     {
         const std::size_t f = w_.inner;

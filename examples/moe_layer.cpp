@@ -1,14 +1,17 @@
 /*
  * moe_layer.cpp - an expert-parallel mixture-of-experts layer on real data, checked, for programs in C++ to copy from.
  *
- *     mpirun -n R moe_layer --data DIR [--dtype f32|bf16] [--layout compact|expert] [--backward] [--tokens N] [--repeat N]
+ *     mpirun -n R moe_layer --data DIR [--dtype f32|bf16] [--layout compact|expert] [--backward]
+ *         [--tokens N] [--repeat N]
  *
- * DIR holds the arrays that data/README.md of mpix-ep describes. Tokens and experts are split over any number of ranks. The program
- * computes its own routing and output and compares them with the arrays, and with --backward its gradients with a computation on
- * one rank (moe_reference.hpp). Exit status: 0 all within limits, 1 not, or an error, 2 wrong usage.
+ * DIR holds the arrays that data/README.md of mpix-ep describes. Tokens and experts are split over any number of ranks.
+ * The program computes its own routing and output and compares them with the arrays, and with --backward its gradients
+ * with a computation on one rank (moe_reference.hpp). Exit status: 0 all within limits, 1 not, or an error, 2 wrong
+ * usage.
  *
  * The layer itself is moe_layer.hpp. Built by hand:  mpicxx -std=c++17 -O2 moe_layer.cpp -lmpixep -lopenblas
  */
+#include "moe_data.hpp"
 #include "moe_layer.hpp"
 #include "moe_reference.hpp"
 #include "npy.hpp"
@@ -31,25 +34,14 @@ struct Comm {
     int rank = 0, size = 1;
 };
 
-/** A part of a dimension: this rank's. */
-struct Part {
-    std::size_t first, count;
-};
-
-/** Contiguous parts, the first total % size ranks holding one more: also MPIX_Ep's default placement of experts. */
-Part part_of(std::size_t total, int rank, int size)
-{
-    const std::size_t r = static_cast<std::size_t>(rank), n = static_cast<std::size_t>(size);
-    return {r * (total / n) + std::min(r, total % n), total / n + (r < total % n ? 1 : 0)};
-}
-
-const char usage[] = "usage: moe_layer --data DIR [--dtype f32|bf16] [--layout compact|expert] [--backward] [--tokens N] [--repeat N]\n"
-                     "  --data DIR       folder with x_bf16.npy, router.npy, w_*_bf16.npy, topk_*.npy and y.npy\n"
-                     "  --dtype TYPE     of rows on their way between ranks (default f32)\n"
-                     "  --layout LAYOUT  compact: a row per token and rank; expert: a row per token and expert (default compact)\n"
-                     "  --backward       compute gradients too, and compare them with a computation on one rank\n"
-                     "  --tokens N       the first N tokens only\n"
-                     "  --repeat N       timed repetitions (default 5)\n";
+const char usage[] =
+    "usage: moe_layer --data DIR [--dtype f32|bf16] [--layout compact|expert] [--backward] [--tokens N] [--repeat N]\n"
+    "  --data DIR       folder with x_bf16.npy, router.npy, w_*_bf16.npy, topk_*.npy and y.npy\n"
+    "  --dtype TYPE     of rows on their way between ranks (default f32)\n"
+    "  --layout LAYOUT  compact: a row per token and rank; expert: a row per token and expert (default compact)\n"
+    "  --backward       compute gradients too, and compare them with a computation on one rank\n"
+    "  --tokens N       the first N tokens only\n"
+    "  --repeat N       timed repetitions (default 5)\n";
 
 long positive(const std::string &option, const std::string &text)
 {
@@ -60,7 +52,8 @@ long positive(const std::string &option, const std::string &text)
     return value;
 }
 
-int one_of(const std::string &option, const std::string &text, std::initializer_list<std::pair<const char *, int>> choices)
+int one_of(const std::string &option, const std::string &text,
+           std::initializer_list<std::pair<const char *, int>> choices)
 {
     for (const auto &choice : choices)
         if (text == choice.first)
@@ -100,60 +93,9 @@ Options parse(int argc, char **argv)
     return o;
 }
 
-/** Everything this rank reads: its tokens, the router, its experts, and what comes out for its tokens. */
-struct Data {
-    std::size_t tokens, hidden, experts, inner, topk; /* of all ranks together */
-    Part mine, my_experts;
-    std::vector<float> x, router, weights, y;
-    std::vector<std::int32_t> ids;
-    moe::ExpertWeights local;
-};
-
-std::vector<float> widen(const std::vector<std::uint16_t> &bits)
-{
-    std::vector<float> values(bits.size());
-    std::transform(bits.begin(), bits.end(), values.begin(), moe::from_bf16);
-    return values;
-}
-
-Data load(const Options &o, const Comm &comm)
-{
-    Data d;
-    npy::File x(o.data + "/x_bf16.npy"), router(o.data + "/router.npy"), gate(o.data + "/w_gate_bf16.npy");
-    npy::File up(o.data + "/w_up_bf16.npy"), down(o.data + "/w_down_bf16.npy");
-    npy::File ids(o.data + "/topk_idx.npy"), weights(o.data + "/topk_weights.npy"), y(o.data + "/y.npy");
-    x.expect({0, 0});
-    gate.expect({0, x.shape()[1], 0});
-    ids.expect({x.shape()[0], 0});
-    d.hidden = x.shape()[1];
-    d.experts = gate.shape()[0];
-    d.inner = gate.shape()[2];
-    d.topk = ids.shape()[1];
-    up.expect({d.experts, d.hidden, d.inner});
-    down.expect({d.experts, d.inner, d.hidden});
-    router.expect({d.experts, d.hidden});
-    weights.expect(ids.shape());
-    y.expect(x.shape());
-    d.tokens = o.tokens ? static_cast<std::size_t>(o.tokens) : x.shape()[0];
-    if (d.tokens > x.shape()[0])
-        throw std::runtime_error("--tokens " + std::to_string(o.tokens) + ": there are " + std::to_string(x.shape()[0]) + " only");
-    if (d.tokens == 0 || d.hidden == 0 || d.inner == 0 || d.topk == 0 || d.topk > d.experts)
-        throw std::runtime_error(o.data + ": an array is empty, or there are more choices than experts");
-
-    d.mine = part_of(d.tokens, comm.rank, comm.size);
-    d.my_experts = part_of(d.experts, comm.rank, comm.size);
-    d.x = widen(x.rows<std::uint16_t>(d.mine.first, d.mine.count));
-    d.router = router.all<float>();
-    d.ids = ids.rows<std::int32_t>(d.mine.first, d.mine.count);
-    d.weights = weights.rows<float>(d.mine.first, d.mine.count);
-    d.y = y.rows<float>(d.mine.first, d.mine.count);
-    const auto mine = [&](npy::File &file) { return widen(file.rows<std::uint16_t>(d.my_experts.first, d.my_experts.count)); };
-    d.local = {d.my_experts.count, d.hidden, d.inner, mine(gate), mine(up), mine(down)};
-    return d;
-}
-
-/** The derivative of some loss by y: numbers in [-1, 1) that depend on the place only (splitmix64), so any rank can make any part. */
-std::vector<float> upstream(const Part &tokens, std::size_t hidden)
+/** The derivative of some loss by y: numbers in [-1, 1) that depend on the place only (splitmix64), so any rank can
+ * make any part. */
+std::vector<float> upstream(const moe::Part &tokens, std::size_t hidden)
 {
     std::vector<float> dy(tokens.count * hidden);
     for (std::size_t i = 0; i < dy.size(); i++) {
@@ -167,7 +109,8 @@ std::vector<float> upstream(const Part &tokens, std::size_t hidden)
 }
 
 /** Whether all ranks' sums of squares say ||a - b|| <= limit ||b||; a NaN says no. Prints on rank 0. Collective. */
-template <class A, class B> bool close(const Comm &comm, const char *what, const A &a, const B &b, std::size_t n, double limit)
+template <class A, class B>
+bool close(const Comm &comm, const char *what, const A &a, const B &b, std::size_t n, double limit)
 {
     double part[2] = {0, 0}, sum[2];
     for (std::size_t i = 0; i < n; i++) {
@@ -184,23 +127,25 @@ template <class A, class B> bool close(const Comm &comm, const char *what, const
 }
 
 /** Compares the routing: the choices as ordered lists, the weights to the rounding of a float. Collective. */
-bool routing_agrees(const Comm &comm, const Data &d, const moe::Router &router)
+bool routing_agrees(const Comm &comm, const moe::Data &d, const moe::Router &router)
 {
     unsigned long long wrong = 0, wrong_sum = 0;
     double worst = 0, worst_max = 0;
     for (std::size_t t = 0; t < d.mine.count; t++)
         wrong += !std::equal(&d.ids[t * d.topk], &d.ids[t * d.topk] + d.topk, router.ids() + t * d.topk);
     for (std::size_t i = 0; i < d.weights.size(); i++) {
-        const double error = std::fabs(static_cast<double>(router.weights()[i]) / static_cast<double>(d.weights[i]) - 1.0);
+        const double error =
+            std::fabs(static_cast<double>(router.weights()[i]) / static_cast<double>(d.weights[i]) - 1.0);
         worst = error <= worst ? worst : error; /* NaN stays */
     }
-    ep::check_mpi(MPI_Allreduce(&wrong, &wrong_sum, 1, MPI_UNSIGNED_LONG_LONG, MPI_SUM, MPI_COMM_WORLD), "MPI_Allreduce");
+    ep::check_mpi(MPI_Allreduce(&wrong, &wrong_sum, 1, MPI_UNSIGNED_LONG_LONG, MPI_SUM, MPI_COMM_WORLD),
+                  "MPI_Allreduce");
     worst = worst < HUGE_VAL ? worst : HUGE_VAL;
     ep::check_mpi(MPI_Allreduce(&worst, &worst_max, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD), "MPI_Allreduce");
     const bool good = wrong_sum == 0 && worst_max <= 2.5e-7; /* two roundings of 2^-24 and of sums in another order */
     if (comm.rank == 0)
-        std::printf("  %-22s %llu of %zu tokens choose other experts, weights differ by %.1e at most  %s\n", "routing", wrong_sum, d.tokens,
-                    worst_max, good ? "ok" : "WRONG");
+        std::printf("  %-22s %llu of %zu tokens choose other experts, weights differ by %.1e at most  %s\n", "routing",
+                    wrong_sum, d.tokens, worst_max, good ? "ok" : "WRONG");
     return good;
 }
 
@@ -242,12 +187,13 @@ void print_phases(const Comm &comm, const moe::Times &t)
     double most[5];
     ep::check_mpi(MPI_Allreduce(phases, most, 5, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD), "MPI_Allreduce");
     if (comm.rank == 0)
-        std::printf("  %-22s router %.0f, route %.0f, dispatch %.0f, experts %.0f, combine %.0f us (slowest rank, last run)\n", "of which",
-                    most[0] * 1e6, most[1] * 1e6, most[2] * 1e6, most[3] * 1e6, most[4] * 1e6);
+        std::printf(
+            "  %-22s router %.0f, route %.0f, dispatch %.0f, experts %.0f, combine %.0f us (slowest rank, last run)\n",
+            "of which", most[0] * 1e6, most[1] * 1e6, most[2] * 1e6, most[3] * 1e6, most[4] * 1e6);
 }
 
 /** The reference's inputs, read anew and widened here, so that no error is shared. */
-reference::Model reference_model(const Options &o, const Data &d)
+reference::Model reference_model(const Options &o, const moe::Data &d)
 {
     const auto wide = [&](const char *name) {
         reference::Numbers numbers;
@@ -258,33 +204,36 @@ reference::Model reference_model(const Options &o, const Data &d)
         }
         return numbers;
     };
-    reference::Model m{d.experts, d.hidden, d.inner, d.topk, {}, wide("/w_gate_bf16.npy"), wide("/w_up_bf16.npy"), wide("/w_down_bf16.npy")};
-    m.router.assign(d.router.begin(), d.router.end());
-    return m;
+    const reference::Numbers router(d.router.begin(), d.router.end());
+    return {d.experts, d.hidden, d.inner, d.topk,
+            router,    wide("/w_gate_bf16.npy"), wide("/w_up_bf16.npy"), wide("/w_down_bf16.npy")};
 }
 
-/** Rank 0 gets everybody's part of an array of rows of the given width, in order of ranks; the others nothing. Collective. */
+/** Rank 0 gets everybody's part of an array of rows of the given width, in order of ranks; the others nothing.
+ * Collective. */
 std::vector<float> gather(const Comm &comm, const float *part, std::size_t total, std::size_t width)
 {
     std::vector<int> counts, places;
     for (int r = 0; r < comm.size; r++) {
-        counts.push_back(static_cast<int>(part_of(total, r, comm.size).count * width));
-        places.push_back(static_cast<int>(part_of(total, r, comm.size).first * width));
+        counts.push_back(static_cast<int>(moe::part_of(total, r, comm.size).count * width));
+        places.push_back(static_cast<int>(moe::part_of(total, r, comm.size).first * width));
     }
     std::vector<float> all(comm.rank == 0 ? total * width : 0);
-    ep::check_mpi(MPI_Gatherv(part, counts[static_cast<std::size_t>(comm.rank)], MPI_FLOAT, all.data(), counts.data(), places.data(),
-                              MPI_FLOAT, 0, MPI_COMM_WORLD), "MPI_Gatherv");
+    ep::check_mpi(MPI_Gatherv(part, counts[static_cast<std::size_t>(comm.rank)], MPI_FLOAT, all.data(), counts.data(),
+                              places.data(), MPI_FLOAT, 0, MPI_COMM_WORLD),
+                  "MPI_Gatherv");
     return all;
 }
 
 /**
  * Computes gradients and compares them with the reference on rank 0. Collective.
  *
- * Limits: with float rows the layer errs by sums in float only. With bf16 rows dy is rounded once (relative 2^-9 per element at
- * most), and so is what each expert, or each rank, returns; the router's gradient takes differences of numbers that are
- * alike, w_k (dw_k - sum_j w_j dw_j), which magnifies that. 2e-2 leaves room for it, and no room for a wrong term.
+ * Limits: with float rows the layer errs by sums in float only. With bf16 rows dy is rounded once (relative 2^-9 per
+ * element at most), and so is what each expert, or each rank, returns; the router's gradient takes differences of
+ * numbers that are alike, w_k (dw_k - sum_j w_j dw_j), which magnifies that. 2e-2 leaves room for it, and no room for a
+ * wrong term.
  */
-bool backward_agrees(const Options &o, const Comm &comm, const Data &d, moe::Layer &layer)
+bool backward_agrees(const Options &o, const Comm &comm, const moe::Data &d, moe::Layer &layer)
 {
     const std::vector<float> dy = upstream(d.mine, d.hidden);
     const float *dx = nullptr;
@@ -292,16 +241,19 @@ bool backward_agrees(const Options &o, const Comm &comm, const Data &d, moe::Lay
 
     const std::size_t matrix = d.hidden * d.inner;
     const moe::ExpertWeights &g = layer.experts().gradient();
-    const std::vector<float> all_dx = gather(comm, dx, d.tokens, d.hidden), gate = gather(comm, g.gate.data(), d.experts, matrix),
-                             up = gather(comm, g.up.data(), d.experts, matrix), down = gather(comm, g.down.data(), d.experts, matrix);
+    const std::vector<float> all_dx = gather(comm, dx, d.tokens, d.hidden),
+                             gate = gather(comm, g.gate.data(), d.experts, matrix),
+                             up = gather(comm, g.up.data(), d.experts, matrix),
+                             down = gather(comm, g.down.data(), d.experts, matrix);
     std::vector<double> router(d.router.size());
-    ep::check_mpi(MPI_Reduce(layer.router().gradient().data(), router.data(), static_cast<int>(router.size()), MPI_DOUBLE, MPI_SUM, 0,
-                             MPI_COMM_WORLD), "MPI_Reduce");
+    ep::check_mpi(MPI_Reduce(layer.router().gradient().data(), router.data(), static_cast<int>(router.size()),
+                             MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD),
+                  "MPI_Reduce");
 
     reference::Result r;
     std::vector<float> y;
     if (comm.rank == 0) {
-        const std::vector<float> x = widen(npy::File(o.data + "/x_bf16.npy").rows<std::uint16_t>(0, d.tokens));
+        const std::vector<float> x = moe::widen(npy::File(o.data + "/x_bf16.npy").rows<std::uint16_t>(0, d.tokens));
         const std::vector<float> all_dy = upstream({0, d.tokens}, d.hidden);
         r = reference::run(reference_model(o, d), d.tokens, {x.begin(), x.end()}, {all_dy.begin(), all_dy.end()});
         y = npy::File(o.data + "/y.npy").rows<float>(0, d.tokens);
@@ -320,14 +272,15 @@ bool backward_agrees(const Options &o, const Comm &comm, const Data &d, moe::Lay
 bool run(const Options &options, const Comm &comm)
 {
     const bool told = moe::blas_use_one_thread();
-    const Data d = load(options, comm);
+    const moe::Data d = moe::load(options.data, static_cast<std::size_t>(options.tokens), comm.rank, comm.size);
     Options o = options;
-    o.layer.max_tokens = part_of(d.tokens, 0, comm.size).count;
+    o.layer.max_tokens = moe::part_of(d.tokens, 0, comm.size).count;
     if (comm.rank == 0)
-        std::printf("moe_layer: %zu tokens of %zu values, %zu experts %zu wide, top-%zu; %d ranks, %s rows, %s layout, %s\n", d.tokens,
-                    d.hidden, d.experts, d.inner, d.topk, comm.size, o.layer.dtype == MPIX_EP_BF16 ? "bf16" : "f32",
-                    o.layer.layout == MPIX_EP_EXPERT ? "expert" : "compact",
-                    told ? "1 BLAS thread per rank" : "BLAS threads as the environment says");
+        std::printf(
+            "moe_layer: %zu tokens of %zu values, %zu experts %zu wide, top-%zu; %d ranks, %s rows, %s layout, %s\n",
+            d.tokens, d.hidden, d.experts, d.inner, d.topk, comm.size, o.layer.dtype == MPIX_EP_BF16 ? "bf16" : "f32",
+            o.layer.layout == MPIX_EP_EXPERT ? "expert" : "compact",
+            told ? "1 BLAS thread per rank" : "BLAS threads as the environment says");
 
     moe::Router router(d.router, static_cast<int>(d.experts), static_cast<int>(d.hidden), static_cast<int>(d.topk));
     moe::Layer layer(MPI_COMM_WORLD, o.layer, std::move(router), moe::Experts(d.local));
@@ -337,7 +290,7 @@ bool run(const Options &options, const Comm &comm)
     good &= close(comm, "output y", first, d.y, d.y.size(), o.layer.dtype == MPIX_EP_BF16 ? 1e-2 : 1e-5);
 
     const double seconds = timed(o.repeat, [&] { out = layer.forward(d.x.data(), d.mine.count); });
-    good &= close(comm, "repetition", std::vector<float>(out, out + d.y.size()), first, first.size(), 0); /* the very same bits */
+    good &= close(comm, "repetition", std::vector<float>(out, out + d.y.size()), first, first.size(), 0);
     print_speed(comm, "forward", d.tokens, seconds);
     print_phases(comm, layer.times());
     if (o.backward)
@@ -352,7 +305,7 @@ bool run(const Options &options, const Comm &comm)
 int main(int argc, char **argv)
 {
     MPI_Init(&argc, &argv);
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); /* contexts inherit it: errors become exceptions, not aborts */
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); /* contexts inherit it; errors become exceptions */
     Comm comm;
     MPI_Comm_rank(MPI_COMM_WORLD, &comm.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &comm.size);

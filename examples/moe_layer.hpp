@@ -6,11 +6,12 @@
  *     forward    router -> route -> dispatch(x) -> experts -> combine -> y
  *     backward   dispatch(dy) -> experts' gradients -> combine -> dx, and by slot values the router's gradient
  *
- * The backward of combine is a dispatch and the backward of dispatch is a combine, with the routing that is still in the handle.
+ * The backward of combine is a dispatch and the backward of dispatch is a combine, with the routing that is still in
+ * the handle.
  *
- * In COMPACT layout a rank gets a token once, whatever number of its experts the token chose: the rank gathers the rows for each
- * expert, weights the experts' outputs and sums them into one row. In EXPERT layout the rows arrive sorted by expert, ready for the
- * matrix products, and combine weights and sums them.
+ * In COMPACT layout a rank gets a token once, whatever number of its experts the token chose: the rank gathers the rows
+ * for each expert, weights the experts' outputs and sums them into one row. In EXPERT layout the rows arrive sorted by
+ * expert, ready for the matrix products, and combine weights and sums them.
  */
 #ifndef EXAMPLES_MOE_LAYER_HPP
 #define EXAMPLES_MOE_LAYER_HPP
@@ -43,7 +44,7 @@ inline std::uint16_t to_bf16(float value)
 
 struct LayerConfig {
     int layout = MPIX_EP_COMPACT;
-    int dtype = MPIX_EP_F32;    /* of rows on their way: MPIX_EP_F32 or MPIX_EP_BF16. Computation is in float either way */
+    int dtype = MPIX_EP_F32; /* of rows on their way: MPIX_EP_F32 or MPIX_EP_BF16. Computation is in float either way */
     std::size_t max_tokens = 0; /* most tokens of any rank, equal on all ranks */
 };
 
@@ -54,12 +55,13 @@ struct Times {
 
 class Layer {
 public:
-    /** Collective. experts: those of this rank in MPIX_Ep's default placement; comm returns errors (MPI_ERRORS_RETURN). */
+    /** Collective. experts: this rank's in MPIX_Ep's default placement; comm returns errors (MPI_ERRORS_RETURN). */
     Layer(MPI_Comm comm, const LayerConfig &config, Router router, Experts experts)
-        : comm_(comm), config_(config), router_(std::move(router)), experts_(std::move(experts)), hidden_(experts_.weights().hidden),
-          topk_(static_cast<std::size_t>(router_.topk())), element_(config.dtype == MPIX_EP_BF16 ? 2 : 4),
-          ep_(comm, ep_config(config, router_, hidden_)), handle_(ep_), send_(ep_), result_(ep_), slots_(ep_), received_(ep_),
-          received_dy_(ep_), computed_(ep_), local_ids_(ep_), row_weights_(ep_), row_slots_(ep_)
+        : comm_(comm), config_(config), router_(std::move(router)), experts_(std::move(experts)),
+          hidden_(experts_.weights().hidden), topk_(static_cast<std::size_t>(router_.topk())),
+          element_(config.dtype == MPIX_EP_BF16 ? 2 : 4), ep_(comm, ep_config(config, router_, hidden_)), handle_(ep_),
+          send_(ep_), result_(ep_), slots_(ep_), received_(ep_), received_dy_(ep_), computed_(ep_), local_ids_(ep_),
+          row_weights_(ep_), row_slots_(ep_)
     {
         send_.resize(config.max_tokens * hidden_ * element_);
         result_.resize(config.max_tokens * hidden_);
@@ -94,9 +96,9 @@ public:
     }
 
     /**
-     * For the tokens of the last forward. x: as there; dy: [tokens][hidden], derivative by the layer's output. Returns dx, the
-     * layer's until the next call, and sets the gradients of the experts (of this rank) and of the router (what this rank's tokens
-     * contribute: sum it over the ranks). Collective.
+     * For the tokens of the last forward. x: as there; dy: [tokens][hidden], derivative by the layer's output. Returns
+     * dx, the layer's until the next call, and sets the gradients of the experts (of this rank) and of the router (what
+     * this rank's tokens contribute: sum it over the ranks). Collective.
      */
     const float *backward(const float *dy)
     {
@@ -120,7 +122,7 @@ private:
         MPIX_INIT(&c);
         c.layout = config.layout;
         c.max_topk = router.topk();
-        c.expert_align = config.layout == MPIX_EP_EXPERT ? 8 : 0; /* rows between two experts are zero: harmless in products */
+        c.expert_align = config.layout == MPIX_EP_EXPERT ? 8 : 0; /* the rows between are zero: harmless in products */
         c.num_experts = router.experts();
         c.max_tokens = static_cast<MPI_Count>(config.max_tokens);
         c.max_row_bytes = static_cast<MPI_Count>(hidden * (config.dtype == MPIX_EP_BF16 ? 2 : 4));
@@ -145,7 +147,8 @@ private:
         routing.topk = router_.topk();
         routing.ids = router_.ids();
 
-        std::vector<MPI_Count> offset(experts_.weights().count + 1); /* of EXPERT; or the counts per expert, without the last */
+        /* EXPERT: what the name says. COMPACT: rows per expert, made into offsets below. */
+        std::vector<MPI_Count> offset(experts_.weights().count + 1);
         MPI_Count total = 0;
         MPIX_Ep_counts counts;
         MPIX_INIT(&counts);
@@ -153,7 +156,7 @@ private:
         (config_.layout == MPIX_EP_EXPERT ? counts.expert_offset : counts.recv_per_expert) = offset.data();
         ep::check(MPIX_Ep_route(handle_, &routing, &counts), "MPIX_Ep_route");
 
-        if (config_.layout == MPIX_EP_COMPACT) { /* make offsets of counts */
+        if (config_.layout == MPIX_EP_COMPACT) {
             MPI_Count sum = 0;
             for (MPI_Count &n : offset)
                 sum += std::exchange(n, sum);
@@ -164,20 +167,21 @@ private:
         reserve();
     }
 
-    /** Room for the rows of this routing. Allocation is collective, so all ranks grow when one has to: some rows to spare keep that
-     *  rare. A program that knows a bound sets max_recv_rows and allocates once. */
+    /** Room for the rows of this routing. Allocation is collective, so all ranks grow when one has to: some rows to
+     * spare keep that rare. A program that knows a bound sets max_recv_rows and allocates once. */
     void reserve()
     {
         int grow = rows_ > capacity_, any = 0;
         ep::check_mpi(MPI_Allreduce(&grow, &any, 1, MPI_INT, MPI_MAX, comm_), "MPI_Allreduce");
         if (!any)
             return;
-        capacity_ = std::max({capacity_, rows_ + rows_ / 8, std::size_t{1}}); /* 1: NULL would mean "not given" */
+        capacity_ = std::max({capacity_, rows_ + rows_ / 8, std::size_t{1}});
         const std::size_t choices = config_.layout == MPIX_EP_COMPACT ? topk_ : 1;
         received_.resize(capacity_ * hidden_ * element_);
         received_dy_.resize(capacity_ * hidden_ * element_);
         computed_.resize(capacity_ * hidden_ * element_);
-        local_ids_.resize(config_.layout == MPIX_EP_COMPACT ? capacity_ * topk_ : 0);
+        if (config_.layout == MPIX_EP_COMPACT)
+            local_ids_.resize(capacity_ * topk_);
         row_weights_.resize(capacity_ * choices);
         row_slots_.resize(capacity_ * choices);
     }
@@ -197,12 +201,14 @@ private:
         if (routed) { /* with the weights: COMPACT needs them now, both need them in backward; they stay for it */
             in.topk_weights = router_.weights();
             out.topk_weights = row_weights_.data();
-            out.local_ids = local_ids_.data(); /* NULL in EXPERT */
+            if (config_.layout == MPIX_EP_COMPACT)
+                out.local_ids = local_ids_.data();
         }
         ep::check(MPIX_Ep_dispatch(handle_, &in, &out), "MPIX_Ep_dispatch");
     }
 
-    /** COMPACT: gives each (row, choice) of this rank its place among the rows sorted by expert; -1 for choices of other ranks. */
+    /** COMPACT: gives each (row, choice) of this rank its place among the rows sorted by expert; -1 for choices of
+     * other ranks. */
     void sort_by_expert()
     {
         std::vector<std::size_t> next(offset_.begin(), offset_.end() - 1);
@@ -236,7 +242,8 @@ private:
         return out_.data();
     }
 
-    /** Brings the experts' outputs into the layout and dtype that combine takes. COMPACT: one row, the (weighted) sum, per token. */
+    /** Brings the experts' outputs into the layout and dtype that combine takes. COMPACT: one row, the (weighted) sum,
+     * per token. */
     void scatter(const float *out, bool weighted)
     {
         if (in_place())
@@ -308,7 +315,8 @@ private:
         if (config_.dtype == MPIX_EP_F32)
             std::copy_n(reinterpret_cast<const float *>(from), n, to);
         else
-            std::transform(reinterpret_cast<const std::uint16_t *>(from), reinterpret_cast<const std::uint16_t *>(from) + n, to, from_bf16);
+            std::transform(reinterpret_cast<const std::uint16_t *>(from),
+                           reinterpret_cast<const std::uint16_t *>(from) + n, to, from_bf16);
     }
 
     void store(const float *from, std::size_t n, char *to) const
@@ -326,11 +334,11 @@ private:
     std::size_t hidden_, topk_, element_; /* element: bytes of one on its way */
     ep::Context ep_;
     ep::Handle handle_;
-    ep::Array<char> send_;                           /* [max_tokens][hidden] of dtype */
-    ep::Array<float> result_, slots_;                /* [max_tokens][hidden], [max_tokens][topk] */
+    ep::Array<char> send_;                              /* [max_tokens][hidden] of dtype */
+    ep::Array<float> result_, slots_;                   /* [max_tokens][hidden], [max_tokens][topk] */
     ep::Array<char> received_, received_dy_, computed_; /* [capacity][hidden] of dtype: from dispatch, for combine */
-    ep::Array<int> local_ids_;                       /* COMPACT [capacity][topk] */
-    ep::Array<float> row_weights_, row_slots_;       /* COMPACT [capacity][topk], EXPERT [capacity] */
+    ep::Array<int> local_ids_;                          /* COMPACT [capacity][topk] */
+    ep::Array<float> row_weights_, row_slots_;          /* COMPACT [capacity][topk], EXPERT [capacity] */
     std::size_t tokens_ = 0, rows_ = 0, capacity_ = 0;
     std::vector<std::size_t> offset_;   /* [local experts + 1] first row of each expert among the sorted ones */
     std::vector<std::ptrdiff_t> place_; /* COMPACT [rows][topk] */

@@ -1,5 +1,5 @@
 /*
- * moe_reference.hpp - the same layer and its derivatives once more: one process, double precision, straight from the formulas.
+ * moe_reference.hpp - the same layer and its derivatives once more: one process, double precision, from the formulas.
  *
  * Written apart from the layer on purpose, sharing nothing with it, to judge it:
  *     p = softmax(R x),  S = the topk largest,  w_k = p_k / sum_S p,  y = sum_k w_k E_k(x),
@@ -51,7 +51,8 @@ inline Applied apply(const Model &m, std::size_t expert, const double *x)
 }
 
 /** Adds the derivatives of  do . E(x)  by x and the expert's matrices. */
-inline void differentiate(const Model &m, std::size_t expert, const double *x, const Applied &f, const Numbers &dout, double *dx, Result &r)
+inline void differentiate(const Model &m, std::size_t expert, const double *x, const Applied &f, const Numbers &dout,
+                          double *dx, Result &r)
 {
     Numbers dg(m.inner), du(m.inner);
     for (std::size_t j = 0; j < m.inner; j++) {

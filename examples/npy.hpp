@@ -1,7 +1,8 @@
 /*
  * npy.hpp - reads rows of arrays in numpy's .npy format: little-endian, C order, versions 1 to 3.
  *
- * Every rank of a parallel program reads just the rows it needs. Anything unexpected in a file is an exception that names the file.
+ * Every rank of a parallel program reads just the rows it needs. Anything unexpected in a file is an exception that
+ * names the file.
  */
 #ifndef EXAMPLES_NPY_HPP
 #define EXAMPLES_NPY_HPP
