@@ -201,9 +201,10 @@ static int check_bias(MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, in
         int kind = mpix_ep_check_rows(&in->bias[i], names[i], in->hidden, tokens);
         if (kind)
             return kind;
+        const char *name = names[i];
+        char arg[32];
         if (in->bias[i].dtype != out->y.dtype)
-            return mpix_fail(MPIX_ERRK_ARG, names[i], "%s.dtype is %s, out.y's is %s", names[i], mpix_dtype_name(in->bias[i].dtype),
-                             mpix_dtype_name(out->y.dtype));
+            return BAD("dtype", "%s.dtype is %s, out.y's is %s", name, mpix_dtype_name(in->bias[i].dtype), mpix_dtype_name(out->y.dtype));
         make_dense(&in->bias[i], in->hidden);
     }
     return 0;

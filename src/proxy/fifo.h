@@ -1,0 +1,44 @@
+/*
+ * fifo.h - the command FIFO: 16-byte commands from many producers to one consumer, the proxy.
+ *
+ * Memory: a power-of-two ring of two 64-bit words per slot, and the tail. Host FIFOs live in ordinary memory; a GPU's later in pinned host
+ * memory with its head in device memory - the layout of a slot is the same.
+ *
+ * Validity. Slot i is used in laps; each half's top bit is the parity of its lap: a half is valid for lap L when its top bit is (L & 1) ^ 1, so a
+ * zeroed ring is empty and slots are never cleared. Both halves carry it, since two 8-byte stores (or a vector store) are not one access in any memory
+ * model. The producer stores half 1, then half 0, both release; the consumer loads half 0, then half 1 with acquire and takes the slot only
+ * when both are valid.
+ *
+ * Claiming. A producer claims a slot (fetch-and-add on head, by compare-and-swap) only when there is room, so that a time-out never leaves a hole.
+ * It keeps a copy of the tail and reads the consumer's only when the ring looks full. The tail means taken, not done.
+ */
+#ifndef MPIX_PROXY_FIFO_H
+#define MPIX_PROXY_FIFO_H
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct mpix_cmd {
+    uint64_t half[2]; /* top bits belong to the FIFO: 63 bits each are the producer's */
+} mpix_cmd;
+
+typedef struct mpix_fifo_slot {
+    _Atomic uint64_t half[2];
+} mpix_fifo_slot;
+
+typedef struct mpix_fifo {
+    mpix_fifo_slot *slots;
+    uint64_t mask;                      /* slots - 1 */
+    _Alignas(64) _Atomic uint64_t head; /* next to claim; producers */
+    _Atomic uint64_t tail_seen;         /* producers' copy of tail */
+    _Alignas(64) _Atomic uint64_t tail; /* next to take; written by the consumer */
+} mpix_fifo;
+
+/* slots: power of two, >= 2. NO_MEM, ARG. */
+int mpix_fifo_init(mpix_fifo *fifo, size_t slots);
+void mpix_fifo_free(mpix_fifo *fifo);
+/* 1: queued; 0: full. Any number of threads. */
+int mpix_fifo_push(mpix_fifo *fifo, mpix_cmd cmd);
+/* Takes up to max commands, in order; returns how many. One thread. Publishes the tail once. */
+int mpix_fifo_take(mpix_fifo *fifo, mpix_cmd *cmds, int max);
+#endif

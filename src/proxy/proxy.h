@@ -1,0 +1,60 @@
+/*
+ * proxy.h - the proxy: takes commands from FIFOs, posts them to a net within credit, counts completions and arrivals, publishes words.
+ *
+ * Its loop body, mpix_proxy_step, is run by a thread of its own or by whoever makes progress on the object (parameter proxy = thread |
+ * caller): the caller posting saves a wake-up. It never calls MPI and never allocates in the loop.
+ *
+ * Windows. Both sides name memory by a window number (0 .. MPIX_PROXY_WINDOWS - 1) that means the same on all ranks; mpix_proxy_window
+ * registers this rank's memory and exchanges keys.
+ *
+ * Signals. A batch is a number of puts to one peer on one lane, then one signal on that lane, which makes the peer see an 8-byte word.
+ *   ordered form: the word is a MPIX_NET_WORD on the lane, behind the puts.
+ *   counted form: every put carries `counter`; the signal is a counted write of a header {word's window and offset, value, number of writes, header
+ *     included} into the target's counter table. The target's proxy counts arrivals per (peer, counter) in any order; when the header is there and the
+ *     count is reached it stores the word (release), clears the count and rings the object's doorbell. A counter carries one batch at a time: the
+ *     caller posts the next one only after it knows that the peer has seen the word of the last.
+ * Which form: caps.ordered unless the parameter signal = counted.
+ */
+#ifndef MPIX_PROXY_H
+#define MPIX_PROXY_H
+#include "base/wait.h"
+#include "proxy/fifo.h"
+#include "transport/net.h"
+
+enum { MPIX_PROXY_WINDOWS = 8 };
+
+typedef struct mpix_proxy mpix_proxy;
+
+/* Collective over boot, ends in agreement. want[peer]: peers to be reached. bell: rung after the proxy has stored something for this rank,
+ * or failed; may be NULL. counters: per peer, < 65536. Opens the net named by params->transport, connects, starts the thread if so set. */
+int mpix_proxy_create(mpix_boot *boot, const mpix_params *params, const unsigned char *want, int counters, mpix_doorbell *bell, mpix_proxy **proxy);
+/* Local: stops the thread, abandons what is not complete, closes. NULL is fine. */
+void mpix_proxy_free(mpix_proxy *proxy);
+const mpix_net_caps *mpix_proxy_caps(const mpix_proxy *proxy);
+int mpix_proxy_counted(const mpix_proxy *proxy); /* the signal form in force */
+
+/* Registers [base, base + bytes) of this rank as window `window` and exchanges keys. Collective, ends in agreement. bytes may differ and be 0. */
+int mpix_proxy_window(mpix_proxy *proxy, int window, void *base, size_t bytes);
+
+/* Queue a put of len bytes: from (lwin, loff) here to (rwin, roff) at peer. Offsets and len may be any number; multiples of 16 go in a 16-byte command,
+ * others through a descriptor. Split by the proxy at caps.max_op. counter: see above, ignored in the ordered form.
+ * *seq: number of the command on (peer, lane): complete when mpix_proxy_completed reaches it. 1: queued, 0: no room now (call step or wait, and
+ * try again), -kind: the peer has failed. Any thread. */
+int mpix_proxy_put(mpix_proxy *proxy, int peer, int lane, int lwin, uint64_t loff, int rwin, uint64_t roff, uint64_t len, uint32_t counter,
+                   uint64_t *seq);
+/* Queue the signal that ends a batch of `writes` puts: peer sees value in the word at (rwin, roff). */
+int mpix_proxy_signal(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff, uint64_t value, uint32_t counter, uint32_t writes,
+                      uint64_t *seq);
+/* Commands of (peer, lane) whose local buffers may be reused: all with seq <= this. */
+uint64_t mpix_proxy_completed(const mpix_proxy *proxy, int peer, int lane);
+/* Number of messages posted and bytes written to peer so far, for statistics. */
+void mpix_proxy_counts(const mpix_proxy *proxy, int peer, uint64_t *messages, uint64_t *bytes);
+
+/* One turn: take, post, poll, publish. Returns 1 if anything happened. Does nothing when a thread does it, or another caller is in it. */
+int mpix_proxy_step(mpix_proxy *proxy);
+int mpix_proxy_threaded(const mpix_proxy *proxy);
+/* The latched failure of a peer: 0, or its kind with *error filled. */
+int mpix_proxy_failed(mpix_proxy *proxy, int peer, MPIX_Error *error);
+/* Writes the state (queues, credit, counters, sleeping) to the log at level warn; on request and on time-outs. */
+void mpix_proxy_dump(mpix_proxy *proxy);
+#endif

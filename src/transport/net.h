@@ -1,0 +1,91 @@
+/*
+ * net.h - proxied transports: what a network device does for peers whose memory cannot be mapped. One const table each (verbs, shmem,
+ * chaos over another, null for benchmarks). Only the proxy (src/proxy/) calls them, one thread at a time per net.
+ *
+ * Memory is named by windows on both sides: local registered memory (mpix_net_mem) and a peer's (mpix_net_rmem, made of a key that
+ * travelled over MPI). Operations to one peer on one lane complete in the order of posting as far as the poster can see (completions are
+ * counted, oldest first); what the *target* sees in which order is the capability `ordered`.
+ */
+#ifndef MPIX_TRANSPORT_NET_H
+#define MPIX_TRANSPORT_NET_H
+#include "base/param.h"
+#include "boot/boot.h"
+
+typedef struct mpix_net mpix_net;           /* an open transport of one object; the transport's own struct begins with it */
+typedef struct mpix_net_mem mpix_net_mem;   /* registered local memory */
+typedef struct mpix_net_rmem mpix_net_rmem; /* a peer's registered memory */
+
+enum { MPIX_NET_WRITE, MPIX_NET_WORD, MPIX_NET_READ, MPIX_NET_ADD };
+
+typedef struct mpix_net_op {
+    int kind, peer, lane;
+    const mpix_net_mem *mem;   /* WRITE: source, READ: destination, ADD: where the old value goes; WORD: NULL */
+    void *local;               /* address inside mem */
+    const mpix_net_rmem *rmem;
+    uint64_t roff;             /* offset in rmem; WORD and ADD: multiple of 8 */
+    uint64_t len;              /* bytes, at most caps.max_op; 0 is allowed for WRITE (moves nothing, completes) */
+    uint64_t value;            /* WORD: written as one 8-byte store; ADD: added atomically */
+    int64_t counter;           /* >= 0: a counted write: the target's poll reports (this rank, counter); < 0: none */
+} mpix_net_op;
+
+typedef struct mpix_net_done {
+    int peer, lane, n;  /* the n oldest incomplete operations of that lane are complete */
+    int kind;           /* 0, or the error kind: the lane is broken, the rest of its operations will not complete */
+    char text[128];     /* with kind: the device's words (completion status, vendor code) */
+} mpix_net_done;
+
+typedef struct mpix_net_arrival {
+    int peer;
+    uint32_t counter;
+} mpix_net_arrival;
+
+typedef struct mpix_net_caps {
+    int ordered;         /* a WORD is seen by the target after the WRITEs posted before it on the same lane */
+    int counted;         /* counted writes are possible */
+    int lanes;           /* per peer, >= 1 */
+    int depth;           /* operations that may be incomplete per lane */
+    uint32_t max_counter; /* counters are below this */
+    uint64_t max_op;     /* bytes of one operation */
+    char device[64];     /* "rxe0:1", for people */
+    char address[64];    /* "gid[1] 10.9.0.1", for people */
+    int mtu;
+    char why[128];       /* why ordered or not, and why this device */
+} mpix_net_caps;
+
+typedef struct mpix_net_ops {
+    const char *name;
+    size_t address_bytes; /* of the blob per pair that connect needs */
+    size_t key_bytes;     /* of the blob per window */
+    /* Opens devices for talking to the peers for which want[peer] is set. Local. UNSUPPORTED or TRANSPORT name the device and the remedy. */
+    int (*open)(mpix_boot *boot, const mpix_params *params, const unsigned char *want, mpix_net **net);
+    void (*close)(mpix_net *net); /* never waits for a peer */
+    /* Connection: the blob for each peer is exchanged over MPI, then connect is called with the peer's blob for this rank. Local. */
+    int (*address)(mpix_net *net, int peer, void *blob);
+    int (*connect)(mpix_net *net, int peer, const void *blob);
+    /* Registration of [base, base + bytes); NO_MEM or TRANSPORT with the limit (memlock, device) and the remedy. */
+    int (*mem_reg)(mpix_net *net, void *base, size_t bytes, mpix_net_mem **mem);
+    void (*mem_dereg)(mpix_net *net, mpix_net_mem *mem);
+    void (*mem_key)(mpix_net *net, const mpix_net_mem *mem, void *blob);
+    int (*rmem_open)(mpix_net *net, int peer, const void *blob, mpix_net_rmem **rmem);
+    void (*rmem_close)(mpix_net *net, mpix_net_rmem *rmem);
+    /* Posts n operations, in order; returns how many were taken (fewer when a lane is full), or -kind. No allocation. One doorbell per
+     * lane and call where the device allows. */
+    int (*post)(mpix_net *net, const mpix_net_op *ops, int n);
+    /* Completions and arrivals since the last call; never blocks, no allocation. Return how many were stored. */
+    int (*poll)(mpix_net *net, mpix_net_done *done, int max);
+    int (*poll_arrivals)(mpix_net *net, mpix_net_arrival *arrivals, int max);
+    /* For sleeping: arms notification of completions and arrivals; the caller polls once more after arming, then sleeps on *fd
+     * (-1: the transport has none, sleep by time). ack after waking. */
+    int (*arm)(mpix_net *net, int *fd);
+    void (*ack)(mpix_net *net);
+} mpix_net_ops;
+
+struct mpix_net {
+    const mpix_net_ops *ops;
+    mpix_net_caps caps;
+};
+
+/* By name, NULL if unknown or not built. "verbs", "shmem" (writes executed by memcpy into windows that this host's ranks map: the proxied
+ * protocols without a network), "null" (completes everything, moves nothing). "chaos:X" wraps X. */
+const mpix_net_ops *mpix_net_find(const char *name);
+#endif
