@@ -117,7 +117,7 @@ static void topo_hwloc(void) {
         topo.pus = hwloc_bitmap_weight(mine);
         topo_hwloc_numa(tree, mine);
         topo_hwloc_caches(tree, mine);
-        snprintf(source, sizeof source, "hwloc %u.%u.%u", version >> 16, (version >> 8) & 0xff, version & 0xff);
+        snprintf(source, sizeof source, "hwloc API %u.%u.%u", version >> 16, (version >> 8) & 0xff, version & 0xff);
         topo.source = source;
     }
     hwloc_bitmap_free(mine);

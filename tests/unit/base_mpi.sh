@@ -2,6 +2,10 @@
 # base_mpi.sh - the programs of this folder that need ranks, at several sizes; the first failure is the result.
 set -u
 
+# With the address sanitizer: MPI's libraries have no frame pointers, and what they keep is told by who allocated it.
+ASAN_OPTIONS="fast_unwind_on_malloc=0:${ASAN_OPTIONS:-}"
+export ASAN_OPTIONS
+
 for np in 1 2 3 5; do
     for program in boot_mpi win_mpi; do
         "$MPIX_MPIRUN" "$np" "$MPIX_BUILDDIR/tests/unit/$program"

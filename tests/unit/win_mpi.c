@@ -183,6 +183,24 @@ static void test_no_descriptors(int passing, int spare) {
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
+/* Ranks that MPI puts on different hosts: each rank names the first it can't reach, its host and why. */
+static void test_other_host(void) {
+    mpix_win *win = NULL;
+    int last = boot->size - 1, status, other = boot->rank == last ? 0 : last;
+
+    boot->nhosts = 2;
+    boot->host_of[last] = 1;
+    strcpy(boot->hostnames[last], "elsewhere");
+    status = mpix_win_create(boot, &params, 4096, MPIX_WIN_COMMIT, &win);
+    CHECK(status == MPIX_ERRK_UNSUPPORTED && win == NULL, "%s", mpix_kind_name(status));
+    CHECK(mpix_error_tls()->rank == other, "blames rank %d", mpix_error_tls()->rank);
+    CHECK(strcmp(mpix_error_tls()->host, boot->hostnames[other]) == 0, "host %s", mpix_error_tls()->host);
+    CHECK(strstr(mpix_error_tls()->text, "elsewhere") && strstr(mpix_error_tls()->text, "different hosts"), "%s", mpix_error_tls()->text);
+    boot->nhosts = 1;
+    boot->host_of[last] = 0;
+    strcpy(boot->hostnames[last], boot->hostnames[0]);
+}
+
 static void test_cycles(int cycles) {
     int fds = count_fds(), maps = count_maps();
 
@@ -249,6 +267,8 @@ int main(int argc, char **argv) {
         test_no_descriptors(MPIX_FD_SOCKET, 1);
         test_no_descriptors(MPIX_FD_SOCKET, 2);
     }
+    if (boot->size > 1)
+        test_other_host();
     test_cycles(cycles);
     test_no_rights();
     failed = check_report("win_mpi");
