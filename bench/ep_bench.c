@@ -97,6 +97,17 @@ static void bench_compare_options(const bench *b, char *err, size_t errlen) {
         snprintf(err, errlen, "the options of rank %d differ from those of rank 0", b->rank);
 }
 
+/* Before an hour is spent, not after it. */
+static void bench_probe_json(const bench *b, char *err, size_t errlen) {
+    if (b->rank || !*b->opt.json_path)
+        return;
+    FILE *f = fopen(b->opt.json_path, "a");
+    if (f)
+        fclose(f);
+    else
+        snprintf(err, errlen, "--json %s: %s", b->opt.json_path, strerror(errno));
+}
+
 /* Rank 0 reads, everybody gets a copy. */
 static void bench_load_file(bench *b, char *err, size_t errlen) {
     int64_t head[3] = {0};
@@ -314,6 +325,8 @@ int main(int argc, char **argv) {
     if (bench_refused(&b, err))
         goto finalize;
     bench_compare_options(&b, err, sizeof err);
+    if (!*err)
+        bench_probe_json(&b, err, sizeof err);
     if (bench_refused(&b, err))
         goto finalize;
     if (b.opt.routing == BENCH_FILE) {

@@ -17,7 +17,7 @@
 #define REDUCE_CLONES
 #endif
 
-enum { REDUCE_BLOCK = 256, REDUCE_GROUP = 128 /* channels per scale */ };
+enum { REDUCE_BLOCK = 256, REDUCE_STEP = 32, REDUCE_GROUP = 128 /* channels per scale */ };
 
 static inline float reduce_float(uint32_t bits) {
     float f;
@@ -42,7 +42,9 @@ static inline uint16_t reduce_to_f16(float f) {
     uint32_t normal = (a + 0xfffu + (a >> 13 & 1) - 0x38000000u) >> 13;
     uint32_t small = reduce_bits(reduce_float(a) + 0.5f) - 0x3f000000u;
     uint32_t big = a > 0x7f800000u ? 0x7e00u : 0x7c00u;
-    uint32_t h = a < 0x38800000u ? small : a >= 0x47800000u ? big : normal;
+    /* Chosen by masks: a branch around the sum above would keep the loop from becoming vectors. */
+    uint32_t h = normal ^ ((normal ^ small) & -(uint32_t)(a < 0x38800000u));
+    h ^= (h ^ big) & -(uint32_t)(a >= 0x47800000u);
     return (uint16_t)(h | (u >> 16 & 0x8000u));
 }
 
@@ -51,16 +53,16 @@ static inline uint16_t reduce_to_bf16(float f) {
     return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? (u >> 16 | 0x40u) : r);
 }
 
-/* One macro makes, per dtype, the function that adds w times n elements, for whole blocks and for the rest. */
+/* One macro makes, per dtype, the function that adds w times n elements: steps of constant length, then the rest. */
 #define REDUCE_ADD(name, acctype, type, convert)                                                                             \
     REDUCE_CLONES static void name(acctype *restrict acc, const void *restrict row, size_t n, acctype w) {                   \
         const type *restrict x = row;                                                                                        \
-        if (n == REDUCE_BLOCK)                                                                                               \
-            for (size_t i = 0; i < REDUCE_BLOCK; i++)                                                                        \
-                acc[i] += w * convert(x[i]);                                                                                 \
-        else                                                                                                                 \
-            for (size_t i = 0; i < n; i++)                                                                                   \
-                acc[i] += w * convert(x[i]);                                                                                 \
+        size_t i = 0;                                                                                                        \
+        for (; i + REDUCE_STEP <= n; i += REDUCE_STEP)                                                                       \
+            for (size_t j = 0; j < REDUCE_STEP; j++)                                                                         \
+                acc[i + j] += w * convert(x[i + j]);                                                                         \
+        for (; i < n; i++)                                                                                                   \
+            acc[i] += w * convert(x[i]);                                                                                     \
     }
 #define REDUCE_SAME(v) (v)
 #define REDUCE_FROM_BF16(v) reduce_float((uint32_t)(v) << 16)
@@ -72,12 +74,12 @@ REDUCE_ADD(reduce_add_bf16, float, uint16_t, REDUCE_FROM_BF16)
 #define REDUCE_STORE(name, type, convert)                                                                                    \
     REDUCE_CLONES static void name(const float *restrict acc, void *restrict row, size_t n) {                                \
         type *restrict y = row;                                                                                              \
-        if (n == REDUCE_BLOCK)                                                                                               \
-            for (size_t i = 0; i < REDUCE_BLOCK; i++)                                                                        \
-                y[i] = convert(acc[i]);                                                                                      \
-        else                                                                                                                 \
-            for (size_t i = 0; i < n; i++)                                                                                   \
-                y[i] = convert(acc[i]);                                                                                      \
+        size_t i = 0;                                                                                                        \
+        for (; i + REDUCE_STEP <= n; i += REDUCE_STEP)                                                                       \
+            for (size_t j = 0; j < REDUCE_STEP; j++)                                                                         \
+                y[i + j] = convert(acc[i + j]);                                                                              \
+        for (; i < n; i++)                                                                                                   \
+            y[i] = convert(acc[i]);                                                                                          \
     }
 REDUCE_STORE(reduce_store_f16, uint16_t, reduce_to_f16)
 REDUCE_STORE(reduce_store_bf16, uint16_t, reduce_to_bf16)

@@ -78,7 +78,7 @@ static void verify_row_metadata(verify *v, const bench_plan *plan, const verify_
             if (plan->all_ids[at + (size_t)j] == plan->row_expert[i])
                 want = plan->all_weights[at + (size_t)j];
         if (got->weights && memcmp(&got->weights[i], &want, sizeof want))
-            verify_fault(v, "row %ld: weight is %g, expected %g", i, (double)got->weights[i], (double)want);
+            verify_fault(v, "row %ld: weight is %.9g, expected %.9g", i, (double)got->weights[i], (double)want);
         return;
     }
     for (int j = 0; j < k; j++) {
@@ -87,7 +87,7 @@ static void verify_row_metadata(verify *v, const bench_plan *plan, const verify_
         if (got->local_ids && got->local_ids[here] != want)
             verify_fault(v, "row %ld, choice %d: local id is %d, expected %d", i, j, got->local_ids[here], want);
         if (got->weights && memcmp(&got->weights[here], &plan->all_weights[at + (size_t)j], sizeof(float)))
-            verify_fault(v, "row %ld, choice %d: weight is %g, expected %g", i, j, (double)got->weights[here],
+            verify_fault(v, "row %ld, choice %d: weight is %.9g, expected %.9g", i, j, (double)got->weights[here],
                          (double)plan->all_weights[at + (size_t)j]);
     }
 }
