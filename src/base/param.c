@@ -56,6 +56,31 @@ static const mpix_param_desc param_table[] = {
      FIELD(spin_us)},
     {"prefault", "enum", "no|yes", "yes",
      "Whether window memory is touched when it is committed, so that the first calls do not pay for it.", FIELD(prefault)},
+    {"transport", "string", "auto, or a transport: verbs, shmem, null, chaos:verbs, chaos:shmem", "auto",
+     "What reaches peers whose memory can't be mapped; auto: shmem if they are all on this host, verbs otherwise.", FIELD(transport)},
+    {"proxy", "enum", "caller|thread", "caller",
+     "Who executes commands for proxied peers: whoever waits for the object, or a thread of its own that sleeps when idle.", FIELD(proxy)},
+    {"signal", "enum", "auto|ordered|counted", "auto",
+     "Form of signals over the network: a word behind the data where the network keeps order, or counted writes; auto: as it allows.",
+     FIELD(signal)},
+    {"lanes", "int", "1..16", "1", "In-order ways (queue pairs) to each proxied peer.", FIELD(lanes)},
+    {"chunk_bytes", "bytes", "0 or more, suffix k, m or g", "262144",
+     "Pieces in which a batch for a proxied peer is packed and posted, so that packing and the network overlap; 0: one piece.",
+     FIELD(chunk_bytes)},
+    {"max_op", "bytes", "0 or more, suffix k, m or g", "0",
+     "Longest single operation that the proxy posts, longer puts are split; 0: the device's limit.", FIELD(max_op)},
+    {"fifo_slots", "int", "2..1048576", "1024", "Commands that the proxy's queue holds; rounded up to a power of two.", FIELD(fifo_slots)},
+    {"proxy_depth", "int", "1..65536", "256",
+     "Commands that may be incomplete per peer and lane; rounded up to a power of two.", FIELD(proxy_depth)},
+    {"proxy_descs", "int", "1..1048576", "1024", "Queued commands that may be signals, long or unaligned puts.", FIELD(proxy_descs)},
+    {"credit_ops", "int", "0..1048576", "0",
+     "Operations that may be incomplete per peer and lane; 0: as many as the device's queue holds.", FIELD(credit_ops)},
+    {"credit_bytes", "bytes", "0 or more, suffix k, m or g", "16777216",
+     "Bytes that may be incomplete per peer and lane; a longer operation goes alone; 0: no limit.", FIELD(credit_bytes)},
+    {"reach", "enum", "auto|proxied", "auto",
+     "How peers of the same host are reached: by mapping their memory, or as if they were on another host.", FIELD(reach)},
+    {"hosts", "int", "0..1000000", "0",
+     "Splits the ranks of each host into so many virtual hosts, which do not map each other's memory; 0: hosts as they are.", FIELD(hosts)},
 };
 
 enum { PARAM_COUNT = sizeof param_table / sizeof *param_table };
@@ -146,8 +171,7 @@ static int param_parse(mpix_params *params, const mpix_param_desc *desc, const c
         return param_parse_seconds(value, (double *)field);
     if (strcmp(desc->type, "bytes") == 0)
         return param_parse_bytes(value, (size_t *)field);
-    /* The only string; its room is the field's size. */
-    if (strlen(value) >= sizeof params->log_file)
+    if (strlen(value) >= MPIX_PARAM_STRING)
         return -1;
     strcpy(field, value);
     return 0;

@@ -11,11 +11,15 @@ enum { MPIX_STORES_AUTO, MPIX_STORES_ORDINARY, MPIX_STORES_STREAMING };
 enum { MPIX_ISA_AUTO, MPIX_ISA_PORTABLE, MPIX_ISA_AVX2, MPIX_ISA_AVX512 };
 enum { MPIX_FD_AUTO, MPIX_FD_PROC, MPIX_FD_SOCKET };
 enum { MPIX_HUGE_NO, MPIX_HUGE_TRY };
+enum { MPIX_PROXY_CALLER, MPIX_PROXY_THREAD };
+enum { MPIX_SIGNAL_AUTO, MPIX_SIGNAL_ORDERED, MPIX_SIGNAL_COUNTED };
+enum { MPIX_REACH_AUTO, MPIX_REACH_FORCE_PROXIED };
+enum { MPIX_PARAM_STRING = 256 }; /* room of every string, its terminator included */
 
 /* One field per parameter, in the order of the table. */
 typedef struct mpix_params {
     int log_level;        /* none error warn info debug trace; default warn */
-    char log_file[256];   /* default "" */
+    char log_file[MPIX_PARAM_STRING]; /* default "" */
     double timeout;       /* seconds, default 300; > 0 */
     int progress;         /* caller | thread: who works on nonblocking calls between the caller's calls; default caller */
     int stores;           /* auto | ordinary | streaming: for rows; default auto */
@@ -26,6 +30,19 @@ typedef struct mpix_params {
     int max_handles;      /* handles alive at once per context, default 64, 1..4096 */
     int spin_us;          /* how long a wait spins before it yields, microseconds; -1: by the load of the cores */
     int prefault;         /* no | yes: touch window memory when it is committed; default yes */
+    char transport[MPIX_PARAM_STRING]; /* auto, or a name that mpix_net_find knows: what reaches peers that can't be mapped */
+    int proxy;            /* caller | thread: who runs the proxy; default caller */
+    int signal;           /* auto | ordered | counted: form of signals over the network */
+    int lanes;            /* in-order ways to each proxied peer, default 1, 1..16 */
+    size_t chunk_bytes;   /* pieces in which a batch for a proxied peer is packed and posted, default 256k */
+    size_t max_op;        /* longest operation that the proxy posts, longer puts are split; 0: the device's limit */
+    int fifo_slots;       /* commands a FIFO holds, default 1024; rounded up to a power of two */
+    int proxy_depth;      /* commands that may be incomplete per peer and lane, default 256; rounded up to a power of two */
+    int proxy_descs;      /* descriptors for commands that do not fit 16 bytes, default 1024 */
+    int credit_ops;       /* operations that may be incomplete per lane, 0: the device's limit */
+    size_t credit_bytes;  /* bytes that may be incomplete per lane, a longer operation goes alone; 0: no limit; default 16m */
+    int reach;            /* auto | proxied: treat peers of the same host as not mappable */
+    int hosts;            /* split the ranks of each host into so many virtual ones, 0: do not */
 } mpix_params;
 
 typedef struct mpix_param_desc {

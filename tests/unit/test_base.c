@@ -290,6 +290,13 @@ START_TEST(param_defaults) {
     ck_assert_int_eq(params.max_handles, 64);
     ck_assert_int_eq(params.spin_us, -1);
     ck_assert_int_eq(params.prefault, 1);
+    ck_assert_str_eq(params.transport, "auto");
+    ck_assert_int_eq(params.proxy, MPIX_PROXY_CALLER);
+    ck_assert_int_eq(params.signal, MPIX_SIGNAL_AUTO);
+    ck_assert_int_eq(params.reach, MPIX_REACH_AUTO);
+    ck_assert_int_eq(params.lanes, 1);
+    ck_assert_uint_eq(params.chunk_bytes, 256 * 1024);
+    ck_assert_uint_eq(params.credit_bytes, 16 << 20);
     for (int i = 0; i < n; i++) {
         /* What is printed is what the default says, and it is taken back. */
         ck_assert_str_eq(printed(&params, table[i].name), table[i].dflt);
@@ -321,6 +328,11 @@ START_TEST(param_values) {
         {"spin_us", "-1", "-1"},
         {"spin_us", "1000000", "1000000"},
         {"prefault", "no", "no"},
+        {"transport", "chaos:verbs", "chaos:verbs"},
+        {"proxy", "thread", "thread"},
+        {"signal", "counted", "counted"},
+        {"reach", "proxied", "proxied"},
+        {"lanes", "16", "16"},
     };
     static const char *const bad[][2] = {
         {"log_level", "loud"}, {"log_level", ""},       {"log_level", "war"},    {"log_level", "none|error"}, {"timeout", "0"},
