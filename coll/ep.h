@@ -45,7 +45,8 @@ struct mpix_ep_handle {
     mpix_ep_plan *plan;          /* of the last completed route, NULL: none valid */
     uint64_t started[MPIX_EP_KINDS]; /* epochs of the calls started */
     uint64_t signalled[MPIX_EP_KINDS]; /* epochs whose words were written: in order, whatever the order of completion */
-    int active;                  /* calls in flight, failed ones included */
+    int active;                  /* calls in the engine, failed ones included */
+    int users;                   /* transfers that the caller holds, complete or not */
     int64_t tokens;              /* of the last route that was started */
     int topk, routed;            /* routed: that route's arguments were fine */
     int64_t capacity;            /* of the last dispatch started since; -1: none */
@@ -79,7 +80,8 @@ typedef struct mpix_ep {
     pthread_mutex_t lock;  /* calls below, banks, handles' epochs */
     mpix_ep_call *first, *last; /* in flight, in order of start */
     mpix_ep_call *pool;
-    int users;             /* transfers that the caller holds */
+    int users;             /* transfers that the caller holds, complete or not */
+    mpix_ep_call *held;    /* those */
     void **dst;            /* [2 * max_topk + 2] scratch of the engine */
     struct mpix_ep_target *targets; /* [ranks] scratch of the engine */
     mpix_row_term *terms;  /* [max_topk + 1] */
@@ -126,7 +128,7 @@ struct mpix_ep_call {
         struct { MPIX_Ep_combine_in in; MPIX_Ep_combine_out out; int64_t capacity; } combine;
     };
     size_t x_stage, s_stage, meta_stage, slot_stage; /* offsets in the staging window, SIZE_MAX: not staged */
-    mpix_ep_call *next;
+    mpix_ep_call *next, *held_next;
 };
 
 /* ep_config.c */

@@ -290,6 +290,14 @@ static int ep_end(struct mpix_xfer *xfer, mpix_boot **boot) {
     mpix_live_remove(xfer);
     pthread_mutex_lock(&ep->lock);
     ep->users--;
+    if (call->handle)
+        call->handle->users--;
+    for (mpix_ep_call **at = &ep->held; *at; at = &(*at)->held_next) {
+        if (*at == call) {
+            *at = call->held_next;
+            break;
+        }
+    }
     call->next = ep->pool;
     ep->pool = call;
     pthread_mutex_unlock(&ep->lock);
@@ -317,7 +325,12 @@ int mpix_ep_call_submit(mpix_ep_call *call, MPIX_Xfer *xfer, int blocking) {
     pthread_mutex_lock(&ep->lock);
     call->epoch = ++handle->started[call->type];
     handle->active++;
-    ep->users += !call->zombie;
+    if (!call->zombie) {
+        ep->users++;
+        handle->users++;
+        call->held_next = ep->held;
+        ep->held = call;
+    }
     if (ep->last)
         ep->last->next = call;
     else
@@ -432,6 +445,12 @@ void mpix_ep_engine_free(mpix_ep *ep) {
         pthread_cond_signal(&ep->wake);
         mpix_doorbell_ring(mpix_ep_bell(ep));
         pthread_join(ep->thread, NULL);
+    }
+    while (ep->held) { /* a failed context may be freed with transfers in the caller's hands: they are not valid any more */
+        mpix_ep_call *call = ep->held;
+        ep->held = call->held_next;
+        mpix_live_remove(call);
+        free(call);
     }
     while (ep->pool) {
         mpix_ep_call *call = ep->pool;

@@ -78,10 +78,11 @@ int PMPIX_Ep_handle_free(MPIX_Ep_handle *handle) {
         return mpix_boot_raise(NULL, kind);
     struct mpix_ep_handle *h = *handle;
     mpix_ep *ep = h->ep;
-    int held = 0;
     pthread_mutex_lock(&ep->lock);
-    for (mpix_ep_call *c = ep->first; c; c = c->next)
-        held += c->handle == h && !c->zombie;
+    int held = ep->failed ? 0 : h->users;
+    for (mpix_ep_call *c = ep->failed ? ep->held : NULL; c; c = c->held_next)
+        if (c->handle == h)
+            c->handle = NULL; /* complete, with the failure; its caller may still ask */
     pthread_mutex_unlock(&ep->lock);
     if (held)
         return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "handle", "%d transfers of the handle are in flight: complete them first", held));

@@ -8,7 +8,13 @@
 #ifndef MPIX_BASE_STATUS_H
 #define MPIX_BASE_STATUS_H
 
+/* The library is compiled with hidden visibility; a declaration's visibility holds for its definition, so what the public headers declare
+ * is exported. */
+#pragma GCC visibility push(default)
+#include "mpix_ep.h"
+#include "mpix_p2p.h"
 #include "mpix_xfer.h"
+#pragma GCC visibility pop
 
 /* Strong PMPIX_name (exported), weak alias MPIX_name. Put after the definition of PMPIX_name. */
 #define MPIX_EXPORT __attribute__((visibility("default")))
