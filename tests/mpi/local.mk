@@ -1,1 +1,91 @@
-# Tests under the launcher.
+# tests/mpi/ - programs that use the public interface only, and a reference of their own, over 1 to 33 ranks.
+#
+# A test is PROGRAM.RANKS.test or PROGRAM_VARIANT.RANKS.test: add it to MPI_TESTS; what it is called with is in tests/mpi/run.sh.
+MPI_TESTS = \
+	tests/mpi/ep_random.1.test \
+	tests/mpi/ep_random.2.test \
+	tests/mpi/ep_random.3.test \
+	tests/mpi/ep_random.4.test \
+	tests/mpi/ep_random.5.test \
+	tests/mpi/ep_random.8.test \
+	tests/mpi/ep_random.33.test \
+	tests/mpi/ep_files.1.test \
+	tests/mpi/ep_files.3.test \
+	tests/mpi/ep_files.4.test \
+	tests/mpi/ep_files.8.test \
+	tests/mpi/ep_errors.1.test \
+	tests/mpi/ep_errors.2.test \
+	tests/mpi/ep_errors.5.test \
+	tests/mpi/ep_nompi.1.test \
+	tests/mpi/ep_nompi.3.test \
+	tests/mpi/ep_stress.1.test \
+	tests/mpi/ep_stress.2.test \
+	tests/mpi/ep_stress.3.test \
+	tests/mpi/ep_stress.5.test \
+	tests/mpi/ep_stress.33.test \
+	tests/mpi/ep_faults_late.3.test \
+	tests/mpi/ep_faults_absent.2.test \
+	tests/mpi/ep_faults_stopped.3.test \
+	tests/mpi/ep_faults_stopped_thread.3.test \
+	tests/mpi/ep_faults_killed.4.test \
+	tests/mpi/ep_faults_killed_thread.2.test \
+	tests/mpi/ep_faults_gone.3.test \
+	tests/mpi/ep_faults_forgotten.3.test \
+	tests/mpi/ep_faults_forgotten_thread.2.test
+
+TESTS += $(MPI_TESTS)
+EXTRA_DIST += tests/mpi/run.sh
+CLEANFILES += $(MPI_TESTS)
+
+$(MPI_TESTS): Makefile
+	$(AM_V_GEN)$(MKDIR_P) tests/mpi && \
+	printf '#!/bin/sh\nexec "$(abs_top_srcdir)/tests/mpi/run.sh" "$$0"\n' >$@ && chmod +x $@
+
+# The reference adds and multiplies as it is written: no fused multiply-add.
+check_LTLIBRARIES = tests/common/libharness.la
+tests_common_libharness_la_SOURCES = \
+	tests/common/call.c \
+	tests/common/call.h \
+	tests/common/call_combine.c \
+	tests/common/call_dispatch.c \
+	tests/common/call_route.c \
+	tests/common/guard.c \
+	tests/common/harness.c \
+	tests/common/harness.h \
+	tests/common/ref.h \
+	tests/common/ref_num.c \
+	tests/common/ref_plan.c
+tests_common_libharness_la_CPPFLAGS = $(AM_CPPFLAGS) -D_GNU_SOURCE
+tests_common_libharness_la_CFLAGS = $(AM_CFLAGS) -ffp-contract=off
+
+MPI_TEST_CPPFLAGS = $(AM_CPPFLAGS) -D_GNU_SOURCE -I$(top_srcdir)/tests/common
+MPI_TEST_LIBS = tests/common/libharness.la libmpixep.la $(MPI_LIBS)
+
+check_PROGRAMS += tests/mpi/ep_errors tests/mpi/ep_faults tests/mpi/ep_files tests/mpi/ep_nompi tests/mpi/ep_random tests/mpi/ep_stress
+
+tests_mpi_ep_errors_SOURCES = \
+	tests/mpi/ep_errors.c \
+	tests/mpi/errors.h \
+	tests/mpi/errors_calls.c \
+	tests/mpi/errors_create.c \
+	tests/mpi/errors_handlers.c \
+	tests/mpi/errors_memory.c \
+	tests/mpi/errors_objects.c \
+	tests/mpi/errors_unsupported.c
+tests_mpi_ep_errors_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
+tests_mpi_ep_errors_LDADD = $(MPI_TEST_LIBS)
+tests_mpi_ep_faults_SOURCES = tests/mpi/ep_faults.c
+tests_mpi_ep_faults_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
+tests_mpi_ep_faults_LDADD = $(MPI_TEST_LIBS)
+tests_mpi_ep_files_SOURCES = tests/mpi/ep_files.c
+tests_mpi_ep_files_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
+tests_mpi_ep_files_LDADD = $(MPI_TEST_LIBS)
+tests_mpi_ep_nompi_SOURCES = tests/mpi/ep_nompi.c
+tests_mpi_ep_nompi_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
+tests_mpi_ep_nompi_LDADD = $(MPI_TEST_LIBS)
+tests_mpi_ep_random_SOURCES = tests/mpi/ep_random.c
+tests_mpi_ep_random_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
+tests_mpi_ep_random_LDADD = $(MPI_TEST_LIBS)
+tests_mpi_ep_stress_SOURCES = tests/mpi/ep_stress.c
+tests_mpi_ep_stress_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
+tests_mpi_ep_stress_LDADD = $(MPI_TEST_LIBS)

@@ -1,0 +1,199 @@
+/*
+ * harness.c - checks, generator, watchdog and verdict of the MPI test programs.
+ */
+#include "harness.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+int t_rank, t_size = 1;
+
+enum { MAX_PRINTED = 12 };
+
+static const char *t_name = "test";
+static char t_now[320] = "start";
+static int t_failed;
+static double t_begin;
+
+static pthread_mutex_t t_lock = PTHREAD_MUTEX_INITIALIZER;
+static time_t t_deadline;
+
+static void *t_watch(void *arg)
+{
+    (void)arg;
+    for (;;) {
+        struct timespec nap = {0, 200 * 1000 * 1000}, now;
+        nanosleep(&nap, NULL);
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        pthread_mutex_lock(&t_lock);
+        int late = t_deadline && now.tv_sec > t_deadline;
+        pthread_mutex_unlock(&t_lock);
+        if (late) {
+            fprintf(stderr, "%s [rank %d/%d]: WATCHDOG: no progress in: %s\n", t_name, t_rank, t_size, t_now);
+            fflush(stderr);
+            abort(); /* a core and a signal say more than an exit status */
+        }
+    }
+    return NULL;
+}
+
+void t_watchdog(int seconds)
+{
+    static int started;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    pthread_mutex_lock(&t_lock);
+    t_deadline = seconds ? now.tv_sec + seconds : 0;
+    pthread_mutex_unlock(&t_lock);
+    if (!started && seconds) {
+        pthread_t thread;
+        started = 1;
+        if (pthread_create(&thread, NULL, t_watch, NULL) == 0)
+            pthread_detach(thread);
+    }
+}
+
+void t_init(int *argc, char ***argv, const char *name)
+{
+    int provided;
+    t_name = name;
+    MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
+    MPI_Comm_rank(MPI_COMM_WORLD, &t_rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &t_size);
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN); /* errors without an object are raised there */
+    t_begin = MPI_Wtime();
+    t_watchdog(120);
+}
+
+int t_end(void)
+{
+    int total = 0;
+    t_where("the verdict");
+    MPI_Allreduce(&t_failed, &total, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    double seconds = MPI_Wtime() - t_begin;
+    MPI_Finalize();
+    t_watchdog(0);
+    if (t_rank == 0)
+        printf("%s: %s, %d ranks, %d failures, %.1f s\n", t_name, total ? "FAILED" : "passed", t_size, total, seconds);
+    fflush(stdout);
+    return total ? 1 : 0;
+}
+
+void t_leave(void)
+{
+    printf("%s [rank %d/%d]: %s, %d failures\n", t_name, t_rank, t_size, t_failed ? "FAILED" : "passed", t_failed);
+    fflush(stdout);
+    fflush(stderr);
+    _exit(t_failed ? 1 : 0);
+}
+
+int t_failures(void)
+{
+    return t_failed;
+}
+
+int t_failed_anywhere(void)
+{
+    int total = 0;
+    MPI_Allreduce(&t_failed, &total, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    return total;
+}
+
+void t_where(const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(t_now, sizeof t_now, fmt, ap);
+    va_end(ap);
+}
+
+static void t_say(const char *file, int line, const char *fmt, va_list ap)
+{
+    char text[900];
+    const char *base = strrchr(file, '/');
+    vsnprintf(text, sizeof text, fmt, ap);
+    fprintf(stderr, "%s [rank %d/%d] %s:%d (%s): %s\n", t_name, t_rank, t_size, base ? base + 1 : file, line, t_now, text);
+    fflush(stderr);
+}
+
+void t_fail(const char *file, int line, const char *fmt, ...)
+{
+    va_list ap;
+    if (t_failed++ >= MAX_PRINTED)
+        return;
+    va_start(ap, fmt);
+    t_say(file, line, fmt, ap);
+    va_end(ap);
+}
+
+void t_die(const char *file, int line, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    t_say(file, line, fmt, ap);
+    va_end(ap);
+    MPI_Abort(MPI_COMM_WORLD, 2);
+    _exit(2);
+}
+
+int t_check_ok(const char *file, int line, const char *what, int code)
+{
+    MPIX_Error error;
+    if (code == MPI_SUCCESS)
+        return 1;
+    MPIX_INIT(&error);
+    MPIX_Error_last(&error);
+    t_fail(file, line, "%s returned %d: kind %d, rank %d, arg \"%s\": %s", what, code, error.kind, error.rank, error.arg,
+           error.text);
+    return 0;
+}
+
+const char *t_option_text(int argc, char **argv, const char *name, const char *dflt)
+{
+    for (int i = 1; i + 1 < argc; i++)
+        if (strcmp(argv[i], name) == 0)
+            return argv[i + 1];
+    return dflt;
+}
+
+long t_option(int argc, char **argv, const char *name, long dflt)
+{
+    const char *text = t_option_text(argc, argv, name, NULL);
+    return text ? strtol(text, NULL, 0) : dflt;
+}
+
+uint64_t t_mix(uint64_t x)
+{
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+uint64_t t_hash2(uint64_t seed, uint64_t a)
+{
+    return t_mix(t_mix(seed) + a * 0xd1342543de82ef95u);
+}
+
+uint64_t t_rand(t_rng *rng)
+{
+    uint64_t value = t_mix(rng->s);
+    rng->s += 0x9e3779b97f4a7c15u;
+    return value;
+}
+
+int64_t t_range(t_rng *rng, int64_t lo, int64_t hi)
+{
+    uint64_t r = t_rand(rng);
+    return hi <= lo ? lo : lo + (int64_t)(r % (uint64_t)(hi - lo + 1));
+}
+
+int t_chance(t_rng *rng, int percent)
+{
+    return t_range(rng, 0, 99) < percent;
+}

@@ -1,0 +1,307 @@
+/*
+ * ep_faults.c - peers that are late, absent, stopped, killed or gone: the others get an error that names them, in time, and free
+ * returns.
+ *
+ *   ep_faults --case late|absent|stopped|killed|gone|forgotten [--progress caller|thread]
+ *
+ * The victim is the last rank but one (rank 1 of 2). `killed` and `gone` need a launcher that lets survivors live; they leave by
+ * _exit, because MPI may not be able to finalize, and tests/mpi/run.sh counts their verdicts.
+ */
+#include "call.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static t_rng common = {.s = 8}, own;
+static int victim;
+static const char *progress;
+static const double limit = 1.0; /* timeout_s */
+
+static double now(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
+}
+
+static void rest(double seconds)
+{
+    struct timespec ts = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
+    while (nanosleep(&ts, &ts) != 0 && errno == EINTR)
+        ;
+}
+
+static void make(t_ctx *ctx, t_handle *handle, double timeout)
+{
+    MPI_Info info;
+    memset(ctx, 0, sizeof *ctx);
+    MPIX_INIT(&ctx->config);
+    ctx->config.max_topk = 3;
+    ctx->config.num_experts = 2 * t_size + 1;
+    ctx->config.max_tokens = 20;
+    ctx->config.max_row_bytes = 400;
+    ctx->config.timeout_s = timeout;
+    MPI_Info_create(&info);
+    MPI_Info_set(info, "mpix_ep_progress", progress);
+    REQUIRE(MPIX_Ep_create(MPI_COMM_WORLD, &ctx->config, info, &ctx->ep) == MPI_SUCCESS, "no context");
+    MPI_Info_free(&info);
+    ctx->area.bytes = 1 << 18;
+    CHECK_OK(MPIX_Ep_alloc(ctx->ep, (MPI_Count)ctx->area.bytes, MPI_INFO_NULL, &ctx->area.base));
+    t_handle_init(handle, ctx);
+}
+
+static t_call *prepare(t_handle *handle, int kind)
+{
+    t_shape s = {.seed = t_rand(&common), .hidden = 90, .dtype = MPIX_EP_F32, .flavour = REF_MIXED};
+    if (kind == T_DISPATCH)
+        return t_call_dispatch(handle, &s, &own);
+    if (kind == T_COMBINE)
+        return t_call_combine(handle, &s, &own);
+    int64_t *ids = t_make_ids((int)handle->ctx->config.num_experts, NULL, T_UNIFORM, s.seed, 20, 3, &own);
+    t_call *call = t_call_route(handle, 20, 3, ids, 32, &own);
+    free(ids);
+    return call;
+}
+
+static void all_well(t_handle *handle)
+{
+    for (int kind = T_ROUTE; kind <= T_COMBINE; kind++)
+        t_call_run(prepare(handle, kind), kind & 1);
+}
+
+/* An error that blames the victim; strict: of kind TIMEOUT only. */
+static void blames(int code, int strict, const char *what)
+{
+    MPIX_Error error;
+    MPIX_INIT(&error);
+    MPIX_Error_last(&error);
+    if (!CHECK(code != MPI_SUCCESS, "%s: MPI_SUCCESS, expected an error about rank %d", what, victim))
+        return;
+    CHECK(error.kind == MPIX_ERRK_TIMEOUT || (!strict && error.kind == MPIX_ERRK_PEER), "%s: kind %d: %s", what, error.kind, error.text);
+    CHECK(error.rank == victim && error.host[0], "%s: blames rank %d on \"%s\", expected rank %d: %s", what, error.rank, error.host, victim,
+          error.text);
+}
+
+/* What a context must still do after it has failed. */
+static void failed_context(t_ctx *ctx, t_handle *handle, t_call *again, int strict)
+{
+    MPIX_Error error;
+    double begin = now();
+    t_where("calls on a failed context");
+    blames(t_call_start(again, 1), strict, "a call on the failed context");
+    CHECK(now() - begin < 1, "a call on a failed context took %.2f s", now() - begin);
+    MPIX_INIT(&error);
+    CHECK(MPIX_Ep_get_async_error(ctx->ep, &error) == MPI_SUCCESS && error.kind != 0 && error.rank == victim,
+          "async error: kind %d, rank %d", error.kind, error.rank);
+    CHECK_OK(MPIX_Ep_handle_free(&handle->h));
+    t_where("free of a failed context");
+    begin = now();
+    CHECK_OK(MPIX_Ep_free(&ctx->ep));
+    CHECK(now() - begin < limit + 3, "free took %.2f s", now() - begin);
+    CHECK(ctx->ep == MPIX_EP_NULL, "a freed context is not MPIX_EP_NULL");
+}
+
+/* The others' side: several transfers, all of which fail, in time. */
+static void survive(t_ctx *ctx, t_handle *handle, t_call **calls, int n, int strict)
+{
+    MPIX_Xfer xfers[4];
+    int codes[4] = {0};
+    double begin = now();
+    for (int i = 0; i < n - 1; i++) {
+        t_call_start(calls[i], 0); /* may find out at once */
+        xfers[i] = calls[i]->xfer;
+        if (calls[i]->code != MPI_SUCCESS)
+            blames(calls[i]->code, strict, "start");
+    }
+    int code = MPIX_Xfer_waitall(n - 1, xfers, codes);
+    if (xfers[0] == MPIX_XFER_NULL && calls[0]->code == MPI_SUCCESS)
+        blames(code, strict, "waitall");
+    for (int i = 0; i < n - 1; i++)
+        CHECK(codes[i] != MPI_SUCCESS || calls[i]->code != MPI_SUCCESS, "transfer %d of a failed context succeeded", i);
+    double took = now() - begin;
+    CHECK(took < limit + 3, "the error came after %.2f s, timeout_s is %.2f", took, limit);
+    if (strict)
+        CHECK(took > limit * 0.8, "the error came after %.2f s, timeout_s is %.2f", took, limit);
+    for (int i = 0; i < n; i++)
+        for (int b = 0; b < calls[i]->nbufs; b++)
+            CHECK_BUF(&calls[i]->bufs[b], calls[i]->names[b]);
+    failed_context(ctx, handle, calls[n - 1], strict);
+    for (int i = 0; i < n; i++)
+        t_call_free(calls[i]);
+}
+
+/* A slow peer is no failure. */
+static void late(void)
+{
+    t_ctx ctx;
+    t_handle handle;
+    make(&ctx, &handle, 20);
+    for (int kind = T_ROUTE; kind <= T_COMBINE; kind++) {
+        t_call *call = prepare(&handle, kind);
+        MPI_Barrier(MPI_COMM_WORLD);
+        if (t_rank == victim)
+            rest(0.4);
+        double begin = now();
+        t_call_run(call, kind & 1);
+        if (t_rank != victim)
+            CHECK(now() - begin > 0.2, "call %d did not wait for a late rank: %.3f s", kind, now() - begin);
+    }
+    CHECK_OK(MPIX_Ep_free(&ctx.ep));
+}
+
+/* The victim does not call, or stops itself for a while; then it comes back, and gets an error too. */
+static void away(int stop)
+{
+    static const int kinds[] = {T_ROUTE, T_DISPATCH, T_COMBINE};
+    for (int at = T_ROUTE; at <= T_COMBINE; at++) {
+        t_ctx ctx;
+        t_handle handle;
+        t_call *calls[3];
+        t_where("rank %d is %s before call %d", victim, stop ? "stopped" : "absent", at);
+        t_watchdog(60);
+        make(&ctx, &handle, limit);
+        all_well(&handle);
+        for (int i = 0; i < 3; i++)
+            calls[i] = prepare(&handle, i == 0 ? kinds[at] : T_DISPATCH);
+        MPI_Barrier(MPI_COMM_WORLD);
+        if (t_rank != victim) {
+            survive(&ctx, &handle, calls, 3, 1);
+        } else {
+            pid_t child = stop ? fork() : 0;
+            if (stop && child == 0) { /* wakes its parent; does nothing else */
+                rest(limit + 0.8);
+                kill(getppid(), SIGCONT);
+                _exit(0);
+            }
+            if (stop) {
+                raise(SIGSTOP);
+                waitpid(child, NULL, 0);
+            } else {
+                rest(limit + 0.8);
+            }
+            double begin = now();
+            t_where("rank %d is back", victim);
+            int code = t_call_start(calls[0], 1); /* writes where it was granted to, if at all, and waits in vain */
+            CHECK(code != MPI_SUCCESS || at == T_ROUTE || t_size == 1, "the call that the others gave up on succeeded");
+            CHECK(now() - begin < limit + 3, "its call took %.2f s", now() - begin);
+            begin = now();
+            CHECK_OK(MPIX_Ep_free(&ctx.ep));
+            CHECK(now() - begin < limit + 3, "its free took %.2f s", now() - begin);
+            for (int i = 0; i < 3; i++)
+                t_call_free(calls[i]);
+        }
+        t_plans_free();
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
+    /* MPI and other contexts are none the worse. */
+    t_ctx ctx;
+    t_handle handle;
+    make(&ctx, &handle, 20);
+    all_well(&handle);
+    CHECK_OK(MPIX_Ep_free(&ctx.ep));
+}
+
+/* The victim ends for good. */
+static void dead(int by_signal)
+{
+    t_ctx ctx;
+    t_handle handle;
+    t_call *calls[4];
+    make(&ctx, &handle, limit);
+    all_well(&handle);
+    for (int i = 0; i < 4; i++)
+        calls[i] = prepare(&handle, i == 1 ? T_COMBINE : T_DISPATCH);
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (t_rank == victim) {
+        rest(0.3);
+        if (by_signal)
+            raise(SIGKILL);
+        _exit(0);
+    }
+    survive(&ctx, &handle, calls, 4, 0);
+    t_leave();
+}
+
+/* Names that the library could have left in /dev/shm; MPI's own and other programs' are known by their names. */
+static int shm_names(char names[][64], int room)
+{
+    static const char *const others[] = {".", "vader_segment", "sm_segment", "ucx", "psm", "osc", "mpich", "mpi_", "sem.", "open_mpi"};
+    DIR *dir = opendir("/dev/shm");
+    int n = 0;
+    for (struct dirent *e; dir && (e = readdir(dir));) {
+        int known = 0;
+        for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+            known |= strncmp(e->d_name, others[i], strlen(others[i])) == 0;
+        if (!known && n < room)
+            snprintf(names[n++], 64, "%.63s", e->d_name);
+    }
+    if (dir)
+        closedir(dir);
+    return n;
+}
+
+static void no_names(void)
+{
+    char before[64][64], during[64][64];
+    t_ctx ctx;
+    t_handle handle;
+    t_where("names in /dev/shm");
+    MPI_Barrier(MPI_COMM_WORLD);
+    int n = shm_names(before, 64);
+    MPI_Barrier(MPI_COMM_WORLD);
+    make(&ctx, &handle, 20);
+    all_well(&handle);
+    int m = shm_names(during, 64);
+    for (int i = 0; i < m; i++) {
+        int old = 0;
+        for (int j = 0; j < n; j++)
+            old |= strcmp(during[i], before[j]) == 0;
+        CHECK(old, "/dev/shm/%s appeared", during[i]); /* windows have no names, so a death leaves none */
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    CHECK_OK(MPIX_Ep_free(&ctx.ep));
+}
+
+/* Contexts that are never freed are taken down in MPI_Finalize. */
+static void forgotten(void)
+{
+    t_ctx ctx[2];
+    t_handle handle[2];
+    for (int i = 0; i < 2; i++) {
+        make(&ctx[i], &handle[i], 20);
+        all_well(&handle[i]);
+    }
+    t_call *call = prepare(&handle[0], T_DISPATCH); /* in flight, and left there */
+    CHECK_OK(t_call_start(call, 0));
+}
+
+int main(int argc, char **argv)
+{
+    t_init(&argc, &argv, "ep_faults");
+    const char *name = t_option_text(argc, argv, "--case", "late");
+    progress = t_option_text(argc, argv, "--progress", "caller");
+    victim = t_size > 2 ? t_size - 2 : t_size - 1;
+    own.s = 100 + (uint64_t)t_rank;
+    t_where("%s", name);
+    t_watchdog(60);
+    REQUIRE(t_size > 1, "ep_faults needs two ranks");
+    no_names();
+    t_where("%s", name);
+    if (strcmp(name, "late") == 0)
+        late();
+    else if (strcmp(name, "absent") == 0 || strcmp(name, "stopped") == 0)
+        away(name[0] == 's');
+    else if (strcmp(name, "killed") == 0 || strcmp(name, "gone") == 0)
+        dead(name[0] == 'k');
+    else if (strcmp(name, "forgotten") == 0)
+        forgotten();
+    else
+        t_die(__FILE__, __LINE__, "unknown case %s", name);
+    return t_end();
+}

@@ -1,0 +1,63 @@
+#!/bin/sh
+# run.sh - runs one MPI test: the name says program, variant and ranks, this script says with what it is called.
+#
+#   run.sh PATH/PROGRAM[_VARIANT].RANKS.test
+set -u
+
+name=$(basename "$1" .test)
+np=${name##*.}
+name=${name%.*}
+build=${MPIX_BUILDDIR:-.}
+MPIX_SRCDIR=${MPIX_SRCDIR:-$(dirname "$0")/../..}
+MPIX_BUILDDIR=$build
+MPIX_MPIRUN=${MPIX_MPIRUN:-$MPIX_SRCDIR/tests/mpirun.sh}
+export MPIX_SRCDIR MPIX_BUILDDIR
+
+# More with more ranks than cores takes longer; sanitizers slow everything down.
+case $np in 1 | 2) scale=100 ;; 3 | 4) scale=60 ;; 5 | 8) scale=30 ;; *) scale=4 ;; esac
+[ "${MPIX_SANITIZED:-0}" = 0 ] || scale=$(((scale + 3) / 4))
+
+program=$name
+deadly=0
+set --
+case $name in
+ep_random) set -- --iterations $((scale * 7 / 10 + 2)) ;;
+ep_files | ep_nompi) ;;
+ep_errors) export MPIX_EP_LOG_LEVEL=none ;; # every one of them is wanted
+ep_stress) set -- --rounds $((scale * 30)) --contexts $((scale / 3 + 8)) ;;
+ep_faults_*)
+    export MPIX_EP_LOG_LEVEL=none
+    program=ep_faults
+    variant=${name#ep_faults_}
+    case $variant in
+    *_thread) set -- --case "${variant%_thread}" --progress thread ;;
+    *) set -- --case "$variant" --progress caller ;;
+    esac
+    case $variant in killed* | gone*) deadly=1 ;; esac
+    ;;
+*)
+    echo "run.sh: no test is called $name" >&2
+    exit 99
+    ;;
+esac
+
+if [ $deadly = 0 ]; then
+    exec "$MPIX_MPIRUN" "$np" "$build/tests/mpi/$program" "$@"
+fi
+
+# A rank dies: the launcher must let the others live, and its exit status says nothing; every other rank's verdict does. Open MPI over
+# TCP, because its shared memory segments would stay behind.
+export OMPI_MCA_orte_enable_recovery=1 OMPI_MCA_btl=self,tcp OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_pml=ob1
+conf_mpiexec=
+# shellcheck source=/dev/null
+[ ! -r "$build/tests/mpirun.conf" ] || . "$build/tests/mpirun.conf"
+launcher=${MPIEXEC:-$conf_mpiexec}
+# shellcheck disable=SC2086
+case $($launcher --version 2>&1) in *HYDRA*) export MPIEXEC="$launcher -disable-auto-cleanup -n" ;; esac
+output=$("$MPIX_MPIRUN" "$np" "$build/tests/mpi/$program" "$@" 2>&1)
+printf '%s\n' "$output"
+passed=$(printf '%s\n' "$output" | grep -c 'passed, 0 failures')
+if [ "$passed" -ne $((np - 1)) ]; then
+    echo "run.sh: $passed of $((np - 1)) survivors passed"
+    exit 1
+fi
