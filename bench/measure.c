@@ -127,8 +127,8 @@ static void measure_copy_setup(measure *x) {
         for (int i = 0; i < plan->k; i++) {
             int32_t id = plan->ids[t * plan->k + i];
             int again = id < 0;
-            for (int j = 0; j < i && b->opt.layout == MPIX_EP_COMPACT; j++)
-                again |= plan->ids[t * plan->k + j] >= 0 && b->expert_owner[plan->ids[t * plan->k + j]] == b->expert_owner[id];
+            for (int j = 0; j < i && !again && b->opt.layout == MPIX_EP_COMPACT; j++)
+                again = plan->ids[t * plan->k + j] >= 0 && b->expert_owner[plan->ids[t * plan->k + j]] == b->expert_owner[id];
             if (again)
                 continue;
             x->copy_map[at] = at;
