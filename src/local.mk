@@ -24,9 +24,46 @@ libmpixep_core_la_SOURCES += \
 	src/mem/mem_internal.h \
 	src/mem/window.c \
 	src/mem/window.h \
+	src/mem/shared.c \
+	src/mem/shared.h \
+	src/proxy/desc.c \
+	src/proxy/desc.h \
+	src/proxy/encode.h \
+	src/proxy/fifo.c \
+	src/proxy/fifo.h \
+	src/proxy/proxy.c \
+	src/proxy/proxy.h \
+	src/proxy/proxy_internal.h \
+	src/proxy/proxy_loop.c \
+	src/proxy/proxy_queue.c \
+	src/proxy/proxy_state.c \
+	src/proxy/proxy_thread.c \
+	src/transport/net.c \
+	src/transport/net.h \
+	src/transport/net_null.c \
+	src/transport/net_shmem.c \
+	src/transport/net_shmem.h \
+	src/transport/net_shmem_post.c \
 	src/transport/self.c \
 	src/transport/shm.c \
 	src/transport/transport.c \
 	src/transport/transport.h \
 	src/xfer/xfer.c \
 	src/xfer/xfer.h
+
+# The transport over RDMA devices, where libibverbs was found.
+if HAVE_VERBS
+libmpixep_core_la_SOURCES += \
+	src/transport/verbs/device.c \
+	src/transport/verbs/event.c \
+	src/transport/verbs/gid.c \
+	src/transport/verbs/gpu.c \
+	src/transport/verbs/mem.c \
+	src/transport/verbs/order.c \
+	src/transport/verbs/poll.c \
+	src/transport/verbs/post.c \
+	src/transport/verbs/qp.c \
+	src/transport/verbs/verbs.c \
+	src/transport/verbs/verbs.h \
+	src/transport/verbs/wire.h
+endif

@@ -195,6 +195,12 @@ int mpix_boot_allgather(mpix_boot *boot, const void *send, size_t bytes, void *r
     return mpix_boot_mpi(MPI_Allgather(send, (int)bytes, MPI_BYTE, recv, (int)bytes, MPI_BYTE, boot->comm), "MPI_Allgather");
 }
 
+int mpix_boot_alltoall(mpix_boot *boot, const void *send, size_t bytes, void *recv) {
+    if (bytes > INT_MAX)
+        return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "an exchange of %zu bytes per pair is more than MPI_Alltoall takes", bytes);
+    return mpix_boot_mpi(MPI_Alltoall(send, (int)bytes, MPI_BYTE, recv, (int)bytes, MPI_BYTE, boot->comm), "MPI_Alltoall");
+}
+
 int mpix_boot_barrier(mpix_boot *boot) {
     return mpix_boot_mpi(MPI_Barrier(boot->comm), "MPI_Barrier");
 }

@@ -29,6 +29,8 @@ int mpix_boot_set_errhandler(mpix_boot *boot, MPI_Errhandler errhandler);
 
 /* Collective and blocking. recv is [size][bytes]. */
 int mpix_boot_allgather(mpix_boot *boot, const void *send, size_t bytes, void *recv);
+/* send and recv are [size][bytes]: block r of send goes to rank r. */
+int mpix_boot_alltoall(mpix_boot *boot, const void *send, size_t bytes, void *recv);
 int mpix_boot_barrier(mpix_boot *boot);
 /* Bitwise OR over ranks of n 64-bit words, in place. */
 int mpix_boot_or(mpix_boot *boot, uint64_t *words, int n);

@@ -22,6 +22,7 @@
 #include "base/log.h"
 #include "base/topo.h"
 #include "mem/mem_internal.h"
+#include "mem/shared.h"
 #include "transport/transport.h"
 
 #ifndef MFD_HUGETLB
@@ -126,6 +127,7 @@ static int win_reserve(mpix_win *win, size_t reserved, int huge, const char **wh
     win->map = map;
     win->reserved = reserved;
     win->huge = huge;
+    mpix_mem_file_add(map, reserved, win->fd);
     win_prefer_node(map, reserved);
     return 0;
 
@@ -138,6 +140,8 @@ close_fd:
 }
 
 static void win_release(mpix_win *win) {
+    if (win->map)
+        mpix_mem_file_remove(win->map);
     if (win->map)
         munmap(win->map, win->reserved);
     if (win->fd >= 0)
@@ -336,8 +340,9 @@ int mpix_win_create(mpix_boot *boot, const mpix_params *params, size_t bytes, in
     kind = mpix_win_connect(boot, params, win, blobs);
     if (kind)
         goto free_win;
-    if (win->fd >= 0 && (flags & MPIX_WIN_COMMIT)) {
-        close(win->fd); /* everybody has mapped it, and nothing is left to commit */
+    if (win->fd >= 0 && (flags & MPIX_WIN_COMMIT) && params->reach == MPIX_REACH_AUTO && params->hosts == 0) {
+        mpix_mem_file_remove(win->map); /* everybody has mapped it, and nothing is left to commit */
+        close(win->fd);
         win->fd = -1;
     }
     free(blobs);

@@ -39,6 +39,8 @@ int mpix_fifo_init(mpix_fifo *fifo, size_t slots);
 void mpix_fifo_free(mpix_fifo *fifo);
 /* 1: queued; 0: full. Any number of threads. */
 int mpix_fifo_push(mpix_fifo *fifo, mpix_cmd cmd);
+/* The same; *position becomes the number of the command in the FIFO, counted from 0. */
+int mpix_fifo_push_at(mpix_fifo *fifo, mpix_cmd cmd, uint64_t *position);
 /* Takes up to max commands, in order; returns how many. One thread. Publishes the tail once. */
 int mpix_fifo_take(mpix_fifo *fifo, mpix_cmd *cmds, int max);
 #endif

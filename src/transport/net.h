@@ -88,4 +88,6 @@ struct mpix_net {
 /* By name, NULL if unknown or not built. "verbs", "shmem" (writes executed by memcpy into windows that this host's ranks map: the proxied
  * protocols without a network), "null" (completes everything, moves nothing). "chaos:X" wraps X. */
 const mpix_net_ops *mpix_net_find(const char *name);
+/* The names that this build has, for errors. */
+const char *mpix_net_names(void);
 #endif

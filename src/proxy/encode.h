@@ -1,0 +1,77 @@
+/*
+ * encode.h - what is in a command of 16 bytes.
+ *
+ *   half 0   op 3, lane 4, peer 16, local window 3, remote window 3, counter 16, length in 16-byte units 18      63 bits
+ *   half 1   PUT: local offset 31, remote offset 32, in 16-byte units; DESC: the index of a descriptor           63 bits
+ *
+ * A put whose offsets and length are multiples of 16 within these limits (4 MiB - 16, 32 GiB - 16, 64 GiB - 16) goes as PUT; everything else, and every
+ * signal, goes as DESC: peer and lane stand in the command, the rest in the descriptor.
+ */
+#ifndef MPIX_PROXY_ENCODE_H
+#define MPIX_PROXY_ENCODE_H
+#include "proxy/fifo.h"
+#include "proxy/proxy.h"
+
+enum { MPIX_CMD_NONE, MPIX_CMD_PUT, MPIX_CMD_SIGNAL, MPIX_CMD_DESC };
+
+enum {
+    MPIX_CMD_OP_BITS = 3, MPIX_CMD_LANE_BITS = 4, MPIX_CMD_PEER_BITS = 16, MPIX_CMD_WIN_BITS = 3, MPIX_CMD_COUNTER_BITS = 16,
+    MPIX_CMD_LEN_BITS = 18, MPIX_CMD_LOFF_BITS = 31, MPIX_CMD_ROFF_BITS = 32, MPIX_CMD_UNIT = 16
+};
+
+_Static_assert(MPIX_CMD_OP_BITS + MPIX_CMD_LANE_BITS + MPIX_CMD_PEER_BITS + 2 * MPIX_CMD_WIN_BITS + MPIX_CMD_COUNTER_BITS + MPIX_CMD_LEN_BITS == 63,
+               "half 0 has 63 bits");
+_Static_assert(MPIX_CMD_LOFF_BITS + MPIX_CMD_ROFF_BITS == 63, "half 1 has 63 bits");
+_Static_assert(MPIX_PROXY_WINDOWS <= 1 << MPIX_CMD_WIN_BITS, "a window has a number of 3 bits");
+
+/* A command in full: what a descriptor holds and what a command is decoded to. */
+typedef struct mpix_request {
+    uint64_t loff, roff, len; /* signal: loff is the value */
+    uint32_t counter;
+    uint32_t writes;          /* signal */
+    uint16_t peer;
+    uint8_t op, lane, lwin, rwin;
+} mpix_request;
+
+/* 1: *cmd holds the whole request; 0: it needs a descriptor. */
+static inline int mpix_cmd_encode(const mpix_request *r, mpix_cmd *cmd) {
+    const uint64_t unit = MPIX_CMD_UNIT, loff = r->loff / unit, roff = r->roff / unit, len = r->len / unit;
+
+    if (r->op != MPIX_CMD_PUT || ((r->loff | r->roff | r->len) & (unit - 1)) != 0 || loff >> MPIX_CMD_LOFF_BITS ||
+        roff >> MPIX_CMD_ROFF_BITS || len >> MPIX_CMD_LEN_BITS)
+        return 0;
+    cmd->half[0] = (uint64_t)MPIX_CMD_PUT | (uint64_t)r->lane << 3 | (uint64_t)r->peer << 7 | (uint64_t)r->lwin << 23 |
+                   (uint64_t)r->rwin << 26 | (uint64_t)(r->counter & 0xffff) << 29 | len << 45;
+    cmd->half[1] = loff | roff << MPIX_CMD_LOFF_BITS;
+    return 1;
+}
+
+static inline void mpix_cmd_encode_desc(int peer, int lane, uint32_t index, mpix_cmd *cmd) {
+    cmd->half[0] = (uint64_t)MPIX_CMD_DESC | (uint64_t)lane << 3 | (uint64_t)peer << 7;
+    cmd->half[1] = index;
+}
+
+static inline int mpix_cmd_op(const mpix_cmd *cmd) {
+    return (int)(cmd->half[0] & 7);
+}
+
+static inline uint32_t mpix_cmd_desc(const mpix_cmd *cmd) {
+    return (uint32_t)cmd->half[1];
+}
+
+/* Of a PUT. */
+static inline void mpix_cmd_decode(const mpix_cmd *cmd, mpix_request *r) {
+    uint64_t h = cmd->half[0];
+
+    r->op = (uint8_t)(h & 7);
+    r->lane = (uint8_t)(h >> 3 & 15);
+    r->peer = (uint16_t)(h >> 7 & 0xffff);
+    r->lwin = (uint8_t)(h >> 23 & 7);
+    r->rwin = (uint8_t)(h >> 26 & 7);
+    r->counter = (uint32_t)(h >> 29 & 0xffff);
+    r->len = (h >> 45) * MPIX_CMD_UNIT;
+    r->loff = (cmd->half[1] & (((uint64_t)1 << MPIX_CMD_LOFF_BITS) - 1)) * MPIX_CMD_UNIT;
+    r->roff = (cmd->half[1] >> MPIX_CMD_LOFF_BITS) * MPIX_CMD_UNIT;
+    r->writes = 0;
+}
+#endif

@@ -1,0 +1,133 @@
+/*
+ * proxy_internal.h - the state of a proxy, shared by its files: proxy.c (create, free, windows), proxy_queue.c (producers), proxy_loop.c (the turn),
+ * proxy_thread.c (thread, sleep, wake), proxy_state.c (failures, counts, dump).
+ *
+ * Who writes what. Producers: FIFO, descriptors, a lane's `admitted`. The holder of the lock, who makes the turn: everything else. What others read of it
+ * is atomic (completed, retired, failed, counts), or is written before any other thread can name it (windows, in the collective mpix_proxy_window).
+ */
+#ifndef MPIX_PROXY_INTERNAL_H
+#define MPIX_PROXY_INTERNAL_H
+#include <pthread.h>
+
+#include "proxy/desc.h"
+
+enum {
+    PROXY_VERSION = 1,      /* of what travels between ranks; ranks with different ones refuse each other */
+    PROXY_TABLE_WINDOW = MPIX_PROXY_WINDOWS - 1,
+    PROXY_COUNTERS = 65536, /* counters are below this */
+    PROXY_LANES = 1 << MPIX_CMD_LANE_BITS,
+    PROXY_PEERS = 1 << MPIX_CMD_PEER_BITS,
+    PROXY_BATCH = 64        /* commands taken, operations posted per lane, completions and arrivals polled at a time */
+};
+
+/* What a counted signal writes into the target's table. The target reads it only after its arrival was reported. */
+typedef struct proxy_header {
+    uint64_t off, value;
+    uint32_t window, writes; /* writes: of the whole batch, this one included */
+    uint64_t pad;
+} proxy_header;
+
+/* A taken command, in its lane's ring until it is complete. */
+typedef struct proxy_work {
+    mpix_request request;
+    uint64_t seq;
+    uint32_t total, posted, complete; /* operations */
+} proxy_work;
+
+/*
+ * A lane's ring: [done, post) is posted and incomplete (the one at post maybe in part), [post, head) is taken. Operations of a lane complete in the order of
+ * posting, so counting is enough to know which command is complete.
+ */
+typedef struct proxy_lane {
+    proxy_work *ring;
+    uint64_t head, post, done;
+    uint32_t ops;                           /* operations posted and incomplete */
+    uint64_t bytes;
+    int active;                             /* in proxy->active: has something to post */
+    _Alignas(64) _Atomic uint64_t admitted; /* commands that producers have been let through with */
+    _Atomic uint64_t retired_seen;          /* producers' copy of retired */
+    _Alignas(64) _Atomic uint64_t retired;  /* commands that have left the ring */
+    _Atomic uint64_t completed;             /* seq of the last of them */
+} proxy_lane;
+
+typedef struct proxy_tx { /* per counter: the batch that is being taken */
+    uint32_t puts, writes;
+    int header_open;      /* the header's place in the mirror is in use */
+} proxy_tx;
+
+typedef struct proxy_rx { /* per counter: the batch that is arriving */
+    uint32_t count;
+    int header;
+} proxy_rx;
+
+typedef struct proxy_peer {
+    proxy_lane *lanes; /* NULL: not wanted */
+    proxy_tx *tx;
+    proxy_rx *rx;
+    uint32_t slot, remote_slot; /* this peer's part of our counter table, our part of the peer's */
+    mpix_net_rmem *rmem[MPIX_PROXY_WINDOWS];
+    uint64_t rbytes[MPIX_PROXY_WINDOWS];
+    _Atomic int failed; /* kind; error is written before it and never again */
+    MPIX_Error error;
+    _Atomic uint64_t messages, bytes;
+} proxy_peer;
+
+struct mpix_proxy {
+    mpix_boot *boot;
+    mpix_net *net;
+    char net_name[64]; /* as asked for: "chaos:verbs" */
+    mpix_doorbell *bell;
+    int size, nlanes, counters, counted, npeers;
+    proxy_peer *peers;  /* [size] */
+    uint64_t max_op, credit_bytes;
+    uint32_t depth, credit_ops;
+
+    mpix_net_mem *mem[MPIX_PROXY_WINDOWS];
+    char *base[MPIX_PROXY_WINDOWS];
+    uint64_t bytes[MPIX_PROXY_WINDOWS];
+    proxy_header *table; /* [npeers][counters] written by peers, then the mirror of the same size from which headers are sent */
+    size_t table_bytes;  /* both */
+
+    mpix_fifo fifo;
+    mpix_descs descs;
+
+    _Alignas(64) _Atomic int lock; /* who makes the turn */
+    int *active;                   /* [npeers * nlanes] lanes with something to post, as peer * nlanes + lane */
+    int nactive, first;
+    uint64_t turns, sleeps;
+    int publish;                   /* something for this rank happened in this turn */
+
+    int threaded;
+    pthread_t thread;
+    int wake_fd;
+    uint64_t spin_ns;
+    _Atomic int stop;
+    _Alignas(64) _Atomic int sleeping; /* the thread has announced that it sleeps */
+};
+
+static inline proxy_header *proxy_mirror(const mpix_proxy *proxy, const proxy_peer *peer, uint32_t counter) {
+    return proxy->table + ((size_t)proxy->npeers + peer->slot) * (size_t)proxy->counters + counter;
+}
+
+static inline int proxy_try_lock(mpix_proxy *proxy) {
+    return atomic_load_explicit(&proxy->lock, memory_order_relaxed) == 0 &&
+           atomic_exchange_explicit(&proxy->lock, 1, memory_order_acquire) == 0;
+}
+
+static inline void proxy_unlock(mpix_proxy *proxy) {
+    atomic_store_explicit(&proxy->lock, 0, memory_order_release);
+}
+
+/* Waits for the holder, who is in a turn that does not block. */
+void proxy_lock(mpix_proxy *proxy);
+
+/* The turn; the caller holds the lock. 1: something happened. */
+int proxy_turn(mpix_proxy *proxy);
+/* Latches a failure of a peer, once; the rest is abandoned. The caller holds the lock. text: the device's words. */
+void proxy_latch(mpix_proxy *proxy, int peer, int kind, int lane, const char *text);
+
+/* After a push: wakes the thread if it has announced that it sleeps. */
+void proxy_wake(mpix_proxy *proxy);
+int proxy_thread_start(mpix_proxy *proxy, const mpix_params *params);
+void proxy_thread_stop(mpix_proxy *proxy);
+#endif

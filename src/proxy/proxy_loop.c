@@ -1,0 +1,338 @@
+/*
+ * proxy_loop.c - one turn of the proxy: take, post, poll, publish. It never blocks, never allocates and never calls MPI.
+ *
+ * take     Commands go from the FIFO into their lanes' rings; there is room by the admission in proxy_queue.c. Here, in the order of the FIFO,
+ *          operations are counted for the header of a counted batch: a batch is on one lane, so its signal is taken after its puts.
+ * post     Every lane with work posts while it has credit: operations (the device's queue) and bytes. One operation larger than the byte credit goes when
+ *          the lane is empty. Lanes take turns at being first.
+ * poll     The net says how many of a lane's oldest operations are complete; the ring says which commands those are.
+ * arrivals A counted write is reported after its data can be read. A data write of counter c arrives as c, a header as counters + c, so the header's memory is
+ *          read only after its own arrival was reported, in whatever order the network delivers.
+ *
+ * The counted batch is complete when its header is there and the count has reached header.writes, which counts the header itself. Count and header
+ * flag are cleared before the word is stored with release, and the source reuses a counter only after it knows that the word was seen: so no
+ * arrival of the next batch can be counted to this one.
+ */
+#include "config.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "proxy/proxy_internal.h"
+
+/* ---- take ----------------------------------------------------------------------------------------------------------------- */
+
+static void loop_activate(mpix_proxy *proxy, int peer, int lane) {
+    proxy_lane *l = &proxy->peers[peer].lanes[lane];
+
+    if (!l->active) {
+        l->active = 1;
+        proxy->active[proxy->nactive++] = peer * proxy->nlanes + lane;
+    }
+}
+
+/* Counts for the header; a signal whose number of puts is not what was queued is a defect that would lose or never complete a batch. */
+static int loop_count(mpix_proxy *proxy, proxy_peer *peer, proxy_work *work) {
+    mpix_request *r = &work->request;
+    proxy_tx *tx = &peer->tx[r->counter];
+
+    if (r->op == MPIX_CMD_PUT) {
+        tx->puts++;
+        tx->writes += work->total;
+        return 0;
+    }
+    if (r->writes != tx->puts) {
+        char text[128];
+        snprintf(text, sizeof text, "a signal that ends %u puts follows %u (counter %u)", r->writes, tx->puts, r->counter);
+        proxy_latch(proxy, r->peer, MPIX_ERRK_INTERNAL, r->lane, text);
+        return -1;
+    }
+    r->writes = tx->writes + 1;
+    tx->puts = tx->writes = 0;
+    return 0;
+}
+
+/* A command of a failed peer is dropped: it was told to nobody as complete, and nobody will post it. */
+static void loop_queue(mpix_proxy *proxy, const mpix_request *request, uint64_t seq) {
+    proxy_peer *peer = &proxy->peers[request->peer];
+    proxy_lane *lane = &peer->lanes[request->lane];
+    proxy_work *work = &lane->ring[lane->head & (proxy->depth - 1)];
+
+    if (atomic_load_explicit(&peer->failed, memory_order_relaxed))
+        return;
+    work->request = *request;
+    work->seq = seq;
+    work->posted = work->complete = 0;
+    work->total = request->len <= proxy->max_op ? 1 : (uint32_t)((request->len - 1) / proxy->max_op + 1);
+    if (proxy->counted && loop_count(proxy, peer, work))
+        return;
+    lane->head++;
+    loop_activate(proxy, request->peer, request->lane);
+}
+
+static int loop_take(mpix_proxy *proxy) {
+    uint64_t position = atomic_load_explicit(&proxy->fifo.tail, memory_order_relaxed);
+    mpix_cmd cmds[PROXY_BATCH];
+    int n = mpix_fifo_take(&proxy->fifo, cmds, PROXY_BATCH);
+
+    for (int i = 0; i < n; i++) {
+        if (mpix_cmd_op(&cmds[i]) == MPIX_CMD_DESC) {
+            uint32_t index = mpix_cmd_desc(&cmds[i]);
+            loop_queue(proxy, &proxy->descs.table[index].request, position + (uint64_t)i + 1);
+            mpix_descs_put(&proxy->descs, index);
+        } else {
+            mpix_request request;
+            mpix_cmd_decode(&cmds[i], &request);
+            loop_queue(proxy, &request, position + (uint64_t)i + 1);
+        }
+    }
+    return n;
+}
+
+/* ---- post ----------------------------------------------------------------------------------------------------------------- */
+
+/* Length of operation i of a command. */
+static uint64_t loop_op_len(const mpix_proxy *proxy, const proxy_work *work, uint32_t i) {
+    uint64_t at = (uint64_t)i * proxy->max_op;
+
+    return work->request.len - at < proxy->max_op ? work->request.len - at : proxy->max_op;
+}
+
+/* The word's place in our part of the peer's table; the mirror entry was filled before. */
+static void loop_header_op(mpix_proxy *proxy, proxy_peer *peer, const mpix_request *r, mpix_net_op *op) {
+    proxy_header *header = proxy_mirror(proxy, peer, r->counter);
+
+    header->off = r->roff;
+    header->value = r->loff;
+    header->window = r->rwin;
+    header->writes = r->writes;
+    op->kind = MPIX_NET_WRITE;
+    op->mem = proxy->mem[PROXY_TABLE_WINDOW];
+    op->local = header;
+    op->rmem = peer->rmem[PROXY_TABLE_WINDOW];
+    op->roff = ((uint64_t)peer->remote_slot * (uint64_t)proxy->counters + r->counter) * sizeof *header;
+    op->len = sizeof *header;
+    op->counter = (int64_t)proxy->counters + r->counter;
+}
+
+static void loop_make_op(mpix_proxy *proxy, proxy_peer *peer, const proxy_work *work, uint32_t i, mpix_net_op *op) {
+    const mpix_request *r = &work->request;
+
+    *op = (mpix_net_op){.peer = r->peer, .lane = r->lane, .counter = -1};
+    if (r->op == MPIX_CMD_PUT) {
+        op->kind = MPIX_NET_WRITE;
+        op->mem = proxy->mem[r->lwin];
+        op->local = proxy->base[r->lwin] + r->loff + (uint64_t)i * proxy->max_op;
+        op->rmem = peer->rmem[r->rwin];
+        op->roff = r->roff + (uint64_t)i * proxy->max_op;
+        op->len = loop_op_len(proxy, work, i);
+        op->counter = proxy->counted ? (int64_t)r->counter : -1;
+    } else if (proxy->counted) {
+        loop_header_op(proxy, peer, r, op);
+    } else {
+        op->kind = MPIX_NET_WORD;
+        op->rmem = peer->rmem[r->rwin];
+        op->roff = r->roff;
+        op->len = 8;
+        op->value = r->loff;
+    }
+}
+
+/*
+ * The operations that may go now, in order. A header waits until the last one from the same place of the mirror is complete: its data must not change while
+ * the network may send them (again).
+ */
+static int loop_gather(mpix_proxy *proxy, proxy_peer *peer, proxy_lane *lane, mpix_net_op *ops) {
+    uint64_t bytes = lane->bytes;
+    int n = 0;
+
+    for (uint64_t at = lane->post; at < lane->head && n < PROXY_BATCH; at++) {
+        const proxy_work *work = &lane->ring[at & (proxy->depth - 1)];
+        int header = work->request.op == MPIX_CMD_SIGNAL && proxy->counted;
+        for (uint32_t i = work->posted; i < work->total && n < PROXY_BATCH; i++) {
+            uint64_t len = loop_op_len(proxy, work, i);
+            if (lane->ops + (uint32_t)n >= proxy->credit_ops || (bytes > 0 && bytes + len > proxy->credit_bytes) ||
+                (header && peer->tx[work->request.counter].header_open))
+                return n;
+            loop_make_op(proxy, peer, work, i, &ops[n++]);
+            bytes += len;
+            if (header)
+                peer->tx[work->request.counter].header_open = 1;
+        }
+    }
+    return n;
+}
+
+/* The first n gathered operations were posted; headers among the rest give their places back. */
+static void loop_account(mpix_proxy *proxy, proxy_peer *peer, proxy_lane *lane, const mpix_net_op *ops, int gathered, int n) {
+    uint64_t bytes = 0;
+
+    for (int i = 0; i < n; i++) {
+        proxy_work *work = &lane->ring[lane->post & (proxy->depth - 1)];
+        uint64_t len = loop_op_len(proxy, work, work->posted);
+        lane->bytes += len;
+        bytes += len;
+        if (++work->posted == work->total)
+            lane->post++;
+    }
+    lane->ops += (uint32_t)n;
+    for (int i = n; i < gathered; i++)
+        if (ops[i].counter >= proxy->counters)
+            peer->tx[ops[i].counter - proxy->counters].header_open = 0;
+    /* One writer: a load and a store are enough. */
+    atomic_store_explicit(&peer->messages, atomic_load_explicit(&peer->messages, memory_order_relaxed) + (uint64_t)n, memory_order_relaxed);
+    atomic_store_explicit(&peer->bytes, atomic_load_explicit(&peer->bytes, memory_order_relaxed) + bytes, memory_order_relaxed);
+}
+
+static int loop_post_lane(mpix_proxy *proxy, int peer_rank, int lane_index) {
+    proxy_peer *peer = &proxy->peers[peer_rank];
+    proxy_lane *lane = &peer->lanes[lane_index];
+    mpix_net_op ops[PROXY_BATCH];
+    int n = loop_gather(proxy, peer, lane, ops), posted;
+
+    if (n == 0)
+        return 0;
+    posted = proxy->net->ops->post(proxy->net, ops, n);
+    if (posted < 0) {
+        proxy_latch(proxy, peer_rank, -posted, lane_index, mpix_error_tls()->text);
+        return 1;
+    }
+    loop_account(proxy, peer, lane, ops, n, posted);
+    return posted > 0;
+}
+
+static int loop_post(mpix_proxy *proxy) {
+    int happened = 0, n = proxy->nactive, first = n ? (int)(proxy->turns % (unsigned)n) : 0;
+
+    for (int i = 0; i < n; i++) {
+        int index = proxy->active[(first + i) % n];
+        happened |= loop_post_lane(proxy, index / proxy->nlanes, index % proxy->nlanes);
+    }
+    for (int i = n - 1; i >= 0; i--) { /* lanes without work leave */
+        int index = proxy->active[i];
+        proxy_lane *lane = &proxy->peers[index / proxy->nlanes].lanes[index % proxy->nlanes];
+        if (lane->post == lane->head) {
+            lane->active = 0;
+            proxy->active[i] = proxy->active[--proxy->nactive];
+        }
+    }
+    return happened;
+}
+
+/* ---- poll ----------------------------------------------------------------------------------------------------------------- */
+
+static void loop_complete(mpix_proxy *proxy, const mpix_net_done *done) {
+    proxy_peer *peer = &proxy->peers[done->peer];
+    proxy_lane *lane = &peer->lanes[done->lane];
+    uint64_t seq = 0, first = lane->done;
+
+    if (atomic_load_explicit(&peer->failed, memory_order_relaxed))
+        return;
+    if ((uint32_t)done->n > lane->ops) {
+        proxy_latch(proxy, done->peer, MPIX_ERRK_INTERNAL, done->lane, "more completions than operations");
+        return;
+    }
+    for (int i = 0; i < done->n; i++) {
+        proxy_work *work = &lane->ring[lane->done & (proxy->depth - 1)];
+        lane->bytes -= loop_op_len(proxy, work, work->complete);
+        if (++work->complete < work->total)
+            continue;
+        if (proxy->counted && work->request.op == MPIX_CMD_SIGNAL)
+            peer->tx[work->request.counter].header_open = 0;
+        seq = work->seq;
+        lane->done++;
+    }
+    lane->ops -= (uint32_t)done->n;
+    if (lane->done == first)
+        return;
+    /* Release: whoever sees the number may reuse the buffers, and whoever sees the place in the ring may be admitted to it. */
+    atomic_store_explicit(&lane->completed, seq, memory_order_release);
+    atomic_store_explicit(&lane->retired, lane->done, memory_order_release);
+    proxy->publish = 1;
+}
+
+static int loop_poll(mpix_proxy *proxy) {
+    mpix_net_done done[PROXY_BATCH];
+    int n = proxy->net->ops->poll(proxy->net, done, PROXY_BATCH);
+
+    for (int i = 0; i < n; i++) {
+        if (done[i].n > 0)
+            loop_complete(proxy, &done[i]);
+        if (done[i].kind)
+            proxy_latch(proxy, done[i].peer, done[i].kind, done[i].lane, done[i].text);
+    }
+    return n > 0;
+}
+
+static void loop_publish(mpix_proxy *proxy, int rank, uint32_t counter, const proxy_header *header) {
+    if (header->window >= MPIX_PROXY_WINDOWS || header->off % 8 || proxy->bytes[header->window] < 8 ||
+        header->off > proxy->bytes[header->window] - 8) {
+        char text[128];
+        snprintf(text, sizeof text, "a signal names the word at %" PRIu64 " of window %u (counter %u)", header->off, header->window, counter);
+        proxy_latch(proxy, rank, MPIX_ERRK_INTERNAL, 0, text);
+        return;
+    }
+    atomic_store_explicit((_Atomic uint64_t *)(void *)(proxy->base[header->window] + header->off), header->value, memory_order_release);
+    proxy->publish = 1;
+}
+
+static void loop_arrive(mpix_proxy *proxy, const mpix_net_arrival *arrival) {
+    proxy_peer *peer = &proxy->peers[arrival->peer];
+    uint32_t counters = (uint32_t)proxy->counters, counter = arrival->counter < counters ? arrival->counter : arrival->counter - counters;
+    const proxy_header *place;
+    proxy_header header;
+    proxy_rx *rx;
+
+    if (!peer->lanes || counter >= counters) {
+        if (peer->lanes)
+            proxy_latch(proxy, arrival->peer, MPIX_ERRK_INTERNAL, 0, "a write arrived with a counter that does not exist");
+        return;
+    }
+    rx = &peer->rx[counter];
+    rx->count++;
+    if (arrival->counter >= counters)
+        rx->header = 1;
+    if (!rx->header)
+        return;
+    place = proxy->table + (size_t)peer->slot * counters + counter;
+    if (rx->count < place->writes)
+        return;
+    header = *place;
+    rx->count = 0;
+    rx->header = 0;
+    loop_publish(proxy, arrival->peer, counter, &header);
+}
+
+static int loop_arrivals(mpix_proxy *proxy) {
+    mpix_net_arrival arrivals[PROXY_BATCH];
+    int n = proxy->net->ops->poll_arrivals(proxy->net, arrivals, PROXY_BATCH);
+
+    for (int i = 0; i < n; i++)
+        loop_arrive(proxy, &arrivals[i]);
+    return n > 0;
+}
+
+int proxy_turn(mpix_proxy *proxy) {
+    int happened;
+
+    proxy->publish = 0;
+    proxy->turns++;
+    happened = loop_take(proxy) > 0;
+    if (proxy->nactive)
+        happened |= loop_post(proxy);
+    happened |= loop_poll(proxy);
+    happened |= loop_arrivals(proxy);
+    if (proxy->publish && proxy->bell)
+        mpix_doorbell_ring(proxy->bell);
+    return happened;
+}
+
+int mpix_proxy_step(mpix_proxy *proxy) {
+    int happened;
+
+    if (proxy->threaded || !proxy_try_lock(proxy))
+        return 0;
+    happened = proxy_turn(proxy);
+    proxy_unlock(proxy);
+    return happened;
+}

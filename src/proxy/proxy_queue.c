@@ -1,0 +1,121 @@
+/*
+ * proxy_queue.c - the producers' side: puts and signals are checked, admitted to their lane, and queued. Any number of threads.
+ *
+ * Admission. A lane's ring in the proxy holds `depth` commands from the time they are taken to the time they are complete. A producer enters only
+ * while fewer than that are between its admission and their completion, so the proxy can always take what is in the FIFO: a lane without credit, or a
+ * peer that does not answer, never holds up the commands for others behind it.
+ *
+ * Numbers. A command's number is its position in the FIFO, plus one. Positions are the order in which commands are taken, and a lane completes in that
+ * order; so "all of this lane up to number n" means the same to all producers, with no counter that would have to be increased together with the push.
+ */
+#include "config.h"
+
+#include <inttypes.h>
+
+#include "proxy/proxy_internal.h"
+
+/*
+ * admitted counts before retired is compared, so two producers can't take the last place both. A copy of retired that is too low refuses
+ * too early, and then the real one is read. Acquire: what the retired command occupied is free for us.
+ */
+static int queue_admit(mpix_proxy *proxy, proxy_lane *lane) {
+    uint64_t admitted = atomic_load_explicit(&lane->admitted, memory_order_relaxed);
+
+    do {
+        uint64_t retired = atomic_load_explicit(&lane->retired_seen, memory_order_acquire);
+        if ((int64_t)(admitted - retired) >= (int64_t)proxy->depth) {
+            retired = atomic_load_explicit(&lane->retired, memory_order_acquire);
+            atomic_store_explicit(&lane->retired_seen, retired, memory_order_release);
+            if ((int64_t)(admitted - retired) >= (int64_t)proxy->depth)
+                return 0;
+        }
+    } while (!atomic_compare_exchange_weak_explicit(&lane->admitted, &admitted, admitted + 1, memory_order_relaxed, memory_order_relaxed));
+    return 1;
+}
+
+static int queue_push(mpix_proxy *proxy, const mpix_request *r, uint64_t *seq) {
+    proxy_lane *lane = &proxy->peers[r->peer].lanes[r->lane];
+    int64_t desc = -1;
+    uint64_t position;
+    mpix_cmd cmd;
+
+    if (!queue_admit(proxy, lane))
+        return 0;
+    if (!mpix_cmd_encode(r, &cmd)) {
+        desc = mpix_descs_get(&proxy->descs);
+        if (desc < 0)
+            goto leave;
+        proxy->descs.table[desc].request = *r;
+        mpix_cmd_encode_desc(r->peer, r->lane, (uint32_t)desc, &cmd);
+    }
+    if (!mpix_fifo_push_at(&proxy->fifo, cmd, &position))
+        goto free_desc;
+    *seq = position + 1;
+    proxy_wake(proxy);
+    return 1;
+
+free_desc:
+    if (desc >= 0)
+        mpix_descs_put(&proxy->descs, (uint32_t)desc);
+leave:
+    atomic_fetch_sub_explicit(&lane->admitted, 1, memory_order_relaxed);
+    return 0;
+}
+
+static int queue_refuse(const char *what, int peer, int lane, int win, uint64_t off, uint64_t len, uint64_t limit) {
+    return -mpix_fail(MPIX_ERRK_INTERNAL, NULL, "%s: rank %d lane %d window %d: [%" PRIu64 ", + %" PRIu64 ") of %" PRIu64 " bytes", what, peer,
+                      lane, win, off, len, limit);
+}
+
+/* 0, or -kind: a range that does not exist (a defect of the library), or the peer's failure. */
+static int queue_check(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff, uint64_t len, uint32_t counter) {
+    proxy_peer *p;
+    int failed;
+
+    if (peer < 0 || peer >= proxy->size || !proxy->peers[peer].lanes)
+        return -mpix_fail(MPIX_ERRK_INTERNAL, NULL, "a command for rank %d, which the proxy does not reach", peer);
+    p = &proxy->peers[peer];
+    if (lane < 0 || lane >= proxy->nlanes || rwin < 0 || rwin >= MPIX_PROXY_WINDOWS || !p->rmem[rwin] || len > p->rbytes[rwin] ||
+        roff > p->rbytes[rwin] - len)
+        return queue_refuse("remote side of a command", peer, lane, rwin, roff, len,
+                            rwin >= 0 && rwin < MPIX_PROXY_WINDOWS ? p->rbytes[rwin] : 0);
+    if (proxy->counted && counter >= (uint32_t)proxy->counters)
+        return -mpix_fail(MPIX_ERRK_INTERNAL, NULL, "counter %u of %d", counter, proxy->counters);
+    failed = atomic_load_explicit(&p->failed, memory_order_acquire);
+    if (failed)
+        *mpix_error_tls() = p->error;
+    return -failed;
+}
+
+int mpix_proxy_put(mpix_proxy *proxy, int peer, int lane, int lwin, uint64_t loff, int rwin, uint64_t roff, uint64_t len, uint32_t counter,
+                   uint64_t *seq) {
+    int kind = queue_check(proxy, peer, lane, rwin, roff, len, counter);
+    mpix_request r;
+
+    if (kind)
+        return kind;
+    if (lwin < 0 || lwin >= MPIX_PROXY_WINDOWS || !proxy->mem[lwin] || len > proxy->bytes[lwin] || loff > proxy->bytes[lwin] - len)
+        return queue_refuse("local side of a put", peer, lane, lwin, loff, len,
+                            lwin >= 0 && lwin < MPIX_PROXY_WINDOWS ? proxy->bytes[lwin] : 0);
+    r = (mpix_request){.op = MPIX_CMD_PUT, .peer = (uint16_t)peer, .lane = (uint8_t)lane, .lwin = (uint8_t)lwin, .rwin = (uint8_t)rwin,
+                       .loff = loff, .roff = roff, .len = len, .counter = counter};
+    return queue_push(proxy, &r, seq);
+}
+
+int mpix_proxy_signal(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff, uint64_t value, uint32_t counter, uint32_t writes,
+                      uint64_t *seq) {
+    int kind = queue_check(proxy, peer, lane, rwin, roff, 8, counter);
+    mpix_request r;
+
+    if (kind)
+        return kind;
+    if (roff % 8)
+        return queue_refuse("a signal's word must be aligned", peer, lane, rwin, roff, 8, proxy->peers[peer].rbytes[rwin]);
+    r = (mpix_request){.op = MPIX_CMD_SIGNAL, .peer = (uint16_t)peer, .lane = (uint8_t)lane, .rwin = (uint8_t)rwin, .loff = value, .roff = roff,
+                       .len = 8, .counter = counter, .writes = writes};
+    return queue_push(proxy, &r, seq);
+}
+
+uint64_t mpix_proxy_completed(const mpix_proxy *proxy, int peer, int lane) {
+    return atomic_load_explicit(&proxy->peers[peer].lanes[lane].completed, memory_order_acquire);
+}
