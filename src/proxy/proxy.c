@@ -1,8 +1,8 @@
 /*
  * proxy.c - creation in agreed stages, windows, and the end.
  *
- * Creation: what this rank can do alone (memory, queues); configurations are compared; the net is opened; what the nets can do is compared; addresses
- * are exchanged and connected; the counter table is registered; the thread starts. Every stage ends in agreement, so either all ranks have a proxy or
+ * Creation: what this rank can do alone (memory, queues); configurations are compared and the net is opened; addresses are
+ * exchanged and connected; what the nets can do decides the form of signals; the counter table is registered; the thread starts. Every stage ends in agreement, so either all ranks have a proxy or
  * none, and the error names the rank that failed.
  */
 #include "config.h"
@@ -250,14 +250,11 @@ static int proxy_table(mpix_proxy *proxy) {
     return mpix_boot_agree(proxy->boot, kind ? kind : failed);
 }
 
-/* Between the stages that need all cards or offers: exchanges one and compares. */
-static int proxy_exchange(mpix_proxy *proxy, const mpix_params *params, const unsigned char *want) {
-    size_t n = (size_t)proxy->size;
+/* Compares configurations and opens the net. */
+static int proxy_agree_open(mpix_proxy *proxy, const mpix_params *params, const unsigned char *want) {
     proxy_card card = {.version = PROXY_VERSION, .counters = proxy->counters, .lanes = params->lanes, .signal = params->signal};
-    proxy_offer offer = {0};
-    proxy_card *cards = calloc(n, sizeof *cards);
-    proxy_offer *offers = calloc(n, sizeof *offers);
-    int kind = cards && offers ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the configurations of %d ranks", proxy->size);
+    proxy_card *cards = calloc((size_t)proxy->size, sizeof *cards);
+    int kind = cards ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the configurations of %d ranks", proxy->size);
 
     kind = mpix_boot_agree(proxy->boot, kind);
     if (kind)
@@ -272,17 +269,26 @@ static int proxy_exchange(mpix_proxy *proxy, const mpix_params *params, const un
     if (!kind)
         kind = proxy_open(proxy, params, want);
     kind = mpix_boot_agree(proxy->boot, kind);
-    if (kind)
-        goto free_cards;
+free_cards:
+    free(cards);
+    return kind;
+}
 
-    offer = (proxy_offer){.lanes = proxy->net->caps.lanes, .ordered = proxy->net->caps.ordered, .counted = proxy->net->caps.counted,
-                          .max_counter = proxy->net->caps.max_counter};
-    snprintf(offer.why, sizeof offer.why, "%s", proxy->net->caps.why);
+/* After the connection, for what a peer's device can do counts too. */
+static int proxy_agree_form(mpix_proxy *proxy, const mpix_params *params) {
+    const mpix_net_caps *caps = &proxy->net->caps;
+    proxy_offer offer = {.lanes = caps->lanes, .ordered = caps->ordered, .counted = caps->counted, .max_counter = caps->max_counter};
+    proxy_offer *offers = calloc((size_t)proxy->size, sizeof *offers);
+    int kind = offers ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the capabilities of %d ranks", proxy->size);
+
+    kind = mpix_boot_agree(proxy->boot, kind);
+    if (kind)
+        goto free_offers;
+    snprintf(offer.why, sizeof offer.why, "%s", caps->why);
     kind = mpix_boot_allgather(proxy->boot, &offer, sizeof offer, offers);
     if (!kind)
         kind = mpix_boot_agree(proxy->boot, proxy_form(proxy, params, offers));
-free_cards:
-    free(cards);
+free_offers:
     free(offers);
     return kind;
 }
@@ -293,13 +299,15 @@ int mpix_proxy_create(mpix_boot *boot, const mpix_params *params, const unsigned
     int kind = mpix_boot_agree(boot, proxy_new(boot, params, want, counters, bell, &proxy));
 
     if (!kind)
-        kind = proxy_exchange(proxy, params, want);
+        kind = proxy_agree_open(proxy, params, want);
+    if (!kind)
+        kind = proxy_connect(proxy);
+    if (!kind)
+        kind = proxy_agree_form(proxy, params);
     if (kind)
         goto free_proxy;
     proxy_limits(proxy, params);
-    kind = proxy_connect(proxy);
-    if (!kind)
-        kind = proxy_table(proxy);
+    kind = proxy_table(proxy);
     if (!kind)
         kind = mpix_boot_agree(boot, params->proxy == MPIX_PROXY_THREAD ? proxy_thread_start(proxy, params) : 0);
     if (kind)
