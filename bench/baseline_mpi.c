@@ -1,8 +1,9 @@
 /*
- * baseline_mpi.c - the same work by MPI_Alltoallv, as a competent user would write it: buffers are made once, a token is packed once
- * for each rank that needs it, its ids and weights lie behind the row so that one exchange carries both, and a row is one element of
- * an MPI datatype, so that counts do not overflow. COMPACT rows then lie where they arrived; EXPERT rows are expanded from there. On
- * the way back COMPACT rows are exchanged where they lie and summed; EXPERT rows are summed per token on the experts' rank first.
+ * baseline_mpi.c - the same work by MPI_Alltoallv, as a competent user would write it: buffers are made once, a token
+ * is packed once for each rank that needs it, its ids and weights lie behind the row so that one exchange carries both,
+ * and a row is one element of an MPI datatype, so that counts do not overflow. COMPACT rows then lie where they
+ * arrived; EXPERT rows are expanded from there. On the way back COMPACT rows are exchanged where they lie and summed;
+ * EXPERT rows are summed per token on the experts' rank first.
  */
 #include "config.h"
 
@@ -202,7 +203,8 @@ static void base_unpack_expert(const bench *b, bench_base *m, const bench_plan *
             m->row_place[i * k + j] = (int)row;
             memcpy((unsigned char *)m->out + (size_t)row * b->row_bytes, from, b->row_bytes);
             if (b->scale_bytes)
-                memcpy((unsigned char *)m->out_scales + (size_t)row * b->scale_bytes, from + b->row_bytes, b->scale_bytes);
+                memcpy((unsigned char *)m->out_scales + (size_t)row * b->scale_bytes, from + b->row_bytes,
+                       b->scale_bytes);
             if (b->opt.metadata)
                 memcpy(m->weights + row, from + m->meta_at + (size_t)(k + j) * 4, sizeof(float));
         }
@@ -210,7 +212,8 @@ static void base_unpack_expert(const bench *b, bench_base *m, const bench_plan *
 }
 
 void bench_base_bare(const bench *b, bench_base *m) {
-    MPI_Alltoallv(m->send, m->send_counts, m->send_at, m->record_type, m->recv, m->recv_counts, m->recv_at, m->record_type, b->comm);
+    MPI_Alltoallv(m->send, m->send_counts, m->send_at, m->record_type, m->recv, m->recv_counts, m->recv_at,
+                  m->record_type, b->comm);
 }
 
 void bench_base_dispatch(const bench *b, bench_base *m, const bench_plan *plan, double phases[BASE_DISPATCH_PHASES]) {
@@ -232,7 +235,8 @@ void bench_base_dispatch(const bench *b, bench_base *m, const bench_plan *plan, 
 }
 
 /* EXPERT: one row per token goes back, the weighted sum of its rows here. */
-static void base_local_reduce(const bench *b, bench_base *m, const bench_plan *plan, const void **rows, const void **scales, float *w) {
+static void base_local_reduce(const bench *b, bench_base *m, const bench_plan *plan, const void **rows,
+                              const void **scales, float *w) {
     int k = plan->k;
     for (long i = 0; i < m->recv_rows; i++) {
         int n = 0;
@@ -244,8 +248,8 @@ static void base_local_reduce(const bench *b, bench_base *m, const bench_plan *p
             scales[n] = (const unsigned char *)rows[n] + b->row_bytes;
             w[n++] = m->weights[row];
         }
-        bench_reduce_row(b->opt.dtype, b->opt.scale_kind, m->wire, (size_t)b->opt.hidden, n, rows, scales, b->opt.metadata ? w : NULL,
-                         m->back_send + (size_t)i * m->back_record);
+        bench_reduce_row(b->opt.dtype, b->opt.scale_kind, m->wire, (size_t)b->opt.hidden, n, rows, scales,
+                         b->opt.metadata ? w : NULL, m->back_send + (size_t)i * m->back_record);
     }
 }
 
@@ -274,7 +278,8 @@ void bench_base_combine(const bench *b, bench_base *m, const bench_plan *plan, d
     if (b->opt.layout == MPIX_EP_EXPERT)
         base_local_reduce(b, m, plan, rows, scales, w);
     double t1 = bench_now_us();
-    MPI_Alltoallv(m->back_send, m->recv_counts, m->recv_at, m->back_type, m->back_recv, m->send_counts, m->send_at, m->back_type, b->comm);
+    MPI_Alltoallv(m->back_send, m->recv_counts, m->recv_at, m->back_type, m->back_recv, m->send_counts, m->send_at,
+                  m->back_type, b->comm);
     double t2 = bench_now_us();
     base_reduce(b, m, rows, scales);
     phases[BASE_REDUCE] = bench_now_us() - t2;

@@ -1,8 +1,9 @@
 /*
- * bench.h - what the parts of mpix_ep_bench share: options, routings ("plans"), contents, the two sides and their results.
+ * bench.h - what the parts of mpix_ep_bench share: options, routings ("plans"), contents, the two sides and their
+ * results.
  *
- * The benchmark is a user of the library: it includes only mpix_ep.h and MPI. Everything that it expects of the library is
- * computed here from the routing, never asked of the library.
+ * The benchmark is a user of the library: it includes only mpix_ep.h and MPI. Everything that it expects of the library
+ * is computed here from the routing, never asked of the library.
  */
 #ifndef BENCH_H
 #define BENCH_H
@@ -57,13 +58,13 @@ typedef struct bench {
     MPI_Comm comm, ep_comm; /* of the benchmark; the one that contexts are made on, which returns errors */
     int rank, size;
     bench_options opt;
-    size_t elem, row_bytes;          /* of x: one element, one row without scales */
-    size_t scale_elem, scale_bytes;  /* one scale, the scales of a row; 0 without */
-    int ydtype;                      /* of combine's output */
+    size_t elem, row_bytes;         /* of x: one element, one row without scales */
+    size_t scale_elem, scale_bytes; /* one scale, the scales of a row; 0 without */
+    int ydtype;                     /* of combine's output */
     size_t y_elem, y_bytes;
-    int has_combine;                 /* opaque bytes have no sum */
-    int *expert_begin;               /* [size + 1] first expert of each rank */
-    int *expert_owner;               /* [num_experts] */
+    int has_combine;   /* opaque bytes have no sum */
+    int *expert_begin; /* [size + 1] first expert of each rank */
+    int *expert_owner; /* [num_experts] */
     int hosts;
     bench_npy file;
     char mpi_version[128], cpu_model[128], host[64];
@@ -74,7 +75,8 @@ typedef struct bench {
 void bench_die(const bench *b, const char *fmt, ...) __attribute__((format(printf, 2, 3), noreturn));
 /* Ends the job with the library's own words if code is an error. */
 void bench_check(const bench *b, int code, const char *call);
-/* Memory that both sides use alike: aligned to 2 MB when large and offered for huge pages, cleared. Dies when there is none. */
+/* Memory that both sides use alike: aligned to 2 MB when large and offered for huge pages, cleared. Dies when there is
+ * none. */
 void *bench_alloc(const bench *b, size_t bytes);
 /* True where progress may be shown: rank 0, a terminal. */
 void bench_progress(const bench *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -90,18 +92,19 @@ typedef struct bench_plan {
     float *all_weights; /* [size][n][k] */
     const int32_t *ids; /* this rank's part of all_ids */
     const float *weights;
-    long rows;     /* received here, padding included */
-    long pairs;    /* (token, this rank) pairs: rows of COMPACT */
-    long unpadded; /* rows without padding */
-    long pairs_remote; /* pairs from other ranks */
+    long rows;            /* received here, padding included */
+    long pairs;           /* (token, this rank) pairs: rows of COMPACT */
+    long unpadded;        /* rows without padding */
+    long pairs_remote;    /* pairs from other ranks */
     long sent, sent_rows; /* distinct (token, rank) pairs of this rank's tokens; rows that they become in the layout */
-    int *row_rank;  /* [rows] source, -1 padding */
-    long *row_token; /* [rows] */
-    int *row_expert; /* EXPERT: [rows] global expert, -1 padding */
+    int *row_rank;        /* [rows] source, -1 padding */
+    long *row_token;      /* [rows] */
+    int *row_expert;      /* EXPERT: [rows] global expert, -1 padding */
     long *per_rank, *per_expert, *offset; /* [size], [local experts], [local experts + 1] */
 } bench_plan;
 
-/* Collective. round 0 is the batch that is measured; others differ, and some of their choices are -1. exact: weights are 0.5 or 1. */
+/* Collective. round 0 is the batch that is measured; others differ, and some of their choices are -1. exact: weights
+ * are 0.5 or 1. */
 void bench_plan_make(const bench *b, long n, int round, int exact, bench_plan *plan);
 void bench_plan_free(bench_plan *plan);
 int bench_local_experts(const bench *b);
@@ -134,10 +137,11 @@ double bench_round(int dtype, double value);
 int bench_precision(int dtype); /* bits of the significand */
 size_t bench_dtype_size(int dtype);
 
-/* Contents of dispatch's input and of combine's input in the order of the plan; padding rows get NaN. stride 0: dense. */
+/* Contents of dispatch's input and of combine's input in the order of the plan; padding rows get NaN. stride 0: dense.
+ */
 void bench_fill_tokens(const bench *b, const bench_plan *plan, int round, void *x, void *scales);
-void bench_fill_experts(const bench *b, const bench_plan *plan, int round, const bench_values *v, void *x, size_t stride, void *scales,
-                        size_t scale_stride);
+void bench_fill_experts(const bench *b, const bench_plan *plan, int round, const bench_values *v, void *x,
+                        size_t stride, void *scales, size_t scale_stride);
 
 /* ---- ours.c ---- */
 
@@ -163,7 +167,8 @@ typedef struct bench_ours {
     int64_t *cumulative;
 } bench_ours;
 
-/* Collective. capacity: most rows that any rank receives in any batch of n tokens. progress: "caller", "thread" or NULL. */
+/* Collective. capacity: most rows that any rank receives in any batch of n tokens. progress: "caller", "thread" or
+ * NULL. */
 void bench_ours_create(const bench *b, long n, long capacity, int buffers, const char *progress, bench_ours *o);
 void bench_ours_free(const bench *b, bench_ours *o);
 /* all: with every output the library has, as verification wants it; otherwise with what an MoE layer needs. */
@@ -183,18 +188,18 @@ typedef struct bench_base {
     int wire;                            /* dtype on the way back */
     MPI_Datatype record_type, back_type;
     int *send_counts, *send_at, *recv_counts, *recv_at;
-    int *place;            /* [n][size] place in the batch for that rank, or -1 */
+    int *place; /* [n][size] place in the batch for that rank, or -1 */
     unsigned char *send, *recv, *back_send, *back_recv;
-    void *x, *x_scales;    /* the tokens, shared with our side */
+    void *x, *x_scales;     /* the tokens, shared with our side */
     void *out, *out_scales; /* EXPERT: expanded rows; COMPACT: rows lie in recv */
-    unsigned char *ein;    /* combine's input, rows with their scales behind them */
+    unsigned char *ein;     /* combine's input, rows with their scales behind them */
     size_t ein_stride;
     int *local_ids;
     float *weights;
     void *y;
     long recv_rows, rows;
     long *per_expert, *offset, *cursor; /* [local experts (+ 1)] */
-    int *row_place;        /* EXPERT: [recv_rows][k] row of out, or -1 */
+    int *row_place;                     /* EXPERT: [recv_rows][k] row of out, or -1 */
 } bench_base;
 
 void bench_base_create(const bench *b, const bench_ours *o, long n, long capacity, long recv_capacity, bench_base *m);
@@ -204,7 +209,8 @@ void bench_base_dispatch(const bench *b, bench_base *m, const bench_plan *plan, 
 void bench_base_combine(const bench *b, bench_base *m, const bench_plan *plan, double phases[BASE_COMBINE_PHASES]);
 void bench_base_bare(const bench *b, bench_base *m); /* MPI_Alltoallv of what is packed */
 
-/* y = rounded sum of w[i] * rows[i] (w NULL: plain), in float, or double for f64. scales NULL or one pointer per row. */
+/* y = rounded sum of w[i] * rows[i] (w NULL: plain), in float, or double for f64. scales NULL or one pointer per row.
+ */
 void bench_reduce_row(int xdtype, int scale_kind, int ydtype, size_t hidden, int nterms, const void *const rows[],
                       const void *const scales[], const float *w, void *y);
 
@@ -233,9 +239,9 @@ typedef struct bench_overlap {
 typedef struct bench_result {
     long tokens;
     int samples;
-    double bytes, wire_bytes;  /* mean over ranks, per call */
-    double written_max;        /* most bytes that a rank's dispatch writes */
-    double written;            /* of all ranks */
+    double bytes, wire_bytes; /* mean over ranks, per call */
+    double written_max;       /* most bytes that a rank's dispatch writes */
+    double written;           /* of all ranks */
     int nside;
     bench_side side[2];
     int has_base;
@@ -244,7 +250,7 @@ typedef struct bench_result {
     bench_stats copy, fanout;
     int noverlap;
     bench_overlap overlap[4];
-    int verified;              /* 1 yes, 0 no, -1 not looked at */
+    int verified; /* 1 yes, 0 no, -1 not looked at */
     int base_verified;
 } bench_result;
 
@@ -255,7 +261,8 @@ void bench_overlap_run(const bench *b, const bench_plan *plan, long capacity, be
 
 /* ---- verify.c ---- */
 
-/* Collective: 1 if all ranks found everything right. The first few faults of each rank are printed on standard error. */
+/* Collective: 1 if all ranks found everything right. The first few faults of each rank are printed on standard error.
+ */
 int bench_verify_ours(const bench *b, bench_ours *o, const bench_plan *plan, int buf, int round, int exact);
 int bench_verify_base(const bench *b, bench_base *m, const bench_plan *plan, int round, int exact);
 

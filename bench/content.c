@@ -1,7 +1,8 @@
 /*
- * content.c - what rows hold. Dispatched rows are bytes that follow from (round, rank, token) alone, so a receiver can tell every
- * wrong byte. Combine's input are elements drawn from a table of 256 values of the dtype, whose worth is known in double.
- * Conversions here are written apart from the library's: through ldexp and nearbyint, not through bits.
+ * content.c - what rows hold. Dispatched rows are bytes that follow from (round, rank, token) alone, so a receiver can
+ * tell every wrong byte. Combine's input are elements drawn from a table of 256 values of the dtype, whose worth is
+ * known in double. Conversions here are written apart from the library's: through ldexp and nearbyint, not through
+ * bits.
  */
 #include "config.h"
 
@@ -105,7 +106,8 @@ static double content_decode_bits(int dtype, uint32_t bits) {
     } else if (exp == (uint32_t)top) {
         return mant ? NAN : sign * INFINITY;
     }
-    return exp ? sign * ldexp((double)(mant | 1u << mbits), (int)exp - bias - mbits) : sign * ldexp(mant, 1 - bias - mbits);
+    return exp ? sign * ldexp((double)(mant | 1u << mbits), (int)exp - bias - mbits)
+               : sign * ldexp(mant, 1 - bias - mbits);
 }
 
 double bench_decode(int dtype, const void *element) {
@@ -239,8 +241,8 @@ void bench_fill_tokens(const bench *b, const bench_plan *plan, int round, void *
     }
 }
 
-void bench_fill_experts(const bench *b, const bench_plan *plan, int round, const bench_values *v, void *x, size_t stride, void *scales,
-                        size_t scale_stride) {
+void bench_fill_experts(const bench *b, const bench_plan *plan, int round, const bench_values *v, void *x,
+                        size_t stride, void *scales, size_t scale_stride) {
     if (!stride)
         stride = b->row_bytes;
     if (!scale_stride)
@@ -256,6 +258,7 @@ void bench_fill_experts(const bench *b, const bench_plan *plan, int round, const
         }
         /* A row is told by its expert, or in COMPACT layout by the rank it is on. */
         int place = b->opt.layout == MPIX_EP_EXPERT ? plan->row_expert[i] : b->rank;
-        bench_values_row(b, v, bench_expert_seed(b, round, place, plan->row_rank[i], plan->row_token[i]), row, row_scales);
+        bench_values_row(b, v, bench_expert_seed(b, round, place, plan->row_rank[i], plan->row_token[i]), row,
+                         row_scales);
     }
 }

@@ -134,13 +134,15 @@ static void bench_judge_ids(const bench *b, char *err, size_t errlen) {
         for (int i = 0; i < f->k; i++) {
             int32_t id = f->ids[t * f->k + i];
             if (id >= b->opt.num_experts) {
-                snprintf(err, errlen, "routing file %s: token %lld chooses expert %d; --num-experts %d does not cover it", b->opt.routing_path,
-                         (long long)t, id, b->opt.num_experts);
+                snprintf(err, errlen,
+                         "routing file %s: token %lld chooses expert %d; --num-experts %d does not cover it",
+                         b->opt.routing_path, (long long)t, id, b->opt.num_experts);
                 return;
             }
             for (int j = 0; j < i && id >= 0; j++)
                 if (f->ids[t * f->k + j] == id) {
-                    snprintf(err, errlen, "routing file %s: token %lld chooses expert %d twice", b->opt.routing_path, (long long)t, id);
+                    snprintf(err, errlen, "routing file %s: token %lld chooses expert %d twice", b->opt.routing_path,
+                             (long long)t, id);
                     return;
                 }
         }
@@ -150,12 +152,14 @@ static void bench_judge_ids(const bench *b, char *err, size_t errlen) {
 static void bench_judge_file(bench *b, char *err, size_t errlen) {
     bench_options *o = &b->opt;
     if (o->topk_given && o->topk != b->file.k)
-        snprintf(err, errlen, "routing file %s has %d choices per token, but --num-topk is %d", o->routing_path, b->file.k, o->topk);
+        snprintf(err, errlen, "routing file %s has %d choices per token, but --num-topk is %d", o->routing_path,
+                 b->file.k, o->topk);
     else if (o->tokens_max > b->file.tokens / b->size)
-        snprintf(err, errlen, "routing file %s has %lld tokens; %d ranks of %ld need %lld", o->routing_path, (long long)b->file.tokens, b->size,
-                 o->tokens_max, (long long)b->size * o->tokens_max);
+        snprintf(err, errlen, "routing file %s has %lld tokens; %d ranks of %ld need %lld", o->routing_path,
+                 (long long)b->file.tokens, b->size, o->tokens_max, (long long)b->size * o->tokens_max);
     else if (b->file.k > o->num_experts)
-        snprintf(err, errlen, "routing file %s has %d choices per token, but --num-experts is %d", o->routing_path, b->file.k, o->num_experts);
+        snprintf(err, errlen, "routing file %s has %d choices per token, but --num-experts is %d", o->routing_path,
+                 b->file.k, o->num_experts);
     else
         bench_judge_ids(b, err, errlen);
     o->topk = b->file.k;
@@ -235,7 +239,8 @@ static void bench_plans_make(const bench *b, long n, bench_plans *p) {
     p->recv_capacity = most[1];
 }
 
-static void bench_verify_round(const bench *b, const bench_plans *p, int round, bench_ours *o, bench_base *m, bench_result *r) {
+static void bench_verify_round(const bench *b, const bench_plans *p, int round, bench_ours *o, bench_base *m,
+                               bench_result *r) {
     int exact = round % 2 == 0;
     bench_progress(b, "%ld tokens: verification, round %d", p->plan[round].n, round);
     for (int buf = 0; buf < o->nbuf; buf++)
@@ -290,7 +295,8 @@ static int bench_run(const bench *b) {
     int n = 0, good = 1;
     if (b->rank == 0)
         bench_report_head(b);
-    for (long tokens = b->opt.tokens_min; tokens <= b->opt.tokens_max && n < BENCH_SIZES; tokens = tokens ? tokens * 2 : 1) {
+    for (long tokens = b->opt.tokens_min; tokens <= b->opt.tokens_max && n < BENCH_SIZES;
+         tokens = tokens ? tokens * 2 : 1) {
         bench_size(b, tokens, &results[n]);
         if (b->rank == 0)
             bench_report_result(b, &results[n]);

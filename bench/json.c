@@ -15,7 +15,8 @@ const char *bench_json_available(void) {
 }
 
 static json_t *json_stats(const bench_stats *s) {
-    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "min", s->min, "avg", s->avg, "median", s->median, "p90", s->p90, "p99", s->p99, "max", s->max);
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "min", s->min, "avg", s->avg, "median", s->median, "p90", s->p90,
+                     "p99", s->p99, "max", s->max);
 }
 
 static json_t *json_env(const bench *b) {
@@ -29,13 +30,16 @@ static json_t *json_env(const bench *b) {
         snprintf(routing, sizeof routing, "zipf:%g", o->zipf_s);
     else
         snprintf(routing, sizeof routing, "%s", o->routing == BENCH_FILE ? o->routing_path : "uniform");
-    json_t *env = json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:s}", "version", PACKAGE_VERSION, "library", version, "host", b->host, "cpu",
-                            b->cpu_model, "cores", b->cores, "ranks", b->size, "hosts", b->hosts, "mpi", b->mpi_version);
-    json_t *config = json_pack("{s:s, s:s, s:s, s:i, s:s, s:s, s:I, s:i, s:i, s:s, s:I, s:b, s:s, s:s, s:s}", "mode", "ht", "memory", "host",
-                               "layout", o->layout == MPIX_EP_EXPERT ? "expert" : "compact", "expert_align", o->expert_align, "dtype",
-                               bench_dtype_name(o->dtype), "scales", scales[o->scale_kind], "hidden", (json_int_t)o->hidden, "topk", o->topk,
-                               "num_experts", o->num_experts, "routing", routing, "seed", (json_int_t)o->seed, "metadata", o->metadata,
-                               "buffers", buffers[o->buffers], "progress", o->progress_thread ? "thread" : "default", "copy", bench_copy_name());
+    json_t *env = json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:s}", "version", PACKAGE_VERSION, "library", version,
+                            "host", b->host, "cpu", b->cpu_model, "cores", b->cores, "ranks", b->size, "hosts",
+                            b->hosts, "mpi", b->mpi_version);
+    json_t *config =
+        json_pack("{s:s, s:s, s:s, s:i, s:s, s:s, s:I, s:i, s:i, s:s, s:I, s:b, s:s, s:s, s:s}", "mode", "ht", "memory",
+                  "host", "layout", o->layout == MPIX_EP_EXPERT ? "expert" : "compact", "expert_align", o->expert_align,
+                  "dtype", bench_dtype_name(o->dtype), "scales", scales[o->scale_kind], "hidden", (json_int_t)o->hidden,
+                  "topk", o->topk, "num_experts", o->num_experts, "routing", routing, "seed", (json_int_t)o->seed,
+                  "metadata", o->metadata, "buffers", buffers[o->buffers], "progress",
+                  o->progress_thread ? "thread" : "default", "copy", bench_copy_name());
     if (env && config)
         json_object_set_new(env, "config", config);
     return env;
@@ -49,7 +53,8 @@ static json_t *json_phases(const bench_stats *s, int n, const char *const names[
     return phases;
 }
 
-static void json_add_baseline(json_t *entry, const bench_stats *whole, const bench_stats *ours, json_t *phases, int verified) {
+static void json_add_baseline(json_t *entry, const bench_stats *whole, const bench_stats *ours, json_t *phases,
+                              int verified) {
     json_t *base = json_pack("{s:s, s:o}", "name", "mpi", "time_us", json_stats(whole));
     if (phases)
         json_object_set_new(base, "phases_us", phases);
@@ -59,10 +64,12 @@ static void json_add_baseline(json_t *entry, const bench_stats *whole, const ben
     json_object_set_new(entry, "speedup", json_real(bench_speedup(whole, ours)));
 }
 
-static json_t *json_entry(const bench *b, const bench_result *r, int side, const char *op, const bench_stats *s, int moves) {
+static json_t *json_entry(const bench *b, const bench_result *r, int side, const char *op, const bench_stats *s,
+                          int moves) {
     const char *memory = b->opt.buffers == BENCH_MALLOC || side == 1 ? "malloc" : "alloc";
-    json_t *entry = json_pack("{s:s, s:s, s:I, s:f, s:i, s:o}", "op", op, "buffers", memory, "tokens", (json_int_t)r->tokens, "bytes", r->bytes,
-                              "samples", r->samples, "time_us", json_stats(s));
+    json_t *entry =
+        json_pack("{s:s, s:s, s:I, s:f, s:i, s:o}", "op", op, "buffers", memory, "tokens", (json_int_t)r->tokens,
+                  "bytes", r->bytes, "samples", r->samples, "time_us", json_stats(s));
     if (moves && s->median > 0) {
         json_object_set_new(entry, "logical_gbps", json_real(r->bytes / s->median / 1e3));
         json_object_set_new(entry, "wire_gbps", json_real(r->wire_bytes / s->median / 1e3));
@@ -74,10 +81,12 @@ static json_t *json_entry(const bench *b, const bench_result *r, int side, const
 static void json_add_copy(json_t *entry, const bench_result *r, const bench_stats *dispatch) {
     if (!(r->written > 0 && dispatch->median > 0 && r->copy.median > 0 && r->fanout.median > 0))
         return;
-    json_object_set_new(entry, "copy", json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "bytes_written", r->written, "gbps",
-                                                 r->written / dispatch->median / 1e3, "copy_gbps", r->written / r->copy.median / 1e3, "ratio",
-                                                 bench_speedup(&r->copy, dispatch), "read_once_gbps", r->written / r->fanout.median / 1e3,
-                                                 "read_once_ratio", bench_speedup(&r->fanout, dispatch)));
+    json_object_set_new(entry, "copy",
+                        json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "bytes_written", r->written, "gbps",
+                                  r->written / dispatch->median / 1e3, "copy_gbps", r->written / r->copy.median / 1e3,
+                                  "ratio", bench_speedup(&r->copy, dispatch), "read_once_gbps",
+                                  r->written / r->fanout.median / 1e3, "read_once_ratio",
+                                  bench_speedup(&r->fanout, dispatch)));
 }
 
 static void json_add_overlap(json_t *entry, const bench_result *r, const char *op) {
@@ -85,8 +94,9 @@ static void json_add_overlap(json_t *entry, const bench_result *r, const char *o
     for (int i = 0; i < r->noverlap; i++) {
         const bench_overlap *o = &r->overlap[i];
         if (!strcmp(o->op, op))
-            json_array_append_new(list, json_pack("{s:s, s:o, s:o, s:o, s:f}", "progress", o->progress, "call_us", json_stats(&o->call), "compute_us",
-                                                  json_stats(&o->compute), "both_us", json_stats(&o->both), "ratio", o->ratio));
+            json_array_append_new(list, json_pack("{s:s, s:o, s:o, s:o, s:f}", "progress", o->progress, "call_us",
+                                                  json_stats(&o->call), "compute_us", json_stats(&o->compute),
+                                                  "both_us", json_stats(&o->both), "ratio", o->ratio));
     }
     if (json_array_size(list))
         json_object_set(entry, "overlap", list);
@@ -101,8 +111,8 @@ static void json_add_side(const bench *b, const bench_result *r, int i, json_t *
     json_t *dispatch = json_entry(b, r, i, "dispatch", &s->dispatch, 1);
     json_object_set_new(dispatch, "with_route_us", json_stats(&s->route_dispatch));
     if (r->has_base) {
-        json_add_baseline(dispatch, &r->base_dispatch_all, &s->route_dispatch, json_phases(r->base_dispatch, BASE_DISPATCH_PHASES, dispatch_phases),
-                          r->base_verified);
+        json_add_baseline(dispatch, &r->base_dispatch_all, &s->route_dispatch,
+                          json_phases(r->base_dispatch, BASE_DISPATCH_PHASES, dispatch_phases), r->base_verified);
         json_object_set_new(json_object_get(dispatch, "baseline"), "bare_alltoallv_us", json_stats(&r->base_bare));
     }
     json_add_copy(dispatch, r, &s->dispatch);
@@ -113,8 +123,8 @@ static void json_add_side(const bench *b, const bench_result *r, int i, json_t *
         return;
     json_t *combine = json_entry(b, r, i, "combine", &s->combine, 1);
     if (r->has_base)
-        json_add_baseline(combine, &r->base_combine_all, &s->combine, json_phases(r->base_combine, BASE_COMBINE_PHASES, combine_phases),
-                          r->base_verified);
+        json_add_baseline(combine, &r->base_combine_all, &s->combine,
+                          json_phases(r->base_combine, BASE_COMBINE_PHASES, combine_phases), r->base_verified);
     if (i == 0)
         json_add_overlap(combine, r, "combine");
     json_array_append_new(list, combine);
@@ -125,7 +135,8 @@ static void json_add_side(const bench *b, const bench_result *r, int i, json_t *
 }
 
 int bench_json_write(const bench *b, const bench_result *r, int n, char *err, size_t errlen) {
-    json_t *list = json_array(), *env = json_env(b), *root = env && list ? json_pack("{s:O, s:O}", "env", env, "results", list) : NULL;
+    json_t *list = json_array(), *env = json_env(b),
+           *root = env && list ? json_pack("{s:O, s:O}", "env", env, "results", list) : NULL;
     int rc = 0;
     for (int i = 0; root && i < n; i++)
         for (int side = 0; side < r[i].nside; side++)

@@ -1,6 +1,6 @@
 /*
- * npy.c - reads a routing file in NumPy's format: uint8, int32 or int64, C order, [tokens][choices]. A file is not trusted: its
- * header is parsed as the Python literal it is, and its size must be what the header says.
+ * npy.c - reads a routing file in NumPy's format: uint8, int32 or int64, C order, [tokens][choices]. A file is not
+ * trusted: its header is parsed as the Python literal it is, and its size must be what the header says.
  */
 #include "config.h"
 
@@ -20,7 +20,8 @@ typedef struct npy_head {
     int64_t shape[8];
 } npy_head;
 
-static int npy_bad(char *err, size_t errlen, const char *path, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+static int npy_bad(char *err, size_t errlen, const char *path, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
 static int npy_bad(char *err, size_t errlen, const char *path, const char *fmt, ...) {
     int used = snprintf(err, errlen, "routing file %s: ", path);
     va_list ap;
@@ -173,13 +174,15 @@ static size_t npy_judge(const npy_head *head, const char *path, char *err, size_
     else if (head->ndim != 2)
         size = 0, npy_bad(err, errlen, path, "it has %d dimensions; it must be [tokens][choices]", head->ndim);
     else if (head->shape[1] < 1 || head->shape[1] > 4096)
-        size = 0, npy_bad(err, errlen, path, "it has %lld choices per token; 1 to 4096 are possible", (long long)head->shape[1]);
+        size = 0,
+        npy_bad(err, errlen, path, "it has %lld choices per token; 1 to 4096 are possible", (long long)head->shape[1]);
     else if (head->shape[0] > INT_MAX / 4 / head->shape[1])
         size = 0, npy_bad(err, errlen, path, "it has %lld tokens, more than can be read", (long long)head->shape[0]);
     return size;
 }
 
-static int npy_read_body(FILE *f, const char *path, const npy_head *head, size_t size, bench_npy *npy, char *err, size_t errlen) {
+static int npy_read_body(FILE *f, const char *path, const npy_head *head, size_t size, bench_npy *npy, char *err,
+                         size_t errlen) {
     size_t count = (size_t)head->shape[0] * (size_t)head->shape[1];
     unsigned char *raw = malloc(count * size + 1);
     int32_t *ids = malloc((count + 1) * sizeof *ids);
@@ -191,7 +194,8 @@ static int npy_read_body(FILE *f, const char *path, const npy_head *head, size_t
     /* One byte more is asked for, to see that there is none. */
     size_t got = fread(raw, 1, count * size + 1, f);
     if (got != count * size) {
-        npy_bad(err, errlen, path, "its header announces %zu bytes of ids, but it has %s", count * size, got < count * size ? "fewer" : "more");
+        npy_bad(err, errlen, path, "its header announces %zu bytes of ids, but it has %s", count * size,
+                got < count * size ? "fewer" : "more");
         goto free_both;
     }
     for (size_t i = 0; i < count; i++) {

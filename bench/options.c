@@ -1,5 +1,6 @@
 /*
- * options.c - the command line of mpix_ep_bench. Nothing is accepted and ignored: what this version does not have is refused by name.
+ * options.c - the command line of mpix_ep_bench. Nothing is accepted and ignored: what this version does not have is
+ * refused by name.
  */
 #include "config.h"
 
@@ -14,8 +15,25 @@
 #include <string.h>
 
 enum {
-    OPT_TOKENS = 256, OPT_HIDDEN, OPT_TOPK, OPT_EXPERTS, OPT_MODE, OPT_MEMORY, OPT_DTYPE, OPT_SCALES, OPT_LAYOUT, OPT_ALIGN,
-    OPT_ROUTING, OPT_SEED, OPT_METADATA, OPT_BASELINE, OPT_OVERLAP, OPT_BUFFERS, OPT_JSON, OPT_THREAD, OPT_SMS
+    OPT_TOKENS = 256,
+    OPT_HIDDEN,
+    OPT_TOPK,
+    OPT_EXPERTS,
+    OPT_MODE,
+    OPT_MEMORY,
+    OPT_DTYPE,
+    OPT_SCALES,
+    OPT_LAYOUT,
+    OPT_ALIGN,
+    OPT_ROUTING,
+    OPT_SEED,
+    OPT_METADATA,
+    OPT_BASELINE,
+    OPT_OVERLAP,
+    OPT_BUFFERS,
+    OPT_JSON,
+    OPT_THREAD,
+    OPT_SMS
 };
 
 static const struct option bench_long_options[] = {
@@ -53,21 +71,28 @@ typedef struct bench_word {
 } bench_word;
 
 static const bench_word bench_dtypes[] = {
-    {"bytes", MPIX_EP_BYTES}, {"f64", MPIX_EP_F64}, {"f32", MPIX_EP_F32}, {"f16", MPIX_EP_F16}, {"bf16", MPIX_EP_BF16},
-    {"f8e4m3", MPIX_EP_F8E4M3}, {"f8e5m2", MPIX_EP_F8E5M2}, {NULL, 0},
+    {"bytes", MPIX_EP_BYTES}, {"f64", MPIX_EP_F64},       {"f32", MPIX_EP_F32},       {"f16", MPIX_EP_F16},
+    {"bf16", MPIX_EP_BF16},   {"f8e4m3", MPIX_EP_F8E4M3}, {"f8e5m2", MPIX_EP_F8E5M2}, {NULL, 0},
 };
 static const bench_word bench_scales[] = {
-    {"none", MPIX_EP_NO_SCALES}, {"f32", MPIX_EP_SCALES_F32}, {"ue8m0", MPIX_EP_SCALES_UE8M0}, {NULL, 0},
+    {"none", MPIX_EP_NO_SCALES},
+    {"f32", MPIX_EP_SCALES_F32},
+    {"ue8m0", MPIX_EP_SCALES_UE8M0},
+    {NULL, 0},
 };
 static const bench_word bench_layouts[] = {{"compact", MPIX_EP_COMPACT}, {"expert", MPIX_EP_EXPERT}, {NULL, 0}};
 static const bench_word bench_buffer_kinds[] = {
-    {"alloc", BENCH_ALLOC}, {"malloc", BENCH_MALLOC}, {"both", BENCH_BOTH}, {NULL, 0},
+    {"alloc", BENCH_ALLOC},
+    {"malloc", BENCH_MALLOC},
+    {"both", BENCH_BOTH},
+    {NULL, 0},
 };
 static const bench_word bench_on_off[] = {{"on", 1}, {"off", 0}, {"1", 1}, {"0", 0}, {NULL, 0}};
 
 static const char bench_usage_text[] =
     "usage: mpirun -n RANKS mpix_ep_bench [options]\n"
-    "Times MPIX_Ep_route, dispatch and combine in host memory, checks what they deliver, and compares them with MPI_Alltoallv.\n"
+    "Times MPIX_Ep_route, dispatch and combine in host memory, checks what they deliver, and compares them with "
+    "MPI_Alltoallv.\n"
     "\n"
     "  --num-tokens N        tokens of each rank (default 1024)\n"
     "  -m, --message-size [MIN:]MAX\n"
@@ -79,14 +104,16 @@ static const char bench_usage_text[] =
     "  --scales S            of fp8 rows: f32 (default), ue8m0 or none\n"
     "  --layout L            compact (default) or expert\n"
     "  --expert-align N      expert layout: rows to which each expert's block is aligned (default 1)\n"
-    "  --routing R           uniform (default), zipf:S (skewed with exponent S), or FILE.npy with uint8, int32 or int64 ids\n"
+    "  --routing R           uniform (default), zipf:S (skewed with exponent S), or FILE.npy with uint8, int32 or "
+    "int64 ids\n"
     "                        [tokens][choices], of which rank r takes N tokens from r * N on\n"
     "  --seed N              of everything random (default 1)\n"
     "  --metadata on|off     whether ids and weights travel with the rows, on both sides (default on)\n"
     "  --mode ht             the mode; ll is not in this version\n"
     "  --memory host         the memory; cuda is not in this version\n"
     "  --baseline mpi|none   what to compare with (default mpi); nccl is not in this version\n"
-    "  --buffers B           where outputs and combine's input live: alloc (MPIX_Ep_alloc, default), malloc, or both: malloc's\n"
+    "  --buffers B           where outputs and combine's input live: alloc (MPIX_Ep_alloc, default), malloc, or both: "
+    "malloc's\n"
     "                        figures beside\n"
     "  --progress-thread     info mpix_ep_progress = thread\n"
     "  --overlap             also times nonblocking calls with computation, in both progress modes\n"
@@ -129,7 +156,8 @@ static int bench_number(const char *text, long min, long max, long *value) {
     return 0;
 }
 
-static int bench_parse_int(const char *name, const char *text, long min, long max, int *value, char *err, size_t errlen) {
+static int bench_parse_int(const char *name, const char *text, long min, long max, int *value, char *err,
+                           size_t errlen) {
     long v;
     if (bench_number(text, min, max, &v))
         return bench_bad(err, errlen, "%s is '%s'; it must be a whole number from %ld to %ld", name, text, min, max);
@@ -137,7 +165,8 @@ static int bench_parse_int(const char *name, const char *text, long min, long ma
     return BENCH_OPTIONS_OK;
 }
 
-static int bench_parse_word(const char *name, const char *text, const bench_word *words, int *value, char *err, size_t errlen) {
+static int bench_parse_word(const char *name, const char *text, const bench_word *words, int *value, char *err,
+                            size_t errlen) {
     char list[128] = "";
     for (const bench_word *w = words; w->word; w++) {
         if (!strcmp(w->word, text)) {
@@ -168,7 +197,8 @@ static int bench_parse_routing(const char *text, bench_options *opt, char *err, 
         errno = 0;
         opt->zipf_s = strtod(text + 5, &end);
         if (errno || end == text + 5 || *end || !(opt->zipf_s >= 0 && opt->zipf_s <= 100))
-            return bench_bad(err, errlen, "--routing is '%s'; the exponent of zipf:S must be a number from 0 to 100", text);
+            return bench_bad(err, errlen, "--routing is '%s'; the exponent of zipf:S must be a number from 0 to 100",
+                             text);
         opt->routing = BENCH_ZIPF;
         return BENCH_OPTIONS_OK;
     }
@@ -176,7 +206,8 @@ static int bench_parse_routing(const char *text, bench_options *opt, char *err, 
         opt->routing = BENCH_FILE;
         return bench_parse_path("--routing", text, opt->routing_path, sizeof opt->routing_path, err, errlen);
     }
-    return bench_bad(err, errlen, "--routing is '%s'; it must be uniform, zipf:S or a file whose name ends in .npy", text);
+    return bench_bad(err, errlen, "--routing is '%s'; it must be uniform, zipf:S or a file whose name ends in .npy",
+                     text);
 }
 
 /* [MIN:]MAX */
@@ -191,13 +222,15 @@ static int bench_parse_range(const char *text, bench_options *opt, char *err, si
             *colon = '\0';
             max = colon + 1;
         }
-        if (!(colon && bench_number(copy, 0, INT_MAX, &lo)) && !bench_number(max, 0, INT_MAX, &hi) && (lo <= hi || !colon)) {
+        if (!(colon && bench_number(copy, 0, INT_MAX, &lo)) && !bench_number(max, 0, INT_MAX, &hi) &&
+            (lo <= hi || !colon)) {
             opt->tokens_min = lo < hi ? lo : hi;
             opt->tokens_max = hi;
             return BENCH_OPTIONS_OK;
         }
     }
-    return bench_bad(err, errlen, "-m is '%s'; it must be MAX or MIN:MAX with 0 <= MIN <= MAX <= %d tokens", text, INT_MAX);
+    return bench_bad(err, errlen, "-m is '%s'; it must be MAX or MIN:MAX with 0 <= MIN <= MAX <= %d tokens", text,
+                     INT_MAX);
 }
 
 static int bench_parse_seed(const char *text, uint64_t *seed, char *err, size_t errlen) {
@@ -230,10 +263,10 @@ static int bench_parse_feature(int c, const char *text, bench_options *opt, char
         if (opt->baseline == BENCH_MPI || !strcmp(text, "none"))
             return BENCH_OPTIONS_OK;
         if (!strcmp(text, "nccl"))
-            return bench_bad(err, errlen, "--baseline nccl needs GPU memory, which is not in this version; use mpi or none");
+            return bench_bad(err, errlen,
+                             "--baseline nccl needs GPU memory, which is not in this version; use mpi or none");
         return bench_bad(err, errlen, "--baseline is '%s'; it must be mpi or none", text);
-    default:
-        return bench_bad(err, errlen, "--num-sms is for GPU memory, which is not in this version");
+    default: return bench_bad(err, errlen, "--num-sms is for GPU memory, which is not in this version");
     }
 }
 
@@ -249,9 +282,7 @@ static int bench_parse_one(int c, const char *arg, bench_options *opt, long *tok
             return bench_bad(err, errlen, "--hidden is '%s'; it must be a whole number from 1 to %d", arg, 1 << 27);
         opt->hidden = v;
         return BENCH_OPTIONS_OK;
-    case OPT_TOPK:
-        opt->topk_given = 1;
-        return bench_parse_int("--num-topk", arg, 0, 4096, &opt->topk, err, errlen);
+    case OPT_TOPK: opt->topk_given = 1; return bench_parse_int("--num-topk", arg, 0, 4096, &opt->topk, err, errlen);
     case OPT_EXPERTS: return bench_parse_int("--num-experts", arg, 0, 1 << 20, &opt->num_experts, err, errlen);
     case OPT_DTYPE: return bench_parse_word("--dtype", arg, bench_dtypes, &opt->dtype, err, errlen);
     case OPT_SCALES: return bench_parse_word("--scales", arg, bench_scales, &opt->scale_kind, err, errlen);
@@ -281,7 +312,8 @@ static int bench_options_settle(bench_options *opt, long tokens, char *err, size
     if (opt->tokens_max < 0)
         opt->tokens_min = opt->tokens_max = tokens >= 0 ? tokens : 1024;
     if (opt->scale_kind > MPIX_EP_NO_SCALES && !fp8)
-        return bench_bad(err, errlen, "--scales is for the dtypes f8e4m3 and f8e5m2, not for %s", bench_dtype_name(opt->dtype));
+        return bench_bad(err, errlen, "--scales is for the dtypes f8e4m3 and f8e5m2, not for %s",
+                         bench_dtype_name(opt->dtype));
     if (opt->scale_kind < 0)
         opt->scale_kind = fp8 ? MPIX_EP_SCALES_F32 : MPIX_EP_NO_SCALES;
     if (opt->expert_align != 1 && opt->layout != MPIX_EP_EXPERT)
@@ -289,7 +321,8 @@ static int bench_options_settle(bench_options *opt, long tokens, char *err, size
     if (!opt->topk_given)
         opt->topk = 8;
     if (opt->routing != BENCH_FILE && opt->topk > opt->num_experts)
-        return bench_bad(err, errlen, "--num-topk %d needs as many experts, but --num-experts is %d", opt->topk, opt->num_experts);
+        return bench_bad(err, errlen, "--num-topk %d needs as many experts, but --num-experts is %d", opt->topk,
+                         opt->num_experts);
     const char *why = *opt->json_path ? bench_json_available() : NULL;
     if (why)
         return bench_bad(err, errlen, "--json: %s", why);
@@ -325,7 +358,8 @@ int bench_options_parse(int argc, char **argv, bench_options *opt, char *err, si
         if (c == '?' && optopt)
             return bench_bad(err, errlen, "'%s': this option takes no value", argv[optind - 1]);
         if (c == '?')
-            return bench_bad(err, errlen, "'%s' is not an option of mpix_ep_bench; --help lists them", argv[optind - 1]);
+            return bench_bad(err, errlen, "'%s' is not an option of mpix_ep_bench; --help lists them",
+                             argv[optind - 1]);
         if (c == ':')
             return bench_bad(err, errlen, "'%s' needs a value", argv[optind - 1]);
         int rc = bench_parse_one(c, optarg, opt, &tokens, err, errlen);

@@ -1,6 +1,7 @@
 /*
- * overlap.c - how much of a nonblocking call hides behind computation: a loop of fused multiply-adds in registers, as long as the
- * call alone. The figure is (call started, computation, wait) over the longer of the two: 1 is perfect, 2 is none at all.
+ * overlap.c - how much of a nonblocking call hides behind computation: a loop of fused multiply-adds in registers, as
+ * long as the call alone. The figure is (call started, computation, wait) over the longer of the two: 1 is perfect, 2
+ * is none at all.
  */
 #include "config.h"
 
@@ -95,7 +96,8 @@ void bench_overlap_run(const bench *b, const bench_plan *plan, long capacity, be
     for (int i = 0; i < 2; i++) {
         bench_ours o;
         bench_values values;
-        bench_ours_create(b, plan->n, capacity, b->opt.buffers == BENCH_MALLOC ? BENCH_MALLOC : BENCH_ALLOC, modes[i], &o);
+        bench_ours_create(b, plan->n, capacity, b->opt.buffers == BENCH_MALLOC ? BENCH_MALLOC : BENCH_ALLOC, modes[i],
+                          &o);
         bench_fill_tokens(b, plan, 0, o.x, o.x_scales);
         if (b->has_combine) {
             bench_values_make(b, 0, &values);

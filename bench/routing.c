@@ -1,6 +1,6 @@
 /*
- * routing.c - who needs which token. Choices are drawn, or taken from a file; every rank knows everybody's, and works out what it
- * must receive straight from the definitions of the layouts in mpix_ep.h.
+ * routing.c - who needs which token. Choices are drawn, or taken from a file; every rank knows everybody's, and works
+ * out what it must receive straight from the definitions of the layouts in mpix_ep.h.
  */
 #include "config.h"
 
@@ -30,7 +30,8 @@ static void *routing_array(const bench *b, size_t count, size_t size) {
     return p;
 }
 
-/* k distinct experts of n: the front of a permutation that goes on being shuffled, which stays uniform whatever it was before. */
+/* k distinct experts of n: the front of a permutation that goes on being shuffled, which stays uniform whatever it was
+ * before. */
 static void routing_uniform(const bench *b, routing_rng *rng, long n, int k, int32_t *ids) {
     int experts = b->opt.num_experts;
     int32_t *perm = routing_array(b, (size_t)experts, sizeof *perm);
@@ -47,8 +48,9 @@ static void routing_uniform(const bench *b, routing_rng *rng, long n, int k, int
 }
 
 /*
- * Successive draws without replacement, the expert of popularity p with probability proportional to (p + 1)^-S, are the k smallest
- * of log(-log(u)) + S log(p + 1). Which expert is how popular is drawn once for all ranks, so that no rank is favoured by its number.
+ * Successive draws without replacement, the expert of popularity p with probability proportional to (p + 1)^-S, are the
+ * k smallest of log(-log(u)) + S log(p + 1). Which expert is how popular is drawn once for all ranks, so that no rank
+ * is favoured by its number.
  */
 static void routing_zipf(const bench *b, routing_rng *rng, long n, int k, int32_t *ids) {
     int experts = b->opt.num_experts;

@@ -1,10 +1,12 @@
 /*
- * verify.c - checks what both sides deliver against the definitions in mpix_ep.h. Nothing of the library is used for it: the plan
- * gives the order of rows, and contents follow from (round, rank, token). Outputs are poisoned before each call.
+ * verify.c - checks what both sides deliver against the definitions in mpix_ep.h. Nothing of the library is used for
+ * it: the plan gives the order of rows, and contents follow from (round, rank, token). Outputs are poisoned before each
+ * call.
  *
- * Combine is checked twice: with small integers and weights of 1/2 and 1, where every order of summation gives the same exact sum, so
- * the result must be that sum rounded to y's dtype; and with arbitrary values against sums in double with a bound: n products and n
- * sums in float, each with a relative error of at most 2^-24 of the sum of magnitudes (and one more for a scale), then one rounding.
+ * Combine is checked twice: with small integers and weights of 1/2 and 1, where every order of summation gives the same
+ * exact sum, so the result must be that sum rounded to y's dtype; and with arbitrary values against sums in double with
+ * a bound: n products and n sums in float, each with a relative error of at most 2^-24 of the sum of magnitudes (and
+ * one more for a scale), then one rounding.
  */
 #include "config.h"
 
@@ -108,12 +110,14 @@ static void verify_dispatch(verify *v, const bench_plan *plan, const verify_rows
                 wrong += bench_bytes_check(scales, b->scale_bytes, ~seed);
         }
         if (wrong)
-            verify_fault(v, "row %ld (%s rank %d, token %ld): %zu wrong bytes", i, s < 0 ? "padding," : "of", s, plan->row_token[i], wrong);
+            verify_fault(v, "row %ld (%s rank %d, token %ld): %zu wrong bytes", i, s < 0 ? "padding," : "of", s,
+                         plan->row_token[i], wrong);
         verify_row_metadata(v, plan, got, i);
     }
 }
 
-/* How far y may be from the sum: see the head of the file. chained: partial sums were rounded to the wire's dtype on the way. */
+/* How far y may be from the sum: see the head of the file. chained: partial sums were rounded to the wire's dtype on
+ * the way. */
 static double verify_bound(const bench *b, int terms, double sum, double mag, int chained) {
     double u = b->opt.dtype == MPIX_EP_F64 ? 0x1p-52 : 0x1p-24;
     double bound = (2 * terms + 2) * u * mag * 1.01 + ldexp(fabs(sum), -bench_precision(b->ydtype)) * 1.01;
@@ -124,7 +128,8 @@ static double verify_bound(const bench *b, int terms, double sum, double mag, in
 }
 
 /* The sum of token t in double; returns the number of rows that enter it. */
-static int verify_sum(const bench *b, const bench_plan *plan, const bench_values *values, int round, long t, double *sum, double *mag) {
+static int verify_sum(const bench *b, const bench_plan *plan, const bench_values *values, int round, long t,
+                      double *sum, double *mag) {
     int terms = 0, k = plan->k, expert = b->opt.layout == MPIX_EP_EXPERT;
     memset(sum, 0, (size_t)b->opt.hidden * sizeof *sum);
     memset(mag, 0, (size_t)b->opt.hidden * sizeof *mag);
@@ -144,7 +149,8 @@ static int verify_sum(const bench *b, const bench_plan *plan, const bench_values
     return terms;
 }
 
-static void verify_combine(verify *v, const bench_plan *plan, const bench_values *values, const void *y, int round, int exact, int chained) {
+static void verify_combine(verify *v, const bench_plan *plan, const bench_values *values, const void *y, int round,
+                           int exact, int chained) {
     const bench *b = v->b;
     double *sum = calloc((size_t)b->opt.hidden * 2, sizeof *sum), *mag = sum + b->opt.hidden;
     if (!sum)
@@ -157,7 +163,8 @@ static void verify_combine(verify *v, const bench_plan *plan, const bench_values
             if (got == sum[c])
                 continue;
             /* Not only must it be near: written so that a NaN is a fault. */
-            if (exact ? got == bench_round(b->ydtype, sum[c]) : fabs(got - sum[c]) <= verify_bound(b, terms, sum[c], mag[c], chained))
+            if (exact ? got == bench_round(b->ydtype, sum[c])
+                      : fabs(got - sum[c]) <= verify_bound(b, terms, sum[c], mag[c], chained))
                 continue;
             verify_fault(v, "combine: token %ld, column %ld (%d rows): %.9g, expected %.9g", t, c, terms, got, sum[c]);
         }
@@ -168,7 +175,8 @@ static void verify_combine(verify *v, const bench_plan *plan, const bench_values
 static void verify_counts(verify *v, const bench_ours *o, const bench_plan *plan) {
     const bench *b = v->b;
     int local = bench_local_experts(b);
-    long *send_rank = calloc((size_t)b->size + 1, sizeof(long)), *send_expert = calloc((size_t)b->opt.num_experts + 1, sizeof(long));
+    long *send_rank = calloc((size_t)b->size + 1, sizeof(long)),
+         *send_expert = calloc((size_t)b->opt.num_experts + 1, sizeof(long));
     unsigned char *in_rank = calloc((size_t)b->size + 1, 1);
     if (!send_rank || !send_expert || !in_rank)
         bench_die(b, "no memory to verify counts");
@@ -176,16 +184,20 @@ static void verify_counts(verify *v, const bench_ours *o, const bench_plan *plan
         verify_fault(v, "recv_total is %lld, expected %ld", (long long)o->recv_total, plan->rows);
     for (int r = 0; r < b->size; r++)
         if (o->recv_per_rank[r] != plan->per_rank[r])
-            verify_fault(v, "recv_per_rank[%d] is %lld, expected %ld", r, (long long)o->recv_per_rank[r], plan->per_rank[r]);
+            verify_fault(v, "recv_per_rank[%d] is %lld, expected %ld", r, (long long)o->recv_per_rank[r],
+                         plan->per_rank[r]);
     for (int e = 0; e < local; e++) {
         if (o->recv_per_expert[e] != plan->per_expert[e])
-            verify_fault(v, "recv_per_expert[%d] is %lld, expected %ld", e, (long long)o->recv_per_expert[e], plan->per_expert[e]);
+            verify_fault(v, "recv_per_expert[%d] is %lld, expected %ld", e, (long long)o->recv_per_expert[e],
+                         plan->per_expert[e]);
         if (o->cumulative[e] != plan->per_expert[e] + 3)
-            verify_fault(v, "cumulative[%d] is %lld, expected %ld", e, (long long)o->cumulative[e], plan->per_expert[e] + 3);
+            verify_fault(v, "cumulative[%d] is %lld, expected %ld", e, (long long)o->cumulative[e],
+                         plan->per_expert[e] + 3);
     }
     for (int e = 0; b->opt.layout == MPIX_EP_EXPERT && e <= local; e++)
         if (o->expert_offset[e] != plan->offset[e])
-            verify_fault(v, "expert_offset[%d] is %lld, expected %ld", e, (long long)o->expert_offset[e], plan->offset[e]);
+            verify_fault(v, "expert_offset[%d] is %lld, expected %ld", e, (long long)o->expert_offset[e],
+                         plan->offset[e]);
     for (long t = 0; t < plan->n; t++) {
         memset(in_rank, 0, (size_t)b->size);
         for (int j = 0; j < plan->k; j++)
@@ -203,14 +215,16 @@ static void verify_counts(verify *v, const bench_ours *o, const bench_plan *plan
             verify_fault(v, "send_per_rank[%d] is %lld, expected %ld", r, (long long)o->send_per_rank[r], send_rank[r]);
     for (int e = 0; e < b->opt.num_experts; e++)
         if (o->send_per_expert[e] != send_expert[e])
-            verify_fault(v, "send_per_expert[%d] is %lld, expected %ld", e, (long long)o->send_per_expert[e], send_expert[e]);
+            verify_fault(v, "send_per_expert[%d] is %lld, expected %ld", e, (long long)o->send_per_expert[e],
+                         send_expert[e]);
     free(in_rank);
     free(send_expert);
     free(send_rank);
 }
 
 static void verify_poison_ours(const bench *b, bench_ours *o, bench_buffers *buf) {
-    size_t room = (size_t)o->capacity + 1, k = (size_t)b->opt.topk, local = (size_t)bench_local_experts(b), size = (size_t)b->size;
+    size_t room = (size_t)o->capacity + 1, k = (size_t)b->opt.topk, local = (size_t)bench_local_experts(b),
+           size = (size_t)b->size;
     verify_poison(buf->out, room * b->row_bytes);
     verify_poison(buf->out_scales, room * b->scale_bytes);
     if (b->has_combine)
@@ -245,8 +259,10 @@ int bench_verify_ours(const bench *b, bench_ours *o, const bench_plan *plan, int
     }
     verify_counts(&v, o, plan);
     verify_dispatch(&v, plan, &got, round);
-    if (!verify_is((unsigned char *)buf->out + (size_t)plan->rows * b->row_bytes, VERIFY_POISON, guard * b->row_bytes) ||
-        (b->scale_bytes && !verify_is((unsigned char *)buf->out_scales + (size_t)plan->rows * b->scale_bytes, VERIFY_POISON, guard * b->scale_bytes)))
+    if (!verify_is((unsigned char *)buf->out + (size_t)plan->rows * b->row_bytes, VERIFY_POISON,
+                   guard * b->row_bytes) ||
+        (b->scale_bytes && !verify_is((unsigned char *)buf->out_scales + (size_t)plan->rows * b->scale_bytes,
+                                      VERIFY_POISON, guard * b->scale_bytes)))
         verify_fault(&v, "dispatch wrote beyond recv_total");
     if (b->has_combine) {
         bench_values values;
@@ -260,7 +276,8 @@ int bench_verify_ours(const bench *b, bench_ours *o, const bench_plan *plan, int
     return verify_agree(&v);
 }
 
-/* The baseline's partial sums on the experts' rank are rounded to the wire's dtype, so that only the bound can be asked of it. */
+/* The baseline's partial sums on the experts' rank are rounded to the wire's dtype, so that only the bound can be asked
+ * of it. */
 int bench_verify_base(const bench *b, bench_base *m, const bench_plan *plan, int round, int exact) {
     verify v = {b, "MPI baseline", 0};
     int expert = b->opt.layout == MPIX_EP_EXPERT;
@@ -274,8 +291,14 @@ int bench_verify_base(const bench *b, bench_base *m, const bench_plan *plan, int
     bench_base_dispatch(b, m, plan, phases);
     if (m->rows != plan->rows)
         verify_fault(&v, "%ld rows, expected %ld", m->rows, plan->rows);
-    verify_rows got = {expert ? m->out : m->recv, expert ? m->out_scales : m->recv + b->row_bytes, expert ? b->row_bytes : m->record,
-                       expert ? b->scale_bytes : m->record, NULL, NULL, NULL, b->opt.metadata ? m->weights : NULL};
+    verify_rows got = {expert ? m->out : m->recv,
+                       expert ? m->out_scales : m->recv + b->row_bytes,
+                       expert ? b->row_bytes : m->record,
+                       expert ? b->scale_bytes : m->record,
+                       NULL,
+                       NULL,
+                       NULL,
+                       b->opt.metadata ? m->weights : NULL};
     if (b->opt.metadata && !expert)
         got.local_ids = m->local_ids;
     if (!v.faults)
