@@ -12,6 +12,7 @@ cat <<EOF
     cblas          $mpix_sum_CBLAS
     jansson        $mpix_sum_JANSSON
     Check          $mpix_sum_CHECK
+    verbs          $mpix_sum_VERBS
     sanitizers     ${MPIX_SANITIZE:-none}
     warnings       `test "x$enable_werror" = xyes && echo "are errors" || echo "are shown"`
 

@@ -81,6 +81,21 @@ static const mpix_param_desc param_table[] = {
      "How peers of the same host are reached: by mapping their memory, or as if they were on another host.", FIELD(reach)},
     {"hosts", "int", "0..1000000", "0",
      "Splits the ranks of each host into so many virtual hosts, which do not map each other's memory; 0: hosts as they are.", FIELD(hosts)},
+    {"net_devices", "string", "names of verbs devices with or without :PORT, separated by commas", "",
+     "RDMA devices to use, lanes are spread over them in this order; empty: the best one, by address, speed and distance to this rank.",
+     FIELD(net_devices)},
+    {"gid_index", "int", "-1..65535", "-1", "Index of the GID in the port's table; -1: chosen by type and address, routable RoCE v2 first.",
+     FIELD(gid_index)},
+    {"net_mtu", "int", "0..65536", "0", "Upper bound of the MTU of RDMA connections in bytes; 0: the lower of both ports'.", FIELD(net_mtu)},
+    {"net_depth", "int", "8..16384", "128", "Operations that the send queue of an RDMA connection holds; the device may have less.",
+     FIELD(net_depth)},
+    {"net_timeout", "seconds", "greater than 0, at most 1e9", "10",
+     "How long an RDMA device repeats what a peer does not acknowledge before the connection is broken; also for a port that is down.",
+     FIELD(net_timeout)},
+    {"traffic_class", "int", "0..255", "0", "Traffic class of RDMA connections with a global header (RoCE).", FIELD(traffic_class)},
+    {"service_level", "int", "0..15", "0", "Service level of RDMA connections.", FIELD(service_level)},
+    {"ordered", "enum", "auto|yes|no", "auto",
+     "Whether RDMA writes of a connection are taken to be seen in order; auto: for devices that are known to keep it.", FIELD(ordered)},
 };
 
 enum { PARAM_COUNT = sizeof param_table / sizeof *param_table };

@@ -14,6 +14,7 @@ enum { MPIX_HUGE_NO, MPIX_HUGE_TRY };
 enum { MPIX_PROXY_CALLER, MPIX_PROXY_THREAD };
 enum { MPIX_SIGNAL_AUTO, MPIX_SIGNAL_ORDERED, MPIX_SIGNAL_COUNTED };
 enum { MPIX_REACH_AUTO, MPIX_REACH_FORCE_PROXIED };
+enum { MPIX_ORDERED_AUTO, MPIX_ORDERED_YES, MPIX_ORDERED_NO };
 enum { MPIX_PARAM_STRING = 256 }; /* room of every string, its terminator included */
 
 /* One field per parameter, in the order of the table. */
@@ -43,6 +44,14 @@ typedef struct mpix_params {
     size_t credit_bytes;  /* bytes that may be incomplete per lane, a longer operation goes alone; 0: no limit; default 16m */
     int reach;            /* auto | proxied: treat peers of the same host as not mappable */
     int hosts;            /* split the ranks of each host into so many virtual ones, 0: do not */
+    char net_devices[MPIX_PARAM_STRING]; /* verbs: devices to use, comma separated, "mlx5_0:1"; "": the best for this rank */
+    int gid_index;        /* verbs: index of the port's GID, -1: chosen by type and address */
+    int net_mtu;          /* verbs: upper bound of the path's MTU, 0: the lower of both ports' */
+    int net_depth;        /* verbs: operations per queue pair, default 128 */
+    double net_timeout;   /* verbs: how long the device repeats what is not acknowledged, seconds, default 10 */
+    int traffic_class;    /* verbs: of packets with a global header (RoCE) */
+    int service_level;    /* verbs */
+    int ordered;          /* auto | yes | no: whether the network is taken to keep the order of writes */
 } mpix_params;
 
 typedef struct mpix_param_desc {
