@@ -24,7 +24,7 @@ enum {
 typedef struct proxy_header {
     uint64_t off, value;
     uint32_t window, writes; /* writes: of the whole batch, this one included */
-    uint64_t pad;
+    uint32_t lane, turn;     /* turn: which signal of its lane it is */
 } proxy_header;
 
 /* A taken command, in its lane's ring until it is complete. */
@@ -32,6 +32,7 @@ typedef struct proxy_work {
     mpix_request request;
     uint64_t seq;
     uint32_t total, posted, complete; /* operations */
+    uint32_t turn;                    /* counted signal */
 } proxy_work;
 
 /*
@@ -43,6 +44,8 @@ typedef struct proxy_lane {
     uint64_t head, post, done;
     uint32_t ops;                           /* operations posted and incomplete */
     uint64_t bytes;
+    uint32_t signals;                       /* counted ones taken so far */
+    uint32_t arrived, held;                 /* counted signals from this peer: published so far, complete but not in turn */
     int active;                             /* in proxy->active: has something to post */
     _Alignas(64) _Atomic uint64_t admitted; /* commands that producers have been let through with */
     _Atomic uint64_t retired_seen;          /* producers' copy of retired */
@@ -57,7 +60,7 @@ typedef struct proxy_tx { /* per counter: the batch that is being taken */
 
 typedef struct proxy_rx { /* per counter: the batch that is arriving */
     uint32_t count;
-    int header;
+    uint8_t header, held; /* held: complete, to be published after earlier signals of its lane */
 } proxy_rx;
 
 typedef struct proxy_peer {

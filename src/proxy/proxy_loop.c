@@ -11,7 +11,9 @@
  *
  * The counted batch is complete when its header is there and the count has reached header.writes, which counts the header itself. Count and header
  * flag are cleared before the word is stored with release, and the source reuses a counter only after it knows that the word was seen: so no
- * arrival of the next batch can be counted to this one.
+ * arrival of the next batch can be counted to this one. Signals of a lane are published in the order in which they were queued, as the ordered form
+ * does by itself: a word may name the epoch through which all is there, and two batches with counters of their own may be complete in either order. A
+ * batch that is complete too early is held; its header stays in the table.
  */
 #include "config.h"
 
@@ -48,6 +50,7 @@ static int loop_count(mpix_proxy *proxy, proxy_peer *peer, proxy_work *work) {
         return -1;
     }
     r->writes = tx->writes + 1;
+    work->turn = peer->lanes[r->lane].signals++;
     tx->puts = tx->writes = 0;
     return 0;
 }
@@ -99,13 +102,16 @@ static uint64_t loop_op_len(const mpix_proxy *proxy, const proxy_work *work, uin
 }
 
 /* The word's place in our part of the peer's table; the mirror entry was filled before. */
-static void loop_header_op(mpix_proxy *proxy, proxy_peer *peer, const mpix_request *r, mpix_net_op *op) {
+static void loop_header_op(mpix_proxy *proxy, proxy_peer *peer, const proxy_work *work, mpix_net_op *op) {
+    const mpix_request *r = &work->request;
     proxy_header *header = proxy_mirror(proxy, peer, r->counter);
 
     header->off = r->roff;
     header->value = r->loff;
     header->window = r->rwin;
     header->writes = r->writes;
+    header->lane = r->lane;
+    header->turn = work->turn;
     op->kind = MPIX_NET_WRITE;
     op->mem = proxy->mem[PROXY_TABLE_WINDOW];
     op->local = header;
@@ -128,7 +134,7 @@ static void loop_make_op(mpix_proxy *proxy, proxy_peer *peer, const proxy_work *
         op->len = loop_op_len(proxy, work, i);
         op->counter = proxy->counted ? (int64_t)r->counter : -1;
     } else if (proxy->counted) {
-        loop_header_op(proxy, peer, r, op);
+        loop_header_op(proxy, peer, work, op);
     } else {
         op->kind = MPIX_NET_WORD;
         op->rmem = peer->rmem[r->rwin];
@@ -264,43 +270,82 @@ static int loop_poll(mpix_proxy *proxy) {
     return n > 0;
 }
 
-static void loop_publish(mpix_proxy *proxy, int rank, uint32_t counter, const proxy_header *header) {
-    if (header->window >= MPIX_PROXY_WINDOWS || header->off % 8 || proxy->bytes[header->window] < 8 ||
-        header->off > proxy->bytes[header->window] - 8) {
-        char text[128];
-        snprintf(text, sizeof text, "a signal names the word at %" PRIu64 " of window %u (counter %u)", header->off, header->window, counter);
-        proxy_latch(proxy, rank, MPIX_ERRK_INTERNAL, 0, text);
-        return;
-    }
-    atomic_store_explicit((_Atomic uint64_t *)(void *)(proxy->base[header->window] + header->off), header->value, memory_order_release);
+static proxy_header *loop_header(const mpix_proxy *proxy, const proxy_peer *peer, uint32_t counter) {
+    return proxy->table + (size_t)peer->slot * (size_t)proxy->counters + counter;
+}
+
+static int loop_header_valid(mpix_proxy *proxy, int rank, uint32_t counter, const proxy_header *header) {
+    char text[128];
+
+    if (header->lane < (uint32_t)proxy->nlanes && header->window < MPIX_PROXY_WINDOWS && header->off % 8 == 0 && proxy->bytes[header->window] >= 8 &&
+        header->off <= proxy->bytes[header->window] - 8)
+        return 1;
+    snprintf(text, sizeof text, "a signal names the word at %" PRIu64 " of window %u on lane %u (counter %u)", header->off, header->window, header->lane,
+             counter);
+    proxy_latch(proxy, rank, MPIX_ERRK_INTERNAL, 0, text);
+    return 0;
+}
+
+static void loop_publish(mpix_proxy *proxy, proxy_peer *peer, uint32_t counter) {
+    const proxy_header header = *loop_header(proxy, peer, counter);
+    proxy_rx *rx = &peer->rx[counter];
+
+    rx->count = 0;
+    rx->header = rx->held = 0;
+    peer->lanes[header.lane].arrived++;
+    /* From here on the source may use the counter, and its place in the table, again. */
+    atomic_store_explicit((_Atomic uint64_t *)(void *)(proxy->base[header.window] + header.off), header.value, memory_order_release);
     proxy->publish = 1;
+}
+
+/* Those that waited for the one that was just published. Networks that keep order hold nothing. */
+static void loop_publish_held(mpix_proxy *proxy, proxy_peer *peer, uint32_t lane) {
+    int again = peer->lanes[lane].held > 0;
+
+    while (again) {
+        again = 0;
+        for (uint32_t c = 0; c < (uint32_t)proxy->counters && peer->lanes[lane].held > 0; c++) {
+            const proxy_header *header = loop_header(proxy, peer, c);
+            if (peer->rx[c].held && header->lane == lane && header->turn == peer->lanes[lane].arrived) {
+                peer->lanes[lane].held--;
+                loop_publish(proxy, peer, c);
+                again = 1;
+            }
+        }
+    }
 }
 
 static void loop_arrive(mpix_proxy *proxy, const mpix_net_arrival *arrival) {
     proxy_peer *peer = &proxy->peers[arrival->peer];
     uint32_t counters = (uint32_t)proxy->counters, counter = arrival->counter < counters ? arrival->counter : arrival->counter - counters;
-    const proxy_header *place;
-    proxy_header header;
+    const proxy_header *header;
     proxy_rx *rx;
 
-    if (!peer->lanes || counter >= counters) {
-        if (peer->lanes)
-            proxy_latch(proxy, arrival->peer, MPIX_ERRK_INTERNAL, 0, "a write arrived with a counter that does not exist");
+    if (!peer->rx || counter >= counters) {
+        proxy_latch(proxy, arrival->peer, MPIX_ERRK_INTERNAL, 0, "a write arrived with a counter that does not exist");
         return;
     }
     rx = &peer->rx[counter];
     rx->count++;
     if (arrival->counter >= counters)
         rx->header = 1;
-    if (!rx->header)
+    header = loop_header(proxy, peer, counter);
+    if (!rx->header || rx->count < header->writes)
         return;
-    place = proxy->table + (size_t)peer->slot * counters + counter;
-    if (rx->count < place->writes)
+    if (rx->held || rx->count > header->writes) {
+        proxy_latch(proxy, arrival->peer, MPIX_ERRK_INTERNAL, 0, "more writes arrived for a counter than its batch has");
         return;
-    header = *place;
-    rx->count = 0;
-    rx->header = 0;
-    loop_publish(proxy, arrival->peer, counter, &header);
+    }
+    if (!loop_header_valid(proxy, arrival->peer, counter, header))
+        return;
+    if (header->turn != peer->lanes[header->lane].arrived) {
+        rx->held = 1;
+        peer->lanes[header->lane].held++;
+        return;
+    }
+    uint32_t lane = header->lane; /* the header belongs to the source again once it is published */
+    loop_publish(proxy, peer, counter);
+    loop_publish_held(proxy, peer, lane);
 }
 
 static int loop_arrivals(mpix_proxy *proxy) {

@@ -76,8 +76,9 @@ static void state_dump_peer(const mpix_proxy *proxy, int rank) {
         const proxy_rx *rx = &peer->rx[c];
         const proxy_header *header = proxy->table + (size_t)peer->slot * (size_t)proxy->counters + (size_t)c;
         if (rx->count)
-            mpix_log(MPIX_LOG_WARN, "proxy: from rank %d counter %d: %u writes have arrived of %s%.0u", rank, c, rx->count,
-                     rx->header ? "" : "an unknown number, no header", rx->header ? header->writes : 0);
+            mpix_log(MPIX_LOG_WARN, "proxy: from rank %d counter %d: %u writes have arrived, %s%u are awaited%s", rank, c, rx->count,
+                     rx->header ? "" : "the header has not; at least ", rx->header ? header->writes : rx->count + 1,
+                     rx->held ? "; an earlier signal of the lane is missing" : "");
     }
 }
 
