@@ -156,7 +156,7 @@ static void reroute(lane *l)
     free(ids);
 }
 
-static int make_context(t_ctx *ctx, int layout, const char *progress)
+static int make_context(t_ctx *ctx, int layout, const char *progress, const char *stores)
 {
     MPI_Info info;
     memset(ctx, 0, sizeof *ctx);
@@ -171,19 +171,20 @@ static int make_context(t_ctx *ctx, int layout, const char *progress)
     ctx->config.timeout_s = 60;
     MPI_Info_create(&info);
     MPI_Info_set(info, "mpix_ep_progress", progress);
+    MPI_Info_set(info, "mpix_ep_stores", stores);
     int ok = CHECK_OK(MPIX_Ep_create(MPI_COMM_WORLD, &ctx->config, info, &ctx->ep));
     MPI_Info_free(&info);
     return ok;
 }
 
-static void many_calls(int layout, const char *progress, long rounds)
+static void many_calls(int layout, const char *progress, const char *stores, long rounds)
 {
     t_ctx ctx;
     lane lanes[HANDLES];
     slot slots[FLIGHT];
     size_t most = (size_t)t_size * TOKENS * TOPK + 2 * 3 * (size_t)t_size + 2;
     char *direct = NULL;
-    if (!make_context(&ctx, layout, progress))
+    if (!make_context(&ctx, layout, progress, stores))
         return;
     /* Half of the outputs and combine's rows lie where peers reach them. */
     CHECK_OK(MPIX_Ep_alloc(ctx.ep, (MPI_Count)(FLIGHT * 2 * most * WORDS * 8), MPI_INFO_NULL, &direct));
@@ -202,7 +203,7 @@ static void many_calls(int layout, const char *progress, long rounds)
     for (long round = 0; round < rounds; round++) {
         lane *l = &lanes[t_range(&common, 0, HANDLES - 1)];
         slot *s = &slots[round % FLIGHT];
-        t_where("layout %d, progress %s, round %ld", layout, progress, round);
+        t_where("layout %d, progress %s, %s stores, round %ld", layout, progress, stores, round);
         if (s->plan)
             finish_all(slots);
         if (round % 97 == 96) {
@@ -233,6 +234,56 @@ static void many_calls(int layout, const char *progress, long rounds)
     }
     CHECK_OK(MPIX_Ep_free(&ctx.ep));
     t_plans_free();
+}
+
+/* The last bytes of a row, looked at as soon as the call returns: a signal that overtakes streaming stores shows here first. */
+static void fresh_rows(long rounds)
+{
+    enum { LONG = 2048 };
+    t_ctx ctx;
+    t_handle h;
+    uint64_t *x = malloc(LONG * 8), *out = NULL;
+    int64_t id = (t_rank + 1) % t_size;
+    MPI_Info info;
+    t_where("fresh rows");
+    memset(&ctx, 0, sizeof ctx);
+    MPIX_INIT(&ctx.config);
+    ctx.config.max_topk = 1;
+    ctx.config.num_experts = t_size;
+    ctx.config.max_tokens = 1;
+    ctx.config.max_row_bytes = LONG * 8;
+    ctx.config.timeout_s = 60;
+    MPI_Info_create(&info);
+    MPI_Info_set(info, "mpix_ep_stores", "streaming");
+    MPI_Info_set(info, "mpix_ep_spin_us", "1000");
+    if (!CHECK_OK(MPIX_Ep_create(MPI_COMM_WORLD, &ctx.config, info, &ctx.ep)))
+        return;
+    MPI_Info_free(&info);
+    CHECK_OK(MPIX_Ep_alloc(ctx.ep, LONG * 8, MPI_INFO_NULL, &out));
+    t_handle_init(&h, &ctx);
+    t_call_run(t_call_route(&h, 1, 1, &id, 32, &own), 1);
+    for (long round = 1; round <= rounds; round++) {
+        MPIX_Ep_dispatch_in in;
+        MPIX_Ep_dispatch_out to;
+        int words = (int)t_range(&common, 1, LONG);
+        MPIX_INIT(&in);
+        MPIX_INIT(&to);
+        for (int w = 0; w < words; w++)
+            x[w] = (uint64_t)round << 20 | (uint64_t)w;
+        in.hidden = words;
+        in.x = (MPIX_Ep_rows){.data = x, .dtype = MPIX_EP_F64};
+        to.x.data = out;
+        to.capacity_rows = 1;
+        int code = MPIX_Ep_dispatch(h.h, &in, &to);
+        int w = words - 1;
+        while (w >= 0 && *(volatile uint64_t *)&out[w] == ((uint64_t)round << 20 | (uint64_t)w))
+            w--;
+        if (!CHECK(code == MPI_SUCCESS && w < 0, "round %ld: code %d, word %d of %d is old", round, code, w, words))
+            break;
+    }
+    CHECK_OK(MPIX_Ep_free(&ctx.ep));
+    t_plans_free();
+    free(x);
 }
 
 static int count_fds(void)
@@ -272,7 +323,7 @@ static void many_contexts(long contexts)
         void *base;
         t_where("context %ld of %ld", i, contexts);
         t_watchdog(60);
-        if (!make_context(&ctx, i % 2 ? MPIX_EP_EXPERT : MPIX_EP_COMPACT, i % 3 ? "caller" : "thread"))
+        if (!make_context(&ctx, i % 2 ? MPIX_EP_EXPERT : MPIX_EP_COMPACT, i % 3 ? "caller" : "thread", "auto"))
             return;
         CHECK_OK(MPIX_Ep_alloc(ctx.ep, 100000, MPI_INFO_NULL, &base));
         t_handle_init(&h, &ctx);
@@ -306,9 +357,11 @@ int main(int argc, char **argv)
     common.s = t_hash2(seed, 1);
     own.s = t_hash2(t_hash2(seed, 2), (uint64_t)t_rank);
     for (int layout = MPIX_EP_COMPACT; layout <= MPIX_EP_EXPERT; layout++) {
-        many_calls(layout, "caller", rounds);
-        many_calls(layout, "thread", rounds / 4);
+        many_calls(layout, "caller", "ordinary", rounds);
+        many_calls(layout, "caller", "streaming", rounds); /* whose order is the library's business */
+        many_calls(layout, "thread", "streaming", rounds / 4);
     }
+    fresh_rows(rounds * 4);
     many_contexts(contexts);
     return t_end();
 }

@@ -14,7 +14,7 @@ int e_expect(const char *file, int line, int code, int kind, const char *arg, co
 int e_expect_remote(const char *file, int line, int code, int rank);
 
 /* A context for the faults: both layouts, two experts a rank. overflow: MPIX_EP_OVERFLOW_*. info may be MPI_INFO_NULL. */
-enum { E_TOPK = 3, E_TOKENS = 5, E_MAX_TOKENS = 8, E_MAX_TOPK = 7, E_HIDDEN = 24, E_ROW_BYTES = 64 };
+enum { E_TOPK = 3, E_TOKENS = 5, E_MAX_TOKENS = 8, E_MAX_TOPK = 63, E_HIDDEN = 24, E_ROW_BYTES = 64 };
 void e_config(MPIX_Ep_config *config, int layout);
 int e_create(t_ctx *ctx, int layout, MPI_Info info);
 void e_destroy(t_ctx *ctx);

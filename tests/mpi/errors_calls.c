@@ -24,7 +24,7 @@ typedef struct {
     X(r_tokens_negative, 0, ARG, "routing.num_tokens", "-1", "8", r->num_tokens = -1)                                       \
     X(r_tokens_many, 0, ARG, "routing.num_tokens", "9", "8", r->num_tokens = E_MAX_TOKENS + 1)                              \
     X(r_topk_negative, 0, ARG, "routing.topk", "-3", NULL, r->topk = -3)                                                    \
-    X(r_topk_many, 0, ARG, "routing.topk", "8", NULL, r->topk = E_MAX_TOPK + 1)                                             \
+    X(r_topk_many, 0, ARG, "routing.topk", "64", "63", r->topk = E_MAX_TOPK + 1)                                             \
     X(r_topk_experts, 0, ARG, "routing.topk", experts1, experts0, r->topk = (int)c->handle->ctx->config.num_experts + 1)    \
     X(r_idx_bits, 0, ARG, "routing.idx_bits", "16", "64", r->idx_bits = 16)                                                 \
     X(r_ids_null, 0, ARG, "routing.ids", "NULL", NULL, r->ids = NULL)                                                       \

@@ -249,6 +249,20 @@ static void window_size(void)
     EXPECT(MPIX_Ep_window_size(&c, 4, 2, NULL), MPIX_ERRK_ARG, "bytes", "NULL");
     if (CHECK_OK(MPIX_Ep_window_size(&c, 4, 4, &bytes)))
         CHECK(bytes >= 2 * 4 * E_MAX_TOKENS * E_ROW_BYTES, "window_size %lld is less than its rows", (long long)bytes);
+    for (int layout = MPIX_EP_COMPACT; layout <= MPIX_EP_EXPERT; layout++)
+        for (int ranks = 1; ranks < 70; ranks = ranks * 2 + 1) { /* the bound in the header, with 64 handles */
+            MPI_Count rows = 12345, depth = 2;
+            e_config(&c, layout);
+            c.num_experts = 100;
+            c.max_recv_rows = rows;
+            MPI_Count bound = depth * (rows * (E_ROW_BYTES + 40 + 8 * E_MAX_TOPK) + 8192) +
+                              64 * (MPI_Count)ranks * ((100 + ranks) * 8 + depth * 520 + 256) + 4096;
+            if (CHECK_OK(MPIX_Ep_window_size(&c, ranks, 1, &bytes)))
+                CHECK(bytes > depth * rows * E_ROW_BYTES && bytes <= bound, "layout %d, %d ranks: %lld bytes, bound %lld", layout, ranks,
+                      (long long)bytes, (long long)bound);
+        }
+    e_config(&c, MPIX_EP_COMPACT);
+    CHECK_OK(MPIX_Ep_window_size(&c, 4, 4, &bytes));
     c.depth = 4;
     if (CHECK_OK(MPIX_Ep_window_size(&c, 4, 4, &more)))
         CHECK(more > bytes, "window_size does not grow with depth: %lld, %lld", (long long)bytes, (long long)more);
