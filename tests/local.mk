@@ -32,6 +32,7 @@ UNIT_TESTS =
 include tests/unit/base.mk
 include tests/unit/rows.mk
 include tests/unit/coll.mk
+include tests/unit/proxy.mk
 include tests/mpi/local.mk
 
 if !HAVE_CHECK

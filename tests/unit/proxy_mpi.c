@@ -1,0 +1,507 @@
+/*
+ * proxy_mpi.c - the proxy between ranks: batches of puts of all sizes and alignments, ended by signals, in both forms, with several lanes and batches in
+ * flight, run by the caller and by a thread, with queues and credit so small that every full path is taken.
+ *
+ * usage: proxy_mpi [TRANSPORT [ROUNDS]]       all of it, over shmem if nothing is said
+ *        proxy_mpi --case killed|stopped [--progress caller|thread]
+ *                                             the last rank but one is killed; survivors get its error and leave by _exit
+ *
+ * What a batch writes is a function of (source, destination, lane, epoch), so the receiver knows it: the whole region is compared, what the puts
+ * leave out included. A region, with its counter, carries one batch at a time: the receiver answers by a signal with a counter of its own.
+ */
+#include "config.h"
+
+#include <dirent.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "mem/shared.h"
+#include "mpi_check.h"
+#include "proxy/proxy.h"
+
+enum { BANKS = 3, REGION = 40000, SLACK = 16, PUTS = 12, TIMEOUT_S = 60 };
+enum { WIN_SOURCE = 1, WIN_TARGET = 3, WIN_WORDS = 0 };
+
+typedef struct put {
+    uint64_t loff, roff, len;
+} put;
+
+typedef struct batch {
+    int n;
+    put puts[PUTS];
+} batch;
+
+/* One direction of a pair on a lane. */
+typedef struct stream {
+    batch out;              /* of epoch `sent` + 1, while it is being queued */
+    int building, next;
+    uint64_t sent, received, answered; /* epochs: signalled, verified, for which the answer is queued */
+    uint64_t seq[BANKS];    /* number of the signal that last used the bank */
+    uint64_t answer;        /* number of the last answer */
+} stream;
+
+static mpix_boot *boot;
+static mpix_params params;
+static mpix_proxy *proxy;
+static mpix_doorbell bell;
+static int lanes;
+static char *source, *target, *image;
+static uint64_t *words; /* [peer][lane][2]: data, answer; one writer each */
+static size_t memory_bytes, words_bytes;
+static stream *streams;
+
+static uint64_t mix(uint64_t x) {
+    x ^= x >> 30;
+    x *= 0xbf58476d1ce4e5b9u;
+    x ^= x >> 27;
+    x *= 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+static uint64_t key_of(int src, int dst, int lane, uint64_t epoch) {
+    return mix(mix((uint64_t)src << 40 | (uint64_t)dst << 20 | (uint64_t)lane) + epoch);
+}
+
+static size_t region_at(int peer, int lane, uint64_t epoch) {
+    return (((size_t)peer * (size_t)lanes + (size_t)lane) * BANKS + epoch % BANKS) * (REGION + SLACK);
+}
+
+static size_t word_at(int peer, int lane, int answer) {
+    return (((size_t)peer * (size_t)lanes + (size_t)lane) * 2 + (size_t)answer) * 8;
+}
+
+static uint64_t word(int peer, int lane, int answer) {
+    return atomic_load_explicit((_Atomic uint64_t *)(void *)((char *)words + word_at(peer, lane, answer)), memory_order_acquire);
+}
+
+/* Disjoint pieces of the region, some empty, some aligned, with gaps. */
+static void batch_make(batch *b, uint64_t key) {
+    uint64_t at = 0, style;
+
+    b->n = 0;
+    for (int i = 0; i < PUTS; i++) {
+        uint64_t r = mix(key + (uint64_t)i), len;
+        style = r % 8;
+        len = style == 0 ? 0 : style < 4 ? 16 * (r >> 8 & 63) : style < 6 ? (r >> 8) % 100 : style == 6 ? (r >> 8) % 3000 : (r >> 8) % 20000;
+        at += style < 4 ? (16 - at % 16) % 16 : r >> 32 & 7;
+        if (at + len > REGION || (r >> 60) == 0)
+            break;
+        b->puts[b->n++] = (put){at + (style == 5 ? r >> 40 & 15 : 0), at, len};
+        at += len + (style == 5 ? SLACK : 0); /* the shifted source of this one does not reach into the next */
+    }
+}
+
+static char content(uint64_t key, uint64_t at) {
+    return (char)(mix(key ^ at / 8) >> 8 * (at % 8));
+}
+
+static void fill(char *to, uint64_t key, uint64_t from, uint64_t len) {
+    for (uint64_t i = 0; i < len; i++)
+        to[i] = content(key, from + i);
+}
+
+/* ---- one rank's part -------------------------------------------------------------------------------------------------------- */
+
+static int data_counter(int lane, uint64_t epoch) {
+    return lane * BANKS + (int)(epoch % BANKS);
+}
+
+static int answer_counter(int lane, uint64_t epoch) {
+    return lanes * BANKS + data_counter(lane, epoch);
+}
+
+/* Queues as much of the next batch as there is room for. Returns 1 if something was queued, -kind if the peer has failed. */
+static int stream_send(stream *s, int peer, int lane, uint64_t rounds) {
+    uint64_t epoch = s->sent + 1, key = key_of(boot->rank, peer, lane, epoch), seq;
+    size_t local = region_at(peer, lane, epoch), remote = region_at(boot->rank, lane, epoch);
+    int done = 0, queued;
+
+    if (!s->building) {
+        /* The peer has verified what was in the bank, and our own memory is not being read any more. */
+        if (s->sent == rounds || (epoch > BANKS && word(peer, lane, 1) < epoch - BANKS) ||
+            (s->seq[epoch % BANKS] && mpix_proxy_completed(proxy, peer, lane) < s->seq[epoch % BANKS]))
+            return 0;
+        batch_make(&s->out, key);
+        for (int i = 0; i < s->out.n; i++)
+            fill(source + local + s->out.puts[i].loff, key, s->out.puts[i].roff, s->out.puts[i].len);
+        s->building = 1;
+        s->next = 0;
+    }
+    for (; s->next < s->out.n; s->next++, done = 1) {
+        const put *p = &s->out.puts[s->next];
+        queued = mpix_proxy_put(proxy, peer, lane, WIN_SOURCE, local + p->loff, WIN_TARGET, remote + p->roff, p->len,
+                                (uint32_t)data_counter(lane, epoch), &seq);
+        if (queued <= 0)
+            return queued < 0 ? queued : done;
+    }
+    queued = mpix_proxy_signal(proxy, peer, lane, WIN_WORDS, word_at(boot->rank, lane, 0), epoch, (uint32_t)data_counter(lane, epoch),
+                               (uint32_t)s->out.n, &seq);
+    if (queued <= 0)
+        return queued < 0 ? queued : done;
+    s->seq[epoch % BANKS] = seq;
+    s->building = 0;
+    s->sent = epoch;
+    return 1;
+}
+
+static void stream_verify(int peer, int lane, uint64_t epoch) {
+    uint64_t key = key_of(peer, boot->rank, lane, epoch);
+    char *region = target + region_at(peer, lane, epoch);
+    batch b;
+
+    batch_make(&b, key);
+    memset(image, 0x5a, REGION);
+    for (int i = 0; i < b.n; i++)
+        fill(image + b.puts[i].roff, key, b.puts[i].roff, b.puts[i].len);
+    CHECK(memcmp(image, region, REGION) == 0, "rank %d from %d lane %d epoch %llu: %d puts", boot->rank, peer, lane, (unsigned long long)epoch, b.n);
+    memset(region, 0x5a, REGION);
+}
+
+static int stream_receive(stream *s, int peer, int lane) {
+    uint64_t there = word(peer, lane, 0), seq;
+    int done = 0, queued;
+
+    CHECK(there >= s->received, "rank %d from %d lane %d: the word went back to %llu", boot->rank, peer, lane, (unsigned long long)there);
+    while (s->received < there) {
+        stream_verify(peer, lane, ++s->received);
+        done = 1;
+    }
+    while (s->answered < s->received) {
+        queued = mpix_proxy_signal(proxy, peer, lane, WIN_WORDS, word_at(boot->rank, lane, 1), s->answered + 1,
+                                   (uint32_t)answer_counter(lane, s->answered + 1), 0, &seq);
+        if (queued <= 0)
+            return queued < 0 ? queued : done;
+        s->answered++;
+        s->answer = seq;
+        done = 1;
+    }
+    return done;
+}
+
+/* All streams until everything is through. Returns 0, or the kind of the first failure. */
+static int exchange(uint64_t rounds) {
+    uint64_t start = mpix_clock_ns();
+    mpix_wait wait;
+    int open = 1;
+
+    mpix_wait_start(&wait, mpix_proxy_threaded(proxy) && mpix_proxy_counted(proxy) ? &bell : NULL, -1, 1);
+    while (open) {
+        int done = 0;
+        open = 0;
+        for (int i = 0; i < boot->size * lanes; i++) {
+            int peer = i / lanes, lane = i % lanes, sent, received;
+            stream *s = &streams[i];
+            if (peer == boot->rank)
+                continue;
+            sent = stream_send(s, peer, lane, rounds);
+            received = stream_receive(s, peer, lane);
+            if (sent < 0 || received < 0)
+                return sent < 0 ? -sent : -received;
+            done |= sent | received;
+            open |= s->sent < rounds || s->answered < rounds || word(peer, lane, 1) < rounds ||
+                    mpix_proxy_completed(proxy, peer, lane) < s->answer;
+        }
+        done |= mpix_proxy_step(proxy);
+        if (mpix_clock_ns() - start > (uint64_t)TIMEOUT_S * 1000000000u) {
+            CHECK(0, "rank %d: not done after %d s", boot->rank, TIMEOUT_S);
+            mpix_proxy_dump(proxy);
+            return MPIX_ERRK_TIMEOUT;
+        }
+        if (!done && open) {
+            mpix_wait_pause(&wait);
+        } else {
+            mpix_wait_end(&wait);
+            mpix_wait_start(&wait, wait.bell, -1, 1);
+        }
+    }
+    mpix_wait_end(&wait);
+    return 0;
+}
+
+/* ---- set-up ------------------------------------------------------------------------------------------------------------------ */
+
+static void *memory_get(size_t bytes, int mapped) {
+    void *p = NULL;
+
+    if (mapped)
+        return mpix_mem_shared_alloc(bytes, &p) == 0 ? p : NULL;
+    return calloc(1, bytes);
+}
+
+static void memory_put(void *p, int mapped) {
+    if (mapped)
+        mpix_mem_shared_free(p);
+    else
+        free(p);
+}
+
+static int setup(int mapped) {
+    unsigned char *want = malloc((size_t)boot->size);
+    int kind;
+
+    lanes = params.lanes;
+    for (int r = 0; r < boot->size; r++)
+        want[r] = r != boot->rank;
+    kind = mpix_proxy_create(boot, &params, want, 2 * BANKS * lanes, &bell, &proxy);
+    free(want);
+    if (kind)
+        return kind;
+    memory_bytes = (size_t)boot->size * (size_t)lanes * BANKS * (REGION + SLACK);
+    words_bytes = (size_t)boot->size * (size_t)lanes * 16;
+    source = memory_get(memory_bytes, mapped);
+    target = memory_get(memory_bytes, mapped);
+    words = memory_get(words_bytes, mapped);
+    image = malloc(REGION);
+    streams = calloc((size_t)(boot->size * lanes), sizeof *streams);
+    memset(target, 0x5a, memory_bytes);
+    kind = mpix_proxy_window(proxy, WIN_SOURCE, source, memory_bytes);
+    if (!kind)
+        kind = mpix_proxy_window(proxy, WIN_TARGET, target, memory_bytes);
+    if (!kind)
+        kind = mpix_proxy_window(proxy, WIN_WORDS, words, words_bytes);
+    return kind;
+}
+
+static void teardown(int mapped) {
+    mpix_proxy_free(proxy);
+    memory_put(source, mapped);
+    memory_put(target, mapped);
+    memory_put(words, mapped);
+    free(image);
+    free(streams);
+    proxy = NULL;
+    source = target = image = NULL;
+    words = NULL;
+    streams = NULL;
+}
+
+/* settings: "name=value name=value" */
+static void apply(const char *settings) {
+    char copy[512], *save = NULL;
+
+    snprintf(copy, sizeof copy, "%s", settings);
+    for (char *word = strtok_r(copy, " ", &save); word; word = strtok_r(NULL, " ", &save)) {
+        char *eq = strchr(word, '=');
+        *eq = '\0';
+        CHECK(mpix_params_set(&params, word, eq + 1) == 0, "%s=%s", word, eq + 1);
+    }
+}
+
+static void run(const char *settings, int mapped, uint64_t rounds) {
+    mpix_params saved = params;
+    uint64_t messages = 0, bytes = 0, start = mpix_clock_ns();
+    int kind;
+
+    apply(settings);
+    kind = setup(mapped);
+    CHECK(kind == 0, "rank %d: %s: %s", boot->rank, settings, mpix_error_tls()->text);
+    if (!kind) {
+        kind = exchange(rounds);
+        CHECK(kind == 0, "rank %d: %s: %s", boot->rank, settings, mpix_error_tls()->text);
+        for (int r = 0; r < boot->size; r++) {
+            CHECK(mpix_proxy_failed(proxy, r, NULL) == 0, "rank %d says that %d failed", boot->rank, r);
+            if (r == boot->rank)
+                continue;
+            mpix_proxy_counts(proxy, r, &messages, &bytes);
+            CHECK(messages >= 2 * rounds, "rank %d to %d: %llu messages", boot->rank, r, (unsigned long long)messages);
+        }
+        MPI_Barrier(MPI_COMM_WORLD);
+        teardown(mapped);
+    }
+    if (boot->rank == 0)
+        printf("%-9s %-8s %6.0f ms  %s\n", kind ? "FAILED" : "ok", mapped ? "mapped" : "ordinary", (double)(mpix_clock_ns() - start) / 1e6, settings);
+    params = saved;
+}
+
+/* ---- refusals ---------------------------------------------------------------------------------------------------------------- */
+
+static int create_kind(const char *settings, int counters) {
+    mpix_params saved = params;
+    unsigned char *want = malloc((size_t)boot->size);
+    mpix_proxy *p = NULL;
+    int kind;
+
+    apply(settings);
+    for (int r = 0; r < boot->size; r++)
+        want[r] = r != boot->rank;
+    kind = mpix_proxy_create(boot, &params, want, counters, NULL, &p);
+    if (!kind)
+        mpix_proxy_free(p);
+    CHECK(kind == 0 || p == NULL, "an output was set on failure");
+    free(want);
+    params = saved;
+    return kind;
+}
+
+static void refusals(void) {
+    int last = boot->rank == boot->size - 1, kind;
+
+    mpix_log_configure(MPIX_LOG_NONE, "");
+    kind = create_kind("transport=pigeon", 4);
+    CHECK(kind == MPIX_ERRK_UNSUPPORTED && strstr(mpix_error_tls()->text, "pigeon"), "%d: %s", kind, mpix_error_tls()->text);
+    kind = create_kind("lanes=1", 65536);
+    CHECK(kind == MPIX_ERRK_UNSUPPORTED && strstr(mpix_error_tls()->text, "65536"), "%d: %s", kind, mpix_error_tls()->text);
+    if (boot->size > 1) {
+        kind = create_kind(last ? "lanes=2" : "lanes=1", 4);
+        CHECK(kind == MPIX_ERRK_ARG && strstr(mpix_error_tls()->text, "mpix_ep_lanes"), "%d: %s", kind, mpix_error_tls()->text);
+        kind = create_kind(last ? "signal=counted" : "signal=auto", 4);
+        CHECK(kind == MPIX_ERRK_ARG && strstr(mpix_error_tls()->text, "mpix_ep_signal"), "%d: %s", kind, mpix_error_tls()->text);
+        kind = create_kind("transport=shmem", last ? 5 : 4);
+        CHECK(kind == MPIX_ERRK_ARG, "%d: %s", kind, mpix_error_tls()->text);
+        kind = create_kind("transport=shmem", last ? 65536 : 4);
+        CHECK(kind == (last ? MPIX_ERRK_UNSUPPORTED : MPIX_ERRK_REMOTE), "%d: %s", kind, mpix_error_tls()->text);
+        kind = create_kind(last ? "transport=null" : "transport=shmem", 4);
+        CHECK(kind == MPIX_ERRK_ARG && strstr(mpix_error_tls()->text, "shmem"), "%d: %s", kind, mpix_error_tls()->text);
+    }
+    mpix_log_configure(params.log_level, params.log_file);
+    CHECK(create_kind("transport=shmem", 0) == 0, "%s", mpix_error_tls()->text);
+}
+
+static int count_fds(void) {
+    DIR *dir = opendir("/proc/self/fd");
+    int n = 0;
+
+    while (dir && readdir(dir))
+        n++;
+    if (dir)
+        closedir(dir);
+    return n;
+}
+
+static int count_maps(void) {
+    FILE *file = fopen("/proc/self/maps", "r");
+    char line[512];
+    int n = 0;
+
+    while (file && fgets(line, sizeof line, file))
+        n += strstr(line, "/memfd:mpix-ep") != NULL;
+    if (file)
+        fclose(file);
+    return n;
+}
+
+/* Arguments that no correct caller gives: refused, and nothing is queued. */
+static void misuse(void) {
+    uint64_t seq = 77;
+    int peer = (boot->rank + 1) % boot->size;
+
+    mpix_log_configure(MPIX_LOG_NONE, "");
+    CHECK(mpix_proxy_put(proxy, boot->rank, 0, WIN_SOURCE, 0, WIN_TARGET, 0, 1, 0, &seq) == -MPIX_ERRK_INTERNAL, "own rank");
+    CHECK(mpix_proxy_put(proxy, boot->size, 0, WIN_SOURCE, 0, WIN_TARGET, 0, 1, 0, &seq) == -MPIX_ERRK_INTERNAL, "no rank");
+    CHECK(mpix_proxy_put(proxy, peer, lanes, WIN_SOURCE, 0, WIN_TARGET, 0, 1, 0, &seq) == -MPIX_ERRK_INTERNAL, "no lane");
+    CHECK(mpix_proxy_put(proxy, peer, 0, 6, 0, WIN_TARGET, 0, 1, 0, &seq) == -MPIX_ERRK_INTERNAL, "no local window");
+    CHECK(mpix_proxy_put(proxy, peer, 0, WIN_SOURCE, 0, 6, 0, 1, 0, &seq) == -MPIX_ERRK_INTERNAL, "no remote window");
+    CHECK(mpix_proxy_put(proxy, peer, 0, WIN_SOURCE, memory_bytes, WIN_TARGET, 0, 1, 0, &seq) == -MPIX_ERRK_INTERNAL, "local end");
+    CHECK(mpix_proxy_put(proxy, peer, 0, WIN_SOURCE, 0, WIN_TARGET, UINT64_MAX, 2, 0, &seq) == -MPIX_ERRK_INTERNAL, "remote end");
+    CHECK(mpix_proxy_put(proxy, peer, 0, WIN_SOURCE, 0, WIN_TARGET, 0, memory_bytes + 1, 0, &seq) == -MPIX_ERRK_INTERNAL, "length");
+    CHECK(mpix_proxy_signal(proxy, peer, 0, WIN_WORDS, 4, 1, 0, 0, &seq) == -MPIX_ERRK_INTERNAL, "alignment");
+    CHECK(mpix_proxy_signal(proxy, peer, 0, WIN_WORDS, words_bytes, 1, 0, 0, &seq) == -MPIX_ERRK_INTERNAL, "word");
+    CHECK(seq == 77, "a number was given");
+    mpix_log_configure(params.log_level, params.log_file);
+}
+
+/* Cycles of creation, in turn with a few batches; windows are registered again under the same numbers. */
+static void cycles(int n) {
+    int fds = -1, maps = -1;
+
+    for (int i = 0; i < n; i++) {
+        mpix_params saved = params;
+        int kind;
+        apply(i % 4 == 0 ? "proxy=thread signal=counted" : i % 4 == 1 ? "signal=counted" : i % 4 == 2 ? "proxy=thread" : "lanes=2");
+        kind = setup(1);
+        CHECK(kind == 0, "cycle %d: %s", i, mpix_error_tls()->text);
+        if (kind)
+            return;
+        if (i % 20 == 0) {
+            if (boot->size > 1)
+                misuse();
+            CHECK(exchange(1) == 0, "cycle %d: %s", i, mpix_error_tls()->text);
+            kind = mpix_proxy_window(proxy, WIN_SOURCE, i % 40 ? source : NULL, i % 40 ? memory_bytes : 0);
+            CHECK(kind == 0, "cycle %d: %s", i, mpix_error_tls()->text);
+        }
+        teardown(1);
+        params = saved;
+        if (i == 3) {
+            fds = count_fds();
+            maps = count_maps();
+        }
+    }
+    CHECK(count_fds() == fds, "%d descriptors, %d at the start", count_fds(), fds);
+    CHECK(count_maps() == maps, "%d mappings, %d at the start", count_maps(), maps);
+}
+
+/* ---- death ------------------------------------------------------------------------------------------------------------------- */
+
+/* The victim leaves in the middle; everybody who exchanges with it gets PEER with its rank, soon; freeing does not wait for it. */
+static int killed(const char *progress) {
+    int victim = boot->size - 2, kind = 0, failed = 0;
+    uint64_t start;
+    MPIX_Error error;
+
+    mpix_log_configure(MPIX_LOG_NONE, "");
+    apply(strcmp(progress, "thread") == 0 ? "proxy=thread signal=counted" : "signal=counted");
+    if (setup(1) != 0)
+        return 1;
+    kind = exchange(2);
+    CHECK(kind == 0, "before: %s", mpix_error_tls()->text);
+    if (boot->rank == victim)
+        raise(SIGKILL);
+    start = mpix_clock_ns();
+    while (!failed && mpix_clock_ns() - start < 20000000000u) {
+        mpix_proxy_step(proxy);
+        failed = mpix_proxy_failed(proxy, victim, &error);
+        usleep(100);
+    }
+    CHECK(failed == MPIX_ERRK_PEER && error.rank == victim && error.kind == MPIX_ERRK_PEER && error.host[0], "%d: %s", failed, error.text);
+    kind = exchange(1000);
+    CHECK(kind == MPIX_ERRK_PEER && mpix_error_tls()->rank == victim, "after: %d %s", kind, mpix_error_tls()->text);
+    for (int r = 0; r < boot->size; r++)
+        CHECK(r == victim || r == boot->rank || mpix_proxy_failed(proxy, r, NULL) == 0 || mpix_proxy_failed(proxy, r, NULL) == MPIX_ERRK_PEER,
+              "rank %d", r);
+    mpix_proxy_dump(proxy);
+    start = mpix_clock_ns();
+    teardown(1);
+    CHECK(mpix_clock_ns() - start < 2000000000u, "free took %llu ns", (unsigned long long)(mpix_clock_ns() - start));
+    printf("rank %d: passed, %d failures\n", boot->rank, check_failures);
+    fflush(stdout);
+    usleep(300000); /* the others look for the victim, not for us */
+    _exit(check_failures != 0);
+}
+
+int main(int argc, char **argv) {
+    static const char *const forms[] = {"signal=auto", "signal=counted"};
+    static const char tiny[] = "lanes=3 max_op=1000 fifo_slots=2 proxy_depth=1 proxy_descs=1 credit_ops=1 credit_bytes=100";
+    uint64_t rounds = argc > 2 ? strtoull(argv[2], NULL, 10) : 30;
+    char settings[512];
+    int result;
+
+    check_mpi_init(&argc, &argv);
+    if (mpix_boot_create(MPI_COMM_WORLD, &boot) || mpix_params_read(&params))
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    if (argc > 2 && strcmp(argv[1], "--case") == 0)
+        return killed(argc > 4 ? argv[4] : "caller");
+    if (argc > 1)
+        apply((snprintf(settings, sizeof settings, "transport=%s", argv[1]), settings));
+    for (int form = 0; form < 2; form++)
+        for (int thread = 0; thread < 2; thread++) {
+            static const char *const who[] = {"proxy=caller", "proxy=thread"};
+            snprintf(settings, sizeof settings, "%s %s", forms[form], who[thread]);
+            run(settings, 1, rounds);
+            snprintf(settings, sizeof settings, "%s %s lanes=2 max_op=4096", forms[form], who[thread]);
+            run(settings, 0, rounds);
+            snprintf(settings, sizeof settings, "%s %s %s", forms[form], who[thread], tiny);
+            run(settings, form == thread, rounds / 3 + 1);
+        }
+    refusals();
+    if (argc < 2)
+        cycles(200);
+    result = check_report("proxy_mpi");
+    mpix_boot_free(boot, 0);
+    check_leaks();
+    MPI_Finalize();
+    return result;
+}
