@@ -4,3 +4,8 @@ mpix_ep_bench_SOURCES = bench/bench.h bench/ep_bench.c bench/options.c bench/npy
     bench/baseline_mpi.c bench/reduce.c bench/copy.c bench/measure.c bench/overlap.c bench/verify.c bench/report.c bench/json.c
 mpix_ep_bench_CPPFLAGS = $(AM_CPPFLAGS) $(JANSSON_CFLAGS)
 mpix_ep_bench_LDADD = libmpixep.la $(JANSSON_LIBS) $(MPI_LIBS) -lm
+
+# What a command of the proxy costs. It looks inside the library, so it is not installed.
+noinst_PROGRAMS += bench/mpix_fifo_bench
+bench_mpix_fifo_bench_SOURCES = bench/fifo_bench.c
+bench_mpix_fifo_bench_LDADD = libmpixep_core.la $(MPI_LIBS)

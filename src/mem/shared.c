@@ -1,4 +1,5 @@
-/* shared.c - the list of memory that is a file, and a local allocation of it. The list is short: a few windows per object. */
+/* shared.c - the list of memory that is a file, and a local allocation of it. The list is short: a few windows per
+ * object. */
 #include "config.h"
 
 #include "mem/shared.h"
@@ -80,7 +81,8 @@ static int shared_failed(int fd, size_t bytes, int err, const char *what) {
         mpix_mem_nofile_hint(hint, sizeof hint);
     if (fd >= 0)
         close(fd);
-    return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "%zu bytes of shared memory can't be had (%s)%s%s", bytes, what, hint[0] ? ", " : "", hint);
+    return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "%zu bytes of shared memory can't be had (%s)%s%s", bytes, what,
+                         hint[0] ? ", " : "", hint);
 }
 
 int mpix_mem_shared_alloc(size_t bytes, void **base) {

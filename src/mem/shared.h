@@ -1,5 +1,6 @@
 /*
- * shared.h - memory of this process that is a file (memfd), so that another process of the host can map it: which file, and where in it.
+ * shared.h - memory of this process that is a file (memfd), so that another process of the host can map it: which file,
+ * and where in it.
  */
 #ifndef MPIX_MEM_SHARED_H
 #define MPIX_MEM_SHARED_H

@@ -1,11 +1,13 @@
 /*
  * encode.h - what is in a command of 16 bytes.
  *
- *   half 0   op 3, lane 4, peer 16, local window 3, remote window 3, counter 16, length in 16-byte units 18      63 bits
- *   half 1   PUT: local offset 31, remote offset 32, in 16-byte units; DESC: the index of a descriptor           63 bits
+ *   half 0, 63 bits   op 3, lane 4, peer 16, local window 3, remote window 3, counter 16, length 18
+ *   half 1, 63 bits   PUT: local offset 31, remote offset 32; DESC: the index of a descriptor
  *
- * A put whose offsets and length are multiples of 16 within these limits (4 MiB - 16, 32 GiB - 16, 64 GiB - 16) goes as PUT; everything else, and every
- * signal, goes as DESC: peer and lane stand in the command, the rest in the descriptor.
+ * Lengths and offsets are in units of 16 bytes.
+ *
+ * A put whose offsets and length are multiples of 16 within these limits (4 MiB - 16, 32 GiB - 16, 64 GiB - 16) goes as
+ * PUT; everything else, and every signal, goes as DESC: peer and lane stand in the command, the rest in the descriptor.
  */
 #ifndef MPIX_PROXY_ENCODE_H
 #define MPIX_PROXY_ENCODE_H
@@ -14,21 +16,19 @@
 
 enum { MPIX_CMD_NONE, MPIX_CMD_PUT, MPIX_CMD_SIGNAL, MPIX_CMD_DESC };
 
-enum {
-    MPIX_CMD_OP_BITS = 3, MPIX_CMD_LANE_BITS = 4, MPIX_CMD_PEER_BITS = 16, MPIX_CMD_WIN_BITS = 3, MPIX_CMD_COUNTER_BITS = 16,
-    MPIX_CMD_LEN_BITS = 18, MPIX_CMD_LOFF_BITS = 31, MPIX_CMD_ROFF_BITS = 32, MPIX_CMD_UNIT = 16
-};
+/* Of the fields that have limits elsewhere: peers and lanes at creation, the rest decides whether a put fits. */
+enum { MPIX_CMD_LANE_BITS = 4, MPIX_CMD_PEER_BITS = 16, MPIX_CMD_LEN_BITS = 18 };
+enum { MPIX_CMD_LOFF_BITS = 31, MPIX_CMD_ROFF_BITS = 32, MPIX_CMD_UNIT = 16 };
 
-_Static_assert(MPIX_CMD_OP_BITS + MPIX_CMD_LANE_BITS + MPIX_CMD_PEER_BITS + 2 * MPIX_CMD_WIN_BITS + MPIX_CMD_COUNTER_BITS + MPIX_CMD_LEN_BITS == 63,
-               "half 0 has 63 bits");
+_Static_assert(3 + 4 + 16 + 3 + 3 + 16 + MPIX_CMD_LEN_BITS == 63, "half 0 has 63 bits");
 _Static_assert(MPIX_CMD_LOFF_BITS + MPIX_CMD_ROFF_BITS == 63, "half 1 has 63 bits");
-_Static_assert(MPIX_PROXY_WINDOWS <= 1 << MPIX_CMD_WIN_BITS, "a window has a number of 3 bits");
+_Static_assert(MPIX_PROXY_WINDOWS <= 8, "a window has a number of 3 bits");
 
 /* A command in full: what a descriptor holds and what a command is decoded to. */
 typedef struct mpix_request {
     uint64_t loff, roff, len; /* signal: loff is the value */
     uint32_t counter;
-    uint32_t writes;          /* signal */
+    uint32_t writes; /* signal */
     uint16_t peer;
     uint8_t op, lane, lwin, rwin;
 } mpix_request;

@@ -23,7 +23,8 @@ int mpix_fifo_init(mpix_fifo *fifo, size_t slots) {
 
     memset(fifo, 0, sizeof *fifo);
     if (slots < 2 || (slots & (slots - 1)) != 0 || slots > SIZE_MAX / sizeof *fifo->slots / 2)
-        return mpix_fail(MPIX_ERRK_ARG, "slots", "a FIFO of %zu slots: the number must be a power of two, at least 2", slots);
+        return mpix_fail(MPIX_ERRK_ARG, "slots", "a FIFO of %zu slots: the number must be a power of two, at least 2",
+                         slots);
     ring = aligned_alloc(64, (bytes + 63) / 64 * 64);
     if (!ring)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a FIFO of %zu slots", slots);
@@ -39,19 +40,21 @@ void mpix_fifo_free(mpix_fifo *fifo) {
 }
 
 /*
- * Room. Positions in [tail, head) are queued, so position head may be written when head - tail < slots. tail_seen is a value the tail once
- * had, the tail only grows, so room by tail_seen is room. Several producers store tail_seen and it may go back; that costs another look
- * at the tail, nothing else. A head that was read too early is lower than the real one: if the ring is full by it, it is full; if not,
- * the compare-and-swap fails and brings the real one.
+ * Room. Positions in [tail, head) are queued, so position head may be written when head - tail < slots. tail_seen is a
+ * value the tail once had, the tail only grows, so room by tail_seen is room. Several producers store tail_seen and it
+ * may go back; that costs another look at the tail, nothing else. A head that was read too early is lower than the real
+ * one: if the ring is full by it, it is full; if not, the compare-and-swap fails and brings the real one.
  *
- * Ownership. The swap gives position h to one producer. Its slot was last used by h - slots, which the consumer has taken, for h - slots < tail.
- * Those loads of the consumer happen before our stores: it stores the tail with release after them, we load it with acquire - or load
- * tail_seen with acquire, which was stored with release by a producer that had loaded the tail. So no command is overwritten before it was read.
+ * Ownership. The swap gives position h to one producer. Its slot was last used by h - slots, which the consumer has
+ * taken, for h - slots < tail. Those loads of the consumer happen before our stores: it stores the tail with release
+ * after them, we load it with acquire - or load tail_seen with acquire, which was stored with release by a producer
+ * that had loaded the tail. So no command is overwritten before it was read.
  *
- * No hole. Nothing is claimed unless there is room, and what is claimed is written at once: a producer that gives up has claimed nothing.
+ * No hole. Nothing is claimed unless there is room, and what is claimed is written at once: a producer that gives up
+ * has claimed nothing.
  *
- * Publication. Each half carries its validity. The consumer, seeing half 0 of this lap with acquire, sees half 1 as well, stored before it
- * with release; it checks nevertheless, for a GPU's halves may arrive in any order.
+ * Publication. Each half carries its validity. The consumer, seeing half 0 of this lap with acquire, sees half 1 as
+ * well, stored before it with release; it checks nevertheless, for a GPU's halves may arrive in any order.
  */
 int mpix_fifo_push_at(mpix_fifo *fifo, mpix_cmd cmd, uint64_t *position) {
     uint64_t slots = fifo->mask + 1, head = atomic_load_explicit(&fifo->head, memory_order_relaxed), parity;
@@ -65,7 +68,8 @@ int mpix_fifo_push_at(mpix_fifo *fifo, mpix_cmd cmd, uint64_t *position) {
             if ((int64_t)(head - tail) >= (int64_t)slots)
                 return 0;
         }
-    } while (!atomic_compare_exchange_weak_explicit(&fifo->head, &head, head + 1, memory_order_relaxed, memory_order_relaxed));
+    } while (!atomic_compare_exchange_weak_explicit(&fifo->head, &head, head + 1, memory_order_relaxed,
+                                                    memory_order_relaxed));
 
     slot = &fifo->slots[head & fifo->mask];
     parity = fifo_parity(head, slots);
@@ -82,8 +86,8 @@ int mpix_fifo_push(mpix_fifo *fifo, mpix_cmd cmd) {
 }
 
 /*
- * A claimed slot that is not written yet ends the batch, although later ones may be valid: order is by position. The tail is published once, after the
- * last load of the batch, with release: see Ownership.
+ * A claimed slot that is not written yet ends the batch, although later ones may be valid: order is by position. The
+ * tail is published once, after the last load of the batch, with release: see Ownership.
  */
 int mpix_fifo_take(mpix_fifo *fifo, mpix_cmd *cmds, int max) {
     uint64_t slots = fifo->mask + 1, tail = atomic_load_explicit(&fifo->tail, memory_order_relaxed);

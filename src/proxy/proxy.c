@@ -1,9 +1,10 @@
 /*
  * proxy.c - creation in agreed stages, windows, and the end.
  *
- * Creation: what this rank can do alone (memory, queues); configurations are compared and the net is opened; addresses are
- * exchanged and connected; what the nets can do decides the form of signals; the counter table is registered; the thread starts. Every stage ends in agreement, so either all ranks have a proxy or
- * none, and the error names the rank that failed.
+ * Creation: what this rank can do alone (memory, queues); configurations are compared and the net is opened; addresses
+ * are exchanged and connected; what the nets can do decides the form of signals; the counter table is registered; the
+ * thread starts. Every stage ends in agreement, so either all ranks have a proxy or none, and the error names the rank
+ * that failed.
  */
 #include "config.h"
 
@@ -38,7 +39,7 @@ static uint32_t proxy_pow2(uint32_t n) {
     return p;
 }
 
-/* ---- alone ---------------------------------------------------------------------------------------------------------------- */
+/* ---- alone ------------------------------------------------------------------------------------------------------- */
 
 static int proxy_new_peer(mpix_proxy *proxy, proxy_peer *peer) {
     size_t lanes_bytes = (size_t)proxy->nlanes * sizeof *peer->lanes;
@@ -50,7 +51,8 @@ static int proxy_new_peer(mpix_proxy *proxy, proxy_peer *peer) {
     for (int i = 0; i < proxy->nlanes; i++) {
         peer->lanes[i].ring = calloc(proxy->depth, sizeof *peer->lanes[i].ring);
         if (!peer->lanes[i].ring)
-            return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %u commands of a lane (mpix_ep_proxy_depth)", proxy->depth);
+            return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %u commands of a lane (mpix_ep_proxy_depth)",
+                             proxy->depth);
     }
     return 0;
 }
@@ -74,23 +76,25 @@ static int proxy_new_peers(mpix_proxy *proxy, const unsigned char *want) {
 }
 
 /* The limits of the encoding. */
-static int proxy_check(const mpix_boot *boot, const mpix_params *params, const unsigned char *want, int counters) {
+static int proxy_check(const mpix_boot *boot, const mpix_params *params, int counters) {
     if (boot->size > PROXY_PEERS)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "%d ranks: a command of the proxy names at most %d", boot->size, PROXY_PEERS);
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "%d ranks: a command of the proxy names at most %d", boot->size,
+                         PROXY_PEERS);
     if (params->lanes < 1 || params->lanes > PROXY_LANES)
-        return mpix_fail(MPIX_ERRK_ARG, "mpix_ep_lanes", "mpix_ep_lanes=%d: a command of the proxy names 1 to %d", params->lanes, PROXY_LANES);
+        return mpix_fail(MPIX_ERRK_ARG, "mpix_ep_lanes", "mpix_ep_lanes=%d: a command of the proxy names 1 to %d",
+                         params->lanes, PROXY_LANES);
     if (counters < 0 || counters >= PROXY_COUNTERS)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "%d counters per peer: a command of the proxy names fewer than %d; fewer handles, lanes or a lower depth need fewer",
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL,
+                         "%d counters per peer: a command of the proxy names fewer than %d; fewer handles, lanes or a "
+                         "lower depth need fewer",
                          counters, PROXY_COUNTERS);
-    if (want[boot->rank])
-        return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "rank %d wants itself as a proxied peer", boot->rank);
-    return 0;
+    return 0; /* a rank may want itself: tests and benchmarks on one rank do */
 }
 
-static int proxy_new(mpix_boot *boot, const mpix_params *params, const unsigned char *want, int counters, mpix_doorbell *bell,
-                     mpix_proxy **out) {
+static int proxy_new(mpix_boot *boot, const mpix_params *params, const unsigned char *want, int counters,
+                     mpix_doorbell *bell, mpix_proxy **out) {
     mpix_proxy *proxy;
-    int kind = proxy_check(boot, params, want, counters);
+    int kind = proxy_check(boot, params, counters);
 
     if (kind)
         return kind;
@@ -114,15 +118,17 @@ static int proxy_new(mpix_boot *boot, const mpix_params *params, const unsigned 
     return kind;
 }
 
-/* ---- together ------------------------------------------------------------------------------------------------------------- */
+/* ---- together ---------------------------------------------------------------------------------------------------- */
 
 static int proxy_differs(const mpix_boot *boot, int rank, const char *what, long mine, long theirs) {
-    return mpix_fail_peer(MPIX_ERRK_ARG, rank, boot->hostnames[rank], "%s is %ld on rank %d and %ld on rank %d: it must be the same", what, mine,
-                          boot->rank, theirs, rank);
+    return mpix_fail_peer(MPIX_ERRK_ARG, rank, boot->hostnames[rank],
+                          "%s is %ld on rank %d and %ld on rank %d: it must be the same", what, mine, boot->rank,
+                          theirs, rank);
 }
 
 /* Compares configurations and finds the name of the transport. */
-static int proxy_compare(mpix_proxy *proxy, const mpix_params *params, const proxy_card *mine, const proxy_card *cards) {
+static int proxy_compare(mpix_proxy *proxy, const mpix_params *params, const proxy_card *mine,
+                         const proxy_card *cards) {
     const mpix_boot *boot = proxy->boot;
     int far = 0;
 
@@ -138,11 +144,14 @@ static int proxy_compare(mpix_proxy *proxy, const mpix_params *params, const pro
         if (card->counters != mine->counters)
             return proxy_differs(boot, r, "the number of counters", mine->counters, card->counters);
         if (strcmp(card->transport, mine->transport) != 0)
-            return mpix_fail_peer(MPIX_ERRK_ARG, r, boot->hostnames[r], "mpix_ep_transport is %s on rank %d and %s on rank %d: it must be the same",
+            return mpix_fail_peer(MPIX_ERRK_ARG, r, boot->hostnames[r],
+                                  "mpix_ep_transport is %s on rank %d and %s on rank %d: it must be the same",
                                   mine->transport, boot->rank, card->transport, r);
     }
     snprintf(proxy->net_name, sizeof proxy->net_name, "%.63s",
-             strcmp(params->transport, "auto") != 0 ? params->transport : far ? "verbs" : "shmem");
+             strcmp(params->transport, "auto") != 0 ? params->transport
+             : far                                  ? "verbs"
+                                                    : "shmem");
     return 0;
 }
 
@@ -150,8 +159,9 @@ static int proxy_open(mpix_proxy *proxy, const mpix_params *params, const unsign
     const mpix_net_ops *ops = mpix_net_find(proxy->net_name);
 
     if (!ops)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "mpix_ep_transport", "transport %s is not known, or not in this build; mpix_ep_transport takes %s",
-                         proxy->net_name, mpix_net_names());
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "mpix_ep_transport",
+                         "transport %s is not known, or not in this build; mpix_ep_transport takes %s", proxy->net_name,
+                         mpix_net_names());
     return ops->open(proxy->boot, params, want, &proxy->net);
 }
 
@@ -163,8 +173,9 @@ static int proxy_form(mpix_proxy *proxy, const mpix_params *params, const proxy_
     for (int r = 0; r < proxy->size; r++) {
         const proxy_offer *offer = &offers[r];
         if (offer->lanes < proxy->nlanes)
-            return mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, r, boot->hostnames[r], "%s on rank %d has at most %d lanes, mpix_ep_lanes=%d",
-                                  proxy->net_name, r, offer->lanes, params->lanes);
+            return mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, r, boot->hostnames[r],
+                                  "%s on rank %d has at most %d lanes, mpix_ep_lanes=%d", proxy->net_name, r,
+                                  offer->lanes, params->lanes);
         if (!offer->ordered)
             unordered = r;
         if (!offer->counted || (uint64_t)offer->max_counter < 2 * (uint64_t)proxy->counters)
@@ -172,14 +183,17 @@ static int proxy_form(mpix_proxy *proxy, const mpix_params *params, const proxy_
     }
     proxy->counted = params->signal == MPIX_SIGNAL_COUNTED || (params->signal == MPIX_SIGNAL_AUTO && unordered >= 0);
     if (!proxy->counted && unordered >= 0)
-        return mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, unordered, boot->hostnames[unordered],
-                              "mpix_ep_signal=ordered, but %s on rank %d does not keep order: %s; auto or counted would work", proxy->net_name,
-                              unordered, offers[unordered].why);
+        return mpix_fail_peer(
+            MPIX_ERRK_UNSUPPORTED, unordered, boot->hostnames[unordered],
+            "mpix_ep_signal=ordered, but %s on rank %d does not keep order: %s; auto or counted would work",
+            proxy->net_name, unordered, offers[unordered].why);
     if (proxy->counted && uncounted >= 0)
         return mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, uncounted, boot->hostnames[uncounted],
-                              "counted signals of %s on rank %d have %u counters, %d are needed; %s", proxy->net_name, uncounted,
-                              offers[uncounted].counted ? offers[uncounted].max_counter : 0, 2 * proxy->counters,
-                              params->signal == MPIX_SIGNAL_COUNTED ? "mpix_ep_signal=counted asks for them" : "the network does not keep order");
+                              "counted signals of %s on rank %d have %u counters, %d are needed; %s", proxy->net_name,
+                              uncounted, offers[uncounted].counted ? offers[uncounted].max_counter : 0,
+                              2 * proxy->counters,
+                              params->signal == MPIX_SIGNAL_COUNTED ? "mpix_ep_signal=counted asks for them"
+                                                                    : "the network does not keep order");
     return 0;
 }
 
@@ -187,7 +201,8 @@ static void proxy_limits(mpix_proxy *proxy, const mpix_params *params) {
     const mpix_net_caps *caps = &proxy->net->caps;
 
     proxy->max_op = params->max_op && params->max_op < caps->max_op ? params->max_op : caps->max_op;
-    proxy->credit_ops = params->credit_ops && params->credit_ops < caps->depth ? (uint32_t)params->credit_ops : (uint32_t)caps->depth;
+    proxy->credit_ops =
+        params->credit_ops && params->credit_ops < caps->depth ? (uint32_t)params->credit_ops : (uint32_t)caps->depth;
     proxy->credit_bytes = params->credit_bytes ? params->credit_bytes : UINT64_MAX / 4;
 }
 
@@ -246,15 +261,18 @@ static int proxy_table(mpix_proxy *proxy) {
     if (!kind && n > 0)
         kind = mpix_mem_shared_alloc(proxy->table_bytes, &table);
     proxy->table = table;
-    failed = mpix_proxy_window(proxy, PROXY_TABLE_WINDOW, table, table ? proxy->table_bytes : 0); /* agrees; kind is agreed on below */
+    failed = mpix_proxy_window(proxy, PROXY_TABLE_WINDOW, table, table ? proxy->table_bytes : 0); /* agrees; kind is
+                                                                                                     agreed on below */
     return mpix_boot_agree(proxy->boot, kind ? kind : failed);
 }
 
 /* Compares configurations and opens the net. */
 static int proxy_agree_open(mpix_proxy *proxy, const mpix_params *params, const unsigned char *want) {
-    proxy_card card = {.version = PROXY_VERSION, .counters = proxy->counters, .lanes = params->lanes, .signal = params->signal};
+    proxy_card card = {
+        .version = PROXY_VERSION, .counters = proxy->counters, .lanes = params->lanes, .signal = params->signal};
     proxy_card *cards = calloc((size_t)proxy->size, sizeof *cards);
-    int kind = cards ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the configurations of %d ranks", proxy->size);
+    int kind =
+        cards ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the configurations of %d ranks", proxy->size);
 
     kind = mpix_boot_agree(proxy->boot, kind);
     if (kind)
@@ -277,9 +295,11 @@ free_cards:
 /* After the connection, for what a peer's device can do counts too. */
 static int proxy_agree_form(mpix_proxy *proxy, const mpix_params *params) {
     const mpix_net_caps *caps = &proxy->net->caps;
-    proxy_offer offer = {.lanes = caps->lanes, .ordered = caps->ordered, .counted = caps->counted, .max_counter = caps->max_counter};
+    proxy_offer offer = {
+        .lanes = caps->lanes, .ordered = caps->ordered, .counted = caps->counted, .max_counter = caps->max_counter};
     proxy_offer *offers = calloc((size_t)proxy->size, sizeof *offers);
-    int kind = offers ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the capabilities of %d ranks", proxy->size);
+    int kind =
+        offers ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the capabilities of %d ranks", proxy->size);
 
     kind = mpix_boot_agree(proxy->boot, kind);
     if (kind)
@@ -293,8 +313,8 @@ free_offers:
     return kind;
 }
 
-int mpix_proxy_create(mpix_boot *boot, const mpix_params *params, const unsigned char *want, int counters, mpix_doorbell *bell,
-                      mpix_proxy **out) {
+int mpix_proxy_create(mpix_boot *boot, const mpix_params *params, const unsigned char *want, int counters,
+                      mpix_doorbell *bell, mpix_proxy **out) {
     mpix_proxy *proxy = NULL;
     int kind = mpix_boot_agree(boot, proxy_new(boot, params, want, counters, bell, &proxy));
 
@@ -312,9 +332,12 @@ int mpix_proxy_create(mpix_boot *boot, const mpix_params *params, const unsigned
         kind = mpix_boot_agree(boot, params->proxy == MPIX_PROXY_THREAD ? proxy_thread_start(proxy, params) : 0);
     if (kind)
         goto free_proxy;
-    mpix_log(MPIX_LOG_INFO, "proxy: %d peers over %s %s %s, %s signals, %d lanes, at most %u operations and %llu bytes in flight per lane",
-             proxy->npeers, proxy->net_name, proxy->net->caps.device, proxy->net->caps.address, proxy->counted ? "counted" : "ordered",
-             proxy->nlanes, proxy->credit_ops, (unsigned long long)proxy->credit_bytes);
+    mpix_log(
+        MPIX_LOG_INFO,
+        "proxy: %d peers over %s %s %s, %s signals, %d lanes, at most %u operations and %llu bytes in flight per lane",
+        proxy->npeers, proxy->net_name, proxy->net->caps.device, proxy->net->caps.address,
+        proxy->counted ? "counted" : "ordered", proxy->nlanes, proxy->credit_ops,
+        (unsigned long long)proxy->credit_bytes);
     *out = proxy;
     return 0;
 
@@ -323,7 +346,7 @@ free_proxy:
     return kind;
 }
 
-/* ---- windows -------------------------------------------------------------------------------------------------------------- */
+/* ---- windows ----------------------------------------------------------------------------------------------------- */
 
 static void proxy_window_drop(mpix_proxy *proxy, int window) {
     const mpix_net_ops *ops = proxy->net->ops;
@@ -381,8 +404,8 @@ static int proxy_window_open(mpix_proxy *proxy, int window, const char *blobs, s
 }
 
 /*
- * The thread's turns stay out while the net registers and the tables change; commands that name the window come after it, and
- * arrivals that name it are sent only after the agreement.
+ * The thread's turns stay out while the net registers and the tables change; commands that name the window come after
+ * it, and arrivals that name it are sent only after the agreement.
  */
 int mpix_proxy_window(mpix_proxy *proxy, int window, void *base, size_t bytes) {
     size_t blob_bytes = sizeof(uint64_t) + proxy->net->ops->key_bytes;
@@ -414,7 +437,7 @@ int mpix_proxy_window(mpix_proxy *proxy, int window, void *base, size_t bytes) {
     return kind;
 }
 
-/* ---- the end -------------------------------------------------------------------------------------------------------------- */
+/* ---- the end ----------------------------------------------------------------------------------------------------- */
 
 void mpix_proxy_free(mpix_proxy *proxy) {
     if (!proxy)

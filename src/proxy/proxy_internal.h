@@ -1,9 +1,10 @@
 /*
- * proxy_internal.h - the state of a proxy, shared by its files: proxy.c (create, free, windows), proxy_queue.c (producers), proxy_loop.c (the turn),
- * proxy_thread.c (thread, sleep, wake), proxy_state.c (failures, counts, dump).
+ * proxy_internal.h - the state of a proxy, shared by its files: proxy.c (create, free, windows), proxy_queue.c
+ * (producers), proxy_loop.c (the turn), proxy_thread.c (thread, sleep, wake), proxy_state.c (failures, counts, dump).
  *
- * Who writes what. Producers: FIFO, descriptors, a lane's `admitted`. The holder of the lock, who makes the turn: everything else. What others read of it
- * is atomic (completed, retired, failed, counts), or is written before any other thread can name it (windows, in the collective mpix_proxy_window).
+ * Who writes what. Producers: FIFO, descriptors, a lane's `admitted`. The holder of the lock, who makes the turn:
+ * everything else. What others read of it is atomic (completed, retired, failed, counts), or is written before any
+ * other thread can name it (windows, in the collective mpix_proxy_window).
  */
 #ifndef MPIX_PROXY_INTERNAL_H
 #define MPIX_PROXY_INTERNAL_H
@@ -12,12 +13,12 @@
 #include "proxy/desc.h"
 
 enum {
-    PROXY_VERSION = 1,      /* of what travels between ranks; ranks with different ones refuse each other */
+    PROXY_VERSION = 1, /* of what travels between ranks; ranks with different ones refuse each other */
     PROXY_TABLE_WINDOW = MPIX_PROXY_WINDOWS - 1,
     PROXY_COUNTERS = 65536, /* counters are below this */
     PROXY_LANES = 1 << MPIX_CMD_LANE_BITS,
     PROXY_PEERS = 1 << MPIX_CMD_PEER_BITS,
-    PROXY_BATCH = 64        /* commands taken, operations posted per lane, completions and arrivals polled at a time */
+    PROXY_BATCH = 64 /* commands taken, operations posted per lane, completions and arrivals polled at a time */
 };
 
 /* What a counted signal writes into the target's table. The target reads it only after its arrival was reported. */
@@ -36,17 +37,17 @@ typedef struct proxy_work {
 } proxy_work;
 
 /*
- * A lane's ring: [done, post) is posted and incomplete (the one at post maybe in part), [post, head) is taken. Operations of a lane complete in the order of
- * posting, so counting is enough to know which command is complete.
+ * A lane's ring: [done, post) is posted and incomplete (the one at post maybe in part), [post, head) is taken.
+ * Operations of a lane complete in the order of posting, so counting is enough to know which command is complete.
  */
 typedef struct proxy_lane {
     proxy_work *ring;
     uint64_t head, post, done;
-    uint32_t ops;                           /* operations posted and incomplete */
+    uint32_t ops; /* operations posted and incomplete */
     uint64_t bytes;
-    uint32_t signals;                       /* counted ones taken so far */
-    uint32_t arrived, held;                 /* counted signals from this peer: published so far, complete but not in turn */
-    int active;                             /* in proxy->active: has something to post */
+    uint32_t signals;       /* counted ones taken so far */
+    uint32_t arrived, held; /* counted signals from this peer: published so far, complete but not in turn */
+    int active;             /* in proxy->active: has something to post */
     _Alignas(64) _Atomic uint64_t admitted; /* commands that producers have been let through with */
     _Atomic uint64_t retired_seen;          /* producers' copy of retired */
     _Alignas(64) _Atomic uint64_t retired;  /* commands that have left the ring */
@@ -55,7 +56,7 @@ typedef struct proxy_lane {
 
 typedef struct proxy_tx { /* per counter: the batch that is being taken */
     uint32_t puts, writes;
-    int header_open;      /* the header's place in the mirror is in use */
+    int header_open; /* the header's place in the mirror is in use */
 } proxy_tx;
 
 typedef struct proxy_rx { /* per counter: the batch that is arriving */
@@ -81,14 +82,15 @@ struct mpix_proxy {
     char net_name[64]; /* as asked for: "chaos:verbs" */
     mpix_doorbell *bell;
     int size, nlanes, counters, counted, npeers;
-    proxy_peer *peers;  /* [size] */
+    proxy_peer *peers; /* [size] */
     uint64_t max_op, credit_bytes;
     uint32_t depth, credit_ops;
 
     mpix_net_mem *mem[MPIX_PROXY_WINDOWS];
     char *base[MPIX_PROXY_WINDOWS];
     uint64_t bytes[MPIX_PROXY_WINDOWS];
-    proxy_header *table; /* [npeers][counters] written by peers, then the mirror of the same size from which headers are sent */
+    proxy_header *table; /* [npeers][counters] written by peers, then the mirror of the same size from which headers are
+                            sent */
     size_t table_bytes;  /* both */
 
     mpix_fifo fifo;
@@ -98,7 +100,7 @@ struct mpix_proxy {
     int *active;                   /* [npeers * nlanes] lanes with something to post, as peer * nlanes + lane */
     int nactive, first;
     uint64_t turns, sleeps;
-    int publish;                   /* something for this rank happened in this turn */
+    int publish; /* something for this rank happened in this turn */
 
     int threaded;
     pthread_t thread;

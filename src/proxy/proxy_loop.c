@@ -1,19 +1,23 @@
 /*
- * proxy_loop.c - one turn of the proxy: take, post, poll, publish. It never blocks, never allocates and never calls MPI.
+ * proxy_loop.c - one turn of the proxy: take, post, poll, publish. It never blocks, never allocates and never calls
+ * MPI.
  *
- * take     Commands go from the FIFO into their lanes' rings; there is room by the admission in proxy_queue.c. Here, in the order of the FIFO,
- *          operations are counted for the header of a counted batch: a batch is on one lane, so its signal is taken after its puts.
- * post     Every lane with work posts while it has credit: operations (the device's queue) and bytes. One operation larger than the byte credit goes when
- *          the lane is empty. Lanes take turns at being first.
- * poll     The net says how many of a lane's oldest operations are complete; the ring says which commands those are.
- * arrivals A counted write is reported after its data can be read. A data write of counter c arrives as c, a header as counters + c, so the header's memory is
- *          read only after its own arrival was reported, in whatever order the network delivers.
+ * - take: commands go from the FIFO into their lanes' rings; there is room by the admission in proxy_queue.c. Here, in
+ *   the order of the FIFO, operations are counted for the header of a counted batch: a batch is on one lane, so its
+ *   signal is taken after its puts.
+ * - post: every lane with work posts while it has credit, operations (the device's queue) and bytes. One operation
+ *   larger than the byte credit goes when the lane is empty. Lanes take turns at being first.
+ * - poll: the net says how many of a lane's oldest operations are complete; the ring says which commands those are.
+ * - arrivals: a counted write is reported after its data can be read. A data write of counter c arrives as c, a header
+ *   as counters + c, so the header's memory is read only after its own arrival was reported, in whatever order the
+ *   network delivers.
  *
- * The counted batch is complete when its header is there and the count has reached header.writes, which counts the header itself. Count and header
- * flag are cleared before the word is stored with release, and the source reuses a counter only after it knows that the word was seen: so no
- * arrival of the next batch can be counted to this one. Signals of a lane are published in the order in which they were queued, as the ordered form
- * does by itself: a word may name the epoch through which all is there, and two batches with counters of their own may be complete in either order. A
- * batch that is complete too early is held; its header stays in the table.
+ * The counted batch is complete when its header is there and the count has reached header.writes, which counts the
+ * header itself. Count and header flag are cleared before the word is stored with release, and the source reuses a
+ * counter only after it knows that the word was seen: so no arrival of the next batch can be counted to this one.
+ * Signals of a lane are published in the order in which they were queued, as the ordered form does by itself: a word
+ * may name the epoch through which all is there, and two batches with counters of their own may be complete in either
+ * order. A batch that is complete too early is held; its header stays in the table.
  */
 #include "config.h"
 
@@ -22,7 +26,7 @@
 
 #include "proxy/proxy_internal.h"
 
-/* ---- take ----------------------------------------------------------------------------------------------------------------- */
+/* ---- take -------------------------------------------------------------------------------------------------------- */
 
 static void loop_activate(mpix_proxy *proxy, int peer, int lane) {
     proxy_lane *l = &proxy->peers[peer].lanes[lane];
@@ -33,7 +37,8 @@ static void loop_activate(mpix_proxy *proxy, int peer, int lane) {
     }
 }
 
-/* Counts for the header; a signal whose number of puts is not what was queued is a defect that would lose or never complete a batch. */
+/* Counts for the header; a signal whose number of puts is not what was queued is a defect that would lose or never
+ * complete a batch. */
 static int loop_count(mpix_proxy *proxy, proxy_peer *peer, proxy_work *work) {
     mpix_request *r = &work->request;
     proxy_tx *tx = &peer->tx[r->counter];
@@ -45,7 +50,8 @@ static int loop_count(mpix_proxy *proxy, proxy_peer *peer, proxy_work *work) {
     }
     if (r->writes != tx->puts) {
         char text[128];
-        snprintf(text, sizeof text, "a signal that ends %u puts follows %u (counter %u)", r->writes, tx->puts, r->counter);
+        snprintf(text, sizeof text, "a signal that ends %u puts follows %u (counter %u)", r->writes, tx->puts,
+                 r->counter);
         proxy_latch(proxy, r->peer, MPIX_ERRK_INTERNAL, r->lane, text);
         return -1;
     }
@@ -92,7 +98,7 @@ static int loop_take(mpix_proxy *proxy) {
     return n;
 }
 
-/* ---- post ----------------------------------------------------------------------------------------------------------------- */
+/* ---- post -------------------------------------------------------------------------------------------------------- */
 
 /* Length of operation i of a command. */
 static uint64_t loop_op_len(const mpix_proxy *proxy, const proxy_work *work, uint32_t i) {
@@ -145,8 +151,8 @@ static void loop_make_op(mpix_proxy *proxy, proxy_peer *peer, const proxy_work *
 }
 
 /*
- * The operations that may go now, in order. A header waits until the last one from the same place of the mirror is complete: its data must not change while
- * the network may send them (again).
+ * The operations that may go now, in order. A header waits until the last one from the same place of the mirror is
+ * complete: its data must not change while the network may send them (again).
  */
 static int loop_gather(mpix_proxy *proxy, proxy_peer *peer, proxy_lane *lane, mpix_net_op *ops) {
     uint64_t bytes = lane->bytes;
@@ -170,7 +176,8 @@ static int loop_gather(mpix_proxy *proxy, proxy_peer *peer, proxy_lane *lane, mp
 }
 
 /* The first n gathered operations were posted; headers among the rest give their places back. */
-static void loop_account(mpix_proxy *proxy, proxy_peer *peer, proxy_lane *lane, const mpix_net_op *ops, int gathered, int n) {
+static void loop_account(mpix_proxy *proxy, proxy_peer *peer, proxy_lane *lane, const mpix_net_op *ops, int gathered,
+                         int n) {
     uint64_t bytes = 0;
 
     for (int i = 0; i < n; i++) {
@@ -186,8 +193,10 @@ static void loop_account(mpix_proxy *proxy, proxy_peer *peer, proxy_lane *lane, 
         if (ops[i].counter >= proxy->counters)
             peer->tx[ops[i].counter - proxy->counters].header_open = 0;
     /* One writer: a load and a store are enough. */
-    atomic_store_explicit(&peer->messages, atomic_load_explicit(&peer->messages, memory_order_relaxed) + (uint64_t)n, memory_order_relaxed);
-    atomic_store_explicit(&peer->bytes, atomic_load_explicit(&peer->bytes, memory_order_relaxed) + bytes, memory_order_relaxed);
+    atomic_store_explicit(&peer->messages, atomic_load_explicit(&peer->messages, memory_order_relaxed) + (uint64_t)n,
+                          memory_order_relaxed);
+    atomic_store_explicit(&peer->bytes, atomic_load_explicit(&peer->bytes, memory_order_relaxed) + bytes,
+                          memory_order_relaxed);
 }
 
 static int loop_post_lane(mpix_proxy *proxy, int peer_rank, int lane_index) {
@@ -225,7 +234,7 @@ static int loop_post(mpix_proxy *proxy) {
     return happened;
 }
 
-/* ---- poll ----------------------------------------------------------------------------------------------------------------- */
+/* ---- poll -------------------------------------------------------------------------------------------------------- */
 
 static void loop_complete(mpix_proxy *proxy, const mpix_net_done *done) {
     proxy_peer *peer = &proxy->peers[done->peer];
@@ -251,7 +260,8 @@ static void loop_complete(mpix_proxy *proxy, const mpix_net_done *done) {
     lane->ops -= (uint32_t)done->n;
     if (lane->done == first)
         return;
-    /* Release: whoever sees the number may reuse the buffers, and whoever sees the place in the ring may be admitted to it. */
+    /* Release: whoever sees the number may reuse the buffers, and whoever sees the place in the ring may be admitted to
+     * it. */
     atomic_store_explicit(&lane->completed, seq, memory_order_release);
     atomic_store_explicit(&lane->retired, lane->done, memory_order_release);
     proxy->publish = 1;
@@ -277,11 +287,11 @@ static proxy_header *loop_header(const mpix_proxy *proxy, const proxy_peer *peer
 static int loop_header_valid(mpix_proxy *proxy, int rank, uint32_t counter, const proxy_header *header) {
     char text[128];
 
-    if (header->lane < (uint32_t)proxy->nlanes && header->window < MPIX_PROXY_WINDOWS && header->off % 8 == 0 && proxy->bytes[header->window] >= 8 &&
-        header->off <= proxy->bytes[header->window] - 8)
+    if (header->lane < (uint32_t)proxy->nlanes && header->window < MPIX_PROXY_WINDOWS && header->off % 8 == 0 &&
+        proxy->bytes[header->window] >= 8 && header->off <= proxy->bytes[header->window] - 8)
         return 1;
-    snprintf(text, sizeof text, "a signal names the word at %" PRIu64 " of window %u on lane %u (counter %u)", header->off, header->window, header->lane,
-             counter);
+    snprintf(text, sizeof text, "a signal names the word at %" PRIu64 " of window %u on lane %u (counter %u)",
+             header->off, header->window, header->lane, counter);
     proxy_latch(proxy, rank, MPIX_ERRK_INTERNAL, 0, text);
     return 0;
 }
@@ -294,7 +304,8 @@ static void loop_publish(mpix_proxy *proxy, proxy_peer *peer, uint32_t counter) 
     rx->header = rx->held = 0;
     peer->lanes[header.lane].arrived++;
     /* From here on the source may use the counter, and its place in the table, again. */
-    atomic_store_explicit((_Atomic uint64_t *)(void *)(proxy->base[header.window] + header.off), header.value, memory_order_release);
+    atomic_store_explicit((_Atomic uint64_t *)(void *)(proxy->base[header.window] + header.off), header.value,
+                          memory_order_release);
     proxy->publish = 1;
 }
 
@@ -317,7 +328,8 @@ static void loop_publish_held(mpix_proxy *proxy, proxy_peer *peer, uint32_t lane
 
 static void loop_arrive(mpix_proxy *proxy, const mpix_net_arrival *arrival) {
     proxy_peer *peer = &proxy->peers[arrival->peer];
-    uint32_t counters = (uint32_t)proxy->counters, counter = arrival->counter < counters ? arrival->counter : arrival->counter - counters;
+    uint32_t counters = (uint32_t)proxy->counters,
+             counter = arrival->counter < counters ? arrival->counter : arrival->counter - counters;
     const proxy_header *header;
     proxy_rx *rx;
 
@@ -333,7 +345,8 @@ static void loop_arrive(mpix_proxy *proxy, const mpix_net_arrival *arrival) {
     if (!rx->header || rx->count < header->writes)
         return;
     if (rx->held || rx->count > header->writes) {
-        proxy_latch(proxy, arrival->peer, MPIX_ERRK_INTERNAL, 0, "more writes arrived for a counter than its batch has");
+        proxy_latch(proxy, arrival->peer, MPIX_ERRK_INTERNAL, 0,
+                    "more writes arrived for a counter than its batch has");
         return;
     }
     if (!loop_header_valid(proxy, arrival->peer, counter, header))

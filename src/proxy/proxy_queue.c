@@ -1,12 +1,15 @@
 /*
- * proxy_queue.c - the producers' side: puts and signals are checked, admitted to their lane, and queued. Any number of threads.
+ * proxy_queue.c - the producers' side: puts and signals are checked, admitted to their lane, and queued. Any number of
+ * threads.
  *
- * Admission. A lane's ring in the proxy holds `depth` commands from the time they are taken to the time they are complete. A producer enters only
- * while fewer than that are between its admission and their completion, so the proxy can always take what is in the FIFO: a lane without credit, or a
- * peer that does not answer, never holds up the commands for others behind it.
+ * Admission. A lane's ring in the proxy holds `depth` commands from the time they are taken to the time they are
+ * complete. A producer enters only while fewer than that are between its admission and their completion, so the proxy
+ * can always take what is in the FIFO: a lane without credit, or a peer that does not answer, never holds up the
+ * commands for others behind it.
  *
- * Numbers. A command's number is its position in the FIFO, plus one. Positions are the order in which commands are taken, and a lane completes in that
- * order; so "all of this lane up to number n" means the same to all producers, with no counter that would have to be increased together with the push.
+ * Numbers. A command's number is its position in the FIFO, plus one. Positions are the order in which commands are
+ * taken, and a lane completes in that order; so "all of this lane up to number n" means the same to all producers, with
+ * no counter that would have to be increased together with the push.
  */
 #include "config.h"
 
@@ -15,8 +18,9 @@
 #include "proxy/proxy_internal.h"
 
 /*
- * admitted counts before retired is compared, so two producers can't take the last place both. A copy of retired that is too low refuses
- * too early, and then the real one is read. Acquire: what the retired command occupied is free for us.
+ * admitted counts before retired is compared, so two producers can't take the last place both. A copy of retired that
+ * is too low refuses too early, and then the real one is read. Acquire: what the retired command occupied is free for
+ * us.
  */
 static int queue_admit(mpix_proxy *proxy, proxy_lane *lane) {
     uint64_t admitted = atomic_load_explicit(&lane->admitted, memory_order_relaxed);
@@ -29,7 +33,8 @@ static int queue_admit(mpix_proxy *proxy, proxy_lane *lane) {
             if ((int64_t)(admitted - retired) >= (int64_t)proxy->depth)
                 return 0;
         }
-    } while (!atomic_compare_exchange_weak_explicit(&lane->admitted, &admitted, admitted + 1, memory_order_relaxed, memory_order_relaxed));
+    } while (!atomic_compare_exchange_weak_explicit(&lane->admitted, &admitted, admitted + 1, memory_order_relaxed,
+                                                    memory_order_relaxed));
     return 1;
 }
 
@@ -63,7 +68,8 @@ leave:
 }
 
 static int queue_refuse(const char *what, int peer, int lane, int win, uint64_t off, uint64_t len, uint64_t limit) {
-    return -mpix_fail(MPIX_ERRK_INTERNAL, NULL, "%s: rank %d lane %d window %d: [%" PRIu64 ", + %" PRIu64 ") of %" PRIu64 " bytes", what, peer,
+    return -mpix_fail(MPIX_ERRK_INTERNAL, NULL,
+                      "%s: rank %d lane %d window %d: [%" PRIu64 ", + %" PRIu64 ") of %" PRIu64 " bytes", what, peer,
                       lane, win, off, len, limit);
 }
 
@@ -75,8 +81,8 @@ static int queue_check(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t
     if (peer < 0 || peer >= proxy->size || !proxy->peers[peer].lanes)
         return -mpix_fail(MPIX_ERRK_INTERNAL, NULL, "a command for rank %d, which the proxy does not reach", peer);
     p = &proxy->peers[peer];
-    if (lane < 0 || lane >= proxy->nlanes || rwin < 0 || rwin >= MPIX_PROXY_WINDOWS || !p->rmem[rwin] || len > p->rbytes[rwin] ||
-        roff > p->rbytes[rwin] - len)
+    if (lane < 0 || lane >= proxy->nlanes || rwin < 0 || rwin >= MPIX_PROXY_WINDOWS || !p->rmem[rwin] ||
+        len > p->rbytes[rwin] || roff > p->rbytes[rwin] - len)
         return queue_refuse("remote side of a command", peer, lane, rwin, roff, len,
                             rwin >= 0 && rwin < MPIX_PROXY_WINDOWS ? p->rbytes[rwin] : 0);
     if (proxy->counted && counter >= (uint32_t)proxy->counters)
@@ -87,32 +93,48 @@ static int queue_check(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t
     return -failed;
 }
 
-int mpix_proxy_put(mpix_proxy *proxy, int peer, int lane, int lwin, uint64_t loff, int rwin, uint64_t roff, uint64_t len, uint32_t counter,
-                   uint64_t *seq) {
+int mpix_proxy_put(mpix_proxy *proxy, int peer, int lane, int lwin, uint64_t loff, int rwin, uint64_t roff,
+                   uint64_t len, uint32_t counter, uint64_t *seq) {
     int kind = queue_check(proxy, peer, lane, rwin, roff, len, counter);
     mpix_request r;
 
     if (kind)
         return kind;
-    if (lwin < 0 || lwin >= MPIX_PROXY_WINDOWS || !proxy->mem[lwin] || len > proxy->bytes[lwin] || loff > proxy->bytes[lwin] - len)
+    if (lwin < 0 || lwin >= MPIX_PROXY_WINDOWS || !proxy->mem[lwin] || len > proxy->bytes[lwin] ||
+        loff > proxy->bytes[lwin] - len)
         return queue_refuse("local side of a put", peer, lane, lwin, loff, len,
                             lwin >= 0 && lwin < MPIX_PROXY_WINDOWS ? proxy->bytes[lwin] : 0);
-    r = (mpix_request){.op = MPIX_CMD_PUT, .peer = (uint16_t)peer, .lane = (uint8_t)lane, .lwin = (uint8_t)lwin, .rwin = (uint8_t)rwin,
-                       .loff = loff, .roff = roff, .len = len, .counter = counter};
+    r = (mpix_request){.op = MPIX_CMD_PUT,
+                       .peer = (uint16_t)peer,
+                       .lane = (uint8_t)lane,
+                       .lwin = (uint8_t)lwin,
+                       .rwin = (uint8_t)rwin,
+                       .loff = loff,
+                       .roff = roff,
+                       .len = len,
+                       .counter = counter};
     return queue_push(proxy, &r, seq);
 }
 
-int mpix_proxy_signal(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff, uint64_t value, uint32_t counter, uint32_t writes,
-                      uint64_t *seq) {
+int mpix_proxy_signal(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff, uint64_t value, uint32_t counter,
+                      uint32_t writes, uint64_t *seq) {
     int kind = queue_check(proxy, peer, lane, rwin, roff, 8, counter);
     mpix_request r;
 
     if (kind)
         return kind;
     if (roff % 8)
-        return queue_refuse("a signal's word must be aligned", peer, lane, rwin, roff, 8, proxy->peers[peer].rbytes[rwin]);
-    r = (mpix_request){.op = MPIX_CMD_SIGNAL, .peer = (uint16_t)peer, .lane = (uint8_t)lane, .rwin = (uint8_t)rwin, .loff = value, .roff = roff,
-                       .len = 8, .counter = counter, .writes = writes};
+        return queue_refuse("a signal's word must be aligned", peer, lane, rwin, roff, 8,
+                            proxy->peers[peer].rbytes[rwin]);
+    r = (mpix_request){.op = MPIX_CMD_SIGNAL,
+                       .peer = (uint16_t)peer,
+                       .lane = (uint8_t)lane,
+                       .rwin = (uint8_t)rwin,
+                       .loff = value,
+                       .roff = roff,
+                       .len = 8,
+                       .counter = counter,
+                       .writes = writes};
     return queue_push(proxy, &r, seq);
 }
 

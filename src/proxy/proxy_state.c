@@ -10,8 +10,9 @@
 #include "base/log.h"
 
 /*
- * The error is written before `failed` is stored with release and never again, so whoever loads `failed` with acquire reads it whole. What is
- * queued for the peer is forgotten; what is with the device may still be read by it, so windows outlive the failure until the net is closed.
+ * The error is written before `failed` is stored with release and never again, so whoever loads `failed` with acquire
+ * reads it whole. What is queued for the peer is forgotten; what is with the device may still be read by it, so windows
+ * outlive the failure until the net is closed.
  */
 void proxy_latch(mpix_proxy *proxy, int rank, int kind, int lane, const char *text) {
     proxy_peer *peer = &proxy->peers[rank];
@@ -53,8 +54,8 @@ int mpix_proxy_threaded(const mpix_proxy *proxy) {
 }
 
 static int state_lane_idle(const proxy_lane *lane) {
-    return lane->done == lane->head &&
-           atomic_load_explicit(&lane->admitted, memory_order_relaxed) == atomic_load_explicit(&lane->retired, memory_order_relaxed);
+    return lane->done == lane->head && atomic_load_explicit(&lane->admitted, memory_order_relaxed) ==
+                                           atomic_load_explicit(&lane->retired, memory_order_relaxed);
 }
 
 static void state_dump_peer(const mpix_proxy *proxy, int rank) {
@@ -67,17 +68,20 @@ static void state_dump_peer(const mpix_proxy *proxy, int rank) {
         const proxy_lane *l = &peer->lanes[i];
         if (!state_lane_idle(l))
             mpix_log(MPIX_LOG_WARN,
-                     "proxy: rank %d lane %d: commands %" PRIu64 " admitted %" PRIu64 " taken %" PRIu64 " posted %" PRIu64
-                     " complete, number %" PRIu64 "; in flight %u of %u operations, %" PRIu64 " of %" PRIu64 " bytes",
+                     "proxy: rank %d lane %d: commands %" PRIu64 " admitted %" PRIu64 " taken %" PRIu64
+                     " posted %" PRIu64 " complete, number %" PRIu64 "; in flight %u of %u operations, %" PRIu64
+                     " of %" PRIu64 " bytes",
                      rank, i, atomic_load_explicit(&l->admitted, memory_order_relaxed), l->head, l->post, l->done,
-                     atomic_load_explicit(&l->completed, memory_order_relaxed), l->ops, proxy->credit_ops, l->bytes, proxy->credit_bytes);
+                     atomic_load_explicit(&l->completed, memory_order_relaxed), l->ops, proxy->credit_ops, l->bytes,
+                     proxy->credit_bytes);
     }
     for (int c = 0; proxy->counted && c < proxy->counters; c++) {
         const proxy_rx *rx = &peer->rx[c];
         const proxy_header *header = proxy->table + (size_t)peer->slot * (size_t)proxy->counters + (size_t)c;
         if (rx->count)
-            mpix_log(MPIX_LOG_WARN, "proxy: from rank %d counter %d: %u writes have arrived, %s%u are awaited%s", rank, c, rx->count,
-                     rx->header ? "" : "the header has not; at least ", rx->header ? header->writes : rx->count + 1,
+            mpix_log(MPIX_LOG_WARN, "proxy: from rank %d counter %d: %u writes have arrived, %s%u are awaited%s", rank,
+                     c, rx->count, rx->header ? "" : "the header has not; at least ",
+                     rx->header ? header->writes : rx->count + 1,
                      rx->held ? "; an earlier signal of the lane is missing" : "");
     }
 }
@@ -92,11 +96,13 @@ void mpix_proxy_dump(mpix_proxy *proxy) {
     head = atomic_load_explicit(&proxy->fifo.head, memory_order_relaxed);
     tail = atomic_load_explicit(&proxy->fifo.tail, memory_order_relaxed);
     mpix_log(MPIX_LOG_WARN,
-             "proxy: %s %s, %s signals, %d lanes to %d peers, run by %s%s%s; queue %" PRIu64 " of %" PRIu64 ", %" PRIu64 " commands, %" PRIu64
-             " turns, %" PRIu64 " sleeps, %d lanes have work",
-             proxy->net_name, proxy->net->caps.device, proxy->counted ? "counted" : "ordered", proxy->nlanes, proxy->npeers,
-             proxy->threaded ? "a thread" : "the caller", atomic_load_explicit(&proxy->sleeping, memory_order_relaxed) ? ", which sleeps" : "",
-             locked ? "" : ", in a turn now", head - tail, proxy->fifo.mask + 1, tail, proxy->turns, proxy->sleeps, proxy->nactive);
+             "proxy: %s %s, %s signals, %d lanes to %d peers, run by %s%s%s; queue %" PRIu64 " of %" PRIu64 ", %" PRIu64
+             " commands, %" PRIu64 " turns, %" PRIu64 " sleeps, %d lanes have work",
+             proxy->net_name, proxy->net->caps.device, proxy->counted ? "counted" : "ordered", proxy->nlanes,
+             proxy->npeers, proxy->threaded ? "a thread" : "the caller",
+             atomic_load_explicit(&proxy->sleeping, memory_order_relaxed) ? ", which sleeps" : "",
+             locked ? "" : ", in a turn now", head - tail, proxy->fifo.mask + 1, tail, proxy->turns, proxy->sleeps,
+             proxy->nactive);
     for (int r = 0; r < proxy->size; r++)
         if (proxy->peers[r].lanes)
             state_dump_peer(proxy, r);

@@ -1,11 +1,12 @@
 /*
  * proxy_thread.c - the proxy's own thread: turns while there is work, then spins, yields, and sleeps.
  *
- * Sleep. The thread announces itself (sleeping = 1), fences, arms the net, makes one more turn, and only if that did nothing polls the
- * net's descriptor and its eventfd. A producer queues its command, fences, and writes the eventfd if it sees the announcement. Both put a sequentially
- * consistent fence between their store and their load: either the producer sees the announcement, and the eventfd ends the sleep, or the thread's last turn
- * sees the command. What arrives from the network after the net was armed makes its descriptor readable. A sleep is bounded all the
- * same, for what no descriptor tells: a queue at the peer that has room again, the death of a process.
+ * Sleep. The thread announces itself (sleeping = 1), fences, arms the net, makes one more turn, and only if that did
+ * nothing polls the net's descriptor and its eventfd. A producer queues its command, fences, and writes the eventfd if
+ * it sees the announcement. Both put a sequentially consistent fence between their store and their load: either the
+ * producer sees the announcement, and the eventfd ends the sleep, or the thread's last turn sees the command. What
+ * arrives from the network after the net was armed makes its descriptor readable. A sleep is bounded all the same, for
+ * what no descriptor tells: a queue at the peer that has room again, the death of a process.
  */
 #include "config.h"
 
@@ -24,11 +25,11 @@
 #include "base/topo.h"
 
 enum {
-    THREAD_SPIN_NS = 20000,     /* an answer over a network takes microseconds */
-    THREAD_YIELD_NS = 200000,   /* then others may have the core */
-    THREAD_SLEEP_MS = 50,       /* nothing to do */
-    THREAD_BLOCKED_MS = 1,      /* work that the net does not take now, or a net without a descriptor */
-    THREAD_SPINS = 64           /* turns between two looks at the clock */
+    THREAD_SPIN_NS = 20000,   /* an answer over a network takes microseconds */
+    THREAD_YIELD_NS = 200000, /* then others may have the core */
+    THREAD_SLEEP_MS = 50,     /* nothing to do */
+    THREAD_BLOCKED_MS = 1,    /* work that the net does not take now, or a net without a descriptor */
+    THREAD_SPINS = 64         /* turns between two looks at the clock */
 };
 
 static inline void thread_relax(void) {

@@ -1,5 +1,6 @@
 /*
- * net_null.c - the transport that completes everything and moves nothing: what the rest costs, for benchmarks and unit tests.
+ * net_null.c - the transport that completes everything and moves nothing: what the rest costs, for benchmarks and unit
+ * tests.
  */
 #include "config.h"
 
@@ -16,7 +17,7 @@ typedef struct null_net {
     uint32_t *pending; /* [size][lanes] */
     int *dirty;        /* lanes with pending ones */
     int ndirty;
-    int fd;            /* never written */
+    int fd; /* never written */
 } null_net;
 
 struct mpix_net_mem {
@@ -63,8 +64,15 @@ static int null_open(mpix_boot *boot, const mpix_params *params, const unsigned 
         return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "eventfd of the transport null");
     }
     n->net.ops = &mpix_net_null;
-    n->net.caps = (mpix_net_caps){.ordered = 1, .counted = 1, .lanes = params->lanes, .depth = 1 << 20, .max_counter = 1u << 31,
-                                  .max_op = (uint64_t)1 << 30, .device = "none", .address = "none", .why = "nothing is moved"};
+    n->net.caps = (mpix_net_caps){.ordered = 1,
+                                  .counted = 1,
+                                  .lanes = params->lanes,
+                                  .depth = 1 << 20,
+                                  .max_counter = 1u << 31,
+                                  .max_op = (uint64_t)1 << 30,
+                                  .device = "none",
+                                  .address = "none",
+                                  .why = "nothing is moved"};
     *net = &n->net;
     return 0;
 }
@@ -146,7 +154,8 @@ static int null_poll_arrivals(mpix_net *net, mpix_net_arrival *arrivals, int max
     return 0;
 }
 
-/* What was posted is complete at the next poll, and nothing ever arrives: a sleep is ended by commands only, and may be long. */
+/* What was posted is complete at the next poll, and nothing ever arrives: a sleep is ended by commands only, and may be
+ * long. */
 static int null_arm(mpix_net *net, int *fd) {
     *fd = ((null_net *)net)->fd;
     return 0;

@@ -1,9 +1,10 @@
 /*
- * net_shmem.c - the transport shmem: the proxied protocols between ranks of one host, without a network. This file opens and connects it and handles
- * memory; net_shmem_post.c does the operations.
+ * net_shmem.c - the transport shmem: the proxied protocols between ranks of one host, without a network. This file
+ * opens and connects it and handles memory; net_shmem_post.c does the operations.
  *
- * A peer's memory is mapped where it is a file: windows of the library are. Other memory is written with process_vm_writev, where the
- * system allows that; then words are stored by the target itself, when it polls, for the system call promises no store of 8 bytes in one.
+ * A peer's memory is mapped where it is a file: windows of the library are. Other memory is written with
+ * process_vm_writev, where the system allows that; then words are stored by the target itself, when it polls, for the
+ * system call promises no store of 8 bytes in one.
  */
 #include "config.h"
 
@@ -36,7 +37,7 @@ static size_t shmem_ring_bytes(void) {
     return (sizeof(shmem_ring) + page - 1) / page * page;
 }
 
-/* ---- open ----------------------------------------------------------------------------------------------------------------- */
+/* ---- open -------------------------------------------------------------------------------------------------------- */
 
 static void shmem_close(mpix_net *net) {
     shmem_net *n = (shmem_net *)net;
@@ -112,7 +113,8 @@ static int shmem_open_rings(shmem_net *n) {
     n->map = map;
     n->page = map;
     for (int i = 0; i < n->nwanted; i++)
-        n->peers[n->wanted[i]].in = (shmem_ring *)(void *)((char *)map + shmem_page_bytes() + (size_t)i * shmem_ring_bytes());
+        n->peers[n->wanted[i]].in =
+            (shmem_ring *)(void *)((char *)map + shmem_page_bytes() + (size_t)i * shmem_ring_bytes());
     if (getrandom(n->page->token, sizeof n->page->token, 0) != (ssize_t)sizeof n->page->token)
         return mpix_fail_sys(MPIX_ERRK_TRANSPORT, errno, "getrandom");
     return 0;
@@ -132,14 +134,20 @@ static int shmem_open(mpix_boot *boot, const mpix_params *params, const unsigned
         return kind;
     }
     n->net.ops = &mpix_net_shmem;
-    n->net.caps = (mpix_net_caps){.ordered = 1, .counted = 1, .lanes = params->lanes, .depth = SHMEM_DEPTH, .max_counter = 1u << 31,
-                                  .max_op = (uint64_t)16 << 20, .device = "memory", .why = "stores of one processor are seen in order"};
+    n->net.caps = (mpix_net_caps){.ordered = 1,
+                                  .counted = 1,
+                                  .lanes = params->lanes,
+                                  .depth = SHMEM_DEPTH,
+                                  .max_counter = 1u << 31,
+                                  .max_op = (uint64_t)16 << 20,
+                                  .device = "memory",
+                                  .why = "stores of one processor are seen in order"};
     snprintf(n->net.caps.address, sizeof n->net.caps.address, "pid %ld", (long)getpid());
     *net = &n->net;
     return 0;
 }
 
-/* ---- connection ----------------------------------------------------------------------------------------------------------- */
+/* ---- connection -------------------------------------------------------------------------------------------------- */
 
 static int shmem_address_of(mpix_net *net, int peer, void *blob) {
     shmem_net *n = (shmem_net *)net;
@@ -181,17 +189,20 @@ static int shmem_connect(mpix_net *net, int peer, const void *blob) {
     fd = shmem_open_file(a.pid, a.fd, a.dev, a.ino, why, sizeof why);
     if (fd < 0)
         return mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, peer, n->hostnames[peer],
-                              "shmem can't reach rank %d on %s: %s; it reaches ranks of the same host and user only", peer, n->hostnames[peer], why);
+                              "shmem can't reach rank %d on %s: %s; it reaches ranks of the same host and user only",
+                              peer, n->hostnames[peer], why);
     map = mmap(NULL, a.reserved, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     if (map == MAP_FAILED)
-        return mpix_fail_sys(MPIX_ERRK_NO_MEM, errno, "%llu bytes of rank %d can't be mapped", (unsigned long long)a.reserved, peer);
+        return mpix_fail_sys(MPIX_ERRK_NO_MEM, errno, "%llu bytes of rank %d can't be mapped",
+                             (unsigned long long)a.reserved, peer);
     p->map = map;
     p->reserved = a.reserved;
     p->page = map;
     if (memcmp(p->page->token, a.token, sizeof a.token) != 0)
-        return mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, peer, n->hostnames[peer], "shmem can't reach rank %d on %s: what was mapped is not its memory",
-                              peer, n->hostnames[peer]);
+        return mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, peer, n->hostnames[peer],
+                              "shmem can't reach rank %d on %s: what was mapped is not its memory", peer,
+                              n->hostnames[peer]);
     p->out = (shmem_ring *)(void *)((char *)map + a.ring_off);
     p->pid = a.pid;
 #ifdef SYS_pidfd_open
@@ -206,7 +217,7 @@ static int shmem_connect(mpix_net *net, int peer, const void *blob) {
     return 0;
 }
 
-/* ---- memory --------------------------------------------------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 static int shmem_mem_reg(mpix_net *net, void *base, size_t bytes, mpix_net_mem **out) {
     shmem_net *n = (shmem_net *)net;
@@ -254,10 +265,11 @@ static int shmem_probe_vm(const shmem_net *n, int peer, uint64_t addr) {
 
     if (process_vm_readv(n->peers[peer].pid, &local, 1, &remote, 1, 0) == 1)
         return 0;
-    return mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, peer, n->hostnames[peer],
-                          "shmem can't reach this memory of rank %d: it is not a window of the library, and process_vm_readv says: %s "
-                          "(kernel.yama.ptrace_scope above 0, or a container, forbids it)",
-                          peer, strerror(errno));
+    return mpix_fail_peer(
+        MPIX_ERRK_UNSUPPORTED, peer, n->hostnames[peer],
+        "shmem can't reach this memory of rank %d: it is not a window of the library, and process_vm_readv says: %s "
+        "(kernel.yama.ptrace_scope above 0, or a container, forbids it)",
+        peer, strerror(errno));
 }
 
 static int shmem_rmem_open(mpix_net *net, int peer, const void *blob, mpix_net_rmem **out) {
@@ -278,7 +290,8 @@ static int shmem_rmem_open(mpix_net *net, int peer, const void *blob, mpix_net_r
     if (fd >= 0) {
         void *map = mmap(NULL, key.reserved, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
         if (map == MAP_FAILED) {
-            kind = mpix_fail_sys(MPIX_ERRK_NO_MEM, errno, "%llu bytes of rank %d can't be mapped", (unsigned long long)key.reserved, peer);
+            kind = mpix_fail_sys(MPIX_ERRK_NO_MEM, errno, "%llu bytes of rank %d can't be mapped",
+                                 (unsigned long long)key.reserved, peer);
         } else {
             rmem->mapped = map;
             rmem->reserved = key.reserved;

@@ -1,8 +1,9 @@
 /*
  * net_shmem.h - the state of the transport shmem, shared by its two files.
  *
- * Each rank owns a file of shared memory (memfd) with a page for itself and one ring per peer, into which only that peer puts messages: arrivals of counted
- * writes, and words and additions for memory that the peer can't map. Peers open it through /proc, and map it.
+ * Each rank owns a file of shared memory (memfd) with a page for itself and one ring per peer, into which only that
+ * peer puts messages: arrivals of counted writes, and words and additions for memory that the peer can't map. Peers
+ * open it through /proc, and map it.
  */
 #ifndef MPIX_TRANSPORT_NET_SHMEM_H
 #define MPIX_TRANSPORT_NET_SHMEM_H
@@ -55,27 +56,27 @@ typedef struct shmem_key {
 } shmem_key;
 
 typedef struct shmem_peer {
-    int wanted, index;     /* index among the wanted ones */
+    int wanted, index; /* index among the wanted ones */
     int connected, dead, dead_told;
     pid_t pid;
-    int pidfd;             /* -1: none */
-    void *map;             /* of the peer's file */
+    int pidfd; /* -1: none */
+    void *map; /* of the peer's file */
     size_t reserved;
     shmem_page *page;
-    shmem_ring *out, *in;  /* out: in the peer's file; in: in ours */
-    int wake;              /* something was put in out during this post */
+    shmem_ring *out, *in; /* out: in the peer's file; in: in ours */
+    int wake;             /* something was put in out during this post */
     struct sockaddr_un sock;
     socklen_t sock_len;
-    uint32_t *pending;     /* [lanes] */
+    uint32_t *pending; /* [lanes] */
 } shmem_peer;
 
 typedef struct shmem_net {
     mpix_net net;
     int size, rank, nwanted;
-    shmem_peer *peers;     /* [size] */
-    int *wanted;           /* [nwanted] ranks */
-    uint32_t *pending;     /* all lanes of all peers */
-    void *map;             /* our file */
+    shmem_peer *peers; /* [size] */
+    int *wanted;       /* [nwanted] ranks */
+    uint32_t *pending; /* all lanes of all peers */
+    void *map;         /* our file */
     size_t reserved;
     shmem_page *page;
     int sock;

@@ -1,12 +1,12 @@
 /*
- * net_shmem_post.c - operations of the transport shmem. An operation is executed when it is posted, by copies and stores; its completion is reported by
- * the next poll.
+ * net_shmem_post.c - operations of the transport shmem. An operation is executed when it is posted, by copies and
+ * stores; its completion is reported by the next poll.
  *
- * Order. Copies come before the release store of the word, or of the ring's head, and a reader that loads those with acquire sees them. A
- * system call that writes the peer's memory is over before the message that follows it is stored.
+ * Order. Copies come before the release store of the word, or of the ring's head, and a reader that loads those with
+ * acquire sees them. A system call that writes the peer's memory is over before the message that follows it is stored.
  *
- * Waking. As in wait.h: the sleeper announces itself in its page, fences, and polls once more; who has put a message fences, and sends a datagram if it sees
- * the announcement.
+ * Waking. As in wait.h: the sleeper announces itself in its page, fences, and polls once more; who has put a message
+ * fences, and sends a datagram if it sees the announcement.
  */
 #include "config.h"
 
@@ -20,10 +20,12 @@
 #include "base/clock.h"
 #include "transport/net_shmem.h"
 
-/* ---- messages ------------------------------------------------------------------------------------------------------------- */
+/* ---- messages ---------------------------------------------------------------------------------------------------- */
 
 static int shmem_room(const shmem_ring *ring) {
-    return atomic_load_explicit(&ring->head, memory_order_relaxed) - atomic_load_explicit(&ring->tail, memory_order_acquire) < SHMEM_RING;
+    return atomic_load_explicit(&ring->head, memory_order_relaxed) -
+               atomic_load_explicit(&ring->tail, memory_order_acquire) <
+           SHMEM_RING;
 }
 
 static void shmem_put(shmem_peer *peer, shmem_message message) {
@@ -43,14 +45,16 @@ static void shmem_wake(shmem_net *n, shmem_peer *peer) {
         (void)!sendto(n->sock, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *)&peer->sock, peer->sock_len);
 }
 
-/* ---- copies --------------------------------------------------------------------------------------------------------------- */
+/* ---- copies ------------------------------------------------------------------------------------------------------ */
 
 static int shmem_call_failed(shmem_net *n, int peer, int err) {
     if (err == ESRCH) {
         n->peers[peer].dead = n->peers[peer].dead_told = 1;
-        return -mpix_fail_peer(MPIX_ERRK_PEER, peer, n->hostnames[peer], "process %ld of rank %d has ended", (long)n->peers[peer].pid, peer);
+        return -mpix_fail_peer(MPIX_ERRK_PEER, peer, n->hostnames[peer], "process %ld of rank %d has ended",
+                               (long)n->peers[peer].pid, peer);
     }
-    return -mpix_fail_sys(MPIX_ERRK_TRANSPORT, err, "the memory of rank %d (process %ld) can't be accessed", peer, (long)n->peers[peer].pid);
+    return -mpix_fail_sys(MPIX_ERRK_TRANSPORT, err, "the memory of rank %d (process %ld) can't be accessed", peer,
+                          (long)n->peers[peer].pid);
 }
 
 /* By system call; it may move less than asked for. */
@@ -60,7 +64,8 @@ static int shmem_call(shmem_net *n, const mpix_net_op *op, int write) {
 
     while (left > 0) {
         struct iovec here = {local, left}, there = {(void *)(uintptr_t)addr, left};
-        ssize_t done = write ? process_vm_writev(op->rmem->pid, &here, 1, &there, 1, 0) : process_vm_readv(op->rmem->pid, &here, 1, &there, 1, 0);
+        ssize_t done = write ? process_vm_writev(op->rmem->pid, &here, 1, &there, 1, 0)
+                             : process_vm_readv(op->rmem->pid, &here, 1, &there, 1, 0);
         if (done <= 0 && errno == EINTR)
             continue;
         if (done <= 0)
@@ -85,8 +90,11 @@ static int shmem_add(const mpix_net_op *op) {
 
     if (!op->rmem->map)
         return -mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL,
-                          "an atomic addition over shmem needs memory that can be mapped, which that of rank %d can't: allocate it by the library", op->peer);
-    old = atomic_fetch_add_explicit((_Atomic uint64_t *)(void *)(op->rmem->map + op->roff), op->value, memory_order_seq_cst);
+                          "an atomic addition over shmem needs memory that can be mapped, which that of rank %d can't: "
+                          "allocate it by the library",
+                          op->peer);
+    old = atomic_fetch_add_explicit((_Atomic uint64_t *)(void *)(op->rmem->map + op->roff), op->value,
+                                    memory_order_seq_cst);
     if (op->local)
         memcpy(op->local, &old, sizeof old);
     return 0;
@@ -96,7 +104,8 @@ static int shmem_execute(shmem_net *n, shmem_peer *peer, const mpix_net_op *op) 
     uint64_t len = op->kind == MPIX_NET_WORD || op->kind == MPIX_NET_ADD ? 8 : op->len;
 
     if (len > op->rmem->bytes || op->roff > op->rmem->bytes - len)
-        return -mpix_fail(MPIX_ERRK_INTERNAL, NULL, "an operation on [%" PRIu64 ", + %" PRIu64 ") of %" PRIu64 " bytes of rank %d", op->roff, len,
+        return -mpix_fail(MPIX_ERRK_INTERNAL, NULL,
+                          "an operation on [%" PRIu64 ", + %" PRIu64 ") of %" PRIu64 " bytes of rank %d", op->roff, len,
                           op->rmem->bytes, op->peer);
     switch (op->kind) {
     case MPIX_NET_WRITE:
@@ -145,7 +154,7 @@ int shmem_post(mpix_net *net, const mpix_net_op *ops, int count) {
     return result ? result : i;
 }
 
-/* ---- polling -------------------------------------------------------------------------------------------------------------- */
+/* ---- polling ----------------------------------------------------------------------------------------------------- */
 
 /* A process that has ended is told of by its descriptor, even while its parent has not waited for it. */
 static void shmem_look_for_deaths(shmem_net *n) {
@@ -205,7 +214,8 @@ int shmem_poll(mpix_net *net, mpix_net_done *done, int max) {
 static void shmem_store_word(const shmem_net *n, const shmem_message *message) {
     for (const mpix_net_mem *mem = n->mems; mem; mem = mem->next) {
         uint64_t base = (uint64_t)(uintptr_t)mem->base;
-        if (message->addr >= base && mem->bytes >= 8 && message->addr - base <= mem->bytes - 8 && message->addr % 8 == 0) {
+        if (message->addr >= base && mem->bytes >= 8 && message->addr - base <= mem->bytes - 8 &&
+            message->addr % 8 == 0) {
             atomic_store_explicit((_Atomic uint64_t *)(uintptr_t)message->addr, message->value, memory_order_release);
             return;
         }
@@ -214,7 +224,8 @@ static void shmem_store_word(const shmem_net *n, const shmem_message *message) {
 
 static int shmem_take(shmem_net *n, int rank, mpix_net_arrival *arrivals, int max) {
     shmem_ring *ring = n->peers[rank].in;
-    uint64_t tail = atomic_load_explicit(&ring->tail, memory_order_relaxed), head = atomic_load_explicit(&ring->head, memory_order_acquire), at;
+    uint64_t tail = atomic_load_explicit(&ring->tail, memory_order_relaxed),
+             head = atomic_load_explicit(&ring->head, memory_order_acquire), at;
     int stored = 0;
 
     for (at = tail; at != head && stored < max; at++) {

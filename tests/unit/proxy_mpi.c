@@ -1,13 +1,16 @@
 /*
- * proxy_mpi.c - the proxy between ranks: batches of puts of all sizes and alignments, ended by signals, in both forms, with several lanes and batches in
- * flight, run by the caller and by a thread, with queues and credit so small that every full path is taken.
+ * proxy_mpi.c - the proxy between ranks: batches of puts of all sizes and alignments, ended by signals, in both forms,
+ * with several lanes and batches in flight, run by the caller and by a thread, with queues and credit so small that
+ * every full path is taken.
  *
- * usage: proxy_mpi [TRANSPORT [ROUNDS]]       all of it, over shmem if nothing is said
- *        proxy_mpi --case killed|stopped [--progress caller|thread]
- *                                             the last rank but one is killed; survivors get its error and leave by _exit
+ * usage: proxy_mpi [TRANSPORT [ROUNDS]]
+ *        proxy_mpi --case killed [--progress caller|thread]
  *
- * What a batch writes is a function of (source, destination, lane, epoch), so the receiver knows it: the whole region is compared, what the puts
- * leave out included. A region, with its counter, carries one batch at a time: the receiver answers by a signal with a counter of its own.
+ * In the second form the last rank but one is killed; survivors get its error and leave by _exit.
+ *
+ * What a batch writes is a function of (source, destination, lane, epoch), so the receiver knows it: the whole region
+ * is compared, what the puts leave out included. A region, with its counter, carries one batch at a time: the receiver
+ * answers by a signal with a counter of its own.
  */
 #include "config.h"
 
@@ -37,11 +40,11 @@ typedef struct batch {
 
 /* One direction of a pair on a lane. */
 typedef struct stream {
-    batch out;              /* of epoch `sent` + 1, while it is being queued */
+    batch out; /* of epoch `sent` + 1, while it is being queued */
     int building, next;
     uint64_t sent, received, answered; /* epochs: signalled, verified, for which the answer is queued */
-    uint64_t seq[BANKS];    /* number of the signal that last used the bank */
-    uint64_t answer;        /* number of the last answer */
+    uint64_t seq[BANKS];               /* number of the signal that last used the bank */
+    uint64_t answer;                   /* number of the last answer */
 } stream;
 
 static mpix_boot *boot;
@@ -75,7 +78,8 @@ static size_t word_at(int peer, int lane, int answer) {
 }
 
 static uint64_t word(int peer, int lane, int answer) {
-    return atomic_load_explicit((_Atomic uint64_t *)(void *)((char *)words + word_at(peer, lane, answer)), memory_order_acquire);
+    return atomic_load_explicit((_Atomic uint64_t *)(void *)((char *)words + word_at(peer, lane, answer)),
+                                memory_order_acquire);
 }
 
 /* Disjoint pieces of the region, some empty, some aligned, with gaps. */
@@ -86,7 +90,11 @@ static void batch_make(batch *b, uint64_t key) {
     for (int i = 0; i < PUTS; i++) {
         uint64_t r = mix(key + (uint64_t)i), len;
         style = r % 8;
-        len = style == 0 ? 0 : style < 4 ? 16 * (r >> 8 & 63) : style < 6 ? (r >> 8) % 100 : style == 6 ? (r >> 8) % 3000 : (r >> 8) % 20000;
+        len = style == 0   ? 0
+              : style < 4  ? 16 * (r >> 8 & 63)
+              : style < 6  ? (r >> 8) % 100
+              : style == 6 ? (r >> 8) % 3000
+                           : (r >> 8) % 20000;
         at += style < 4 ? (16 - at % 16) % 16 : r >> 32 & 7;
         if (at + len > REGION || (r >> 60) == 0)
             break;
@@ -104,7 +112,7 @@ static void fill(char *to, uint64_t key, uint64_t from, uint64_t len) {
         to[i] = content(key, from + i);
 }
 
-/* ---- one rank's part -------------------------------------------------------------------------------------------------------- */
+/* ---- one rank's part --------------------------------------------------------------------------------------------- */
 
 static int data_counter(int lane, uint64_t epoch) {
     return lane * BANKS + (int)(epoch % BANKS);
@@ -114,7 +122,8 @@ static int answer_counter(int lane, uint64_t epoch) {
     return lanes * BANKS + data_counter(lane, epoch);
 }
 
-/* Queues as much of the next batch as there is room for. Returns 1 if something was queued, -kind if the peer has failed. */
+/* Queues as much of the next batch as there is room for. Returns 1 if something was queued, -kind if the peer has
+ * failed. */
 static int stream_send(stream *s, int peer, int lane, uint64_t rounds) {
     uint64_t epoch = s->sent + 1, key = key_of(boot->rank, peer, lane, epoch), seq;
     size_t local = region_at(peer, lane, epoch), remote = region_at(boot->rank, lane, epoch);
@@ -138,8 +147,8 @@ static int stream_send(stream *s, int peer, int lane, uint64_t rounds) {
         if (queued <= 0)
             return queued < 0 ? queued : done;
     }
-    queued = mpix_proxy_signal(proxy, peer, lane, WIN_WORDS, word_at(boot->rank, lane, 0), epoch, (uint32_t)data_counter(lane, epoch),
-                               (uint32_t)s->out.n, &seq);
+    queued = mpix_proxy_signal(proxy, peer, lane, WIN_WORDS, word_at(boot->rank, lane, 0), epoch,
+                               (uint32_t)data_counter(lane, epoch), (uint32_t)s->out.n, &seq);
     if (queued <= 0)
         return queued < 0 ? queued : done;
     s->seq[epoch % BANKS] = seq;
@@ -157,7 +166,8 @@ static void stream_verify(int peer, int lane, uint64_t epoch) {
     memset(image, 0x5a, REGION);
     for (int i = 0; i < b.n; i++)
         fill(image + b.puts[i].roff, key, b.puts[i].roff, b.puts[i].len);
-    CHECK(memcmp(image, region, REGION) == 0, "rank %d from %d lane %d epoch %llu: %d puts", boot->rank, peer, lane, (unsigned long long)epoch, b.n);
+    CHECK(memcmp(image, region, REGION) == 0, "rank %d from %d lane %d epoch %llu: %d puts", boot->rank, peer, lane,
+          (unsigned long long)epoch, b.n);
     memset(region, 0x5a, REGION);
 }
 
@@ -165,7 +175,8 @@ static int stream_receive(stream *s, int peer, int lane) {
     uint64_t there = word(peer, lane, 0), seq;
     int done = 0, queued;
 
-    CHECK(there >= s->received, "rank %d from %d lane %d: the word went back to %llu", boot->rank, peer, lane, (unsigned long long)there);
+    CHECK(there >= s->received, "rank %d from %d lane %d: the word went back to %llu", boot->rank, peer, lane,
+          (unsigned long long)there);
     while (s->received < there) {
         stream_verify(peer, lane, ++s->received);
         done = 1;
@@ -222,7 +233,8 @@ static int exchange(uint64_t rounds) {
     return 0;
 }
 
-/* ---- set-up ------------------------------------------------------------------------------------------------------------------ */
+/* ---- set-up
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 static void *memory_get(size_t bytes, int mapped) {
     void *p = NULL;
@@ -313,11 +325,12 @@ static void run(const char *settings, int mapped, uint64_t rounds) {
         teardown(mapped);
     }
     if (boot->rank == 0)
-        printf("%-9s %-8s %6.0f ms  %s\n", kind ? "FAILED" : "ok", mapped ? "mapped" : "ordinary", (double)(mpix_clock_ns() - start) / 1e6, settings);
+        printf("%-9s %-8s %6.0f ms  %s\n", kind ? "FAILED" : "ok", mapped ? "mapped" : "ordinary",
+               (double)(mpix_clock_ns() - start) / 1e6, settings);
     params = saved;
 }
 
-/* ---- refusals ---------------------------------------------------------------------------------------------------------------- */
+/* ---- refusals ---------------------------------------------------------------------------------------------------- */
 
 static int create_kind(const char *settings, int counters) {
     mpix_params saved = params;
@@ -342,14 +355,18 @@ static void refusals(void) {
 
     mpix_log_configure(MPIX_LOG_NONE, "");
     kind = create_kind("transport=pigeon", 4);
-    CHECK(kind == MPIX_ERRK_UNSUPPORTED && strstr(mpix_error_tls()->text, "pigeon"), "%d: %s", kind, mpix_error_tls()->text);
+    CHECK(kind == MPIX_ERRK_UNSUPPORTED && strstr(mpix_error_tls()->text, "pigeon"), "%d: %s", kind,
+          mpix_error_tls()->text);
     kind = create_kind("lanes=1", 65536);
-    CHECK(kind == MPIX_ERRK_UNSUPPORTED && strstr(mpix_error_tls()->text, "65536"), "%d: %s", kind, mpix_error_tls()->text);
+    CHECK(kind == MPIX_ERRK_UNSUPPORTED && strstr(mpix_error_tls()->text, "65536"), "%d: %s", kind,
+          mpix_error_tls()->text);
     if (boot->size > 1) {
         kind = create_kind(last ? "lanes=2" : "lanes=1", 4);
-        CHECK(kind == MPIX_ERRK_ARG && strstr(mpix_error_tls()->text, "mpix_ep_lanes"), "%d: %s", kind, mpix_error_tls()->text);
+        CHECK(kind == MPIX_ERRK_ARG && strstr(mpix_error_tls()->text, "mpix_ep_lanes"), "%d: %s", kind,
+              mpix_error_tls()->text);
         kind = create_kind(last ? "signal=counted" : "signal=auto", 4);
-        CHECK(kind == MPIX_ERRK_ARG && strstr(mpix_error_tls()->text, "mpix_ep_signal"), "%d: %s", kind, mpix_error_tls()->text);
+        CHECK(kind == MPIX_ERRK_ARG && strstr(mpix_error_tls()->text, "mpix_ep_signal"), "%d: %s", kind,
+              mpix_error_tls()->text);
         kind = create_kind("transport=shmem", last ? 5 : 4);
         CHECK(kind == MPIX_ERRK_ARG, "%d: %s", kind, mpix_error_tls()->text);
         kind = create_kind("transport=shmem", last ? 65536 : 4);
@@ -390,14 +407,21 @@ static void misuse(void) {
     int peer = (boot->rank + 1) % boot->size;
 
     mpix_log_configure(MPIX_LOG_NONE, "");
-    CHECK(mpix_proxy_put(proxy, boot->rank, 0, WIN_SOURCE, 0, WIN_TARGET, 0, 1, 0, &seq) == -MPIX_ERRK_INTERNAL, "own rank");
-    CHECK(mpix_proxy_put(proxy, boot->size, 0, WIN_SOURCE, 0, WIN_TARGET, 0, 1, 0, &seq) == -MPIX_ERRK_INTERNAL, "no rank");
-    CHECK(mpix_proxy_put(proxy, peer, lanes, WIN_SOURCE, 0, WIN_TARGET, 0, 1, 0, &seq) == -MPIX_ERRK_INTERNAL, "no lane");
+    CHECK(mpix_proxy_put(proxy, boot->rank, 0, WIN_SOURCE, 0, WIN_TARGET, 0, 1, 0, &seq) == -MPIX_ERRK_INTERNAL,
+          "own rank");
+    CHECK(mpix_proxy_put(proxy, boot->size, 0, WIN_SOURCE, 0, WIN_TARGET, 0, 1, 0, &seq) == -MPIX_ERRK_INTERNAL,
+          "no rank");
+    CHECK(mpix_proxy_put(proxy, peer, lanes, WIN_SOURCE, 0, WIN_TARGET, 0, 1, 0, &seq) == -MPIX_ERRK_INTERNAL,
+          "no lane");
     CHECK(mpix_proxy_put(proxy, peer, 0, 6, 0, WIN_TARGET, 0, 1, 0, &seq) == -MPIX_ERRK_INTERNAL, "no local window");
     CHECK(mpix_proxy_put(proxy, peer, 0, WIN_SOURCE, 0, 6, 0, 1, 0, &seq) == -MPIX_ERRK_INTERNAL, "no remote window");
-    CHECK(mpix_proxy_put(proxy, peer, 0, WIN_SOURCE, memory_bytes, WIN_TARGET, 0, 1, 0, &seq) == -MPIX_ERRK_INTERNAL, "local end");
-    CHECK(mpix_proxy_put(proxy, peer, 0, WIN_SOURCE, 0, WIN_TARGET, UINT64_MAX, 2, 0, &seq) == -MPIX_ERRK_INTERNAL, "remote end");
-    CHECK(mpix_proxy_put(proxy, peer, 0, WIN_SOURCE, 0, WIN_TARGET, 0, memory_bytes + 1, 0, &seq) == -MPIX_ERRK_INTERNAL, "length");
+    CHECK(mpix_proxy_put(proxy, peer, 0, WIN_SOURCE, memory_bytes, WIN_TARGET, 0, 1, 0, &seq) == -MPIX_ERRK_INTERNAL,
+          "local end");
+    CHECK(mpix_proxy_put(proxy, peer, 0, WIN_SOURCE, 0, WIN_TARGET, UINT64_MAX, 2, 0, &seq) == -MPIX_ERRK_INTERNAL,
+          "remote end");
+    CHECK(mpix_proxy_put(proxy, peer, 0, WIN_SOURCE, 0, WIN_TARGET, 0, memory_bytes + 1, 0, &seq) ==
+              -MPIX_ERRK_INTERNAL,
+          "length");
     CHECK(mpix_proxy_signal(proxy, peer, 0, WIN_WORDS, 4, 1, 0, 0, &seq) == -MPIX_ERRK_INTERNAL, "alignment");
     CHECK(mpix_proxy_signal(proxy, peer, 0, WIN_WORDS, words_bytes, 1, 0, 0, &seq) == -MPIX_ERRK_INTERNAL, "word");
     CHECK(seq == 77, "a number was given");
@@ -411,7 +435,10 @@ static void cycles(int n) {
     for (int i = 0; i < n; i++) {
         mpix_params saved = params;
         int kind;
-        apply(i % 4 == 0 ? "proxy=thread signal=counted" : i % 4 == 1 ? "signal=counted" : i % 4 == 2 ? "proxy=thread" : "lanes=2");
+        apply(i % 4 == 0   ? "proxy=thread signal=counted"
+              : i % 4 == 1 ? "signal=counted"
+              : i % 4 == 2 ? "proxy=thread"
+                           : "lanes=2");
         kind = setup(1);
         CHECK(kind == 0, "cycle %d: %s", i, mpix_error_tls()->text);
         if (kind)
@@ -434,9 +461,12 @@ static void cycles(int n) {
     CHECK(count_maps() == maps, "%d mappings, %d at the start", count_maps(), maps);
 }
 
-/* ---- death ------------------------------------------------------------------------------------------------------------------- */
+/* ---- death
+ * -------------------------------------------------------------------------------------------------------------------
+ */
 
-/* The victim leaves in the middle; everybody who exchanges with it gets PEER with its rank, soon; freeing does not wait for it. */
+/* The victim leaves in the middle; everybody who exchanges with it gets PEER with its rank, soon; freeing does not wait
+ * for it. */
 static int killed(const char *progress) {
     int victim = boot->size - 2, kind = 0, failed = 0;
     uint64_t start;
@@ -456,11 +486,13 @@ static int killed(const char *progress) {
         failed = mpix_proxy_failed(proxy, victim, &error);
         usleep(100);
     }
-    CHECK(failed == MPIX_ERRK_PEER && error.rank == victim && error.kind == MPIX_ERRK_PEER && error.host[0], "%d: %s", failed, error.text);
+    CHECK(failed == MPIX_ERRK_PEER && error.rank == victim && error.kind == MPIX_ERRK_PEER && error.host[0], "%d: %s",
+          failed, error.text);
     kind = exchange(1000);
     CHECK(kind == MPIX_ERRK_PEER && mpix_error_tls()->rank == victim, "after: %d %s", kind, mpix_error_tls()->text);
     for (int r = 0; r < boot->size; r++)
-        CHECK(r == victim || r == boot->rank || mpix_proxy_failed(proxy, r, NULL) == 0 || mpix_proxy_failed(proxy, r, NULL) == MPIX_ERRK_PEER,
+        CHECK(r == victim || r == boot->rank || mpix_proxy_failed(proxy, r, NULL) == 0 ||
+                  mpix_proxy_failed(proxy, r, NULL) == MPIX_ERRK_PEER,
               "rank %d", r);
     mpix_proxy_dump(proxy);
     start = mpix_clock_ns();
@@ -474,7 +506,8 @@ static int killed(const char *progress) {
 
 int main(int argc, char **argv) {
     static const char *const forms[] = {"signal=auto", "signal=counted"};
-    static const char tiny[] = "lanes=3 max_op=1000 fifo_slots=2 proxy_depth=1 proxy_descs=1 credit_ops=1 credit_bytes=100";
+    static const char tiny[] =
+        "lanes=3 max_op=1000 fifo_slots=2 proxy_depth=1 proxy_descs=1 credit_ops=1 credit_bytes=100";
     uint64_t rounds = argc > 2 ? strtoull(argv[2], NULL, 10) : 30;
     char settings[512];
     int result;
