@@ -33,6 +33,7 @@ include tests/unit/base.mk
 include tests/unit/rows.mk
 include tests/unit/coll.mk
 include tests/unit/proxy.mk
+include tests/unit/verbs.mk
 include tests/mpi/local.mk
 
 if !HAVE_CHECK

@@ -1,10 +1,12 @@
 /*
  * net_pair.c - a network transport alone, without the proxy, between all ranks of MPI_COMM_WORLD.
  *
- *   net_pair [-t TRANSPORT] [-r ROUNDS] [-b] [-m MAX_BYTES]      (default: verbs, 3 rounds, 1 MiB; -b: latency and bandwidth too)
+ *   net_pair [-t TRANSPORT] [-r ROUNDS] [-b] [-m MAX_BYTES]      (default: verbs, 3 rounds, 1 MiB; -b: latency and
+ * bandwidth too)
  *
- * Every rank writes to every other at the same time: writes of many sizes behind which a word follows, counted writes, reads, atomic adds, a full
- * queue, sleeping until something arrives. Data are checked byte by byte. Parameters come from MPIX_EP_*. Status 0 if all checks passed.
+ * Every rank writes to every other at the same time: writes of many sizes behind which a word follows, counted writes,
+ * reads, atomic adds, a full queue, sleeping until something arrives. Data are checked byte by byte. Parameters come
+ * from MPIX_EP_*. Status 0 if all checks passed.
  */
 #include "config.h"
 
@@ -40,7 +42,9 @@ static size_t word_offset(int from, int which) { return ((size_t)from * 16 + (si
 static size_t source_offset(int to) { return 64 * 1024 + (size_t)to * t.max; }
 static size_t landing_offset(int from) { return 64 * 1024 + (size_t)(t.size + from) * t.max; }
 
-static volatile uint64_t *word_at(int from, int which) { return (volatile uint64_t *)(t.base + word_offset(from, which)); }
+static volatile uint64_t *word_at(int from, int which) {
+    return (volatile uint64_t *)(t.base + word_offset(from, which));
+}
 
 static unsigned char pattern(int from, int to, int seed, size_t i) {
     return (unsigned char)((i * 2654435761u >> 7) + i + (size_t)from * 37 + (size_t)to * 101 + (size_t)seed * 13);
@@ -63,7 +67,8 @@ static int progress(void) {
             MPI_Abort(MPI_COMM_WORLD, 1);
         }
         t.done[done[i].peer][done[i].lane] += done[i].n;
-        CHECK(t.done[done[i].peer][done[i].lane] <= t.posted[done[i].peer][done[i].lane], "more completions than operations");
+        CHECK(t.done[done[i].peer][done[i].lane] <= t.posted[done[i].peer][done[i].lane],
+              "more completions than operations");
     }
     for (int i = 0; i < m; i++) {
         CHECK(arrivals[i].counter < COUNTED, "counter %u", arrivals[i].counter);
@@ -72,14 +77,14 @@ static int progress(void) {
     return n + m;
 }
 
-#define UNTIL(cond)                                                                                                                  \
-    for (uint64_t until_ = mpix_clock_ns() + 60000000000u; !(cond);) {                                                              \
-        if (!progress())                                                                                                            \
-            sched_yield();                                                                                                          \
-        if (mpix_clock_ns() > until_) {                                                                                             \
-            fprintf(stderr, "rank %d: %s:%d: %s did not come true\n", t.rank, __FILE__, __LINE__, #cond);                           \
-            MPI_Abort(MPI_COMM_WORLD, 1);                                                                                           \
-        }                                                                                                                           \
+#define UNTIL(cond)                                                                                                    \
+    for (uint64_t until_ = mpix_clock_ns() + 60000000000u; !(cond);) {                                                 \
+        if (!progress())                                                                                               \
+            sched_yield();                                                                                             \
+        if (mpix_clock_ns() > until_) {                                                                                \
+            fprintf(stderr, "rank %d: %s:%d: %s did not come true\n", t.rank, __FILE__, __LINE__, #cond);              \
+            MPI_Abort(MPI_COMM_WORLD, 1);                                                                              \
+        }                                                                                                              \
     }
 
 static void post(const mpix_net_op *op) {
@@ -91,12 +96,25 @@ static void post(const mpix_net_op *op) {
 }
 
 static mpix_net_op op_of(int kind, int peer, int lane, size_t loff, size_t roff, size_t len) {
-    return (mpix_net_op){.kind = kind, .peer = peer, .lane = lane, .mem = t.mem, .local = t.base + loff, .rmem = t.rmem[peer], .roff = roff, .len = len,
+    return (mpix_net_op){.kind = kind,
+                         .peer = peer,
+                         .lane = lane,
+                         .mem = t.mem,
+                         .local = t.base + loff,
+                         .rmem = t.rmem[peer],
+                         .roff = roff,
+                         .len = len,
                          .counter = -1};
 }
 
 static void post_word(int peer, int lane, int which, uint64_t value) {
-    mpix_net_op op = {.kind = MPIX_NET_WORD, .peer = peer, .lane = lane, .rmem = t.rmem[peer], .roff = word_offset(t.rank, which), .value = value, .counter = -1};
+    mpix_net_op op = {.kind = MPIX_NET_WORD,
+                      .peer = peer,
+                      .lane = lane,
+                      .rmem = t.rmem[peer],
+                      .roff = word_offset(t.rank, which),
+                      .value = value,
+                      .counter = -1};
     post(&op);
 }
 
@@ -106,20 +124,22 @@ static void drain(void) {
             UNTIL(t.done[p][l] == t.posted[p][l]);
 }
 
-#define PEERS(p)                                                                                                                    \
-    for (int p = 0; p < t.size; p++)                                                                                                \
+#define PEERS(p)                                                                                                       \
+    for (int p = 0; p < t.size; p++)                                                                                   \
         if (p != t.rank)
 
 /* All ranks get here with everything done; nobody stops polling while another still needs it. */
 static void barrier(int which) {
     static uint64_t epoch;
     epoch++;
-    PEERS(p) post_word(p, 0, which, epoch);
-    PEERS(p) UNTIL(*word_at(p, which) >= epoch);
+    PEERS (p)
+        post_word(p, 0, which, epoch);
+    PEERS (p)
+        UNTIL(*word_at(p, which) >= epoch);
     drain();
 }
 
-/* ---- set-up ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- set-up ----------------------------------------------------------------------------------------------------- */
 
 static void setup(const char *name) {
     unsigned char want[MAX_RANKS], *out, *in;
@@ -136,9 +156,13 @@ static void setup(const char *name) {
         die("open", kind);
     out = calloc((size_t)t.size, t.ops->address_bytes);
     in = calloc((size_t)t.size, t.ops->address_bytes);
-    PEERS(p) if ((kind = t.ops->address(t.net, p, out + (size_t)p * t.ops->address_bytes))) die("address", kind);
+    PEERS (p)
+        if ((kind = t.ops->address(t.net, p, out + (size_t)p * t.ops->address_bytes)))
+            die("address", kind);
     MPI_Alltoall(out, (int)t.ops->address_bytes, MPI_BYTE, in, (int)t.ops->address_bytes, MPI_BYTE, t.boot->comm);
-    PEERS(p) if ((kind = t.ops->connect(t.net, p, in + (size_t)p * t.ops->address_bytes))) die("connect", kind);
+    PEERS (p)
+        if ((kind = t.ops->connect(t.net, p, in + (size_t)p * t.ops->address_bytes)))
+            die("connect", kind);
     free(out);
     free(in);
     t.window = 64 * 1024 + 2 * (size_t)t.size * t.max;
@@ -149,22 +173,26 @@ static void setup(const char *name) {
     in = calloc((size_t)t.size, t.ops->key_bytes);
     t.ops->mem_key(t.net, t.mem, out);
     MPI_Allgather(out, (int)t.ops->key_bytes, MPI_BYTE, in, (int)t.ops->key_bytes, MPI_BYTE, t.boot->comm);
-    PEERS(p) if ((kind = t.ops->rmem_open(t.net, p, in + (size_t)p * t.ops->key_bytes, &t.rmem[p]))) die("rmem_open", kind);
+    PEERS (p)
+        if ((kind = t.ops->rmem_open(t.net, p, in + (size_t)p * t.ops->key_bytes, &t.rmem[p])))
+            die("rmem_open", kind);
     free(out);
     free(in);
     if (t.rank == 0)
-        printf("# %s on %s, %s, MTU %d, lanes %d, depth %d, max_op %llu, %s\n", t.ops->name, t.net->caps.device, t.net->caps.address, t.net->caps.mtu,
-               t.net->caps.lanes, t.net->caps.depth, (unsigned long long)t.net->caps.max_op, t.net->caps.why);
+        printf("# %s on %s, %s, MTU %d, lanes %d, depth %d, max_op %llu, %s\n", t.ops->name, t.net->caps.device,
+               t.net->caps.address, t.net->caps.mtu, t.net->caps.lanes, t.net->caps.depth,
+               (unsigned long long)t.net->caps.max_op, t.net->caps.why);
 }
 
 static void teardown(void) {
-    PEERS(p) t.ops->rmem_close(t.net, t.rmem[p]);
+    PEERS (p)
+        t.ops->rmem_close(t.net, t.rmem[p]);
     t.ops->mem_dereg(t.net, t.mem);
     t.ops->close(t.net);
     munmap(t.base, t.window);
 }
 
-/* ---- tests ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- tests ------------------------------------------------------------------------------------------------------ */
 
 static void fill(int to, int seed, size_t len) {
     for (size_t i = 0; i < len; i++)
@@ -178,7 +206,8 @@ static void compare(int from, int seed, size_t at, size_t len, const char *what)
     CHECK(wrong == 0, "%s of %zu bytes from %d: %zu bytes are wrong", what, len, from, wrong);
 }
 
-static const size_t sizes[] = {0, 1, 2, 3, 7, 8, 15, 16, 31, 63, 64, 65, 100, 255, 256, 1000, 1023, 1024, 1025, 4095, 4096, 4097, 14336, 65536, 100001, 262144, 1048576};
+static const size_t sizes[] = {0,   1,    2,    3,    7,    8,    15,   16,   31,    63,    64,     65,     100,    255,
+                               256, 1000, 1023, 1024, 1025, 4095, 4096, 4097, 14336, 65536, 100001, 262144, 1048576};
 
 static void test_writes(void) {
     uint64_t seq = 0;
@@ -186,22 +215,25 @@ static void test_writes(void) {
         for (size_t s = 0; s < sizeof sizes / sizeof *sizes && sizes[s] + 8 <= t.max; s++) {
             size_t shift = (size_t)r % 8; /* destinations at any alignment */
             seq++;
-            PEERS(p) {
+            PEERS (p) {
                 int lane = (int)(seq % (uint64_t)t.net->caps.lanes);
-                mpix_net_op op = op_of(MPIX_NET_WRITE, p, lane, source_offset(p), landing_offset(t.rank) + shift, sizes[s]);
+                mpix_net_op op =
+                    op_of(MPIX_NET_WRITE, p, lane, source_offset(p), landing_offset(t.rank) + shift, sizes[s]);
                 fill(p, (int)seq, sizes[s]);
                 post(&op);
                 if (!t.net->caps.ordered)
                     drain();
                 post_word(p, lane, 0, seq);
             }
-            PEERS(p) {
+            PEERS (p) {
                 UNTIL(*word_at(p, 0) >= seq);
                 __atomic_thread_fence(__ATOMIC_ACQUIRE);
                 compare(p, (int)seq, shift, sizes[s], "write");
             }
-            PEERS(p) post_word(p, 0, 1, seq); /* the landing area may be written again */
-            PEERS(p) UNTIL(*word_at(p, 1) >= seq);
+            PEERS (p)
+                post_word(p, 0, 1, seq); /* the landing area may be written again */
+            PEERS (p)
+                UNTIL(*word_at(p, 1) >= seq);
             drain();
         }
     }
@@ -215,7 +247,7 @@ static void test_counted(void) {
         return;
     }
     for (int r = 0; r < t.rounds; r++) {
-        PEERS(p) {
+        PEERS (p) {
             int n = (int)(t.max / PART) < COUNTED ? (int)(t.max / PART) : COUNTED;
             fill(p, 1000 + r, (size_t)n * PART);
             for (int k = 0; k < n; k++) {
@@ -225,7 +257,7 @@ static void test_counted(void) {
                 post(&op);
             }
         }
-        PEERS(p) {
+        PEERS (p) {
             int n = (int)(t.max / PART) < COUNTED ? (int)(t.max / PART) : COUNTED;
             size_t wrong = 0;
             UNTIL(t.arrived[p][r % COUNTED] >= n);
@@ -242,14 +274,17 @@ static void test_counted(void) {
 
 static void test_reads(void) {
     for (size_t s = 1; s < sizeof sizes / sizeof *sizes && sizes[s] <= t.max; s++) {
-        PEERS(p) fill(p, (int)s, sizes[s]);
+        PEERS (p)
+            fill(p, (int)s, sizes[s]);
         barrier(2);
-        PEERS(p) {
-            mpix_net_op op = op_of(MPIX_NET_READ, p, (int)s % t.net->caps.lanes, landing_offset(p), source_offset(t.rank), sizes[s]);
+        PEERS (p) {
+            mpix_net_op op =
+                op_of(MPIX_NET_READ, p, (int)s % t.net->caps.lanes, landing_offset(p), source_offset(t.rank), sizes[s]);
             post(&op);
         }
         drain();
-        PEERS(p) compare(p, (int)s, 0, sizes[s], "read");
+        PEERS (p)
+            compare(p, (int)s, 0, sizes[s], "read");
         barrier(2);
     }
 }
@@ -262,7 +297,7 @@ static void test_adds(void) {
     *word_at(0, 8) = 0;
     barrier(2);
     for (int k = 0; k < ADDS; k++) {
-        PEERS(p) {
+        PEERS (p) {
             mpix_net_op op = op_of(MPIX_NET_ADD, p, 0, word_offset(t.rank, OLD), word_offset(0, 8), 8);
             uint64_t before = k ? *word_at(t.rank, OLD) : 0;
             op.value = (uint64_t)t.rank + 1 + (1ull << 40);
@@ -272,8 +307,10 @@ static void test_adds(void) {
         }
     }
     barrier(2);
-    PEERS(p) sum += ADDS * ((uint64_t)p + 1 + (1ull << 40));
-    CHECK(*word_at(0, 8) == sum, "sum %llx instead of %llx", (unsigned long long)*word_at(0, 8), (unsigned long long)sum);
+    PEERS (p)
+        sum += ADDS * ((uint64_t)p + 1 + (1ull << 40));
+    CHECK(*word_at(0, 8) == sum, "sum %llx instead of %llx", (unsigned long long)*word_at(0, 8),
+          (unsigned long long)sum);
 }
 
 /* More operations than a lane holds, several in one call: taken in order, none lost. */
@@ -337,11 +374,14 @@ static void test_sleep(void) {
     barrier(2);
 }
 
-/* ---- figures ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- figures ---------------------------------------------------------------------------------------------------- */
 
-static int by_value(const void *a, const void *b) { return (*(const uint64_t *)a > *(const uint64_t *)b) - (*(const uint64_t *)a < *(const uint64_t *)b); }
+static int by_value(const void *a, const void *b) {
+    return (*(const uint64_t *)a > *(const uint64_t *)b) - (*(const uint64_t *)a < *(const uint64_t *)b);
+}
 
-/* Half of a round trip of a write of len bytes (0: none) and a word behind it, between ranks 0 and 1. Spins, as ib_write_lat does. */
+/* Half of a round trip of a write of len bytes (0: none) and a word behind it, between ranks 0 and 1. Spins, as
+ * ib_write_lat does. */
 static void bench_latency(size_t len, int iterations) {
     uint64_t *times = malloc((size_t)iterations * sizeof *times);
     static uint64_t seq;
@@ -374,8 +414,9 @@ static void bench_latency(size_t len, int iterations) {
     }
     if (t.rank == 0) {
         qsort(times, (size_t)iterations, sizeof *times, by_value);
-        printf("latency %8zu B + word: median %9.2f us, min %9.2f, p99 %9.2f (half a round trip, %d)\n", len, (double)times[iterations / 2] / 2e3,
-               (double)times[0] / 2e3, (double)times[iterations * 99 / 100] / 2e3, iterations);
+        printf("latency %8zu B + word: median %9.2f us, min %9.2f, p99 %9.2f (half a round trip, %d)\n", len,
+               (double)times[iterations / 2] / 2e3, (double)times[0] / 2e3, (double)times[iterations * 99 / 100] / 2e3,
+               iterations);
     }
     free(times);
     drain();
@@ -391,7 +432,8 @@ static void bench_bandwidth(size_t len, size_t total, int both) {
     if (t.rank < senders) {
         int peer = 1 - t.rank;
         for (int i = 0; i < n; i++) {
-            mpix_net_op op = op_of(MPIX_NET_WRITE, peer, i % t.net->caps.lanes, source_offset(peer), landing_offset(t.rank), len);
+            mpix_net_op op =
+                op_of(MPIX_NET_WRITE, peer, i % t.net->caps.lanes, source_offset(peer), landing_offset(t.rank), len);
             post(&op);
         }
         drain();

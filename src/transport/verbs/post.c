@@ -1,13 +1,13 @@
 /*
  * post.c - operations become work requests, chained per lane, one doorbell per lane and call.
  *
- * An operation is one work request, or several where it crosses the edge of a piece of a registration on either side. Only few are signalled: the last
- * one of each chain, since its completion must be seen, and one in every quarter of the send queue. RC completes in order, so a signalled request
- * tells of all before it.
+ * An operation is one work request, or several where it crosses the edge of a piece of a registration on either side.
+ * Only few are signalled: the last one of each chain, since its completion must be seen, and one in every quarter of
+ * the send queue. RC completes in order, so a signalled request tells of all before it.
  *
- * A device may refuse requests although its send queue has room (ENOMEM, EAGAIN). Those stay in the net's array, in their chains, and are tried again by
- * the next post or poll; until they are gone nothing new is taken. That is only done while the lane has requests in flight: a refusal with none in
- * flight will not end, and is an error.
+ * A device may refuse requests although its send queue has room (ENOMEM, EAGAIN). Those stay in the net's array, in
+ * their chains, and are tried again by the next post or poll; until they are gone nothing new is taken. That is only
+ * done while the lane has requests in flight: a refusal with none in flight will not end, and is an error.
  */
 #include "config.h"
 
@@ -20,11 +20,11 @@
 #include "base/log.h"
 
 static uint64_t wr_id_of(const verbs_net *net, const verbs_lane *lane) {
-    return (uint64_t)(lane - net->lanes) << (2 * VERBS_SEQ_BITS) | (uint64_t)(lane->op_seq & VERBS_SEQ_MASK) << VERBS_SEQ_BITS |
-           (lane->wr_seq & VERBS_SEQ_MASK);
+    return (uint64_t)(lane - net->lanes) << (2 * VERBS_SEQ_BITS) |
+           (uint64_t)(lane->op_seq & VERBS_SEQ_MASK) << VERBS_SEQ_BITS | (lane->wr_seq & VERBS_SEQ_MASK);
 }
 
-/* ---- doorbells --------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- doorbells -------------------------------------------------------------------------------------------------- */
 
 /* 1: the chain is gone (handed over, or dropped with the lane); 0: some of it remains. */
 static int lane_ring(verbs_net *net, verbs_lane *lane) {
@@ -48,8 +48,8 @@ static int lane_ring(verbs_net *net, verbs_lane *lane) {
     in_flight = (uint32_t)((lane->head->wr_id & VERBS_SEQ_MASK) - 1 - lane->wr_done) & VERBS_SEQ_MASK;
     if ((err == ENOMEM || err == EAGAIN) && in_flight > 0)
         return 0;
-    verbs_lane_break(net, lane, MPIX_ERRK_TRANSPORT, "%s: post to rank %d was refused: %s", net->devices[lane->device].port.name, lane->peer,
-                     strerror(err));
+    verbs_lane_break(net, lane, MPIX_ERRK_TRANSPORT, "%s: post to rank %d was refused: %s",
+                     net->devices[lane->device].port.name, lane->peer, strerror(err));
     lane->head = lane->tail = NULL;
     return 1;
 }
@@ -69,7 +69,7 @@ void verbs_flush(verbs_net *net) {
         net->nwr = 0;
 }
 
-/* ---- building --------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- building --------------------------------------------------------------------------------------------------- */
 
 /* Bytes from both offsets to the next edge of a piece, at most left. */
 static uint64_t step_of(const mpix_net_op *op, uint64_t loff, uint64_t roff, uint64_t left) {
@@ -115,7 +115,8 @@ static struct ibv_send_wr *wr_new(verbs_net *net, verbs_lane *lane) {
     return wr;
 }
 
-static void wr_local(const verbs_lane *lane, struct ibv_send_wr *wr, const mpix_net_mem *mem, uint64_t loff, uint64_t len) {
+static void wr_local(const verbs_lane *lane, struct ibv_send_wr *wr, const mpix_net_mem *mem, uint64_t loff,
+                     uint64_t len) {
     wr->sg_list->addr = (uintptr_t)(mem->staging ? mem->staging : mem->base) + loff;
     wr->sg_list->length = (uint32_t)len;
     wr->sg_list->lkey = mem->mr[lane->device][loff / mem->piece]->lkey;
@@ -159,7 +160,8 @@ static void build_word(verbs_net *net, verbs_lane *lane, const mpix_net_op *op) 
     uint64_t *word = &net->word[wr - net->wr];
 
     if (device->max_inline < (int)sizeof *word) { /* a slot is free again when its request is complete */
-        word = &device->scratch[(size_t)(lane - net->lanes) * (size_t)net->depth + (lane->wr_seq & (uint32_t)(net->depth - 1))];
+        word = &device->scratch[(size_t)(lane - net->lanes) * (size_t)net->depth +
+                                (lane->wr_seq & (uint32_t)(net->depth - 1))];
         wr->sg_list->lkey = device->scratch_mr->lkey;
     } else {
         wr->send_flags |= IBV_SEND_INLINE;
@@ -189,13 +191,18 @@ static int check(const verbs_net *net, const verbs_lane *lane, const mpix_net_op
     uint64_t len = word ? sizeof(uint64_t) : op->len;
 
     if (!lane->connected || op->roff > op->rmem->bytes || len > op->rmem->bytes - op->roff || (word && op->roff % 8) ||
-        (!word && op->len > net->net.caps.max_op) || (op->kind != MPIX_NET_WORD && len && (loff > op->mem->bytes || len > op->mem->bytes - loff)))
-        return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "verbs: operation %d of %llu bytes at offset %llu to rank %d is outside of its memory or limits", op->kind,
-                         (unsigned long long)len, (unsigned long long)op->roff, op->peer);
+        (!word && op->len > net->net.caps.max_op) ||
+        (op->kind != MPIX_NET_WORD && len && (loff > op->mem->bytes || len > op->mem->bytes - loff)))
+        return mpix_fail(
+            MPIX_ERRK_INTERNAL, NULL,
+            "verbs: operation %d of %llu bytes at offset %llu to rank %d is outside of its memory or limits", op->kind,
+            (unsigned long long)len, (unsigned long long)op->roff, op->peer);
     if (op->kind == MPIX_NET_ADD && !net->devices[lane->device].atomics)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "%s has no atomic operations", net->devices[lane->device].port.name);
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "%s has no atomic operations",
+                         net->devices[lane->device].port.name);
     if (op->counter >= 0 && !net->net.caps.counted)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "%s: counted writes need a shared receive queue, which it or rank %d has not",
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL,
+                         "%s: counted writes need a shared receive queue, which it or rank %d has not",
                          net->devices[lane->device].port.name, op->peer);
     return 0;
 }

@@ -1,9 +1,11 @@
 /*
- * verbs.c - the transport's table, opening and closing: protection domain, completion queues, shared receive queue, and the limits of the devices.
+ * verbs.c - the transport's table, opening and closing: protection domain, completion queues, shared receive queue, and
+ * the limits of the devices.
  *
- * Depth. A lane has `depth` slots in its send queue; the send completion queue of a device has room for all slots of all its lanes, since after an error
- * each of them completes. The shared receive queue holds as many receives, one for each counted write that peers may have under way, and its completion
- * queue as many completions, so neither can overflow. Where the device's limits are lower the depth is lowered for all lanes alike.
+ * Depth. A lane has `depth` slots in its send queue; the send completion queue of a device has room for all slots of
+ * all its lanes, since after an error each of them completes. The shared receive queue holds as many receives, one for
+ * each counted write that peers may have under way, and its completion queue as many completions, so neither can
+ * overflow. Where the device's limits are lower the depth is lowered for all lanes alike.
  */
 #include "config.h"
 
@@ -29,11 +31,12 @@ static void fork_safe(void) {
         mpix_log(MPIX_LOG_INFO, "verbs: no protection of registered memory at fork: %s", strerror(err));
 }
 
-/* ---- limits -------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- limits ----------------------------------------------------------------------------------------------------- */
 
 static int lower(int *value, long limit, const char *device, const char *what) {
     if (limit < *value) {
-        mpix_log(MPIX_LOG_INFO, "verbs: %s: %s allows a depth of %ld operations per lane, not %d", device, what, limit, *value);
+        mpix_log(MPIX_LOG_INFO, "verbs: %s: %s allows a depth of %ld operations per lane, not %d", device, what, limit,
+                 *value);
         *value = (int)(limit > 0 ? limit : 0);
     }
     return *value;
@@ -53,8 +56,9 @@ static int limits(verbs_net *net, const mpix_params *params) {
         if (device->lanes == 0)
             device->lanes = 1; /* nobody to talk to: memory can be registered all the same */
         if (device->lanes > attr->max_qp)
-            return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "%s has %d queue pairs, %d peers with %d lanes need more: lower the parameter lanes", name, attr->max_qp,
-                             net->npeers, net->nlanes);
+            return mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                             "%s has %d queue pairs, %d peers with %d lanes need more: lower the parameter lanes", name,
+                             attr->max_qp, net->npeers, net->nlanes);
         device->atomics = attr->atomic_cap != IBV_ATOMIC_NONE;
         lower(&net->depth, attr->max_qp_wr, name, "max_qp_wr");
         lower(&net->depth, attr->max_cqe / device->lanes, name, "max_cqe");
@@ -62,9 +66,13 @@ static int limits(verbs_net *net, const mpix_params *params) {
             lower(&net->depth, attr->max_srq_wr / device->lanes, name, "max_srq_wr");
     }
     if (net->depth < DEPTH_MIN)
-        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "%s: its limits leave a depth of %d operations for each of %d peers and %d lanes, %d are needed: lower lanes",
-                         name, net->depth, net->npeers, net->nlanes, DEPTH_MIN);
-    while (net->depth & (net->depth - 1)) /* slots of the ring of words are numbered by the low bits of a sequence that wraps */
+        return mpix_fail(
+            MPIX_ERRK_NO_MEM, NULL,
+            "%s: its limits leave a depth of %d operations for each of %d peers and %d lanes, %d are needed: "
+            "lower lanes",
+            name, net->depth, net->npeers, net->nlanes, DEPTH_MIN);
+    while (net->depth &
+           (net->depth - 1)) /* slots of the ring of words are numbered by the low bits of a sequence that wraps */
         net->depth &= net->depth - 1;
     net->signal_every = net->depth / 4;
     return 0;
@@ -108,18 +116,19 @@ static void set_caps(verbs_net *net, const mpix_params *params) {
         snprintf(order, sizeof order, "%sordered: parameter", caps->ordered ? "" : "not ");
     }
     snprintf(caps->why, sizeof caps->why, "%s; %.80s", device, order);
-    mpix_log(MPIX_LOG_INFO, "verbs: %d peers, %d lanes, depth %d, counted %s, %s", net->npeers, net->nlanes, net->depth, caps->counted ? "yes" : "no (no SRQ)",
-             order);
+    mpix_log(MPIX_LOG_INFO, "verbs: %d peers, %d lanes, depth %d, counted %s, %s", net->npeers, net->nlanes, net->depth,
+             caps->counted ? "yes" : "no (no SRQ)", order);
 }
 
-/* ---- open and close ---------------------------------------------------------------------------------------------------------------------------- */
+/* ---- open and close --------------------------------------------------------------------------------------------- */
 
 static int device_fail(const verbs_device *device, int err, const char *what, int size) {
     char limit[128];
 
     verbs_memlock_text(limit, sizeof limit);
-    return mpix_fail_sys(err == ENOMEM ? MPIX_ERRK_NO_MEM : MPIX_ERRK_TRANSPORT, err, "%s: %s (size %d) can't be made%s%s", device->port.name, what, size,
-                         err == ENOMEM ? "; " : "", err == ENOMEM ? limit : "");
+    return mpix_fail_sys(err == ENOMEM ? MPIX_ERRK_NO_MEM : MPIX_ERRK_TRANSPORT, err,
+                         "%s: %s (size %d) can't be made%s%s", device->port.name, what, size, err == ENOMEM ? "; " : "",
+                         err == ENOMEM ? limit : "");
 }
 
 static int device_open(verbs_net *net, verbs_device *device) {
@@ -144,7 +153,8 @@ static int device_open(verbs_net *net, verbs_device *device) {
     device->scratch = calloc((size_t)words, sizeof *device->scratch);
     if (!device->scratch)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d words", words);
-    if (!(device->scratch_mr = ibv_reg_mr(device->pd, device->scratch, (size_t)words * sizeof *device->scratch, IBV_ACCESS_LOCAL_WRITE)))
+    if (!(device->scratch_mr =
+              ibv_reg_mr(device->pd, device->scratch, (size_t)words * sizeof *device->scratch, IBV_ACCESS_LOCAL_WRITE)))
         return verbs_reg_error(net, errno, (uint64_t)words * sizeof *device->scratch, "a ring of words");
     return 0;
 }
@@ -155,7 +165,8 @@ static int lanes_init(verbs_net *net, const unsigned char *want) {
     net->slot_of = malloc((size_t)net->boot->size * sizeof *net->slot_of);
     net->lanes = calloc((size_t)net->npeers * (size_t)net->nlanes + 1, sizeof *net->lanes);
     if (!net->slot_of || !net->lanes)
-        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d lanes to each of %d peers", net->nlanes, net->npeers);
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d lanes to each of %d peers", net->nlanes,
+                         net->npeers);
     while (slots < 2 * (size_t)net->npeers * (size_t)net->nlanes)
         slots *= 2;
     net->hash_mask = (uint32_t)slots - 1;
@@ -188,14 +199,16 @@ static void verbs_close(mpix_net *base) {
         int err = 0;
 
         err |= device->srq ? ibv_destroy_srq(device->srq) : 0;
-        err |= device->send_cq ? ibv_destroy_cq(device->send_cq) : 0; /* all events were acknowledged when they were taken: this does not wait */
+        err |= device->send_cq ? ibv_destroy_cq(device->send_cq)
+                               : 0; /* all events were acknowledged when they were taken: this does not wait */
         err |= device->recv_cq ? ibv_destroy_cq(device->recv_cq) : 0;
         err |= device->channel ? ibv_destroy_comp_channel(device->channel) : 0;
         err |= device->scratch_mr ? ibv_dereg_mr(device->scratch_mr) : 0;
         err |= device->pd ? ibv_dealloc_pd(device->pd) : 0;
         err |= ibv_close_device(device->port.context);
         if (err)
-            mpix_log(MPIX_LOG_WARN, "verbs: %s was not closed in order (%s): memory is still registered with it?", device->port.name, strerror(err));
+            mpix_log(MPIX_LOG_WARN, "verbs: %s was not closed in order (%s): memory is still registered with it?",
+                     device->port.name, strerror(err));
         free(device->scratch);
         free(net->hash[d]);
     }
@@ -233,7 +246,8 @@ static int verbs_open(mpix_boot *boot, const mpix_params *params, const unsigned
         net->npeers += want[peer] != 0;
     set_options(net, params);
     if ((long)net->npeers * net->nlanes > VERBS_MAX_LANES_TOTAL) {
-        kind = mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "%d peers with %d lanes: at most %d lanes in all", net->npeers, net->nlanes, VERBS_MAX_LANES_TOTAL);
+        kind = mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "%d peers with %d lanes: at most %d lanes in all", net->npeers,
+                         net->nlanes, VERBS_MAX_LANES_TOTAL);
         goto undo;
     }
     fork_safe();

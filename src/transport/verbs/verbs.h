@@ -7,9 +7,10 @@
  *   post.c    operations to work requests            poll.c   completions, arrivals
  *   event.c   asynchronous events, sleeping          order.c  which devices keep the order of writes
  *
- * Lanes. Lane l of every peer uses device l modulo the number of devices. A lane is one queue pair. Work requests are numbered per lane;
- * the few that are signalled carry in wr_id the lane's index, the number of the operation they end and their own number, so that one
- * completion says how many operations and slots of the send queue are done: RC completes in order.
+ * Lanes. Lane l of every peer uses device l modulo the number of devices. A lane is one queue pair. Work requests are
+ * numbered per lane; the few that are signalled carry in wr_id the lane's index, the number of the operation they end
+ * and their own number, so that one completion says how many operations and slots of the send queue are done: RC
+ * completes in order.
  */
 #ifndef MPIX_TRANSPORT_VERBS_H
 #define MPIX_TRANSPORT_VERBS_H
@@ -20,15 +21,16 @@
 enum {
     VERBS_MAX_DEVICES = 4,
     VERBS_MAX_LANES = 16,
-    VERBS_MAX_PIECES = 16, /* of a registration, where a device limits the size of one */
-    VERBS_INLINE = 64,     /* bytes of inline data asked for: a word, a header of a counted batch */
-    VERBS_BATCH = 128,     /* work requests built before the doorbells are rung */
-    VERBS_POLL = 32,       /* completions taken at once */
-    VERBS_RDMA_ATOMIC = 16, /* READs and atomics in flight per queue pair, at most */
+    VERBS_MAX_PIECES = 16,    /* of a registration, where a device limits the size of one */
+    VERBS_INLINE = 64,        /* bytes of inline data asked for: a word, a header of a counted batch */
+    VERBS_BATCH = 128,        /* work requests built before the doorbells are rung */
+    VERBS_POLL = 32,          /* completions taken at once */
+    VERBS_RDMA_ATOMIC = 16,   /* READs and atomics in flight per queue pair, at most */
     VERBS_EVENT_PERIOD = 4096 /* polls that find nothing between two looks for asynchronous events */
 };
 
-/* wr_id: 20 bits of lane index, 22 of operation number, 22 of work request number. Differences are far below 2^22: depths are at most 2^14. */
+/* wr_id: 20 bits of lane index, 22 of operation number, 22 of work request number. Differences are far below 2^22:
+ * depths are at most 2^14. */
 enum { VERBS_SEQ_BITS = 22, VERBS_SEQ_MASK = (1 << VERBS_SEQ_BITS) - 1, VERBS_MAX_LANES_TOTAL = 1 << 20 };
 
 /* A port that could be used, with its address. The context is open. */
@@ -41,8 +43,9 @@ typedef struct verbs_port {
     int gid_class;       /* lower is better, see gid.c */
     int numa;            /* node of the device, -1: unknown */
     double gbps;
-    char name[48];       /* "rxe0:1" */
-    char address[64];    /* "gid[1] 10.9.0.1" */
+    char name[48];    /* "rxe0:1" */
+    char address[64]; /* "gid[1] 10.9.0.1" */
+    char network[48]; /* "10.9.0.0/24": ports with the same text reach each other */
 } verbs_port;
 
 typedef struct verbs_device {
@@ -50,14 +53,14 @@ typedef struct verbs_device {
     struct ibv_pd *pd;
     struct ibv_comp_channel *channel;
     struct ibv_cq *send_cq, *recv_cq;
-    struct ibv_srq *srq;  /* NULL: no counted arrivals */
-    int lanes;            /* queue pairs on this device */
-    int max_inline;       /* of the last queue pair made */
+    struct ibv_srq *srq; /* NULL: no counted arrivals */
+    int lanes;           /* queue pairs on this device */
+    int max_inline;      /* of the last queue pair made */
     int atomics;
-    int recv_missing;     /* receives that could not be posted yet */
-    int failed;           /* its lanes are broken */
-    uint64_t down_since;  /* ns; the port reported an error and has not come back, 0: it is up */
-    uint64_t *scratch;    /* words to be written where the device has no inline data: [lane of the net][depth] */
+    int recv_missing;    /* receives that could not be posted yet */
+    int failed;          /* its lanes are broken */
+    uint64_t down_since; /* ns; the port reported an error and has not come back, 0: it is up */
+    uint64_t *scratch;   /* words to be written where the device has no inline data: [lane of the net][depth] */
     struct ibv_mr *scratch_mr;
 } verbs_device;
 
@@ -65,15 +68,15 @@ typedef struct verbs_lane {
     struct ibv_qp *qp;
     int peer, lane, device, remote_device;
     int connected;
-    int depth;                   /* the lower of both ends' */
+    int depth; /* the lower of both ends' */
     uint32_t psn;
-    uint32_t op_seq, op_done;    /* operations taken and known to be complete */
-    uint32_t wr_seq, wr_done;    /* work requests built and known to be complete */
-    uint32_t unsignalled;        /* since the last signalled one */
+    uint32_t op_seq, op_done;        /* operations taken and known to be complete */
+    uint32_t wr_seq, wr_done;        /* work requests built and known to be complete */
+    uint32_t unsignalled;            /* since the last signalled one */
     struct ibv_send_wr *head, *tail; /* built, not handed to the device */
-    int queued;                  /* 1: it is in the net's list of lanes with such work requests */
-    int kind;                    /* 0, or the error that broke it */
-    int told;                    /* the error was reported by poll */
+    int queued;                      /* 1: it is in the net's list of lanes with such work requests */
+    int kind;                        /* 0, or the error that broke it */
+    int told;                        /* the error was reported by poll */
     char text[128];
 } verbs_lane;
 
@@ -89,15 +92,15 @@ typedef struct verbs_net {
     int gid_index, retry_exponent, traffic_class, service_level;
     uint64_t retry_ns;
     verbs_device devices[VERBS_MAX_DEVICES];
-    int npeers;          /* wanted */
-    int *slot_of;        /* [boot->size] number of the peer among the wanted ones, -1 */
-    verbs_lane *lanes;   /* [npeers][nlanes] */
+    int npeers;                               /* wanted */
+    int *slot_of;                             /* [boot->size] number of the peer among the wanted ones, -1 */
+    verbs_lane *lanes;                        /* [npeers][nlanes] */
     verbs_hash_slot *hash[VERBS_MAX_DEVICES]; /* queue pair number to lane; arrivals name no peer otherwise */
     uint32_t hash_mask;
-    int broken;          /* lanes whose error was not reported yet */
+    int broken; /* lanes whose error was not reported yet */
     int epoll_fd;
     unsigned idle_polls;
-    int next_device;     /* arrivals: where the last call stopped */
+    int next_device; /* arrivals: where the last call stopped */
     /* Work requests of one call of post; they outlive it only when the device refuses some. */
     struct ibv_send_wr wr[VERBS_BATCH];
     struct ibv_sge sge[VERBS_BATCH];
@@ -112,10 +115,10 @@ typedef struct verbs_net {
 enum { VERBS_MEM_HOST, VERBS_MEM_DMABUF, VERBS_MEM_PEERMEM, VERBS_MEM_STAGED };
 
 struct mpix_net_mem {
-    void *base;        /* the caller's */
+    void *base;            /* the caller's */
     uint64_t bytes, piece; /* piece i begins at i * piece */
     int npieces, how;
-    void *staging;     /* pinned host memory that stands for base, NULL but for STAGED */
+    void *staging; /* pinned host memory that stands for base, NULL but for STAGED */
     struct ibv_mr *mr[VERBS_MAX_DEVICES][VERBS_MAX_PIECES];
 };
 
@@ -131,18 +134,21 @@ typedef struct verbs_gpu_ops {
     int (*is_gpu)(const void *address);
     /* A dma-buf of [base, base + bytes), and where base is in it. The caller closes fd. -1: there is none. */
     int (*dmabuf)(const void *base, size_t bytes, int *fd, uint64_t *offset);
-    /* Whether the kernel has peer memory for these GPUs (nvidia_peermem, amdgpu): without it the registration of a GPU address fails. */
+    /* Whether the kernel has peer memory for these GPUs (nvidia_peermem, amdgpu): without it the registration of a GPU
+     * address fails. */
     int (*peermem)(void);
     void *(*pinned_alloc)(size_t bytes); /* NULL without memory */
     void (*pinned_free)(void *staging, size_t bytes);
 } verbs_gpu_ops;
 
-/* device.c: fills net->devices[].port with the chosen ports, contexts open, and net->ndevices, caps.device, address, why. */
+/* device.c: fills net->devices[].port with the chosen ports, contexts open, and net->ndevices, caps.device, address,
+ * why. */
 int verbs_devices_choose(verbs_net *net, const mpix_params *params);
 
 /* gid.c. Index of the best GID of an Ethernet port, or params' own. 0, or -1 with the reason in why. */
 int verbs_gid_choose(verbs_port *port, int forced, char *why, size_t len);
 void verbs_gid_text(const union ibv_gid *gid, char *buf, size_t len);
+void verbs_gid_network(const union ibv_gid *gid, char *buf, size_t len); /* of an Ethernet port */
 
 /* order.c. Whether a device is known to make writes of one queue pair visible in order; why is filled. */
 int verbs_order_known(const struct ibv_device_attr *attr, char *why, size_t len);
@@ -163,7 +169,8 @@ int verbs_rmem_open(mpix_net *base, int peer, const void *blob, mpix_net_rmem **
 void verbs_rmem_close(mpix_net *base, mpix_net_rmem *rmem);
 uint64_t verbs_piece(const verbs_net *net, uint64_t bytes); /* longest single registration of all devices, or bytes */
 int verbs_access(const verbs_device *device);
-int verbs_reg_pieces(verbs_net *net, mpix_net_mem *mem, void *base, int dmabuf_fd, uint64_t dmabuf_offset); /* 0 or errno; undoes what it did */
+int verbs_reg_pieces(verbs_net *net, mpix_net_mem *mem, void *base, int dmabuf_fd,
+                     uint64_t dmabuf_offset); /* 0 or errno; undoes what it did */
 int verbs_reg_error(const verbs_net *net, int err, uint64_t bytes, const char *what);
 void verbs_memlock_text(char *buf, size_t len); /* the limit, and how it is raised */
 

@@ -1,0 +1,595 @@
+/* test_verbs_data.c - operations to work requests, doorbells, signalling, refusals; completions; arrivals. */
+#include "config.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <string.h>
+
+#include "tests/unit/verbs_fixture.h"
+
+static mpix_net_done done[64];
+
+static int post(const mpix_net_op *ops, int n) { return mpix_net_verbs.post(fix.net, ops, n); }
+static int poll_all(void) { return mpix_net_verbs.poll(fix.net, done, 64); }
+static mock_qp *qp_of(int peer, int lane) { return (mock_qp *)verbs_lane_of(fix.v, peer, lane)->qp; }
+static int is_signalled(int i) { return (mock.wr[i].wr.send_flags & IBV_SEND_SIGNALED) != 0; }
+
+static void open_one(void) {
+    mock_add("mlx5_0", 1);
+    fix_reopen();
+}
+
+/* ---- work requests ---------------------------------------------------------------------------------------------- */
+
+START_TEST(write_arguments) {
+    mpix_net_op op;
+    open_one();
+    op = fix_write(2, 0, 100, 333, 5000);
+    ck_assert_int_eq(post(&op, 1), 1);
+    ck_assert_int_eq(mock.nwrs, 1);
+    ck_assert_ptr_eq(mock.wr[0].qp, qp_of(2, 0));
+    ck_assert_int_eq(mock.wr[0].wr.opcode, IBV_WR_RDMA_WRITE);
+    ck_assert_uint_eq(mock.wr[0].wr.send_flags, IBV_SEND_SIGNALED);
+    ck_assert_uint_eq(mock.wr[0].wr.wr.rdma.remote_addr, (uintptr_t)fix.memory + 333);
+    ck_assert_uint_eq(mock.wr[0].wr.wr.rdma.rkey, fix.mem->mr[0][0]->rkey);
+    ck_assert_uint_eq(mock.wr[0].sge.addr, (uintptr_t)fix.memory + 100);
+    ck_assert_uint_eq(mock.wr[0].sge.length, 5000);
+    ck_assert_uint_eq(mock.wr[0].sge.lkey, fix.mem->mr[0][0]->lkey);
+}
+END_TEST
+
+START_TEST(small_writes_are_inline) {
+    mpix_net_op ops[3];
+    open_one();
+    for (int i = 0; i < 64; i++)
+        fix.memory[i] = (unsigned char)(i + 1);
+    ops[0] = fix_write(1, 0, 0, 0, 64);
+    ops[1] = fix_write(1, 0, 0, 0, 65);
+    ops[2] = fix_write(1, 0, 0, 0, 0);
+    ck_assert_int_eq(post(ops, 3), 3);
+    ck_assert_uint_eq(mock.wr[0].wr.send_flags, IBV_SEND_INLINE);
+    ck_assert_mem_eq(mock.wr[0].data, fix.memory, 64);
+    ck_assert_uint_eq(mock.wr[1].wr.send_flags, 0);
+    ck_assert_int_eq(mock.wr[2].wr.num_sge, 0);
+    ck_assert_uint_eq(mock.wr[2].wr.send_flags, IBV_SEND_SIGNALED);
+    ck_assert_int_eq(mock.doorbells, 1);
+}
+END_TEST
+
+START_TEST(counted_write) {
+    mpix_net_op op;
+    open_one();
+    op = fix_write(1, 0, 0, 0, _i ? 0 : 100);
+    op.counter = 65000;
+    ck_assert_int_eq(post(&op, 1), 1);
+    ck_assert_int_eq(mock.wr[0].wr.opcode, IBV_WR_RDMA_WRITE_WITH_IMM);
+    ck_assert_uint_eq(ntohl(mock.wr[0].wr.imm_data), 65000);
+    ck_assert_uint_eq(mock.wr[0].wr.send_flags & IBV_SEND_SOLICITED, 0);
+}
+END_TEST
+
+START_TEST(word_inline) {
+    mpix_net_op op;
+    uint64_t value;
+    open_one();
+    op = fix_word(3, 0, 512, 0x0123456789abcdefu);
+    ck_assert_int_eq(post(&op, 1), 1);
+    ck_assert_int_eq(mock.wr[0].wr.opcode, IBV_WR_RDMA_WRITE);
+    ck_assert_uint_eq(mock.wr[0].wr.send_flags, IBV_SEND_INLINE | IBV_SEND_SIGNALED);
+    ck_assert_uint_eq(mock.wr[0].sge.length, 8);
+    memcpy(&value, mock.wr[0].data, 8);
+    ck_assert_uint_eq(value, 0x0123456789abcdefu);
+    ck_assert_uint_eq(mock.wr[0].wr.wr.rdma.remote_addr, (uintptr_t)fix.memory + 512);
+}
+END_TEST
+
+/* Without inline data words lie in a ring; a slot is used again only when its request is complete. */
+START_TEST(word_from_the_ring) {
+    mpix_net_op op;
+    const uint64_t *slot[128];
+    mock.inline_limit = 0;
+    fix.params.net_depth = 16;
+    open_one();
+    for (int k = 0; k < 100; k++) {
+        op = fix_word(1 + k % 2, 0, 8, 1000u + (unsigned)k);
+        while (post(&op, 1) == 0) {
+            mock_finish(qp_of(1 + k % 2, 0), 1);
+            ck_assert_int_eq(poll_all(), 1);
+        }
+        slot[k] = (const uint64_t *)(uintptr_t)mock.wr[k].sge.addr;
+        ck_assert_uint_eq(mock.wr[k].wr.send_flags & IBV_SEND_INLINE, 0);
+        ck_assert_uint_eq(mock.wr[k].sge.lkey, fix.v->devices[0].scratch_mr->lkey);
+        ck_assert(slot[k] >= fix.v->devices[0].scratch);
+        ck_assert_uint_le((size_t)((const char *)(slot[k] + 1) - (const char *)fix.v->devices[0].scratch),
+                          fix.v->devices[0].scratch_mr->length);
+        for (int j = 0; j <= k; j++) /* what is under way still has its value */
+            if (mock.wr[j].index >= mock.wr[j].qp->finished)
+                ck_assert_uint_eq(*slot[j], 1000u + (unsigned)j);
+    }
+}
+END_TEST
+
+START_TEST(read_and_add) {
+    mpix_net_op ops[2];
+    open_one();
+    ops[0] = fix_write(1, 0, 64, 128, 5);
+    ops[0].kind = MPIX_NET_READ;
+    ops[1] = fix_write(1, 0, 4096, 256, 8);
+    ops[1].kind = MPIX_NET_ADD;
+    ops[1].value = 77;
+    ck_assert_int_eq(post(ops, 2), 2);
+    ck_assert_int_eq(mock.wr[0].wr.opcode, IBV_WR_RDMA_READ);
+    ck_assert_uint_eq(mock.wr[0].wr.send_flags, 0); /* inline is for what leaves */
+    ck_assert_uint_eq(mock.wr[0].sge.addr, (uintptr_t)fix.memory + 64);
+    ck_assert_uint_eq(mock.wr[0].wr.wr.rdma.remote_addr, (uintptr_t)fix.memory + 128);
+    ck_assert_int_eq(mock.wr[1].wr.opcode, IBV_WR_ATOMIC_FETCH_AND_ADD);
+    ck_assert_uint_eq(mock.wr[1].wr.wr.atomic.compare_add, 77);
+    ck_assert_uint_eq(mock.wr[1].wr.wr.atomic.remote_addr, (uintptr_t)fix.memory + 256);
+    ck_assert_uint_eq(mock.wr[1].wr.wr.atomic.rkey, fix.mem->mr[0][0]->rkey);
+    ck_assert_uint_eq(mock.wr[1].sge.addr, (uintptr_t)fix.memory + 4096);
+    ck_assert_uint_eq(mock.wr[1].sge.length, 8);
+}
+END_TEST
+
+START_TEST(mistakes_of_the_caller) {
+    mpix_net_op op;
+    open_one();
+    op = fix_write(1, 0, 0, 0, 16);
+    switch (_i) {
+    case 0: op.roff = sizeof fix.memory - 15; break;
+    case 1: op.roff = UINT64_MAX - 7; break;
+    case 2: op.local = fix.memory + sizeof fix.memory - 15; break;
+    case 3: op.local = fix.memory - 1; break;
+    case 4: op = fix_word(1, 0, 4, 1); break;
+    case 5: op = fix_word(1, 0, sizeof fix.memory, 1); break;
+    case 6: op.kind = MPIX_NET_ADD, op.roff = 3; break;
+    default: op.len = (1u << 30) + 1; break;
+    }
+    fix_error(-post(&op, 1), MPIX_ERRK_INTERNAL, "rank 1", NULL);
+    ck_assert_int_eq(mock.doorbells, 0);
+    op = fix_write(1, 0, 0, 0, 16);
+    ck_assert_int_eq(post(&op, 1), 1);
+}
+END_TEST
+
+START_TEST(add_without_atomics) {
+    mpix_net_op op;
+    mock_add("x", 1);
+    mock.device[0].attr.atomic_cap = IBV_ATOMIC_NONE;
+    fix_reopen();
+    op = fix_write(1, 0, 0, 0, 8);
+    op.kind = MPIX_NET_ADD;
+    fix_error(-post(&op, 1), MPIX_ERRK_UNSUPPORTED, "x:1", "atomic", NULL);
+}
+END_TEST
+
+/* Lanes go over the devices in turn, on both sides; each has the keys of its own device here and of the peer's there.
+ */
+START_TEST(keys_of_lanes) {
+    mpix_net_op op;
+    verbs_blob blob;
+    mock_add("mlx5_0", 1);
+    mock_add("mlx5_1", 2);
+    snprintf(fix.params.net_devices, sizeof fix.params.net_devices, "mlx5_0,mlx5_1");
+    fix.params.lanes = 3;
+    ck_assert_int_eq(fix_open(), 0);
+    fix_blob(1, &blob);
+    blob.ndevices = 3; /* the peer has one more */
+    blob.device[2] = blob.device[0];
+    for (int l = 0; l < 3; l++)
+        blob.lane[l].device = (uint32_t)l;
+    ck_assert_int_eq(mpix_net_verbs.connect(fix.net, 1, &blob), 0);
+    {
+        verbs_key key = {
+            .base = 0x10000, .bytes = 4096, .piece = 4096, .ndevices = 3, .npieces = 1, .rkey = {{11}, {22}, {33}}};
+        ck_assert_int_eq(mpix_net_verbs.rmem_open(fix.net, 1, &key, &fix.rmem[1]), 0);
+    }
+    ck_assert_int_eq(mpix_net_verbs.mem_reg(fix.net, fix.memory, sizeof fix.memory, &fix.mem), 0);
+    for (int l = 0; l < 3; l++) {
+        op = fix_write(1, l, 0, 0, 100);
+        ck_assert_int_eq(post(&op, 1), 1);
+        ck_assert_uint_eq(mock.wr[l].wr.wr.rdma.rkey, 11u * (unsigned)(l + 1));
+        ck_assert_uint_eq(mock.wr[l].sge.lkey, fix.mem->mr[l % 2][0]->lkey);
+    }
+}
+END_TEST
+
+/* Pieces of 16384 bytes on both sides: requests end at the edges of either, and are one operation. */
+START_TEST(cut_at_pieces) {
+    static const struct {
+        uint64_t loff, roff, len;
+        int n;
+        uint64_t lens[4];
+    } cases[] = {{0, 0, 16384, 1, {16384}},
+                 {100, 200, 16384, 3, {16184, 100, 100}},
+                 {16383, 16383, 2, 2, {1, 1}},
+                 {16000, 0, 1000, 2, {384, 616}},
+                 {5, 16380, 8, 2, {4, 4}}};
+    mpix_net_op op;
+    uint64_t at = 0;
+
+    mock_add("mlx5_0", 1);
+    mock.device[0].attr.max_mr_size = 16384;
+    fix_reopen();
+    op = fix_write(1, 0, cases[_i].loff, cases[_i].roff, cases[_i].len);
+    op.counter = 5;
+    ck_assert_int_eq(post(&op, 1), 1);
+    ck_assert_int_eq(mock.nwrs, cases[_i].n);
+    ck_assert_int_eq(mock.doorbells, 1);
+    for (int i = 0; i < cases[_i].n; i++) {
+        int last = i == cases[_i].n - 1;
+        const mock_wr *wr = &mock.wr[i];
+        ck_assert_uint_eq(wr->sge.length, cases[_i].lens[i]);
+        ck_assert_uint_eq(wr->sge.addr, (uintptr_t)fix.memory + cases[_i].loff + at);
+        ck_assert_uint_eq(wr->sge.lkey, fix.mem->mr[0][(cases[_i].loff + at) / 16384]->lkey);
+        ck_assert_uint_eq(wr->wr.wr.rdma.remote_addr, (uintptr_t)fix.memory + cases[_i].roff + at);
+        ck_assert_uint_eq(wr->wr.wr.rdma.rkey, fix.mem->mr[0][(cases[_i].roff + at) / 16384]->rkey);
+        ck_assert_int_eq(wr->wr.opcode, last ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE); /* counted once */
+        ck_assert_int_eq(is_signalled(i), last);
+        at += cases[_i].lens[i];
+    }
+    mock_finish(qp_of(1, 0), cases[_i].n);
+    ck_assert_int_eq(poll_all(), 1);
+    ck_assert_int_eq(done[0].n, 1);
+}
+END_TEST
+
+/* ---- doorbells and signalling ----------------------------------------------------------------------------------- */
+
+START_TEST(one_doorbell_per_lane) {
+    mpix_net_op ops[12];
+    fix.params.lanes = 2;
+    open_one();
+    for (int i = 0; i < 12; i++)
+        ops[i] = fix_word(1 + i % 3, i / 6, 8, (uint64_t)i);
+    ck_assert_int_eq(post(ops, 12), 12);
+    ck_assert_int_eq(mock.doorbells, 6);
+    ck_assert_int_eq(mock.nwrs, 12);
+    for (int p = 1; p < FIX_RANKS; p++)
+        for (int l = 0; l < 2; l++)
+            ck_assert_int_eq(qp_of(p, l)->posted, 2);
+    for (int i = 0; i < 12; i++)
+        ck_assert_int_eq(is_signalled(i), mock.wr[i].index == 1); /* the second of each lane */
+}
+END_TEST
+
+START_TEST(few_are_signalled) {
+    mpix_net_op ops[100];
+    int signalled = 0;
+    open_one(); /* depth 128: every 32nd, and the last */
+    for (int i = 0; i < 100; i++)
+        ops[i] = fix_word(1, 0, 8, (uint64_t)i);
+    ck_assert_int_eq(post(ops, 100), 100);
+    ck_assert_int_eq(mock.doorbells, 1);
+    for (int i = 0; i < 100; i++) {
+        ck_assert_int_eq(is_signalled(i), i % 32 == 31 || i == 99);
+        signalled += is_signalled(i);
+    }
+    ck_assert_int_eq(signalled, 4);
+    mock_finish(qp_of(1, 0), 63);
+    ck_assert_int_eq(poll_all(), 1);
+    ck_assert_int_eq(done[0].n, 32);
+    mock_finish(qp_of(1, 0), 37);
+    ck_assert_int_eq(poll_all(), 1); /* two completions of one lane, told as one */
+    ck_assert_int_eq(done[0].n, 68);
+    ck_assert_int_eq(done[0].peer, 1);
+    ck_assert_int_eq(done[0].kind, 0);
+}
+END_TEST
+
+/* More than the array of requests holds: rung in between, all in order. */
+START_TEST(long_calls) {
+    enum { N = 300 };
+    static mpix_net_op ops[N];
+    fix.params.net_depth = 512;
+    open_one();
+    for (int i = 0; i < N; i++)
+        ops[i] = fix_word(1, 0, 8, (uint64_t)i);
+    ck_assert_int_eq(post(ops, N), N);
+    ck_assert_int_eq(mock.doorbells, 3);
+    for (int i = 0; i < N; i++) {
+        uint64_t value;
+        memcpy(&value, mock.wr[i].data, 8);
+        ck_assert_uint_eq(value, (uint64_t)i);
+    }
+    mock_finish(qp_of(1, 0), N);
+    ck_assert_int_eq(poll_all(), 1);
+    ck_assert_int_eq(done[0].n, N);
+}
+END_TEST
+
+START_TEST(full_lane) {
+    mpix_net_op ops[20];
+    fix.params.net_depth = 16;
+    open_one();
+    for (int i = 0; i < 20; i++)
+        ops[i] = fix_word(i == 19 ? 2 : 1, 0, 8, (uint64_t)i);
+    ck_assert_int_eq(post(ops, 20), 16);
+    ck_assert_int_eq(post(ops + 16, 4), 0); /* in order: also the one to another peer waits */
+    ck_assert_int_eq(post(ops + 19, 1), 1);
+    mock_finish(qp_of(1, 0), 3);
+    ck_assert_int_eq(poll_all(), 0); /* the third is not a signalled one */
+    mock_finish(qp_of(1, 0), 1);
+    ck_assert_int_eq(poll_all(), 1);
+    ck_assert_int_eq(done[0].n, 4);
+    ck_assert_int_eq(post(ops + 16, 3), 3);
+    mock_finish(qp_of(1, 0), 15);
+    ck_assert_int_eq(poll_all(), 1);
+    ck_assert_int_eq(done[0].n, 15);
+}
+END_TEST
+
+/* Numbers in wr_id wrap; nothing may depend on them beyond their difference. */
+START_TEST(sequence_wraps) {
+    mpix_net_op op;
+    int completed = 0;
+    verbs_lane *lane;
+    open_one();
+    lane = verbs_lane_of(fix.v, 1, 0);
+    lane->op_seq = lane->op_done = lane->wr_seq = lane->wr_done = UINT32_MAX - 150;
+    for (int k = 0; k < 400; k++) {
+        op = fix_word(1, 0, 8, (uint64_t)k);
+        while (post(&op, 1) == 0) {
+            mock_finish(qp_of(1, 0), 50);
+            ck_assert_int_eq(poll_all(), 1);
+            completed += done[0].n;
+        }
+    }
+    mock_finish(qp_of(1, 0), 400 - completed);
+    ck_assert_int_eq(poll_all(), 1);
+    ck_assert_int_eq(completed + done[0].n, 400);
+}
+END_TEST
+
+/* The peer's receive queue was made for 8 of this lane's operations. */
+START_TEST(peers_credit_is_kept) {
+    mpix_net_op ops[20];
+    verbs_blob blob;
+    verbs_key key = {.base = 4096, .bytes = 4096, .piece = 4096, .ndevices = 1, .npieces = 1};
+    mock_add("mlx5_0", 1);
+    ck_assert_int_eq(fix_open(), 0);
+    fix_blob(1, &blob);
+    blob.depth = 8;
+    ck_assert_int_eq(mpix_net_verbs.connect(fix.net, 1, &blob), 0);
+    ck_assert_int_eq(mpix_net_verbs.rmem_open(fix.net, 1, &key, &fix.rmem[1]), 0);
+    for (int i = 0; i < 20; i++)
+        ops[i] = fix_word(1, 0, 8, (uint64_t)i);
+    ck_assert_int_eq(post(ops, 20), 8);
+}
+END_TEST
+
+/* ---- refusals --------------------------------------------------------------------------------------------------- */
+
+/* The device takes 5 of 10 requests to peer 1 and all to peer 2; the rest is kept, and nothing new is taken until it is
+ * gone. */
+START_TEST(refused_for_now) {
+    mpix_net_op ops[10], other;
+    open_one();
+    other = fix_word(2, 0, 8, 99);
+    ck_assert_int_eq(post(&other, 1), 1);
+    for (int i = 0; i < 10; i++)
+        ops[i] = fix_word(1, 0, 8, (uint64_t)i);
+    mock.post_room = 5;
+    mock.post_errno = _i ? EAGAIN : ENOMEM;
+    ck_assert_int_eq(post(ops, 10), 10);
+    ck_assert_int_eq(mock.nwrs, 6);
+    ck_assert_int_eq(post(&other, 1), 0);
+    ck_assert_int_eq(mpix_net_verbs.poll(fix.net, done, 64), 0);
+    ck_assert_int_eq(mock.nwrs, 6);
+    mock.post_room = -1;
+    ck_assert_int_eq(poll_all(), 0); /* poll tries as well */
+    ck_assert_int_eq(mock.nwrs, 11);
+    for (int i = 0; i < 10; i++) {
+        uint64_t value;
+        memcpy(&value, mock.wr[1 + i].data, 8);
+        ck_assert_uint_eq(value, (uint64_t)i);
+    }
+    ck_assert_int_eq(post(&other, 1), 1);
+    mock_finish(qp_of(1, 0), 10);
+    ck_assert_int_eq(poll_all(), 1);
+    ck_assert_int_eq(done[0].n, 10);
+}
+END_TEST
+
+/* With nothing under way a refusal has no reason to end. */
+START_TEST(refused_for_good) {
+    mpix_net_op op, other;
+    open_one();
+    op = fix_word(1, 0, 8, 1);
+    other = fix_word(2, 0, 8, 1);
+    mock.post_room = 0;
+    mock.post_errno = _i ? EINVAL : ENOMEM;
+    ck_assert_int_eq(post(&op, 1), 1);
+    ck_assert_int_eq(poll_all(), 1);
+    ck_assert_int_eq(done[0].peer, 1);
+    ck_assert_int_eq(done[0].n, 0);
+    ck_assert_int_eq(done[0].kind, MPIX_ERRK_TRANSPORT);
+    ck_assert_ptr_nonnull(strstr(done[0].text, strerror(mock.post_errno)));
+    ck_assert_ptr_nonnull(strstr(done[0].text, "mlx5_0:1"));
+    mock.post_room = -1;
+    fix_error(-post(&op, 1), MPIX_ERRK_TRANSPORT, "refused", NULL);
+    ck_assert_int_eq(mpix_error_tls()->rank, 1);
+    ck_assert_int_eq(post(&other, 1), 1); /* others live on */
+    ck_assert_int_eq(poll_all(), 0);
+}
+END_TEST
+
+/* ---- completions ------------------------------------------------------------------------------------------------ */
+
+START_TEST(completion_errors) {
+    static const struct {
+        enum ibv_wc_status status;
+        int kind;
+    } cases[] = {{IBV_WC_RETRY_EXC_ERR, MPIX_ERRK_PEER},      {IBV_WC_RNR_RETRY_EXC_ERR, MPIX_ERRK_PEER},
+                 {IBV_WC_REM_ACCESS_ERR, MPIX_ERRK_PEER},     {IBV_WC_REM_OP_ERR, MPIX_ERRK_PEER},
+                 {IBV_WC_REM_INV_REQ_ERR, MPIX_ERRK_PEER},    {IBV_WC_WR_FLUSH_ERR, MPIX_ERRK_PEER},
+                 {IBV_WC_LOC_PROT_ERR, MPIX_ERRK_TRANSPORT},  {IBV_WC_LOC_LEN_ERR, MPIX_ERRK_TRANSPORT},
+                 {IBV_WC_LOC_QP_OP_ERR, MPIX_ERRK_TRANSPORT}, {IBV_WC_FATAL_ERR, MPIX_ERRK_TRANSPORT},
+                 {IBV_WC_GENERAL_ERR, MPIX_ERRK_TRANSPORT}};
+    mpix_net_op ops[10];
+    open_one();
+    for (int i = 0; i < 10; i++)
+        ops[i] = fix_word(3, 0, 8, (uint64_t)i);
+    ck_assert_int_eq(post(ops, 10), 10);
+    mock_finish(qp_of(3, 0), 4); /* complete, though not signalled */
+    mock_break(qp_of(3, 0), cases[_i].status, 0x81);
+    ck_assert_int_eq(poll_all(), 2);
+    ck_assert_int_eq(done[0].n, 4);
+    ck_assert_int_eq(done[0].kind, 0);
+    ck_assert_int_eq(done[1].n, 0);
+    ck_assert_int_eq(done[1].peer, 3);
+    ck_assert_int_eq(done[1].kind, cases[_i].kind);
+    ck_assert_ptr_nonnull(strstr(done[1].text, ibv_wc_status_str(cases[_i].status)));
+    ck_assert_ptr_nonnull(strstr(done[1].text, "vendor 0x81"));
+    ck_assert_ptr_nonnull(strstr(done[1].text, "mlx5_0:1"));
+    ck_assert_int_eq(poll_all(), 0);
+    fix_error(-post(ops, 1), cases[_i].kind, NULL);
+    ck_assert_str_eq(mpix_error_tls()->host, "host3");
+}
+END_TEST
+
+START_TEST(little_room_for_completions) {
+    mpix_net_op op;
+    int n = 0, broken = 0;
+    open_one();
+    for (int p = 1; p < FIX_RANKS; p++) {
+        op = fix_word(p, 0, 8, 1);
+        ck_assert_int_eq(post(&op, 1), 1);
+        if (p < 3)
+            mock_finish(qp_of(p, 0), 1);
+        else
+            mock_break(qp_of(p, 0), IBV_WC_RETRY_EXC_ERR, 0);
+    }
+    ck_assert_int_eq(mpix_net_verbs.poll(fix.net, done, 0), 0);
+    for (int k = 0; k < 10; k++) {
+        int got = mpix_net_verbs.poll(fix.net, done, 1);
+        ck_assert_int_le(got, 1);
+        n += got ? done[0].n : 0;
+        broken += got && done[0].kind == MPIX_ERRK_PEER;
+    }
+    ck_assert_int_eq(n, 2);
+    ck_assert_int_eq(broken, 1);
+}
+END_TEST
+
+START_TEST(more_completions_than_one_turn) {
+    mpix_net_op op;
+    int n = 0;
+    open_one();
+    for (int k = 0; k < 100; k++) { /* one by one, so each is signalled */
+        op = fix_word(1 + k % 2, 0, 8, 1);
+        ck_assert_int_eq(post(&op, 1), 1);
+        mock_finish(qp_of(1 + k % 2, 0), 1);
+    }
+    for (int got; (got = poll_all()) > 0;)
+        for (int i = 0; i < got; i++)
+            n += done[i].n;
+    ck_assert_int_eq(n, 100);
+}
+END_TEST
+
+/* ---- arrivals --------------------------------------------------------------------------------------------------- */
+
+START_TEST(arrivals_of_peers) {
+    mpix_net_arrival arrivals[64];
+    int full, n = 0, batches;
+    fix.params.lanes = 2;
+    open_one();
+    full = mock.srq[0]->posted;
+    ck_assert_int_eq(full, 6 * 128);
+    ck_assert_int_eq(mpix_net_verbs.poll_arrivals(fix.net, arrivals, 64), 0);
+    for (int k = 0; k < 300; k++)
+        mock_arrive(qp_of(1 + k % 3, k % 2), (uint32_t)k, IBV_WC_SUCCESS);
+    batches = mock.srq[0]->batches;
+    while (n < 300) {
+        int got = mpix_net_verbs.poll_arrivals(fix.net, arrivals, 64);
+        ck_assert_int_gt(got, 0);
+        for (int i = 0; i < got; i++, n++) {
+            ck_assert_uint_eq(arrivals[i].counter, (uint32_t)n);
+            ck_assert_int_eq(arrivals[i].peer, 1 + n % 3);
+        }
+        ck_assert_int_eq(mock.srq[0]->posted, full - mock_cq_entries(mock.cq[1]));
+    }
+    ck_assert_int_eq(mock.srq[0]->posted, full);
+    ck_assert_int_le(mock.srq[0]->batches - batches, 300 / 32 + 5);
+    ck_assert_int_eq(mpix_net_verbs.poll_arrivals(fix.net, arrivals, 64), 0);
+}
+END_TEST
+
+START_TEST(arrivals_with_little_room) {
+    mpix_net_arrival arrivals[3];
+    open_one();
+    for (uint32_t k = 0; k < 10; k++)
+        mock_arrive(qp_of(1, 0), k, IBV_WC_SUCCESS);
+    ck_assert_int_eq(mpix_net_verbs.poll_arrivals(fix.net, arrivals, 0), 0);
+    for (uint32_t k = 0; k < 9; k += 3) {
+        ck_assert_int_eq(mpix_net_verbs.poll_arrivals(fix.net, arrivals, 3), 3);
+        ck_assert_uint_eq(arrivals[2].counter, k + 2);
+    }
+    ck_assert_int_eq(mpix_net_verbs.poll_arrivals(fix.net, arrivals, 3), 1);
+}
+END_TEST
+
+/* Receives that can't be posted now are made up for later. */
+START_TEST(receives_refused) {
+    mpix_net_arrival arrivals[64];
+    int full;
+    open_one();
+    full = mock.srq[0]->posted;
+    for (uint32_t k = 0; k < 20; k++)
+        mock_arrive(qp_of(1, 0), k, IBV_WC_SUCCESS);
+    mock.recv_room = 7;
+    mock.recv_errno = _i ? EINVAL : ENOMEM;
+    ck_assert_int_eq(mpix_net_verbs.poll_arrivals(fix.net, arrivals, 64), 20);
+    ck_assert_int_eq(mock.srq[0]->posted, full - 13);
+    mock.recv_room = -1;
+    ck_assert_int_eq(mpix_net_verbs.poll_arrivals(fix.net, arrivals, 64), 0);
+    ck_assert_int_eq(mock.srq[0]->posted, _i ? full - 13 : full);
+    ck_assert_int_eq(poll_all(), _i ? 3 : 0); /* EINVAL: all lanes of the device are broken */
+    for (int k = 0; _i && k < 3; k++)
+        ck_assert_int_eq(done[k].kind, MPIX_ERRK_TRANSPORT);
+}
+END_TEST
+
+START_TEST(arrival_errors) {
+    mpix_net_arrival arrivals[8];
+    open_one();
+    mock_arrive(qp_of(2, 0), 1, IBV_WC_SUCCESS);
+    mock_arrive(qp_of(2, 0), 2, IBV_WC_WR_FLUSH_ERR);
+    ck_assert_int_eq(mpix_net_verbs.poll_arrivals(fix.net, arrivals, 8), 1);
+    ck_assert_int_eq(poll_all(), 1);
+    ck_assert_int_eq(done[0].peer, 2);
+    ck_assert_int_eq(done[0].kind, MPIX_ERRK_PEER);
+}
+END_TEST
+
+TCase *verbs_data_case(void) {
+    TCase *c = tcase_create("data");
+    tcase_add_checked_fixture(c, fix_setup, fix_teardown);
+    tcase_add_test(c, write_arguments);
+    tcase_add_test(c, small_writes_are_inline);
+    tcase_add_loop_test(c, counted_write, 0, 2);
+    tcase_add_test(c, word_inline);
+    tcase_add_test(c, word_from_the_ring);
+    tcase_add_test(c, read_and_add);
+    tcase_add_loop_test(c, mistakes_of_the_caller, 0, 8);
+    tcase_add_test(c, add_without_atomics);
+    tcase_add_test(c, keys_of_lanes);
+    tcase_add_loop_test(c, cut_at_pieces, 0, 5);
+    tcase_add_test(c, one_doorbell_per_lane);
+    tcase_add_test(c, few_are_signalled);
+    tcase_add_test(c, long_calls);
+    tcase_add_test(c, full_lane);
+    tcase_add_test(c, sequence_wraps);
+    tcase_add_test(c, peers_credit_is_kept);
+    tcase_add_loop_test(c, refused_for_now, 0, 2);
+    tcase_add_loop_test(c, refused_for_good, 0, 2);
+    tcase_add_loop_test(c, completion_errors, 0, 11);
+    tcase_add_test(c, little_room_for_completions);
+    tcase_add_test(c, more_completions_than_one_turn);
+    tcase_add_test(c, arrivals_of_peers);
+    tcase_add_test(c, arrivals_with_little_room);
+    tcase_add_loop_test(c, receives_refused, 0, 2);
+    tcase_add_test(c, arrival_errors);
+    return c;
+}

@@ -1,0 +1,24 @@
+# Unit tests of the transport verbs, with mock_verbs.c in the place of libibverbs; and the program that drives it alone
+# on real devices.
+if HAVE_VERBS
+if HAVE_CHECK
+check_PROGRAMS += tests/unit/test_verbs
+TESTS += tests/unit/test_verbs
+UNIT_TESTS += tests/unit/test_verbs
+tests_unit_test_verbs_SOURCES = \
+	tests/unit/mock_verbs.c \
+	tests/unit/mock_verbs.h \
+	tests/unit/test_verbs.c \
+	tests/unit/test_verbs_data.c \
+	tests/unit/test_verbs_event.c \
+	tests/unit/test_verbs_mem.c \
+	tests/unit/test_verbs_setup.c \
+	tests/unit/verbs_fixture.h
+tests_unit_test_verbs_CFLAGS = $(UNIT_CFLAGS)
+tests_unit_test_verbs_LDADD = $(UNIT_LIBS)
+endif
+endif
+
+check_PROGRAMS += tests/rdma-vm/net_pair
+tests_rdma_vm_net_pair_SOURCES = tests/rdma-vm/net_pair.c
+tests_rdma_vm_net_pair_LDADD = libmpixep_core.la

@@ -1,0 +1,45 @@
+/* verbs_fixture.h - what the files of test_verbs share: a group of ranks on paper, and a transport opened on the mocked
+ * devices. */
+#ifndef MPIX_TESTS_VERBS_FIXTURE_H
+#define MPIX_TESTS_VERBS_FIXTURE_H
+#include <check.h>
+#include <stdio.h>
+
+#include "tests/unit/mock_verbs.h"
+#include "transport/verbs/verbs.h"
+#include "transport/verbs/wire.h"
+
+enum { FIX_RANKS = 4 };
+
+typedef struct fixture {
+    mpix_boot boot;
+    mpix_params params;
+    unsigned char want[FIX_RANKS];
+    char hostnames[FIX_RANKS][64];
+    mpix_net *net;
+    verbs_net *v; /* the same */
+    unsigned char memory[1 << 16] __attribute__((aligned(4096)));
+    mpix_net_mem *mem;
+    mpix_net_rmem *rmem[FIX_RANKS];
+} fixture;
+
+extern fixture fix;
+
+void fix_setup(void);    /* rank 0 of 4, wants all others; no device yet */
+void fix_teardown(void); /* closes what is open; nothing may be left behind */
+int fix_open(void);
+void fix_reopen(
+    void); /* open must succeed; connects all peers as if each had the same devices, registers memory and opens keys */
+void fix_connect(void);
+/* The blob a peer would send, if it were made as this rank is. */
+void fix_blob(int peer, verbs_blob *blob);
+mpix_net_op fix_write(int peer, int lane, uint64_t loff, uint64_t roff, uint64_t len);
+mpix_net_op fix_word(int peer, int lane, uint64_t roff, uint64_t value);
+/* The last error of this thread is of that kind and says all of the words (NULL at the end). */
+void fix_error(int kind, int expected, ...);
+
+TCase *verbs_setup_case(void);
+TCase *verbs_mem_case(void);
+TCase *verbs_data_case(void);
+TCase *verbs_event_case(void);
+#endif
