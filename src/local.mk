@@ -15,6 +15,7 @@ libmpixep_core_la_SOURCES += \
 	src/boot/boot.c \
 	src/boot/boot.h \
 	src/boot/finalize.c \
+	src/boot/hosts.c \
 	src/boot/info.c \
 	src/boot/live.c \
 	src/boot/raise.c \
@@ -44,6 +45,7 @@ libmpixep_core_la_SOURCES += \
 	src/transport/net_shmem.c \
 	src/transport/net_shmem.h \
 	src/transport/net_shmem_post.c \
+	src/transport/proxied.c \
 	src/transport/self.c \
 	src/transport/shm.c \
 	src/transport/transport.c \

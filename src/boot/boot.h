@@ -16,6 +16,7 @@ typedef struct mpix_boot {
     int nhosts;                /* hosts numbered by their lowest rank */
     int *host_of;              /* [size] host of each rank; ranks of one host: those MPI says can share memory */
     int local_rank, local_size;
+    int proxied;               /* set by an object that reaches ranks of other hosts through a proxy: windows then skip them */
     pid_t *pids;               /* [size] pid of each rank, meaningful on the same host */
     char (*hostnames)[64];     /* [size] */
 } mpix_boot;
@@ -32,6 +33,10 @@ int mpix_boot_allgather(mpix_boot *boot, const void *send, size_t bytes, void *r
 /* send and recv are [size][bytes]: block r of send goes to rank r. */
 int mpix_boot_alltoall(mpix_boot *boot, const void *send, size_t bytes, void *recv);
 int mpix_boot_barrier(mpix_boot *boot);
+/* A barrier that gives up after so many seconds: TIMEOUT; the communicator must then be abandoned. */
+int mpix_boot_barrier_bounded(mpix_boot *boot, double seconds);
+/* Splits every host into up to `parts` virtual ones, of consecutive ranks; parts < 2: nothing. Local; the same on all ranks. */
+int mpix_boot_split_hosts(mpix_boot *boot, int parts);
 /* Bitwise OR over ranks of n 64-bit words, in place. */
 int mpix_boot_or(mpix_boot *boot, uint64_t *words, int n);
 /* Agreement on the status of a stage: kind is this rank's (0: fine). Returns 0 if it is 0 everywhere, this rank's own kind if

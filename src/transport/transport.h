@@ -20,7 +20,7 @@ struct mpix_transport_ops {
     void (*win_unmap)(mpix_win *win, int peer);
 };
 
-extern const mpix_transport_ops mpix_transport_self, mpix_transport_shm;
+extern const mpix_transport_ops mpix_transport_self, mpix_transport_shm, mpix_transport_proxied;
 extern const mpix_transport_ops *const mpix_transports[]; /* NULL at the end */
 
 const char *mpix_reach_name(int reach);
