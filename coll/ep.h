@@ -15,6 +15,7 @@
 #include "coll/ep_plan.h"
 #include "kernels/host/rows.h"
 #include "mem/window.h"
+#include "proxy/proxy.h"
 #include "xfer/xfer.h"
 
 #include <pthread.h>
@@ -61,6 +62,7 @@ typedef struct mpix_ep {
     mpix_ep_placement placement;
     mpix_ep_ctl_layout layout;
     mpix_win *ctl, *stage;
+    struct mpix_ep_far *far; /* proxied peers, NULL: there are none */
     int64_t max_rows;      /* this rank can receive in a batch */
     size_t bank_bytes;
     mpix_ep_bank *banks;   /* [config.depth] */
@@ -96,6 +98,47 @@ typedef struct mpix_ep {
     struct mpix_ep *next;  /* all contexts of the process */
 } mpix_ep;
 
+/* One piece of the send buffer. */
+typedef struct mpix_ep_chunk {
+    int state;             /* free, open (being packed), posted */
+    int peer, lane;
+    uint64_t seq;
+} mpix_ep_chunk;
+
+/* What a context has for proxied peers (ep_far.c). */
+typedef struct mpix_ep_far {
+    mpix_proxy *proxy;
+    unsigned char *is;     /* [ranks] 1: proxied */
+    int npeers, lanes;
+    char *mirror;          /* of the blocks this rank writes in its peers' control windows; laid out as a control window, by peer */
+    char *tx;              /* send buffer: chunks */
+    size_t chunk_bytes;
+    int nchunks;
+    mpix_ep_chunk *chunks;
+    mpix_ep_call *packing; /* the call that owns the chunks */
+    int stuck;             /* peer + 1 to which nothing could be queued within the time limit */
+    int64_t *cursor;       /* [local experts] scratch */
+    int counters_slot;     /* counters per handle slot */
+} mpix_ep_far;
+
+/* A call's part for one peer. */
+typedef struct mpix_ep_far_call {
+    uint64_t rx;           /* its batch for this rank: offset in this call's staging bank */
+    int64_t total, next;   /* items of the batch for it, and packed so far */
+    int chunk;             /* open chunk, -1: none */
+    uint32_t flags;        /* combine: of its offer, and its rows; kept, since its next offer may come while this call still sums */
+    int64_t rows;
+    uint32_t writes[MPIX_EP_MAX_LANES];
+    uint64_t seq[MPIX_EP_MAX_LANES]; /* last command of this call */
+} mpix_ep_far_call;
+
+/* How a packed batch is laid out: chunks of per_chunk items; in a chunk of n items first n rows, then n scale rows, then n records. */
+typedef struct mpix_ep_geometry {
+    size_t row, scales;                 /* bytes */
+    size_t pitch, scale_pitch, record, item;
+    int64_t per_chunk;
+} mpix_ep_geometry;
+
 /* Where a peer's rows are, as its offer says, in addresses of this process. */
 typedef struct mpix_ep_target {
     char *x, *scales, *meta, *slots;
@@ -118,6 +161,9 @@ struct mpix_ep_call {
     uint64_t watch_ns;     /* when the caller first waited for it */
     uint64_t wait_ns;      /* when the call began to wait for peers */
     unsigned char *seen;   /* [ranks] */
+    mpix_ep_far_call *far; /* [ranks], NULL without proxied peers */
+    int far_peer, far_segment; /* combine: where packing is */
+    int64_t far_row;
     int nseen, waiting;    /* waiting: the current state needs peers that are not in seen */
     int64_t at;            /* progress inside a pass over tokens */
     int streaming;
@@ -133,8 +179,8 @@ struct mpix_ep_call {
 
 /* ep_config.c */
 int mpix_ep_config_check(const MPIX_Ep_config *config, int ranks, MPIX_Ep_config *effective);
-size_t mpix_ep_bank_size(const MPIX_Ep_config *config, int64_t rows);
-int mpix_ep_config_compare(mpix_boot *boot, const MPIX_Ep_config *config, int max_handles);
+size_t mpix_ep_bank_size(const MPIX_Ep_config *config, int64_t rows, int far_peers);
+int mpix_ep_config_compare(mpix_boot *boot, const MPIX_Ep_config *config, const mpix_params *params);
 
 /* ep_check.c: argument checks of calls; all return 0 or ARG (or UNSUPPORTED). */
 size_t mpix_ep_row_bytes(const MPIX_Ep_rows *rows, int64_t hidden);   /* dense bytes of a row, without scales */
@@ -183,9 +229,12 @@ mpix_ep_status *mpix_ep_my_status(mpix_ep_call *call, int peer);
 mpix_ep_status *mpix_ep_peer_status(mpix_ep_call *call, int peer);
 mpix_ep_counts *mpix_ep_my_counts(mpix_ep_call *call, int peer);
 mpix_ep_counts *mpix_ep_peer_counts(mpix_ep_call *call, int peer);
-void mpix_ep_ring(mpix_ep *ep, int peer);
+/* Publishes a part of the block for peer: bytes at `at`, then the call's epoch in *word. */
+void mpix_ep_publish(mpix_ep_call *call, int peer, void *at, size_t bytes, _Atomic uint64_t *word);
 mpix_doorbell *mpix_ep_bell(mpix_ep *ep);
-/* Writes offer to every rank's slot for this call (own included) and publishes it. */
+enum { MPIX_EP_MAPPED = 1, MPIX_EP_FAR = 2, MPIX_EP_ALL = 3 }; /* which peers */
+int mpix_ep_is_far(const mpix_ep *ep, int peer);
+/* Writes offer to every rank's slot for this call (own included) and publishes it; proxied peers get their own place for X. */
 void mpix_ep_offer_send(mpix_ep_call *call, const mpix_ep_offer *offer);
 /* Fills ep->targets from the offers; rows that lie nowhere in the peer's window make the call fail. */
 void mpix_ep_targets_fill(mpix_ep_call *call, size_t x_bytes, size_t scale_bytes, size_t meta_bytes, size_t slot_bytes);
@@ -196,10 +245,41 @@ mpix_ep_place mpix_ep_stage_place(mpix_ep_call *call, size_t off, size_t stride)
 char *mpix_ep_stage_at(mpix_ep_call *call, size_t off);
 /* Notes the offers that have come; 1: all. Failed ones make the call fail with REMOTE. wait_ns: where waiting is counted, or NULL. */
 int mpix_ep_offers_seen(mpix_ep_call *call, int64_t *wait_ns);
-/* Tells every rank that this call's part is complete, with the call's own status. */
-void mpix_ep_signal(mpix_ep_call *call);
-/* Notes the signals that have come; 1: all. */
-int mpix_ep_signals_seen(mpix_ep_call *call, int64_t *wait_ns);
+/* Tells the ranks of `which` that this call's part for them is complete, with the call's own status. */
+void mpix_ep_signal(mpix_ep_call *call, int which);
+/* Notes the signals of `which` that have come; 1: all. Others do not count. */
+int mpix_ep_signals_seen(mpix_ep_call *call, int which, int64_t *wait_ns);
+
+/* ep_far.c: proxied peers */
+int mpix_ep_far_create(mpix_ep *ep);  /* collective, ends in agreement; nothing without proxied peers */
+int mpix_ep_far_windows(mpix_ep *ep); /* collective: registers the windows */
+void mpix_ep_far_free(mpix_ep *ep);
+mpix_ep_geometry mpix_ep_far_geometry(const mpix_ep_call *call, const MPIX_Ep_rows *x, int64_t hidden, size_t record);
+size_t mpix_ep_far_item_size(const MPIX_Ep_config *config); /* at most */
+size_t mpix_ep_far_chunks(const MPIX_Ep_config *config, const mpix_params *params, int ranks, int *nchunks); /* size and number */
+void mpix_ep_far_publish(mpix_ep_call *call, int peer, void *at, size_t bytes, _Atomic uint64_t *word);
+void mpix_ep_far_signal(mpix_ep_call *call, int peer, int32_t status);
+int mpix_ep_far_flushed(const mpix_ep_call *call); /* all commands of the call are complete */
+void mpix_ep_far_release(mpix_ep_call *call);      /* gives chunks back */
+/* Room for one more item for peer; 0: no chunk is free. */
+int mpix_ep_far_room(mpix_ep_call *call, int peer, const mpix_ep_geometry *g);
+/* The places of the next item in the open chunk. */
+void mpix_ep_far_item(mpix_ep_call *call, int peer, const mpix_ep_geometry *g, char **row, char **scales, char **record);
+/* Counts the item as packed; posts the chunk when it is full. */
+void mpix_ep_far_packed(mpix_ep_call *call, int peer, const mpix_ep_geometry *g);
+int mpix_ep_far_begin(mpix_ep_call *call); /* takes the chunks for this call; 0: another call has them */
+/* The places of item i of a received batch of total items at base. */
+void mpix_ep_far_at(const mpix_ep_geometry *g, char *base, int64_t total, int64_t i, char **row, char **scales, char **record);
+int mpix_ep_far_dispatch_pack(mpix_ep_call *call); /* 1: all packed */
+void mpix_ep_far_dispatch_take(mpix_ep_call *call, int64_t rows); /* expands what proxied peers sent */
+int mpix_ep_far_combine_pack(mpix_ep_call *call);
+mpix_ep_geometry mpix_ep_far_dispatch_geometry(const mpix_ep_call *call);
+mpix_ep_geometry mpix_ep_far_combine_geometry(const mpix_ep_call *call);
+
+/* Regions of a staging bank for the batches of proxied peers, totals[peer] items each, from offset stage on; returns the end. */
+size_t mpix_ep_far_regions(mpix_ep_call *call, const mpix_ep_geometry *g, const int64_t *totals, size_t stage);
+int64_t mpix_ep_mapped_rows(const mpix_ep_call *call);  /* rows this rank receives from mapped peers */
+int64_t mpix_ep_combine_rows(const mpix_ep_call *call); /* rows that the last dispatch left in the caller's buffer */
 
 /* What a step returns. */
 enum { MPIX_EP_STEP_WAITING, MPIX_EP_STEP_COMPLETE, MPIX_EP_STEP_WORKED };

@@ -5,8 +5,10 @@
  *         where the rows lie (ROWS).
  * READY   waits for everybody's ROWS; differences between ranks are found before anything is computed.
  * SUM     one pass over this rank's tokens, in pieces. The order of a sum is fixed by the plan: ranks ascending, choices ascending.
- * SIGNAL  READ-DONE to every rank: its rows are not needed any more.
- * WAIT    for everybody's READ-DONE: nobody overwrites rows that are being read.
+ *         Before it, rows for proxied token owners are packed and posted, and their rows for this rank are awaited (ep_far.c): between
+ *         proxied ranks the experts' side pushes what the owner would have read, so the sums are the same.
+ * SIGNAL  READ-DONE to every mapped rank: its rows are not needed any more.
+ * WAIT    for every mapped rank's READ-DONE: nobody overwrites rows that are being read.
  */
 #include "config.h"
 
@@ -14,7 +16,7 @@
 
 #include <stdlib.h>
 
-enum { COMBINE_START, COMBINE_READY, COMBINE_SUM, COMBINE_WAIT };
+enum { COMBINE_START, COMBINE_READY, COMBINE_PACK, COMBINE_ARRIVE, COMBINE_SUM, COMBINE_WAIT };
 
 #define PIECE_BYTES (4u << 20) /* read per step */
 
@@ -25,7 +27,7 @@ static size_t slot_bytes(const mpix_ep_call *call) {
 }
 
 /* Rows that the last dispatch left in the caller's buffer. */
-static int64_t rows_valid(const mpix_ep_call *call) {
+int64_t mpix_ep_combine_rows(const mpix_ep_call *call) {
     const mpix_ep *ep = call->ep;
     int64_t rows = call->handle->plan->recv_total;
     if (ep->config.overflow == MPIX_EP_OVERFLOW_DROP) {
@@ -54,7 +56,7 @@ static void stage_rows(mpix_ep_call *call, size_t stage, const char *from, int64
     char *to = mpix_ep_stage_at(call, stage);
     for (int64_t i = 0; i < plan->nsegments; i++) {
         const mpix_ep_segment *s = &plan->segments[i];
-        for (int64_t r = s->row; s->source != ep->rank && r < s->row + s->n && r < rows; r++) {
+        for (int64_t r = s->row; s->source != ep->rank && !mpix_ep_is_far(ep, s->source) && r < s->row + s->n && r < rows; r++) {
             void *dst = to + (size_t)r * pitch;
             ep->rows->copy(from + r * stride, bytes, &dst, 1, streaming);
         }
@@ -68,33 +70,35 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
     const MPIX_Ep_combine_in *in = &call->combine.in;
     const mpix_ep_plan *plan = call->handle->plan;
     size_t row = mpix_ep_row_bytes(&in->x, in->hidden), scales = mpix_ep_scale_bytes(&in->x, in->hidden), stage = 0;
-    int64_t rows = rows_valid(call);
+    int64_t rows = mpix_ep_combine_rows(call);
     size_t n = (size_t)rows;
     if (!rows_check(call, rows))
         return 1;
     *offer = (mpix_ep_offer){.dtype = in->x.dtype, .scale_kind = in->x.scale_kind, .hidden = (uint64_t)in->hidden, .rows = n};
-    offer->flags = (in->row_weights ? 1 : 0) | (in->slot_values ? 2 : 0);
-    if (n == 0)
-        return 1;
+    offer->flags = (in->row_weights ? MPIX_EP_HAS_ROW_WEIGHTS : 0u) | (in->slot_values ? MPIX_EP_HAS_SLOTS : 0u);
     mpix_ep_place *place = offer->place;
     size_t row_pitch = row % 64 ? up16(row) : row, scale_pitch = up16(scales), slot = slot_bytes(call);
-    int others = plan->recv_rank[ep->rank] != plan->recv_total;
-    if (!mpix_ep_find(ep, in->x.data, (n - 1) * (size_t)in->x.stride + row, (uint64_t)in->x.stride, &place[MPIX_EP_PLACE_X]) && others) {
+    int others = n > 0 && mpix_ep_mapped_rows(call) > 0;
+    if (others && !mpix_ep_find(ep, in->x.data, (n - 1) * (size_t)in->x.stride + row, (uint64_t)in->x.stride, &place[MPIX_EP_PLACE_X])) {
         call->x_stage = stage;
         stage += n * row_pitch;
     }
-    if (scales && !mpix_ep_find(ep, in->x.scales, (n - 1) * (size_t)in->x.scale_stride + scales, (uint64_t)in->x.scale_stride,
-                                &place[MPIX_EP_PLACE_SCALES]) && others) {
+    if (others && scales && !mpix_ep_find(ep, in->x.scales, (n - 1) * (size_t)in->x.scale_stride + scales, (uint64_t)in->x.scale_stride,
+                                &place[MPIX_EP_PLACE_SCALES])) {
         call->s_stage = stage;
         stage += n * scale_pitch;
     }
-    if (in->row_weights && !mpix_ep_find(ep, in->row_weights, n * sizeof(float), sizeof(float), &place[MPIX_EP_PLACE_META]) && others) {
+    if (others && in->row_weights && !mpix_ep_find(ep, in->row_weights, n * sizeof(float), sizeof(float), &place[MPIX_EP_PLACE_META])) {
         call->meta_stage = stage = up16(stage);
         stage += n * sizeof(float);
     }
-    if (in->slot_values && !mpix_ep_find(ep, in->slot_values, n * slot, slot, &place[MPIX_EP_PLACE_SLOTS]) && others) {
+    if (others && in->slot_values && !mpix_ep_find(ep, in->slot_values, n * slot, slot, &place[MPIX_EP_PLACE_SLOTS])) {
         call->slot_stage = stage = up16(stage);
         stage += n * slot;
+    }
+    if (ep->far) {
+        mpix_ep_geometry g = mpix_ep_far_combine_geometry(call);
+        stage = mpix_ep_far_regions(call, &g, plan->send_rows, stage);
     }
     if (stage > 0 && !mpix_ep_bank_take(call, stage))
         return 0;
@@ -145,7 +149,11 @@ static void combine_check(mpix_ep_call *call) {
         mpix_ep_offers_compare(call, in->hidden, &in->x);
     for (int peer = 0; peer < ep->size && !call->kind; peer++) {
         const mpix_ep_offer *o = mpix_ep_my_offer(call, peer);
-        if (o->rows > 0 && call->combine.out.slot_values && !(o->flags & 2))
+        if (mpix_ep_is_far(ep, peer)) {
+            call->far[peer].flags = o->flags;
+            call->far[peer].rows = (int64_t)o->rows;
+        }
+        if (o->rows > 0 && call->combine.out.slot_values && !(o->flags & MPIX_EP_HAS_SLOTS))
             mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "out.slot_values", "out.slot_values is wanted, but rank %d gave no in.slot_values",
                                               peer));
     }
@@ -168,6 +176,22 @@ static const void *bias_row(const MPIX_Ep_combine_in *in, int i, int64_t t) {
     return i < in->num_bias ? (const char *)in->bias[i].data + t * in->bias[i].stride : NULL;
 }
 
+/* The places of an entry's item in the batch that a proxied rank sent. */
+static void far_places(mpix_ep_call *call, const mpix_ep_entry *e, char **row, char **scales, char **record) {
+    mpix_ep_geometry g = mpix_ep_far_combine_geometry(call);
+    char *base = mpix_ep_stage_at(call, call->far[e->rank].rx);
+    mpix_ep_far_at(&g, base, call->handle->plan->send_rows[e->rank], e->item, row, scales, record);
+}
+
+static void far_term(mpix_ep_call *call, const mpix_ep_entry *e, mpix_row_term *term) {
+    char *row, *scales, *record;
+    far_places(call, e, &row, &scales, &record);
+    term->x = row;
+    term->scales = call->combine.in.x.scale_kind ? scales : NULL;
+    if (call->far[e->rank].flags & MPIX_EP_HAS_ROW_WEIGHTS)
+        memcpy(&term->w[term->nw++], record, sizeof(float));
+}
+
 static void token_sum(mpix_ep_call *call, int64_t t) {
     mpix_ep *ep = call->ep;
     const mpix_ep_plan *plan = call->handle->plan;
@@ -181,12 +205,16 @@ static void token_sum(mpix_ep_call *call, int64_t t) {
         if (e->row >= from->rows)
             continue; /* dropped */
         sum.nterms++;
-        term->x = from->x + (uint64_t)e->row * from->x_stride;
-        term->scales = from->scales ? from->scales + (uint64_t)e->row * from->scale_stride : NULL;
         term->group = e->rank;
         term->nw = 0;
-        if (from->meta)
-            term->w[term->nw++] = ((const float *)from->meta)[e->row];
+        if (mpix_ep_is_far(ep, e->rank)) {
+            far_term(call, e, term);
+        } else {
+            term->x = from->x + (uint64_t)e->row * from->x_stride;
+            term->scales = from->scales ? from->scales + (uint64_t)e->row * from->scale_stride : NULL;
+            if (from->meta)
+                term->w[term->nw++] = ((const float *)from->meta)[e->row];
+        }
         if (in->topk_weights)
             term->w[term->nw++] = in->topk_weights[t * plan->topk + e->choice];
     }
@@ -205,7 +233,14 @@ static void token_slots(mpix_ep_call *call, int64_t t) {
         const mpix_ep_target *from = &ep->targets[e->rank];
         if (e->row >= from->rows)
             continue;
-        const float *values = (const float *)(from->slots + (size_t)e->row * slot_bytes(call));
+        const float *values;
+        if (mpix_ep_is_far(ep, e->rank)) {
+            char *row, *scales, *record;
+            far_places(call, e, &row, &scales, &record);
+            values = (const float *)record + 1;
+        } else {
+            values = (const float *)(from->slots + (size_t)e->row * slot_bytes(call));
+        }
         if (!compact)
             to[e->choice] = values[0];
         for (int k = 0; compact && k < plan->topk; k++) {
@@ -251,6 +286,22 @@ int mpix_ep_combine_step(mpix_ep_call *call, int *banks_open) {
             return MPIX_EP_STEP_WAITING;
         call->waiting = 0;
         combine_check(call);
+        call->state = COMBINE_PACK;
+        /* fall through */
+    case COMBINE_PACK:
+        if (call->ep->far && !call->kind) {
+            int did = mpix_ep_far_combine_pack(call);
+            if (did != MPIX_EP_STEP_COMPLETE)
+                return did;
+        }
+        mpix_ep_signal(call, MPIX_EP_FAR);
+        mpix_ep_peers_reset(call);
+        call->state = COMBINE_ARRIVE;
+        /* fall through */
+    case COMBINE_ARRIVE:
+        if (!mpix_ep_signals_seen(call, MPIX_EP_FAR, call->kind ? NULL : call->combine.out.wait_ns))
+            return MPIX_EP_STEP_WAITING;
+        call->waiting = 0;
         call->state = COMBINE_SUM;
         /* fall through */
     case COMBINE_SUM:
@@ -258,13 +309,13 @@ int mpix_ep_combine_step(mpix_ep_call *call, int *banks_open) {
             return MPIX_EP_STEP_WORKED;
         if (call->streaming)
             call->ep->rows->fence(); /* the caller may be another thread */
-        mpix_ep_signal(call);
+        mpix_ep_signal(call, MPIX_EP_MAPPED);
         handle->signalled[MPIX_EP_COMBINE] = call->epoch;
         mpix_ep_peers_reset(call);
         call->state = COMBINE_WAIT;
         /* fall through */
     default:
-        return mpix_ep_signals_seen(call, NULL) ? MPIX_EP_STEP_COMPLETE : MPIX_EP_STEP_WAITING;
+        return mpix_ep_signals_seen(call, MPIX_EP_MAPPED, NULL) ? MPIX_EP_STEP_COMPLETE : MPIX_EP_STEP_WAITING;
     }
 }
 

@@ -77,11 +77,18 @@ int mpix_ep_config_check(const MPIX_Ep_config *config, int ranks, MPIX_Ep_config
 }
 
 /* Rows and scales are staged at a pitch of 16 bytes; beside each row travel its token's number, ids and weights. SIZE_MAX: too large. */
-size_t mpix_ep_bank_size(const MPIX_Ep_config *c, int64_t rows) {
-    size_t row = (size_t)c->max_row_bytes + 2 * 16 + 8 + 8 * (size_t)c->max_topk, bytes;
+size_t mpix_ep_bank_size(const MPIX_Ep_config *c, int64_t rows, int far_peers) {
+    size_t row = (size_t)c->max_row_bytes + 2 * 16 + 8 + 8 * (size_t)c->max_topk, bytes, far;
     if (rows < 0 || __builtin_mul_overflow((size_t)rows, row, &bytes) || bytes > (size_t)1 << 46)
         return SIZE_MAX;
-    return (bytes + 4095) / 4096 * 4096 + 4096;
+    /* Batches of proxied peers: dispatch brings at most every token of each; combine at most one row per token and rank (COMPACT) or per
+     * choice (EXPERT). */
+    size_t tokens = (size_t)c->max_tokens, items = tokens * (size_t)far_peers, choices = tokens * (size_t)c->max_topk;
+    if (far_peers > 0 && c->layout == MPIX_EP_EXPERT && choices > items)
+        items = choices;
+    if (__builtin_mul_overflow(items, mpix_ep_far_item_size(c), &far) || far > (size_t)1 << 46)
+        return SIZE_MAX;
+    return (bytes + far + 64 * (size_t)far_peers + 4095) / 4096 * 4096 + 4096;
 }
 
 int PMPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_host, MPI_Count *bytes) {
@@ -107,7 +114,7 @@ int PMPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_
         kind = mpix_ep_placement_init(&placement, &c, ranks, r);
         if (kind)
             break;
-        size_t bank = mpix_ep_bank_size(&c, mpix_ep_worst_rows(&c, &placement, r));
+        size_t bank = mpix_ep_bank_size(&c, mpix_ep_worst_rows(&c, &placement, r), ranks - ranks_per_host);
         mpix_ep_placement_free(&placement);
         if (bank == SIZE_MAX)
             kind = mpix_fail(MPIX_ERRK_NO_MEM, "config.max_recv_rows", "a batch in the worst case exceeds 2^46 bytes: set config.max_recv_rows");
@@ -117,6 +124,11 @@ int PMPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_
         return mpix_boot_raise(NULL, kind);
     mpix_ep_ctl_layout_init(&layout, ranks, c.num_experts, c.depth, params.max_handles);
     *bytes = (MPI_Count)(most * (size_t)c.depth + layout.total);
+    if (ranks_per_host < ranks) { /* send buffer and mirror */
+        int nchunks;
+        size_t chunk = mpix_ep_far_chunks(&c, &params, ranks, &nchunks);
+        *bytes += (MPI_Count)(chunk * (size_t)nchunks + layout.total);
+    }
     return MPI_SUCCESS;
 }
 MPIX_WEAK_ALIAS(Ep_window_size);
@@ -124,13 +136,13 @@ MPIX_WEAK_ALIAS(Ep_window_size);
 /* ---- equality of all ranks ------------------------------------------------------------------------------------------------- */
 
 typedef struct fields {
-    int64_t value[20];
+    int64_t value[24];
 } fields;
 
 static const char *const field_names[] = {
     "the library's version", "config.mode", "config.layout", "config.memkind", "config.max_topk", "config.expert_align", "config.depth",
     "config.overflow", "config.masking", "config.check", "config.num_experts", "config.max_tokens", "config.max_recv_rows",
-    "config.max_row_bytes", "config.expert_owner", "config.timeout_s", "max_handles"};
+    "config.max_row_bytes", "config.expert_owner", "config.timeout_s", "max_handles", "lanes", "chunk_bytes", "signal"};
 enum { NFIELDS = sizeof field_names / sizeof *field_names };
 
 static int64_t hash_owner(const MPIX_Ep_config *c) {
@@ -140,12 +152,12 @@ static int64_t hash_owner(const MPIX_Ep_config *c) {
     return (int64_t)(h >> 1);
 }
 
-int mpix_ep_config_compare(mpix_boot *boot, const MPIX_Ep_config *c, int max_handles) {
+int mpix_ep_config_compare(mpix_boot *boot, const MPIX_Ep_config *c, const mpix_params *params) {
     int major, minor, patch;
     PMPIX_Ep_get_version(&major, &minor, &patch);
     fields mine = {{(int64_t)major * 1000000 + minor * 1000 + patch, c->mode, c->layout, c->memkind, c->max_topk, c->expert_align, c->depth,
                     c->overflow, c->masking, c->check, c->num_experts, c->max_tokens, c->max_recv_rows, c->max_row_bytes, hash_owner(c),
-                    (int64_t)(c->timeout_s * 1e3), max_handles}};
+                    (int64_t)(c->timeout_s * 1e3), params->max_handles, params->lanes, (int64_t)params->chunk_bytes, params->signal}};
     fields *every = malloc((size_t)boot->size * sizeof *every);
     int kind = every ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to compare the configurations of %d ranks", boot->size);
     kind = mpix_boot_agree(boot, kind);

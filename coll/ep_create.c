@@ -55,8 +55,11 @@ static size_t stream_limit(const mpix_ep *ep) {
 static int create_local(mpix_ep *ep) {
     int depth = ep->config.depth;
     size_t words = ((size_t)ep->params.max_handles + 63) / 64;
+    int far_peers = 0;
+    for (int r = 0; r < ep->size; r++)
+        far_peers += ep->boot->host_of[r] != ep->boot->host_of[ep->rank];
     ep->max_rows = mpix_ep_worst_rows(&ep->config, &ep->placement, ep->rank);
-    ep->bank_bytes = mpix_ep_bank_size(&ep->config, ep->max_rows);
+    ep->bank_bytes = mpix_ep_bank_size(&ep->config, ep->max_rows, far_peers);
     if (ep->bank_bytes == SIZE_MAX)
         return mpix_fail(MPIX_ERRK_NO_MEM, "config.max_recv_rows", "a batch in the worst case exceeds 2^46 bytes: set config.max_recv_rows");
     mpix_ep_ctl_layout_init(&ep->layout, ep->size, ep->config.num_experts, depth, ep->params.max_handles);
@@ -103,8 +106,8 @@ static void finalize_hook(void *object) {
 
 void mpix_ep_destroy(mpix_ep *ep, int abandoned) {
     mpix_live_remove(ep);
-    if (ep->ctl)
-        mpix_ep_engine_free(ep);
+    mpix_ep_engine_free(ep);
+    mpix_ep_far_free(ep);
     while (ep->handles) {
         struct mpix_ep_handle *h = ep->handles;
         ep->handles = h->next;
@@ -134,9 +137,12 @@ static int create_stages(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info inf
     mpix_boot *boot = ep->boot;
     int kind = mpix_boot_agree(boot, create_configure(ep, config, info, out));
     if (!kind)
-        kind = mpix_ep_config_compare(boot, &ep->config, ep->params.max_handles);
+        kind = mpix_ep_config_compare(boot, &ep->config, &ep->params);
+    if (!kind)
+        kind = mpix_boot_split_hosts(boot, ep->params.reach == MPIX_REACH_FORCE_PROXIED ? boot->size : ep->params.hosts);
     if (!kind)
         kind = mpix_boot_agree(boot, create_local(ep));
+    boot->proxied = 1; /* peers that can't be mapped are the proxy's */
     if (!kind)
         kind = mpix_win_create(boot, &ep->params, ep->bank_bytes * (size_t)ep->config.depth, 0, &ep->stage);
     if (!kind)
@@ -152,13 +158,13 @@ static int create_stages(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info inf
     }
     ep->ctl = ctl;
     ep->ctl_committed = ep->layout.slots_at;
-    kind = mpix_ep_engine_init(ep);
-    if (kind) { /* the engine is not there: destroy must not end it */
-        ep->ctl = NULL;
-        mpix_boot_agree(boot, kind);
-        mpix_win_free(ctl);
+    kind = mpix_ep_far_create(ep);
+    if (!kind)
+        kind = mpix_ep_far_windows(ep);
+    if (!kind)
+        kind = mpix_boot_agree(boot, mpix_ep_engine_init(ep));
+    if (kind)
         return kind;
-    }
     kind = mpix_live_add(ep, MPIX_LIVE_EP);
     if (!kind)
         kind = mpix_boot_at_finalize(ep, finalize_hook);
@@ -178,6 +184,8 @@ int PMPIX_Ep_create(MPI_Comm comm, const MPIX_Ep_config *config, MPI_Info info, 
         mpix_boot_free(boot, 0);
         return code;
     }
+    pthread_mutex_init(&ep->lock, NULL);
+    pthread_cond_init(&ep->wake, NULL);
     ep->boot = boot;
     ep->rank = boot->rank;
     ep->size = boot->size;
@@ -211,6 +219,9 @@ int PMPIX_Ep_free(MPIX_Ep *pep) {
     if (users > 0 && !failed)
         return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "ep", "%d transfers are in flight: complete them first", users));
     failed = mpix_ep_drain(ep); /* failed batches of this rank that peers still have to learn of */
+    /* A device must go on answering until the peers' last writes are acknowledged. Bounded: a peer may never come. */
+    if (!failed && ep->far)
+        failed = mpix_boot_barrier_bounded(ep->boot, ep->config.timeout_s > 0 && ep->config.timeout_s < 10 ? ep->config.timeout_s : 10);
     mpix_boot_forget(ep);
     mpix_ep_destroy(ep, failed != 0);
     *pep = MPIX_EP_NULL;

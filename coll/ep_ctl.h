@@ -4,19 +4,24 @@
  * Every rank has a control window: a doorbell, then for each handle slot and each peer one block, which only that peer writes.
  * A handle's calls of one kind are counted alike on all ranks; the count is the epoch. A block holds
  *
- *   words    the epoch through which something of this peer is complete, one 64-bit word per kind: route (its counts are here),
- *            dispatch (its rows are here), combine (it has read its rows: READ-DONE). One writer, only growing.
+ *   words    the epoch through which something of this peer is complete, one 64-bit word per kind and lane: route (its counts are
+ *            here), dispatch (its rows are here), combine (mapped peer: it has read its rows, READ-DONE; proxied peer: its rows are
+ *            here). One writer, only growing. A mapped peer has one lane.
  *   offers   per bank (epoch modulo depth): dispatch - READY, the peer grants this rank the right to write its output;
- *            combine - ROWS, the peer says where the experts' rows lie for this rank to read.
+ *            combine - ROWS, the peer says where the experts' rows lie for this rank to read; between proxied peers it grants a
+ *            place for them instead, as READY does.
  *   status   per bank, dispatch and combine: an error kind, written before the word.
  *   counts   two of them (epoch modulo 2): what route exchanges.
  *
- * Publication is always: plain stores, then a release store of the epoch, then the doorbell; a reader loads the epoch with acquire
- * first. Streaming stores are not ordered by a release store, so rows->fence() comes before the word.
+ * Publication to a mapped peer is: plain stores, then a release store of the epoch, then the doorbell; a reader loads the epoch with
+ * acquire first. Streaming stores are not ordered by a release store, so rows->fence() comes before the word. For a proxied peer the block is
+ * written in a mirror here and put, and the word is signalled by the proxy (proxy.h). Mirror and counters are free again when the peer has
+ * answered to what they carried, which the argument below shows for the slots; a call is complete here only when its puts are.
  *
  * Why no bank is overwritten before it was read. An offer of epoch e replaces that of e - depth, and is written only after the
  * writer's own call e - depth is complete; the reader's word for e - depth, which that completion awaited, is written after the
- * offer was read. A status of epoch e is written only after the offer of epoch e by the same peer was seen, hence after the peer
+ * offer was read. (Combine between proxied ranks: the word tells of rows that were sent, and the reader goes on to sum the other's; so it
+ * keeps what it needs of the offer before it writes the word.) A status of epoch e is written only after the offer of epoch e by the same peer was seen, hence after the peer
  * completed e - depth, which read the status of e - depth. Counts of epoch e replace those of e - 2: a handle's routes run one at
  * a time, so the writer has completed e - 1, for which every peer's counts of e - 1 were seen, and a peer writes those only after it
  * has completed e - 2.
@@ -35,7 +40,8 @@ typedef struct mpix_ep_place {
 } mpix_ep_place;
 
 enum { MPIX_EP_PLACE_X, MPIX_EP_PLACE_SCALES, MPIX_EP_PLACE_META, MPIX_EP_PLACE_SLOTS, MPIX_EP_PLACES };
-enum { MPIX_EP_WANTS_WEIGHTS = 1 };
+enum { MPIX_EP_WANTS_WEIGHTS = 1, MPIX_EP_HAS_ROW_WEIGHTS = 2, MPIX_EP_HAS_SLOTS = 4 }; /* flags of offers */
+enum { MPIX_EP_MAX_LANES = 16 };
 
 typedef struct mpix_ep_offer {
     _Alignas(64) _Atomic uint64_t epoch;
@@ -48,7 +54,8 @@ typedef struct mpix_ep_offer {
 } mpix_ep_offer;
 
 typedef struct mpix_ep_words {
-    _Alignas(64) _Atomic uint64_t route, dispatch, combine;
+    _Alignas(64) _Atomic uint64_t route;
+    _Atomic uint64_t dispatch[MPIX_EP_MAX_LANES], combine[MPIX_EP_MAX_LANES];
 } mpix_ep_words;
 
 typedef struct mpix_ep_status {
@@ -58,7 +65,7 @@ typedef struct mpix_ep_status {
 typedef struct mpix_ep_counts {
     int32_t status, topk;
     int64_t tokens;
-    uint32_t n[]; /* [ranks] rows for each rank, then [experts] choices of each expert */
+    uint32_t n[]; /* [ranks] rows for each rank, [ranks] tokens for each rank, [experts] choices of each expert */
 } mpix_ep_counts;
 
 /* Sizes and offsets, equal on all ranks. */

@@ -6,6 +6,7 @@
  * READY   waits for every destination's grant. Only then is anything written: an error of this rank (or a difference between ranks) is
  *         thus known before the first signal, so every rank learns of it.
  * SEND    one pass over the tokens; in pieces, so that other calls of the context go on as well.
+ *         Before it, rows for proxied peers are packed and posted (ep_far.c), so that the network works meanwhile.
  * SIGNAL  fence, then one word per destination. Words of a handle's dispatches are written in the order of their epochs.
  * WAIT    for every source's word; then copies what was staged, and fills what this rank knows itself.
  */
@@ -15,7 +16,7 @@
 
 #include <stdlib.h>
 
-enum { DISPATCH_START, DISPATCH_READY, DISPATCH_SEND, DISPATCH_WAIT };
+enum { DISPATCH_START, DISPATCH_READY, DISPATCH_PACK, DISPATCH_SEND, DISPATCH_WAIT };
 
 #define PIECE_BYTES (4u << 20) /* written per step */
 
@@ -57,7 +58,7 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
         return 1;
     mpix_ep_place *x = &offer->place[MPIX_EP_PLACE_X], *s = &offer->place[MPIX_EP_PLACE_SCALES];
     size_t row_pitch = row % 64 ? up16(row) : row, scale_pitch = up16(scales);
-    int others = call->handle->plan->recv_rank[ep->rank] != call->handle->plan->recv_total;
+    int others = mpix_ep_mapped_rows(call) > 0;
     if (!mpix_ep_find(ep, out->x.data, (n - 1) * (size_t)out->x.stride + row, (uint64_t)out->x.stride, x) && others) {
         call->x_stage = stage;
         stage += n * row_pitch;
@@ -70,6 +71,10 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
     if (wants_meta(out)) {
         call->meta_stage = stage = up16(stage);
         stage += n * meta;
+    }
+    if (ep->far) {
+        mpix_ep_geometry g = mpix_ep_far_dispatch_geometry(call);
+        stage = mpix_ep_far_regions(call, &g, call->handle->plan->recv_tokens, stage);
     }
     if (stage > 0 && !mpix_ep_bank_take(call, stage))
         return 0;
@@ -155,8 +160,8 @@ static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales)
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
         const mpix_ep_entry *e = &plan->entries[i];
         const mpix_ep_target *to = &ep->targets[e->rank];
-        if (e->row >= to->rows)
-            continue; /* dropped */
+        if (e->row >= to->rows || mpix_ep_is_far(ep, e->rank))
+            continue; /* dropped, or sent in a packed batch */
         dst[n] = to->x + (uint64_t)e->row * to->x_stride;
         if (scales)
             sdst[n] = to->scales + (uint64_t)e->row * to->scale_stride;
@@ -271,7 +276,10 @@ static void dispatch_finish(mpix_ep_call *call) {
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
     int64_t rows = (int64_t)mpix_ep_my_offer(call, ep->rank)->rows, nlocal = ep->placement.nlocal[ep->rank];
     for (int64_t i = 0; i < plan->nsegments; i++)
-        segment_take(call, &plan->segments[i], rows);
+        if (!mpix_ep_is_far(ep, plan->segments[i].source))
+            segment_take(call, &plan->segments[i], rows);
+    if (ep->far)
+        mpix_ep_far_dispatch_take(call, rows);
     for (int64_t e = 0; ep->config.layout == MPIX_EP_EXPERT && e < nlocal; e++) {
         int64_t end = plan->offset[e + 1] < rows ? plan->offset[e + 1] : rows;
         padding_fill(call, plan->offset[e] + plan->recv_expert[e], end);
@@ -297,19 +305,29 @@ int mpix_ep_dispatch_step(mpix_ep_call *call, int *banks_open) {
             return MPIX_EP_STEP_WAITING;
         call->waiting = 0;
         dispatch_check(call);
+        call->state = DISPATCH_PACK;
+        /* fall through */
+    case DISPATCH_PACK:
+        if (call->ep->far && !call->kind) {
+            int did = mpix_ep_far_dispatch_pack(call);
+            if (did != MPIX_EP_STEP_COMPLETE)
+                return did;
+        }
+        mpix_ep_signal(call, MPIX_EP_FAR);
+        call->at = 0;
         call->state = DISPATCH_SEND;
         /* fall through */
     case DISPATCH_SEND:
         if (!call->kind && !dispatch_send(call))
             return MPIX_EP_STEP_WORKED;
         call->ep->rows->fence();
-        mpix_ep_signal(call);
+        mpix_ep_signal(call, MPIX_EP_MAPPED);
         handle->signalled[MPIX_EP_DISPATCH] = call->epoch;
         mpix_ep_peers_reset(call);
         call->state = DISPATCH_WAIT;
         /* fall through */
     default:
-        if (!mpix_ep_signals_seen(call, call->kind ? NULL : call->dispatch.out.wait_ns))
+        if (!mpix_ep_signals_seen(call, MPIX_EP_ALL, call->kind ? NULL : call->dispatch.out.wait_ns))
             return MPIX_EP_STEP_WAITING;
         if (!call->kind)
             dispatch_finish(call);

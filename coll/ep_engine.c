@@ -26,12 +26,19 @@ static mpix_ep_call *call_new(struct mpix_ep_handle *handle, int type) {
     if (call)
         ep->pool = call->next;
     pthread_mutex_unlock(&ep->lock);
-    if (!call && !(call = malloc(sizeof *call + (size_t)ep->size))) {
+    /* the call, then [ranks] parts for proxied peers, then [ranks] flags */
+    size_t far = ep->far ? (size_t)ep->size * sizeof(mpix_ep_far_call) : 0;
+    if (!call && !(call = malloc(sizeof *call + far + (size_t)ep->size))) {
         mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a call");
         return NULL;
     }
-    memset(call, 0, sizeof *call);
-    call->seen = (unsigned char *)(call + 1);
+    memset(call, 0, sizeof *call + far);
+    call->far = far ? (mpix_ep_far_call *)(call + 1) : NULL;
+    call->seen = (unsigned char *)(call + 1) + far;
+    for (int p = 0; far && p < ep->size; p++) {
+        call->far[p].rx = UINT64_MAX;
+        call->far[p].chunk = -1;
+    }
     call->ep = ep;
     call->handle = handle;
     call->type = type;
@@ -117,6 +124,7 @@ static void call_complete(mpix_ep *ep, mpix_ep_call *call, mpix_ep_call *prev) {
     if (ep->last == call)
         ep->last = prev;
     call->handle->active--;
+    mpix_ep_far_release(call);
     mpix_ep_bank_give(call);
     if (call->type == MPIX_EP_ROUTE)
         mpix_ep_plan_free(call->plan); /* NULL unless it failed */
@@ -157,12 +165,23 @@ int mpix_ep_alive(mpix_ep *ep) {
 
 /* ---- progress ----------------------------------------------------------------------------------------------------------- */
 
+/* A call whose part is done, but not the commands that it queued for proxied peers. */
+static int flush_step(mpix_ep_call *call, int *banks_open) {
+    (void)banks_open;
+    return mpix_ep_far_flushed(call) ? MPIX_EP_STEP_COMPLETE : MPIX_EP_STEP_WAITING;
+}
+
 /* Steps every call once; whether work was done that should go on at once. With the lock held. */
 static int progress(mpix_ep *ep) {
-    int banks_open = 1, worked = 0;
+    int banks_open = 1, worked = ep->far && mpix_proxy_step(ep->far->proxy);
     mpix_ep_call *prev = NULL, *next;
     for (mpix_ep_call *call = ep->first; call; call = next) {
         int did = call->step(call, &banks_open);
+        if (did == MPIX_EP_STEP_COMPLETE && ep->far && !mpix_ep_far_flushed(call)) {
+            call->waiting = 0;
+            call->step = flush_step;
+            did = MPIX_EP_STEP_WAITING;
+        }
         next = call->next;
         if (did == MPIX_EP_STEP_COMPLETE) {
             call_complete(ep, call, prev);
@@ -189,6 +208,31 @@ static int is_dead(mpix_ep *ep, int peer) {
 
 static int missing(const mpix_ep_call *call, int peer) { return call->waiting && !call->seen[peer]; }
 
+/* A proxied peer whose connection has failed, or to which nothing can be queued: everybody's calls need it. */
+static void check_far(mpix_ep *ep) {
+    MPIX_Error error;
+    for (int peer = 0; ep->far && ep->first && peer < ep->size; peer++) {
+        if (!ep->far->is[peer])
+            continue;
+        if (ep->far->stuck == peer + 1) {
+            mpix_proxy_dump(ep->far->proxy);
+            mpix_ep_fail(ep, mpix_fail_peer(MPIX_ERRK_TIMEOUT, peer, ep->boot->hostnames[peer],
+                                            "nothing could be sent to rank %d on %s within %g s; the context has failed", peer,
+                                            ep->boot->hostnames[peer], ep->config.timeout_s));
+            return;
+        }
+        int kind = mpix_proxy_failed(ep->far->proxy, peer, &error);
+        if (!kind)
+            continue;
+        progress_all(ep); /* what came before the failure counts */
+        if (!ep->first)
+            return;
+        *mpix_error_tls() = error;
+        mpix_ep_fail(ep, kind);
+        return;
+    }
+}
+
 /* A peer that a call waits for and whose process has ended. What it published before its end is taken first. */
 static void check_deaths(mpix_ep *ep) {
     static const char *const names[] = {"route", "dispatch", "combine"};
@@ -196,6 +240,7 @@ static void check_deaths(mpix_ep *ep) {
     if (now - ep->checked_ns < CHECK_NS)
         return;
     ep->checked_ns = now;
+    check_far(ep);
     for (int peer = 0; peer < ep->size; peer++) {
         int needed = 0;
         for (mpix_ep_call *c = ep->first; c && !needed; c = c->next)
@@ -217,6 +262,8 @@ static void check_deaths(mpix_ep *ep) {
 
 static void time_out(mpix_ep *ep) {
     static const char *const names[] = {"route", "dispatch", "combine"};
+    if (ep->far)
+        mpix_proxy_dump(ep->far->proxy);
     for (mpix_ep_call *c = ep->first; c; c = c->next) {
         for (int peer = 0; peer < ep->size; peer++) {
             if (!missing(c, peer))
@@ -272,10 +319,18 @@ static int ep_test(struct mpix_xfer *xfer) {
     return done;
 }
 
+/* Whether everything that this context waits for rings its doorbell: a network device that writes words by itself does not, and a proxy
+ * that the caller runs needs to be run. */
+static int rings(const mpix_ep *ep) {
+    return !ep->far || (mpix_proxy_threaded(ep->far->proxy) && mpix_proxy_counted(ep->far->proxy));
+}
+
 static void ep_wait_start(struct mpix_xfer *xfer, mpix_wait *wait) {
     mpix_ep *ep = ((mpix_ep_call *)xfer)->ep;
     mpix_doorbell *bell = ep->threaded ? &ep->done_bell : mpix_ep_bell(ep);
     if (progress_others(ep)) /* their doorbells ring elsewhere */
+        bell = NULL;
+    if (!ep->threaded && !rings(ep))
         bell = NULL;
     mpix_wait_start(wait, bell, ep->params.spin_us, ep->crowded);
 }
@@ -389,16 +444,16 @@ static void *thread_main(void *arg) {
     mpix_wait wait;
     mpix_topo_bind_helper(-1);
     pthread_mutex_lock(&ep->lock);
-    mpix_wait_start(&wait, mpix_ep_bell(ep), ep->params.spin_us, ep->crowded);
+    mpix_wait_start(&wait, rings(ep) ? mpix_ep_bell(ep) : NULL, ep->params.spin_us, ep->crowded);
     while (!ep->stop) {
         if (!ep->first) {
             pthread_cond_wait(&ep->wake, &ep->lock);
-            mpix_wait_start(&wait, mpix_ep_bell(ep), ep->params.spin_us, ep->crowded);
+            mpix_wait_start(&wait, rings(ep) ? mpix_ep_bell(ep) : NULL, ep->params.spin_us, ep->crowded);
             continue;
         }
         if (progress(ep)) {
             mpix_wait_end(&wait);
-            mpix_wait_start(&wait, mpix_ep_bell(ep), ep->params.spin_us, ep->crowded);
+            mpix_wait_start(&wait, rings(ep) ? mpix_ep_bell(ep) : NULL, ep->params.spin_us, ep->crowded);
             continue;
         }
         check_deaths(ep);
@@ -412,13 +467,9 @@ static void *thread_main(void *arg) {
 }
 
 int mpix_ep_engine_init(mpix_ep *ep) {
-    pthread_mutex_init(&ep->lock, NULL);
-    pthread_cond_init(&ep->wake, NULL);
     if (ep->params.progress == MPIX_PROGRESS_THREAD) {
         int error = pthread_create(&ep->thread, NULL, thread_main, ep);
         if (error) {
-            pthread_cond_destroy(&ep->wake);
-            pthread_mutex_destroy(&ep->lock);
             return mpix_fail_sys(MPIX_ERRK_NO_MEM, error, "the progress thread (parameter progress = thread) could not be started");
         }
         ep->threaded = 1;

@@ -113,13 +113,26 @@ static void plan_entries(mpix_ep_plan *plan, const mpix_ep_placement *p) {
             memmove(e + i + 1, e + i, (size_t)(m - i) * sizeof *e);
             e[i].rank = rank;
             e[i].choice = k;
-            e[i].row = p->layout == MPIX_EP_COMPACT ? plan->send_rows[rank] : plan->send_experts[ids[k]] - 1;
+            e[i].row = e[i].item = p->layout == MPIX_EP_COMPACT ? plan->send_rows[rank] : plan->send_experts[ids[k]] - 1;
             plan->send_rows[rank]++;
             m++;
         }
         n += m;
     }
     plan->first[plan->tokens] = n;
+}
+
+/* EXPERT: a packed batch holds the rows of the destination's experts one after the other. before: [experts + ranks] scratch. */
+static void plan_items(mpix_ep_plan *plan, const mpix_ep_placement *p, int64_t *before) {
+    int64_t *next = before + p->experts;
+    memset(next, 0, (size_t)p->ranks * sizeof *next);
+    for (int64_t e = 0; e < p->experts; e++) {
+        before[e] = next[p->owner[e]];
+        next[p->owner[e]] += plan->send_experts[e];
+    }
+    for (int64_t t = 0; t < plan->tokens; t++)
+        for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++)
+            plan->entries[i].item += before[plan->ids[t * plan->topk + plan->entries[i].choice]];
 }
 
 /* Cuts arrays out of one allocation; sizes are rounded up so that every array is aligned. */
@@ -133,7 +146,7 @@ int mpix_ep_plan_create(const mpix_ep_placement *p, const MPIX_Ep_routing *r, in
     size_t tokens = (size_t)r->num_tokens, choices = tokens * (size_t)r->topk, ranks = (size_t)p->ranks;
     size_t experts = (size_t)p->experts, nlocal = (size_t)p->nlocal[p->rank];
     size_t segments = p->layout == MPIX_EP_COMPACT ? ranks : ranks * nlocal;
-    size_t bytes = choices * (sizeof(int32_t) + sizeof(mpix_ep_entry)) + (tokens + 1) * 8 + (4 * ranks + experts + 2 * nlocal + 1) * 8 +
+    size_t bytes = choices * (sizeof(int32_t) + sizeof(mpix_ep_entry)) + (tokens + 1) * 8 + (6 * ranks + 2 * experts + 2 * nlocal + 1) * 8 +
                    segments * sizeof(mpix_ep_segment) + 16 * 16;
     mpix_ep_plan *plan = calloc(1, sizeof *plan);
     char *at = plan ? malloc(bytes) : NULL;
@@ -151,7 +164,9 @@ int mpix_ep_plan_create(const mpix_ep_placement *p, const MPIX_Ep_routing *r, in
     plan->send_rows = cut(&at, ranks * 8);
     plan->send_tokens = cut(&at, ranks * 8);
     plan->recv_rank = cut(&at, ranks * 8);
+    plan->recv_tokens = cut(&at, ranks * 8);
     plan->total = cut(&at, ranks * 8);
+    int64_t *scratch = cut(&at, (experts + ranks) * 8);
     plan->send_experts = cut(&at, experts * 8);
     plan->recv_expert = cut(&at, nlocal * 8);
     plan->offset = cut(&at, (nlocal + 1) * 8);
@@ -165,6 +180,8 @@ int mpix_ep_plan_create(const mpix_ep_placement *p, const MPIX_Ep_routing *r, in
         return kind;
     }
     plan_entries(plan, p);
+    if (p->layout == MPIX_EP_EXPERT)
+        plan_items(plan, p, scratch);
     *out = plan;
     return 0;
 }
@@ -227,6 +244,8 @@ int mpix_ep_plan_finish(mpix_ep_plan *plan, const mpix_ep_placement *p, const mp
         for (int s = 0; s < p->ranks; s++)
             plan->recv_expert[i] += from[s].experts[p->mine[i]];
     }
+    for (int s = 0; s < p->ranks; s++)
+        plan->recv_tokens[s] = from[s].tokens[p->rank];
     if (p->layout == MPIX_EP_COMPACT)
         finish_compact(plan, p, from, base);
     else

@@ -22,6 +22,7 @@ typedef struct mpix_ep_placement {
 typedef struct mpix_ep_entry {
     int32_t rank, choice; /* COMPACT: the first of the token's choices on that rank */
     int64_t row;          /* at that rank; before mpix_ep_plan_finish: counted from this rank's first */
+    int64_t item;         /* place among this rank's rows there, experts ascending: order of a packed batch */
 } mpix_ep_entry;
 
 /* Adjacent received rows of one source (COMPACT) or one expert and source (EXPERT): rows [row, row + n). */
@@ -43,6 +44,7 @@ typedef struct mpix_ep_plan {
     /* after mpix_ep_plan_finish */
     int64_t recv_total;
     int64_t *recv_rank;    /* [ranks] */
+    int64_t *recv_tokens;  /* [ranks] distinct tokens from each rank */
     int64_t *recv_expert;  /* [local experts] */
     int64_t *offset;       /* [local experts + 1]; EXPERT only */
     int64_t *total;        /* [ranks] recv_total of every rank */
@@ -54,6 +56,7 @@ typedef struct mpix_ep_plan {
 /* COUNTS of one source as route exchanged them. */
 typedef struct mpix_ep_counts_view {
     const uint32_t *rows;    /* [ranks] */
+    const uint32_t *tokens;  /* [ranks] */
     const uint32_t *experts; /* [experts] */
 } mpix_ep_counts_view;
 

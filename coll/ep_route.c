@@ -23,14 +23,14 @@ static void counts_send(mpix_ep_call *call) {
         if (plan) {
             c->topk = plan->topk;
             c->tokens = plan->tokens;
-            for (int r = 0; r < ep->size; r++)
+            for (int r = 0; r < ep->size; r++) {
                 c->n[r] = (uint32_t)plan->send_rows[r];
+                c->n[ep->size + r] = (uint32_t)plan->send_tokens[r];
+            }
             for (int64_t e = 0; e < ep->placement.experts; e++)
-                c->n[ep->size + e] = (uint32_t)plan->send_experts[e];
+                c->n[2 * ep->size + e] = (uint32_t)plan->send_experts[e];
         }
-        atomic_store_explicit(&mpix_ep_peer_words(call, peer)->route, call->epoch, memory_order_release);
-        if (peer != ep->rank)
-            mpix_ep_ring(ep, peer);
+        mpix_ep_publish(call, peer, c, ep->layout.counts_bytes, &mpix_ep_peer_words(call, peer)->route);
     }
 }
 
@@ -156,7 +156,7 @@ static void route_finish(mpix_ep_call *call) {
     if (!call->kind) {
         for (int peer = 0; peer < ep->size; peer++) {
             const uint32_t *n = mpix_ep_my_counts(call, peer)->n;
-            from[peer] = (mpix_ep_counts_view){n, n + ep->size};
+            from[peer] = (mpix_ep_counts_view){n, n + ep->size, n + 2 * ep->size};
         }
         int kind = mpix_ep_plan_finish(call->plan, &ep->placement, from);
         if (kind)

@@ -10,48 +10,70 @@ void mpix_ep_ctl_layout_init(mpix_ep_ctl_layout *l, int ranks, int64_t experts, 
     l->offers_combine = l->offers_dispatch + (size_t)depth * sizeof(mpix_ep_offer);
     l->status = l->offers_combine + (size_t)depth * sizeof(mpix_ep_offer);
     l->counts = up64(l->status + (size_t)depth * sizeof(mpix_ep_status));
-    l->counts_bytes = up64(sizeof(mpix_ep_counts) + ((size_t)ranks + (size_t)experts) * sizeof(uint32_t));
+    l->counts_bytes = up64(sizeof(mpix_ep_counts) + (2 * (size_t)ranks + (size_t)experts) * sizeof(uint32_t));
     l->block = l->counts + 2 * l->counts_bytes;
     l->slot = l->block * (size_t)ranks;
     l->slots_at = 4096;
     l->total = l->slots_at + l->slot * (size_t)max_handles;
 }
 
-/* The block that `writer` writes in `owner`'s window for the call's handle. */
-static char *block(mpix_ep_call *call, int owner, int writer) {
-    mpix_ep *ep = call->ep;
-    char *base = ep->ctl->peer[owner];
-    return base + ep->layout.slots_at + ep->layout.slot * (size_t)call->handle->slot + ep->layout.block * (size_t)writer;
+int mpix_ep_is_far(const mpix_ep *ep, int peer) { return ep->far && ep->far->is[peer]; }
+
+/* Where the call's handle has its blocks in a control window (or the mirror) at base. */
+static char *slot_at(const mpix_ep_call *call, char *base) {
+    return base + call->ep->layout.slots_at + call->ep->layout.slot * (size_t)call->handle->slot;
 }
 
-mpix_ep_words *mpix_ep_my_words(mpix_ep_call *c, int peer) { return (mpix_ep_words *)block(c, c->ep->rank, peer); }
-mpix_ep_words *mpix_ep_peer_words(mpix_ep_call *c, int peer) { return (mpix_ep_words *)block(c, peer, c->ep->rank); }
+/* The block that peer writes here. */
+static char *my_block(const mpix_ep_call *call, int peer) {
+    return slot_at(call, call->ep->ctl->base) + call->ep->layout.block * (size_t)peer;
+}
+
+/* The block that this rank writes for peer: there, or in the mirror. */
+static char *peer_block(const mpix_ep_call *call, int peer) {
+    const mpix_ep *ep = call->ep;
+    if (mpix_ep_is_far(ep, peer))
+        return slot_at(call, ep->far->mirror) + ep->layout.block * (size_t)peer;
+    return slot_at(call, ep->ctl->peer[peer]) + ep->layout.block * (size_t)ep->rank;
+}
+
+mpix_ep_words *mpix_ep_my_words(mpix_ep_call *c, int peer) { return (mpix_ep_words *)my_block(c, peer); }
+mpix_ep_words *mpix_ep_peer_words(mpix_ep_call *c, int peer) { return (mpix_ep_words *)peer_block(c, peer); }
 
 static mpix_ep_offer *offer_at(mpix_ep_call *c, char *b) {
     size_t bank = c->epoch % (uint64_t)c->ep->config.depth;
     return (mpix_ep_offer *)(b + (c->type == MPIX_EP_DISPATCH ? c->ep->layout.offers_dispatch : c->ep->layout.offers_combine)) + bank;
 }
 
-mpix_ep_offer *mpix_ep_my_offer(mpix_ep_call *c, int peer) { return offer_at(c, block(c, c->ep->rank, peer)); }
-mpix_ep_offer *mpix_ep_peer_offer(mpix_ep_call *c, int peer) { return offer_at(c, block(c, peer, c->ep->rank)); }
+mpix_ep_offer *mpix_ep_my_offer(mpix_ep_call *c, int peer) { return offer_at(c, my_block(c, peer)); }
+mpix_ep_offer *mpix_ep_peer_offer(mpix_ep_call *c, int peer) { return offer_at(c, peer_block(c, peer)); }
 
 static mpix_ep_status *status_at(mpix_ep_call *c, char *b) {
     return (mpix_ep_status *)(b + c->ep->layout.status) + c->epoch % (uint64_t)c->ep->config.depth;
 }
 
-mpix_ep_status *mpix_ep_my_status(mpix_ep_call *c, int peer) { return status_at(c, block(c, c->ep->rank, peer)); }
-mpix_ep_status *mpix_ep_peer_status(mpix_ep_call *c, int peer) { return status_at(c, block(c, peer, c->ep->rank)); }
+mpix_ep_status *mpix_ep_my_status(mpix_ep_call *c, int peer) { return status_at(c, my_block(c, peer)); }
+mpix_ep_status *mpix_ep_peer_status(mpix_ep_call *c, int peer) { return status_at(c, peer_block(c, peer)); }
 
 static mpix_ep_counts *counts_at(mpix_ep_call *c, char *b) {
     return (mpix_ep_counts *)(b + c->ep->layout.counts + (c->epoch & 1) * c->ep->layout.counts_bytes);
 }
 
-mpix_ep_counts *mpix_ep_my_counts(mpix_ep_call *c, int peer) { return counts_at(c, block(c, c->ep->rank, peer)); }
-mpix_ep_counts *mpix_ep_peer_counts(mpix_ep_call *c, int peer) { return counts_at(c, block(c, peer, c->ep->rank)); }
+mpix_ep_counts *mpix_ep_my_counts(mpix_ep_call *c, int peer) { return counts_at(c, my_block(c, peer)); }
+mpix_ep_counts *mpix_ep_peer_counts(mpix_ep_call *c, int peer) { return counts_at(c, peer_block(c, peer)); }
 
-mpix_doorbell *mpix_ep_bell(mpix_ep *ep) { return ep->ctl->peer[ep->rank]; }
+mpix_doorbell *mpix_ep_bell(mpix_ep *ep) { return ep->ctl->base; }
 
-void mpix_ep_ring(mpix_ep *ep, int peer) { mpix_doorbell_ring(ep->ctl->peer[peer]); }
+void mpix_ep_publish(mpix_ep_call *call, int peer, void *at, size_t bytes, _Atomic uint64_t *word) {
+    mpix_ep *ep = call->ep;
+    if (mpix_ep_is_far(ep, peer)) {
+        mpix_ep_far_publish(call, peer, at, bytes, word);
+        return;
+    }
+    atomic_store_explicit(word, call->epoch, memory_order_release);
+    if (peer != ep->rank)
+        mpix_doorbell_ring(ep->ctl->peer[peer]);
+}
 
 void mpix_ep_peers_reset(mpix_ep_call *call) {
     memset(call->seen, 0, (size_t)call->ep->size);
@@ -75,14 +97,17 @@ static void peer_seen(mpix_ep_call *call, int peer, int32_t status, int64_t *wai
 
 void mpix_ep_offer_send(mpix_ep_call *call, const mpix_ep_offer *offer) {
     mpix_ep *ep = call->ep;
+    const size_t head = offsetof(mpix_ep_offer, status), bytes = sizeof *offer - head;
     for (int i = 0; i < ep->size; i++) {
         int peer = (ep->rank + i) % ep->size;
         mpix_ep_offer *o = mpix_ep_peer_offer(call, peer);
-        memcpy((char *)o + offsetof(mpix_ep_offer, status), (const char *)offer + offsetof(mpix_ep_offer, status),
-               sizeof *o - offsetof(mpix_ep_offer, status));
-        atomic_store_explicit(&o->epoch, call->epoch, memory_order_release);
-        if (peer != ep->rank)
-            mpix_ep_ring(ep, peer);
+        memcpy((char *)o + head, (const char *)offer + head, bytes);
+        if (mpix_ep_is_far(ep, peer)) {
+            memset(o->place, 0, sizeof o->place);
+            if (call->far[peer].rx != UINT64_MAX)
+                o->place[MPIX_EP_PLACE_X] = mpix_ep_stage_place(call, call->far[peer].rx, 0);
+        }
+        mpix_ep_publish(call, peer, (char *)o + head, bytes, &o->epoch);
     }
 }
 
@@ -97,38 +122,53 @@ int mpix_ep_offers_seen(mpix_ep_call *call, int64_t *wait_ns) {
     return call->nseen == call->ep->size;
 }
 
-void mpix_ep_signal(mpix_ep_call *call) {
+static int in_set(const mpix_ep *ep, int peer, int which) {
+    return which & (mpix_ep_is_far(ep, peer) ? MPIX_EP_FAR : MPIX_EP_MAPPED);
+}
+
+void mpix_ep_signal(mpix_ep_call *call, int which) {
     mpix_ep *ep = call->ep;
     int32_t own = call->kind == MPIX_ERRK_REMOTE ? 0 : call->kind; /* REMOTE: the rank to blame told everybody itself */
     for (int i = 0; i < ep->size; i++) {
         int peer = (ep->rank + i) % ep->size;
+        if (!in_set(ep, peer, which))
+            continue;
         mpix_ep_status *status = mpix_ep_peer_status(call, peer);
         mpix_ep_words *words = mpix_ep_peer_words(call, peer);
-        if (call->type == MPIX_EP_DISPATCH) {
-            status->dispatch = own;
-            atomic_store_explicit(&words->dispatch, call->epoch, memory_order_release);
-        } else {
-            status->combine = own;
-            atomic_store_explicit(&words->combine, call->epoch, memory_order_release);
-        }
-        if (peer != ep->rank)
-            mpix_ep_ring(ep, peer);
+        int32_t *mine = call->type == MPIX_EP_DISPATCH ? &status->dispatch : &status->combine;
+        *mine = own;
+        if (mpix_ep_is_far(ep, peer))
+            mpix_ep_far_signal(call, peer, own);
+        else
+            mpix_ep_publish(call, peer, mine, sizeof *mine, call->type == MPIX_EP_DISPATCH ? words->dispatch : words->combine);
     }
 }
 
-int mpix_ep_signals_seen(mpix_ep_call *call, int64_t *wait_ns) {
-    int dispatch = call->type == MPIX_EP_DISPATCH;
-    for (int peer = 0; peer < call->ep->size; peer++) {
+/* Whether all lanes of a peer have reached the call's epoch. */
+static int lanes_reached(mpix_ep_call *call, int peer) {
+    mpix_ep_words *words = mpix_ep_my_words(call, peer);
+    _Atomic uint64_t *lane = call->type == MPIX_EP_DISPATCH ? words->dispatch : words->combine;
+    int lanes = mpix_ep_is_far(call->ep, peer) ? call->ep->far->lanes : 1;
+    for (int l = 0; l < lanes; l++)
+        if (atomic_load_explicit(&lane[l], memory_order_acquire) < call->epoch)
+            return 0;
+    return 1;
+}
+
+int mpix_ep_signals_seen(mpix_ep_call *call, int which, int64_t *wait_ns) {
+    mpix_ep *ep = call->ep;
+    for (int peer = 0; peer < ep->size; peer++) {
         if (call->seen[peer])
             continue;
-        mpix_ep_words *words = mpix_ep_my_words(call, peer);
-        uint64_t epoch = atomic_load_explicit(dispatch ? &words->dispatch : &words->combine, memory_order_acquire);
-        if (epoch >= call->epoch) {
-            mpix_ep_status *status = mpix_ep_my_status(call, peer);
-            peer_seen(call, peer, dispatch ? status->dispatch : status->combine, wait_ns);
+        if (!in_set(ep, peer, which)) {
+            call->seen[peer] = 1;
+            call->nseen++;
+        } else if (lanes_reached(call, peer)) {
+            const mpix_ep_status *status = mpix_ep_my_status(call, peer);
+            peer_seen(call, peer, call->type == MPIX_EP_DISPATCH ? status->dispatch : status->combine, wait_ns);
         }
     }
-    return call->nseen == call->ep->size;
+    return call->nseen == ep->size;
 }
 
 /* ---- offers in use ------------------------------------------------------------------------------------------------------ */
@@ -178,6 +218,12 @@ void mpix_ep_targets_fill(mpix_ep_call *call, size_t x_bytes, size_t scale_bytes
         const mpix_ep_offer *o = mpix_ep_my_offer(call, peer);
         mpix_ep_target *t = &call->ep->targets[peer];
         t->rows = (int64_t)o->rows;
+        t->x = t->scales = t->meta = t->slots = NULL;
+        if (mpix_ep_is_far(call->ep, peer)) { /* its rows travel in a packed batch */
+            if (call->type == MPIX_EP_COMBINE)
+                t->rows = call->far[peer].rows;
+            continue;
+        }
         t->x = target_at(call, peer, &o->place[MPIX_EP_PLACE_X], t->rows, x_bytes);
         t->scales = target_at(call, peer, &o->place[MPIX_EP_PLACE_SCALES], t->rows, scale_bytes);
         t->meta = target_at(call, peer, &o->place[MPIX_EP_PLACE_META], t->rows, meta_bytes);

@@ -25,8 +25,8 @@
  *  - Configuration beats info, info beats environment, environment beats default. The info keys and environment variables are
  *    listed by `mpix_ep_info --params`. An info key that starts with mpix_ep_ and is unknown or does not parse is MPIX_ERRK_ARG.
  *
- * State of this version: mode HT in host memory, among ranks of one host (or any ranks that can map each other's memory). What
- * returns MPIX_ERRK_UNSUPPORTED: MPIX_EP_LL, MPIX_EP_SLOTS, MPIX_EP_CUDA, masking, ranks that can't map each other, dtype
+ * State of this version: mode HT in host memory; ranks of one host map each other's memory, ranks of other hosts are reached through a
+ * proxy over RDMA (parameter transport). What returns MPIX_ERRK_UNSUPPORTED: MPIX_EP_LL, MPIX_EP_SLOTS, MPIX_EP_CUDA, masking, dtype
  * conversion in dispatch, a wire dtype other than x's, the ..._enqueue calls, MPIX_Ep_combine_buffer, set_mask.
  *
  * Sources. Dispatch with one copy of a token per rank, handles and both layouts follow what DeepEP and NCCL EP offer; the
@@ -189,11 +189,15 @@ typedef struct {
  * Bytes of window memory that a rank of such a context reserves at most, beyond what the caller allocates or registers. Local, no
  * communication, works before MPI_Init. Reserved memory is committed when first needed. With R ranks, E experts, M = max_recv_rows
  * (worst case: COMPACT R * max_tokens; EXPERT additionally every choice a row and padding), at most:
- *     depth * (M * (max_row_bytes + 40 + 8 * max_topk) + 8192)  +  max_handles * R * ((E + R) * 8 + depth * 520 + 256) + 4096.
+ *     depth * (M * (max_row_bytes + 40 + 8 * max_topk) + 8192)  +  max_handles * R * ((E + 2 R) * 8 + depth * 520 + 640) + 4096.
  *
  * @param[in]  config          as for MPIX_Ep_create
  * @param[in]  ranks           size of the communicator, >= 1
- * @param[in]  ranks_per_host  ranks per host, 1 .. ranks; used by modes with two hops
+ * With ranks of other hosts (F of them, proxied) a bank also has room for their batches, F * max_tokens items (EXPERT: or max_tokens *
+ * max_topk if that is more) of max_row_bytes + 64 + 8 * max_topk bytes, the control words are held twice, there is a send buffer of at most 64 MB
+ * (or 2 R + 2 rows), and all of it is committed at creation, since a device pins it.
+ *
+ * @param[in]  ranks_per_host  ranks that can map each other, 1 .. ranks; the others are proxied
  * @param[out] bytes           the bound
  * @return MPI_SUCCESS, ARG, UNSUPPORTED.
  */

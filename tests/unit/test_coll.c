@@ -83,12 +83,14 @@ static void check_batch(int layout, int ranks, int64_t experts, int topk, int64_
         MPIX_Ep_routing routing = {sizeof routing, tokens, topk, 64, ids, 0};
         ck_assert_int_eq(mpix_ep_placement_init(&p[r], &c, ranks, r), 0);
         ck_assert_int_eq(mpix_ep_plan_create(&p[r], &routing, 1, &plan[r]), 0);
-        uint32_t *n = calloc((size_t)(ranks + experts), sizeof *n);
-        for (int d = 0; d < ranks; d++)
+        uint32_t *n = calloc((size_t)(2 * ranks + experts), sizeof *n);
+        for (int d = 0; d < ranks; d++) {
             n[d] = (uint32_t)plan[r]->send_rows[d];
+            n[ranks + d] = (uint32_t)plan[r]->send_tokens[d];
+        }
         for (int64_t e = 0; e < experts; e++)
-            n[ranks + e] = (uint32_t)plan[r]->send_experts[e];
-        views[r] = (mpix_ep_counts_view){n, n + ranks};
+            n[2 * ranks + e] = (uint32_t)plan[r]->send_experts[e];
+        views[r] = (mpix_ep_counts_view){n, n + ranks, n + 2 * ranks};
         free(ids);
     }
     for (int r = 0; r < ranks; r++)
@@ -98,8 +100,28 @@ static void check_batch(int layout, int ranks, int64_t experts, int topk, int64_
         ck_assert_int_le(total, mpix_ep_worst_rows(&c, &p[d], d));
         unsigned char *hit = calloc((size_t)total + 1, 1);
         for (int s = 0; s < ranks; s++) {
-            int64_t sum = 0;
+            int64_t sum = 0, items = 0, tokens = 0;
             ck_assert_int_eq(plan[s]->total[d], total);
+            ck_assert_int_eq(plan[d]->recv_tokens[s], plan[s]->send_tokens[d]);
+            /* an entry's item is its place among the source's segments here, one after the other */
+            for (int64_t g = 0; g < plan[d]->nsegments; g++) {
+                if (plan[d]->segments[g].source != s)
+                    continue;
+                for (int64_t i = 0; i < plan[s]->first[plan[s]->tokens]; i++) {
+                    const mpix_ep_entry *e = &plan[s]->entries[i];
+                    int64_t in = e->row - plan[d]->segments[g].row;
+                    if (e->rank == d && in >= 0 && in < plan[d]->segments[g].n)
+                        ck_assert_int_eq(e->item, items + in);
+                }
+                items += plan[d]->segments[g].n;
+            }
+            for (int64_t t = 0; t < plan[s]->tokens; t++) {
+                int there = 0;
+                for (int64_t i = plan[s]->first[t]; i < plan[s]->first[t + 1]; i++)
+                    there |= plan[s]->entries[i].rank == d;
+                tokens += there;
+            }
+            ck_assert_int_eq(tokens, plan[s]->send_tokens[d]);
             for (int64_t i = 0; i < plan[s]->first[plan[s]->tokens]; i++) {
                 const mpix_ep_entry *e = &plan[s]->entries[i];
                 if (e->rank != d)
@@ -179,7 +201,7 @@ START_TEST(test_worst_rows) {
     c.expert_align = 0x7fffffff;
     ck_assert_int_eq(mpix_ep_placement_init(&p, &c, 2, 0), 0);
     int64_t rows = mpix_ep_worst_rows(&c, &p, 0);
-    ck_assert_int_eq(rows < 0 || mpix_ep_bank_size(&c, rows) == SIZE_MAX, 1); /* too large, and said so */
+    ck_assert_int_eq(rows < 0 || mpix_ep_bank_size(&c, rows, 0) == SIZE_MAX, 1); /* too large, and said so */
     c.max_recv_rows = 77;
     ck_assert_int_eq(mpix_ep_worst_rows(&c, &p, 0), 77);
     mpix_ep_placement_free(&p);
@@ -196,12 +218,12 @@ START_TEST(test_ctl_layout) {
             ck_assert_uint_ge(l.offers_combine, l.offers_dispatch + (size_t)depth * sizeof(mpix_ep_offer));
             ck_assert_uint_ge(l.status, l.offers_combine + (size_t)depth * sizeof(mpix_ep_offer));
             ck_assert_uint_ge(l.counts, l.status + (size_t)depth * sizeof(mpix_ep_status));
-            ck_assert_uint_ge(l.counts_bytes, sizeof(mpix_ep_counts) + 4 * (size_t)(ranks + experts));
+            ck_assert_uint_ge(l.counts_bytes, sizeof(mpix_ep_counts) + 4 * (size_t)(2 * ranks + experts));
             ck_assert_uint_ge(l.block, l.counts + 2 * l.counts_bytes);
             ck_assert_uint_eq(l.block % 64, 0); /* no two writers share a line */
             ck_assert_uint_eq(l.total, l.slots_at + 9 * l.slot);
             /* the bound that mpix_ep.h states */
-            ck_assert_uint_le(l.total, 9 * (size_t)ranks * ((size_t)(experts + ranks) * 8 + (size_t)depth * 520 + 256) + 4096);
+            ck_assert_uint_le(l.total, 9 * (size_t)ranks * ((size_t)(experts + 2 * ranks) * 8 + (size_t)depth * 520 + 640) + 4096);
         }
     }
 }

@@ -1,0 +1,324 @@
+/*
+ * ep_far.c - proxied peers of a context: control words through a mirror, packed batches in chunks, their completion.
+ *
+ * What goes to a proxied peer in a call is one batch: its items (a token's row once per rank in dispatch; the experts' rows in combine), packed
+ * contiguously in chunks and put into a region of the staging bank that the peer granted in its offer, then one signal per lane. A chunk
+ * is posted as soon as it is packed, so the network works while the next is packed. Messages per peer: ceil(payload / chunk) puts,
+ * one put of the status, and a signal per lane.
+ *
+ * The chunks belong to one call at a time (`packing`), the earliest that asks: it waits for nothing but completions of posted chunks, which need no
+ * peer's part, so it always gets on; several calls holding half-packed chunks could wait for each other for ever.
+ *
+ * A call is complete only when its commands are: then its buffers, its mirror slots and its counters may be reused, and the peer
+ * has got what it waits for even if this process makes no further call.
+ */
+#include "config.h"
+
+#include "coll/ep.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+enum { WINDOW_CTL, WINDOW_MIRROR, WINDOW_STAGE, WINDOW_TX };
+enum { CHUNK_FREE, CHUNK_OPEN, CHUNK_POSTED };
+
+#define TX_LIMIT ((size_t)64 << 20) /* of the whole send buffer, unless single rows are larger */
+
+static size_t up16(size_t n) { return (n + 15) & ~(size_t)15; }
+
+size_t mpix_ep_far_item_size(const MPIX_Ep_config *c) { return up16((size_t)c->max_row_bytes + 32) + up16(4 + 8 * (size_t)c->max_topk); }
+
+/* ---- creation ----------------------------------------------------------------------------------------------------------- */
+
+/* The same on all ranks: the layout of a batch depends on the chunk's size. */
+size_t mpix_ep_far_chunks(const MPIX_Ep_config *c, const mpix_params *params, int ranks, int *nchunks) {
+    size_t item = mpix_ep_far_item_size(c), bytes = up16(params->chunk_bytes);
+    *nchunks = 2 * ranks + 2;
+    if (bytes > TX_LIMIT / (size_t)*nchunks)
+        bytes = TX_LIMIT / (size_t)*nchunks / 16 * 16;
+    return bytes > item ? bytes : item;
+}
+
+static int far_alloc(mpix_ep *ep, mpix_ep_far *far) {
+    far->chunk_bytes = mpix_ep_far_chunks(&ep->config, &ep->params, ep->size, &far->nchunks);
+    far->lanes = ep->params.lanes;
+    far->counters_slot = 2 + 2 * ep->config.depth + 2 * ep->config.depth * far->lanes;
+    if ((int64_t)far->counters_slot * ep->params.max_handles >= 65536)
+        return mpix_fail(MPIX_ERRK_ARG, "max_handles", "max_handles = %d with depth %d and %d lanes needs more than 65535 counters",
+                         ep->params.max_handles, ep->config.depth, far->lanes);
+    far->is = calloc((size_t)ep->size, 1);
+    far->chunks = calloc((size_t)far->nchunks, sizeof *far->chunks);
+    far->cursor = calloc((size_t)ep->placement.nlocal[ep->rank] + 1, sizeof *far->cursor);
+    far->mirror = aligned_alloc(4096, (ep->layout.total + 4095) / 4096 * 4096);
+    far->tx = aligned_alloc(4096, (far->chunk_bytes * (size_t)far->nchunks + 4095) / 4096 * 4096);
+    if (!far->is || !far->chunks || !far->cursor || !far->mirror || !far->tx)
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the send buffer of proxied peers (%d chunks of %zu bytes)", far->nchunks,
+                         far->chunk_bytes);
+    memset(far->mirror, 0, ep->layout.total);
+    memset(far->tx, 0, far->chunk_bytes * (size_t)far->nchunks);
+    for (int r = 0; r < ep->size; r++) {
+        far->is[r] = ep->boot->host_of[r] != ep->boot->host_of[ep->rank];
+        far->npeers += far->is[r];
+    }
+    return 0;
+}
+
+int mpix_ep_far_create(mpix_ep *ep) {
+    if (ep->boot->nhosts < 2)
+        return 0;
+    ep->far = calloc(1, sizeof *ep->far);
+    int kind = ep->far ? far_alloc(ep, ep->far) : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for proxied peers");
+    return mpix_boot_agree(ep->boot, kind);
+}
+
+int mpix_ep_far_windows(mpix_ep *ep) {
+    mpix_ep_far *far = ep->far;
+    if (!far)
+        return 0;
+    /* What a device reads and writes is pinned, hence committed. */
+    size_t stage = ep->bank_bytes * (size_t)ep->config.depth;
+    int kind = mpix_win_commit(ep->stage, 0, stage);
+    for (int b = 0; !kind && b < ep->config.depth; b++)
+        ep->banks[b].committed = ep->bank_bytes;
+    if (!kind)
+        kind = mpix_win_commit(ep->ctl, 0, ep->layout.total);
+    kind = mpix_boot_agree(ep->boot, kind);
+    if (!kind) {
+        ep->ctl_committed = ep->layout.total;
+        kind = mpix_proxy_create(ep->boot, &ep->params, far->is, far->counters_slot * ep->params.max_handles, ep->ctl->base, &far->proxy);
+    }
+    if (!kind && mpix_proxy_caps(far->proxy)->lanes < far->lanes)
+        far->lanes = mpix_proxy_caps(far->proxy)->lanes;
+    if (!kind)
+        kind = mpix_proxy_window(far->proxy, WINDOW_CTL, ep->ctl->base, ep->layout.total);
+    if (!kind)
+        kind = mpix_proxy_window(far->proxy, WINDOW_MIRROR, far->mirror, ep->layout.total);
+    if (!kind)
+        kind = mpix_proxy_window(far->proxy, WINDOW_STAGE, ep->stage->base, stage);
+    if (!kind)
+        kind = mpix_proxy_window(far->proxy, WINDOW_TX, far->tx, far->chunk_bytes * (size_t)far->nchunks);
+    return kind;
+}
+
+void mpix_ep_far_free(mpix_ep *ep) {
+    mpix_ep_far *far = ep->far;
+    if (!far)
+        return;
+    mpix_proxy_free(far->proxy); /* first: a device may still read the buffers below */
+    free(far->is);
+    free(far->chunks);
+    free(far->cursor);
+    free(far->mirror);
+    free(far->tx);
+    free(far);
+    ep->far = NULL;
+}
+
+/* ---- commands ----------------------------------------------------------------------------------------------------------- */
+
+/* Counters of the counted form: one batch at a time each; ep_ctl.h says why a slot's bank is free, and with it its counter. */
+static uint32_t counter_publish(const mpix_ep_call *call) {
+    const mpix_ep *ep = call->ep;
+    int depth = ep->config.depth, base = call->handle->slot * ep->far->counters_slot;
+    if (call->type == MPIX_EP_ROUTE)
+        return (uint32_t)(base + (int)(call->epoch & 1));
+    return (uint32_t)(base + 2 + (call->type == MPIX_EP_COMBINE) * depth + (int)(call->epoch % (uint64_t)depth));
+}
+
+static uint32_t counter_data(const mpix_ep_call *call, int lane) {
+    const mpix_ep *ep = call->ep;
+    int depth = ep->config.depth, base = call->handle->slot * ep->far->counters_slot + 2 + 2 * depth;
+    int bank = (call->type == MPIX_EP_COMBINE) * depth + (int)(call->epoch % (uint64_t)depth);
+    return (uint32_t)(base + bank * ep->far->lanes + lane);
+}
+
+/* Queues a put, making room if there is none. A peer that has failed takes nothing; the engine finds its failure. */
+static int queue(mpix_ep_call *call, int peer, int lane, int lwin, uint64_t loff, int rwin, uint64_t roff, uint64_t len, uint32_t counter) {
+    mpix_ep_far *far = call->ep->far;
+    uint64_t start = 0, seq;
+    for (;;) {
+        int did = mpix_proxy_put(far->proxy, peer, lane, lwin, loff, rwin, roff, len, counter, &seq);
+        if (did > 0) {
+            call->far[peer].seq[lane] = seq;
+            return 1;
+        }
+        if (did < 0)
+            return 0;
+        if (!mpix_proxy_step(far->proxy))
+            sched_yield();
+        uint64_t now = mpix_clock_ns();
+        start = start ? start : now;
+        if (call->ep->config.timeout_s > 0 && (double)(now - start) > call->ep->config.timeout_s * 1e9) {
+            far->stuck = peer + 1;
+            return 0;
+        }
+    }
+}
+
+static void queue_signal(mpix_ep_call *call, int peer, int lane, uint64_t roff, uint32_t counter, uint32_t writes) {
+    mpix_ep_far *far = call->ep->far;
+    uint64_t start = 0, seq;
+    for (;;) {
+        int did = mpix_proxy_signal(far->proxy, peer, lane, WINDOW_CTL, roff, call->epoch, counter, writes, &seq);
+        if (did > 0)
+            call->far[peer].seq[lane] = seq;
+        if (did != 0)
+            return;
+        if (!mpix_proxy_step(far->proxy))
+            sched_yield();
+        uint64_t now = mpix_clock_ns();
+        start = start ? start : now;
+        if (call->ep->config.timeout_s > 0 && (double)(now - start) > call->ep->config.timeout_s * 1e9) {
+            far->stuck = peer + 1;
+            return;
+        }
+    }
+}
+
+/* An address in the mirror's block for peer, as an offset in the peer's control window. */
+static uint64_t remote_offset(const mpix_ep_call *call, int peer, const void *at) {
+    const mpix_ep *ep = call->ep;
+    uint64_t off = (uint64_t)((const char *)at - ep->far->mirror);
+    return off - ep->layout.block * (uint64_t)peer + ep->layout.block * (uint64_t)ep->rank;
+}
+
+void mpix_ep_far_publish(mpix_ep_call *call, int peer, void *at, size_t bytes, _Atomic uint64_t *word) {
+    uint32_t counter = counter_publish(call);
+    if (queue(call, peer, 0, WINDOW_MIRROR, (uint64_t)((char *)at - call->ep->far->mirror), WINDOW_CTL, remote_offset(call, peer, at), bytes,
+              counter))
+        queue_signal(call, peer, 0, remote_offset(call, peer, word), counter, 1);
+}
+
+void mpix_ep_far_signal(mpix_ep_call *call, int peer, int32_t status) {
+    mpix_ep_far *far = call->ep->far;
+    mpix_ep_words *words = mpix_ep_peer_words(call, peer);
+    mpix_ep_status *slot = mpix_ep_peer_status(call, peer);
+    int32_t *mine = call->type == MPIX_EP_DISPATCH ? &slot->dispatch : &slot->combine;
+    *mine = status;
+    if (!queue(call, peer, 0, WINDOW_MIRROR, (uint64_t)((char *)mine - far->mirror), WINDOW_CTL, remote_offset(call, peer, mine), sizeof *mine,
+               counter_data(call, 0)))
+        return;
+    call->far[peer].writes[0]++;
+    for (int l = 0; l < far->lanes; l++) {
+        void *word = call->type == MPIX_EP_DISPATCH ? &words->dispatch[l] : &words->combine[l];
+        queue_signal(call, peer, l, remote_offset(call, peer, word), counter_data(call, l), call->far[peer].writes[l]);
+    }
+}
+
+int mpix_ep_far_flushed(const mpix_ep_call *call) {
+    const mpix_ep_far *far = call->ep->far;
+    for (int p = 0; p < call->ep->size; p++)
+        for (int l = 0; far->is[p] && l < far->lanes; l++)
+            if (mpix_proxy_completed(far->proxy, p, l) < call->far[p].seq[l])
+                return 0;
+    return 1;
+}
+
+/* ---- batches ------------------------------------------------------------------------------------------------------------ */
+
+mpix_ep_geometry mpix_ep_far_geometry(const mpix_ep_call *call, const MPIX_Ep_rows *x, int64_t hidden, size_t record) {
+    mpix_ep_geometry g = {.row = mpix_ep_row_bytes(x, hidden), .scales = mpix_ep_scale_bytes(x, hidden)};
+    g.pitch = up16(g.row);
+    g.scale_pitch = up16(g.scales);
+    g.record = up16(record);
+    g.item = g.pitch + g.scale_pitch + g.record;
+    g.per_chunk = (int64_t)(call->ep->far->chunk_bytes / g.item);
+    return g;
+}
+
+void mpix_ep_far_at(const mpix_ep_geometry *g, char *base, int64_t total, int64_t i, char **row, char **scales, char **record) {
+    int64_t chunk = i / g->per_chunk, in = i % g->per_chunk, n = total - chunk * g->per_chunk;
+    n = n < g->per_chunk ? n : g->per_chunk;
+    base += (size_t)(chunk * g->per_chunk) * g->item;
+    *row = base + (size_t)in * g->pitch;
+    *scales = base + (size_t)n * g->pitch + (size_t)in * g->scale_pitch;
+    *record = base + (size_t)n * (g->pitch + g->scale_pitch) + (size_t)in * g->record;
+}
+
+size_t mpix_ep_far_regions(mpix_ep_call *call, const mpix_ep_geometry *g, const int64_t *totals, size_t stage) {
+    const mpix_ep *ep = call->ep;
+    for (int p = 0; p < ep->size; p++) {
+        call->far[p].rx = UINT64_MAX;
+        if (!ep->far->is[p] || totals[p] == 0)
+            continue;
+        stage = (stage + 63) & ~(size_t)63;
+        call->far[p].rx = stage;
+        stage += (size_t)totals[p] * g->item;
+    }
+    return stage;
+}
+
+int mpix_ep_far_begin(mpix_ep_call *call) {
+    mpix_ep_far *far = call->ep->far;
+    if (far->packing == call)
+        return 1;
+    if (far->packing)
+        return 0;
+    far->packing = call;
+    for (int p = 0; p < call->ep->size; p++) {
+        const mpix_ep_plan *plan = call->handle->plan;
+        mpix_ep_far_call *f = &call->far[p];
+        int granted = far->is[p] && mpix_ep_my_offer(call, p)->place[MPIX_EP_PLACE_X].set;
+        f->total = !granted ? 0 : call->type == MPIX_EP_DISPATCH ? plan->send_tokens[p] : plan->recv_rank[p];
+        f->next = 0;
+        f->chunk = -1;
+    }
+    return 1;
+}
+
+void mpix_ep_far_release(mpix_ep_call *call) {
+    mpix_ep_far *far = call->ep->far;
+    if (!far || far->packing != call)
+        return;
+    for (int c = 0; c < far->nchunks; c++)
+        if (far->chunks[c].state == CHUNK_OPEN)
+            far->chunks[c].state = CHUNK_FREE; /* of a call that failed half-way */
+    far->packing = NULL;
+}
+
+int mpix_ep_far_room(mpix_ep_call *call, int peer, const mpix_ep_geometry *g) {
+    mpix_ep_far *far = call->ep->far;
+    mpix_ep_far_call *f = &call->far[peer];
+    (void)g;
+    if (f->chunk >= 0)
+        return 1;
+    for (int c = 0; c < far->nchunks; c++) {
+        mpix_ep_chunk *chunk = &far->chunks[c];
+        if (chunk->state == CHUNK_OPEN ||
+            (chunk->state == CHUNK_POSTED && mpix_proxy_completed(far->proxy, chunk->peer, chunk->lane) < chunk->seq))
+            continue;
+        chunk->state = CHUNK_OPEN;
+        f->chunk = c;
+        return 1;
+    }
+    return 0;
+}
+
+void mpix_ep_far_item(mpix_ep_call *call, int peer, const mpix_ep_geometry *g, char **row, char **scales, char **record) {
+    mpix_ep_far *far = call->ep->far;
+    const mpix_ep_far_call *f = &call->far[peer];
+    int64_t first = f->next / g->per_chunk * g->per_chunk, n = f->total - first;
+    /* a chunk on its own is a batch of at most per_chunk items */
+    mpix_ep_far_at(g, far->tx + (size_t)f->chunk * far->chunk_bytes, n < g->per_chunk ? n : g->per_chunk, f->next - first, row, scales, record);
+}
+
+void mpix_ep_far_packed(mpix_ep_call *call, int peer, const mpix_ep_geometry *g) {
+    mpix_ep_far *far = call->ep->far;
+    mpix_ep_far_call *f = &call->far[peer];
+    int64_t first = f->next / g->per_chunk * g->per_chunk;
+    f->next++;
+    if (f->next < f->total && f->next % g->per_chunk)
+        return;
+    mpix_ep_chunk *chunk = &far->chunks[f->chunk];
+    uint64_t to = mpix_ep_my_offer(call, peer)->place[MPIX_EP_PLACE_X].off + (uint64_t)first * g->item;
+    int lane = (int)(first / g->per_chunk % far->lanes);
+    call->ep->rows->fence(); /* a device reads the chunk: nothing may linger in write-combining buffers */
+    chunk->state = CHUNK_FREE;
+    if (queue(call, peer, lane, WINDOW_TX, (uint64_t)f->chunk * far->chunk_bytes, WINDOW_STAGE, to, (uint64_t)(f->next - first) * g->item,
+              counter_data(call, lane))) {
+        f->writes[lane]++;
+        *chunk = (mpix_ep_chunk){CHUNK_POSTED, peer, lane, f->seq[lane]};
+    }
+    f->chunk = -1;
+}
