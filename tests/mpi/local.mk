@@ -23,6 +23,14 @@ MPI_TESTS = \
 	tests/mpi/ep_stress.3.test \
 	tests/mpi/ep_stress.5.test \
 	tests/mpi/ep_stress.33.test \
+	tests/mpi/ep_random_ordered.2.test \
+	tests/mpi/ep_random_ordered.5.test \
+	tests/mpi/ep_random_counted.3.test \
+	tests/mpi/ep_random_mixed.4.test \
+	tests/mpi/ep_random_mixed.5.test \
+	tests/mpi/ep_random_thread.4.test \
+	tests/mpi/ep_stress_ordered.2.test \
+	tests/mpi/ep_stress_thread.4.test \
 	tests/mpi/ep_faults_late.3.test \
 	tests/mpi/ep_faults_absent.2.test \
 	tests/mpi/ep_faults_stopped.3.test \

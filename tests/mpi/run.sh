@@ -22,6 +22,24 @@ deadly=0
 set --
 case $name in
 ep_random) set -- --iterations $((scale * 7 / 10 + 2)) ;;
+ep_random_* | ep_stress_*) # over proxied peers, with no network: the proxy copies
+    export MPIX_EP_TRANSPORT=shmem
+    case $name in
+    *_ordered) export MPIX_EP_REACH=proxied ;;
+    *_counted) export MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted MPIX_EP_LANES=3 MPIX_EP_CHUNK_BYTES=1k ;;
+    *_mixed) export MPIX_EP_HOSTS=2 ;;
+    *_thread) export MPIX_EP_HOSTS=2 MPIX_EP_SIGNAL=counted MPIX_EP_PROXY=thread ;;
+    *)
+        echo "run.sh: no test is called $name" >&2
+        exit 99
+        ;;
+    esac
+    program=${name%_*}
+    case $program in
+    ep_random) set -- --iterations $((scale / 2 + 2)) --seed 11 ;;
+    *) set -- --rounds $((scale * 6)) --contexts 8 ;;
+    esac
+    ;;
 ep_files | ep_nompi) ;;
 ep_errors) export MPIX_EP_LOG_LEVEL=none ;; # every one of them is wanted
 ep_stress) set -- --rounds $((scale * 30)) --contexts $((scale / 3 + 8)) ;;
