@@ -1,6 +1,6 @@
 /*
- * p2p_unsupported.c - MPIX_P2p_*: declared and exported so that programs can be written and linked against them; point-to-point comes
- * in a later version, and until then every call says so.
+ * p2p_unsupported.c - MPIX_P2p_*: declared and exported so that programs can be written and linked against them;
+ * point-to-point comes in a later version, and until then every call says so.
  *
  * There is no object yet whose error handler could be used, so errors are raised on MPI_COMM_SELF.
  */
@@ -10,14 +10,15 @@
 #include "mpix_p2p.h"
 
 static int p2p_refuse(const char *name) {
-    return mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "MPIX_P2p_%s: point-to-point comes in a later version of the library", name);
+    return mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "MPIX_P2p_%s: point-to-point comes in a later version of the library",
+                     name);
 }
 
 /* The calls differ in nothing but their names and arguments. */
-#define P2P_UNSUPPORTED(name, ...)                                                                                                  \
-    MPIX_EXPORT int PMPIX_P2p_##name(__VA_ARGS__) {                                                                                 \
-        return mpix_boot_raise(NULL, p2p_refuse(#name));                                                                            \
-    }                                                                                                                               \
+#define P2P_UNSUPPORTED(name, ...)                                                                                     \
+    MPIX_EXPORT int PMPIX_P2p_##name(__VA_ARGS__) {                                                                    \
+        return mpix_boot_raise(NULL, p2p_refuse(#name));                                                               \
+    }                                                                                                                  \
     MPIX_WEAK_ALIAS(P2p_##name)
 
 #pragma GCC diagnostic ignored "-Wunused-parameter"

@@ -17,10 +17,11 @@ int info_selftest(void);
 
 /* "12.5 MiB" */
 const char *info_bytes(unsigned long long bytes, char *buf, size_t len);
-/* Says on standard error what the last error of the library was. */
+/* Says on standard error what the last error of the library was, unless the log has said so. */
 void info_error(const char *what);
 
 /* Prints a matrix of one word per pair of ranks, cell[from * size + to], under a heading. */
-void info_print_pairs(const char *heading, int size, const char *(*word)(const void *cells, int from, int to, int size), const void *cells);
+void info_print_pairs(const char *heading, int size, const char *(*word)(const void *cells, int from, int to, int size),
+                      const void *cells);
 
 #endif

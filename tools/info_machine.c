@@ -13,6 +13,8 @@
 #include "kernels/host/rows.h"
 #include "mem/mem_internal.h"
 #include "tools/info.h"
+#include "transport/net.h"
+#include "transport/transport.h"
 
 const char *info_bytes(unsigned long long bytes, char *buf, size_t len) {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
@@ -25,7 +27,7 @@ const char *info_bytes(unsigned long long bytes, char *buf, size_t len) {
     return buf;
 }
 
-/* ---- build ----------------------------------------------------------------------------------------------------------------- */
+/* ---- build ------------------------------------------------------------------------------------------ */
 
 void info_build(void) {
     char version[MPI_MAX_LIBRARY_VERSION_STRING + 1] = "";
@@ -55,7 +57,8 @@ void info_build(void) {
            "no (built without jansson)"
 #endif
     );
-    printf("  transports           self, shm\n");
+    printf("  mapped transports    %s, %s\n", mpix_transport_self.name, mpix_transport_shm.name);
+    printf("  network transports   %s\n", mpix_net_names());
     printf("  sanitizers           %s\n",
 #ifdef __SANITIZE_ADDRESS__
            "address"
@@ -65,7 +68,7 @@ void info_build(void) {
     );
 }
 
-/* ---- processor and memory ---------------------------------------------------------------------------------------------------- */
+/* ---- processor and memory --------------------------------------------------------------------------- */
 
 /* The value after "key :" in a file such as /proc/cpuinfo, in buf. */
 static const char *machine_value(const char *path, const char *key, char *buf, size_t len) {
@@ -108,9 +111,11 @@ static void machine_limit(const char *label, int resource, int bytes) {
     if (getrlimit((__rlimit_resource_t)resource, &limit) != 0)
         return;
     if (limit.rlim_cur != RLIM_INFINITY)
-        bytes ? (void)info_bytes(limit.rlim_cur, soft, sizeof soft) : (void)snprintf(soft, sizeof soft, "%llu", (unsigned long long)limit.rlim_cur);
+        bytes ? (void)info_bytes(limit.rlim_cur, soft, sizeof soft)
+              : (void)snprintf(soft, sizeof soft, "%llu", (unsigned long long)limit.rlim_cur);
     if (limit.rlim_max != RLIM_INFINITY)
-        bytes ? (void)info_bytes(limit.rlim_max, hard, sizeof hard) : (void)snprintf(hard, sizeof hard, "%llu", (unsigned long long)limit.rlim_max);
+        bytes ? (void)info_bytes(limit.rlim_max, hard, sizeof hard)
+              : (void)snprintf(hard, sizeof hard, "%llu", (unsigned long long)limit.rlim_max);
     printf("  %-20s %s (at most %s)\n", label, soft, hard);
 }
 
@@ -127,7 +132,8 @@ static void machine_cpu(const mpix_params *params) {
         printf("  NUMA nodes           %d, this process on node %d\n", topo->numa_nodes, topo->numa_local);
     else
         printf("  NUMA nodes           %d, this process on several\n", topo->numa_nodes);
-    printf("  L2 cache             %s per core\n", topo->l2_bytes ? info_bytes(topo->l2_bytes, buf, sizeof buf) : "unknown");
+    printf("  L2 cache             %s per core\n",
+           topo->l2_bytes ? info_bytes(topo->l2_bytes, buf, sizeof buf) : "unknown");
     printf("  L3 cache             %s", topo->l3_bytes ? info_bytes(topo->l3_bytes, buf, sizeof buf) : "unknown");
     printf(topo->l3_bytes ? " shared by %d PUs\n" : "\n", topo->l3_pus);
     printf("  as told by           %s\n", topo->source);
@@ -147,11 +153,14 @@ void info_machine(const mpix_params *params) {
     printf("memory\n");
     printf("  for windows          about %s can be had now (free, swap, limits of control groups)\n",
            info_bytes(mpix_mem_available(), a, sizeof a));
-    printf("  explicit huge pages  %s free of %s, each %s\n", machine_value("/proc/meminfo", "HugePages_Free", a, sizeof a),
-           machine_value("/proc/meminfo", "HugePages_Total", b, sizeof b), machine_value("/proc/meminfo", "Hugepagesize", c, sizeof c));
+    printf("  explicit huge pages  %s free of %s, each %s\n",
+           machine_value("/proc/meminfo", "HugePages_Free", a, sizeof a),
+           machine_value("/proc/meminfo", "HugePages_Total", b, sizeof b),
+           machine_value("/proc/meminfo", "Hugepagesize", c, sizeof c));
     printf("  transparent, shared  %s\n",
            machine_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "not in this kernel", a, sizeof a));
-    printf("  ptrace scope         %s\n", machine_line("/proc/sys/kernel/yama/ptrace_scope", "no restriction (no Yama)", a, sizeof a));
+    printf("  ptrace scope         %s\n",
+           machine_line("/proc/sys/kernel/yama/ptrace_scope", "no restriction (no Yama)", a, sizeof a));
     printf("  mappings at most     %s\n", machine_line("/proc/sys/vm/max_map_count", "unknown", a, sizeof a));
     printf("limits\n");
     machine_limit("open files", RLIMIT_NOFILE, 0);
@@ -160,7 +169,7 @@ void info_machine(const mpix_params *params) {
     machine_limit("file size", RLIMIT_FSIZE, 1);
 }
 
-/* ---- parameters -------------------------------------------------------------------------------------------------------------- */
+/* ---- parameters ------------------------------------------------------------------------------------- */
 
 void info_params(const mpix_params *params) {
     int n;
@@ -181,7 +190,7 @@ void info_params(const mpix_params *params) {
     }
 }
 
-/* ---- window sizes ------------------------------------------------------------------------------------------------------------ */
+/* ---- window sizes ----------------------------------------------------------------------------------- */
 
 int info_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_host) {
     MPI_Count bytes = 0;
@@ -192,8 +201,8 @@ int info_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_host
         return 1;
     }
     printf("window size\n");
-    printf("  shape                %d ranks, %d per host, %lld experts, %lld tokens per rank, top-%d, %s layout\n", ranks, ranks_per_host,
-           (long long)config->num_experts, (long long)config->max_tokens, config->max_topk,
+    printf("  shape                %d ranks, %d per host, %lld experts, %lld tokens per rank, top-%d, %s layout\n",
+           ranks, ranks_per_host, (long long)config->num_experts, (long long)config->max_tokens, config->max_topk,
            config->layout == MPIX_EP_EXPERT ? "expert" : "compact");
     printf("  rows                 %lld bytes each; received at most: %s", (long long)config->max_row_bytes,
            config->max_recv_rows ? "" : "worst case\n");
@@ -201,6 +210,7 @@ int info_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_host
         printf("%lld\n", (long long)config->max_recv_rows);
     printf("  reserved per rank    %lld bytes (%s), committed when first needed\n", (long long)bytes,
            info_bytes((unsigned long long)bytes, buf, sizeof buf));
-    printf("  reserved per host    %s\n", info_bytes((unsigned long long)bytes * (unsigned long long)ranks_per_host, buf, sizeof buf));
+    printf("  reserved per host    %s\n",
+           info_bytes((unsigned long long)bytes * (unsigned long long)ranks_per_host, buf, sizeof buf));
     return 0;
 }

@@ -19,7 +19,8 @@ typedef struct pairs_cell {
     int reach;
 } pairs_cell;
 
-void info_print_pairs(const char *heading, int size, const char *(*word)(const void *cells, int from, int to, int size), const void *cells) {
+void info_print_pairs(const char *heading, int size, const char *(*word)(const void *cells, int from, int to, int size),
+                      const void *cells) {
     printf("%s\n", heading);
     if (size > PAIRS_WIDE) {
         printf("  (%d ranks: too wide to print)\n", size);
@@ -54,7 +55,8 @@ static void pairs_fill(const mpix_boot *boot, const mpix_win *win, int kind, pai
         if (ops == &mpix_transport_self)
             snprintf(cell->why, sizeof cell->why, "own memory");
         else if (ops && win)
-            snprintf(cell->why, sizeof cell->why, "same host, memory mapped %s", win->by_socket ? "by a descriptor sent through a socket" : "through /proc");
+            snprintf(cell->why, sizeof cell->why, "same host, memory mapped %s",
+                     win->by_socket ? "by a descriptor sent through a socket" : "through /proc");
         else if (ops && kind && kind != MPIX_ERRK_REMOTE && err->rank == r) {
             snprintf(cell->via, sizeof cell->via, "-");
             snprintf(cell->why, sizeof cell->why, "%.159s", err->text);
@@ -93,8 +95,9 @@ static void pairs_print(const mpix_boot *boot, const pairs_cell *cells) {
             continue;
         for (j = i; j < n; j++)
             pairs += strcmp(cells[j].why, cells[i].why) == 0 && strcmp(cells[j].via, cells[i].via) == 0;
-        printf("  %-6s %-8s %s (%zu pair%s, the first %d to %d)\n", cells[i].via, mpix_reach_name(cells[i].reach), cells[i].why, pairs,
-               pairs == 1 ? "" : "s", (int)(i / (size_t)boot->size), (int)(i % (size_t)boot->size));
+        printf("  %-6s %-8s %s (%zu pair%s, the first %d to %d)\n", cells[i].via, mpix_reach_name(cells[i].reach),
+               cells[i].why, pairs, pairs == 1 ? "" : "s", (int)(i / (size_t)boot->size),
+               (int)(i % (size_t)boot->size));
         if (++printed == 20) {
             printf("  ...\n");
             break;
@@ -119,7 +122,9 @@ int info_matrix(const mpix_params *params) {
     row = calloc(size, sizeof *row);
     if (boot->rank == 0)
         all = calloc(size * size, sizeof *all);
-    kind = row && (all || boot->rank != 0) ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a table of %zu ranks", size);
+    kind = row && (all || boot->rank != 0)
+               ? 0
+               : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a table of %zu ranks", size);
     if (mpix_boot_agree(boot, kind)) {
         info_error("matrix");
         goto free_all;

@@ -1,9 +1,10 @@
 /*
  * info_selftest.c - sends checked rows over every pair of ranks and back, through the public API alone.
  *
- * Each rank holds one expert and sends TOKENS rows to every rank. A row's values are made of who sends it, which token it is, and the
- * channel, so a row that comes from elsewhere, or old, or shifted, is seen. The experts answer with the row plus a number of their own;
- * the sums that combine brings back are checked against what they must be. Values are small integers: float arithmetic is exact.
+ * Each rank holds one expert and sends TOKENS rows to every rank. A row's values are made of who sends it, which token
+ * it is, and the channel, so a row that comes from elsewhere, or old, or shifted, is seen. The experts answer with the
+ * row plus a number of their own; the sums that combine brings back are checked against what they must be. Values are
+ * small integers: float arithmetic is exact.
  */
 #include "config.h"
 
@@ -21,13 +22,13 @@ typedef struct selftest {
     int rank, size, topk, layout, direct;
     MPIX_Ep ep;
     MPIX_Ep_handle handle;
-    MPI_Count rows;        /* received */
-    int *ids;              /* [size * TOKENS][topk] */
-    float *x, *y;          /* [size * TOKENS][HIDDEN] */
-    float *recv;           /* [rows][HIDDEN] */
+    MPI_Count rows; /* received */
+    int *ids;       /* [size * TOKENS][topk] */
+    float *x, *y;   /* [size * TOKENS][HIDDEN] */
+    float *recv;    /* [rows][HIDDEN] */
     int *src_rank;
     MPI_Count *src_token;
-    unsigned char *cells;  /* [size] of the pair with each rank: what was wrong */
+    unsigned char *cells; /* [size] of the pair with each rank: what was wrong */
 } selftest;
 
 static float selftest_value(int src, long long token, int channel) {
@@ -72,7 +73,8 @@ static int selftest_dispatch(selftest *st) {
     return MPIX_Ep_dispatch(st->handle, &in, &out);
 }
 
-/* Every row must be the one its source has under that token; every source must have sent topk * TOKENS different ones. */
+/* Every row must be the one its source has under that token; every source must have sent topk * TOKENS different ones.
+ */
 static void selftest_check_received(selftest *st) {
     MPI_Count expected = (MPI_Count)st->topk * TOKENS;
 
@@ -234,7 +236,8 @@ int info_selftest(void) {
     for (int layout = MPIX_EP_COMPACT; layout <= MPIX_EP_EXPERT; layout++)
         for (int direct = 1; direct >= 0; direct--)
             for (int topk = 1; topk <= 3 && topk <= size; topk += 2) {
-                selftest st = {.rank = rank, .size = size, .topk = topk, .layout = layout, .direct = direct, .cells = cells};
+                selftest st = {
+                    .rank = rank, .size = size, .topk = topk, .layout = layout, .direct = direct, .cells = cells};
                 selftest_run(&st);
                 runs++;
             }
@@ -242,9 +245,11 @@ int info_selftest(void) {
     for (int i = 0; i < size * size; i++)
         failed += strcmp(selftest_word(all, i / size, i % size, size), "pass") != 0;
     if (rank == 0) {
-        info_print_pairs("self-test: rows from each rank to each rank (SENT: arrived wrong, BACK: came back wrong, ERROR: a call failed)", size,
-                         selftest_word, all);
-        printf("self-test: %d configurations, %d of %d pairs failed: %s\n", runs, failed, size * size, failed ? "FAIL" : "pass");
+        info_print_pairs("self-test: rows from each rank to each rank (SENT: arrived wrong, BACK: came back wrong, "
+                         "ERROR: a call failed)",
+                         size, selftest_word, all);
+        printf("self-test: %d configurations, %d of %d pairs failed: %s\n", runs, failed, size * size,
+               failed ? "FAIL" : "pass");
     }
     fflush(stdout);
     free(cells);

@@ -25,7 +25,8 @@ static const char info_usage[] =
     "  --machine        processor, instruction sets, memory and its limits\n"
     "  --params         every parameter: environment variable, info key, values, default, value in force, meaning\n"
     "  --matrix         under mpirun: how each rank reaches each other rank, and why not\n"
-    "  --selftest       under mpirun: sends checked rows over every pair of ranks and back; exit status 1 if anything is wrong\n"
+    "  --selftest       under mpirun: sends checked rows over every pair of ranks and back; exit status 1 if anything "
+    "is wrong\n"
     "  --window-size    window memory per rank of a context of the shape given by\n"
     "      --ranks N           ranks (default 8)\n"
     "      --ranks-per-host N  default: all on one host\n"
@@ -43,8 +44,24 @@ static const char info_usage[] =
     "Exit status: 0, 1 if something failed, 2 for wrong options.\n";
 
 enum {
-    OPT_VERSION = 256, OPT_BUILD, OPT_MACHINE, OPT_PARAMS, OPT_MATRIX, OPT_SELFTEST, OPT_WINDOW_SIZE, OPT_RANKS, OPT_RANKS_PER_HOST,
-    OPT_NUM_EXPERTS, OPT_MAX_TOKENS, OPT_HIDDEN, OPT_TOPK, OPT_DTYPE, OPT_LAYOUT, OPT_EXPERT_ALIGN, OPT_MAX_RECV_ROWS, OPT_DEPTH,
+    OPT_VERSION = 256,
+    OPT_BUILD,
+    OPT_MACHINE,
+    OPT_PARAMS,
+    OPT_MATRIX,
+    OPT_SELFTEST,
+    OPT_WINDOW_SIZE,
+    OPT_RANKS,
+    OPT_RANKS_PER_HOST,
+    OPT_NUM_EXPERTS,
+    OPT_MAX_TOKENS,
+    OPT_HIDDEN,
+    OPT_TOPK,
+    OPT_DTYPE,
+    OPT_LAYOUT,
+    OPT_EXPERT_ALIGN,
+    OPT_MAX_RECV_ROWS,
+    OPT_DEPTH,
     OPT_HELP
 };
 
@@ -154,12 +171,18 @@ static void info_parse(info_request *req, int argc, char **argv) {
     }
 }
 
+/* Errors are logged where they are decided; what the log did not say is said here. */
 void info_error(const char *what) {
     MPIX_Error err;
+    int named;
 
     MPIX_INIT(&err);
     MPIX_Error_last(&err);
-    fprintf(stderr, "mpix_ep_info: %s: %s%s%s: %s\n", what, mpix_kind_name(err.kind), err.arg[0] ? ": " : "", err.arg, err.text);
+    if (err.kind != MPIX_ERRK_REMOTE && mpix_log_enabled(MPIX_LOG_ERROR))
+        return;
+    named = err.arg[0] && !strstr(err.text, err.arg);
+    fprintf(stderr, "mpix_ep_info: %s: %s: %s%s%s\n", what, mpix_kind_name(err.kind), named ? err.arg : "",
+            named ? ": " : "", err.text);
 }
 
 static void info_print_version(void) {
@@ -201,7 +224,6 @@ int main(int argc, char **argv) {
     all = !(req.version || req.build || req.machine || req.params || req.matrix || req.selftest || req.window_size);
     if (all)
         req.version = req.build = req.machine = 1;
-    mpix_log_configure(MPIX_LOG_NONE, ""); /* errors are told by this program, once */
     if (mpix_params_read(&params)) {
         info_error("environment");
         return 1;

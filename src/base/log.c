@@ -1,7 +1,8 @@
 /*
  * log.c - the log: one line, one write call.
  *
- * The level and the file belong to the process, not to an object: a parameter that sets them for one context sets them for all.
+ * The level and the file belong to the process, not to an object: a parameter that sets them for one context sets them
+ * for all.
  */
 #include "config.h"
 

@@ -8,7 +8,8 @@ enum { MPIX_LOG_NONE, MPIX_LOG_ERROR, MPIX_LOG_WARN, MPIX_LOG_INFO, MPIX_LOG_DEB
 /* Writes "[mpix host:pid rank] level: text\n" with one write call if level is enabled. Thread safe, keeps errno. */
 void mpix_log(int level, const char *fmt, ...) MPIX_PRINTF(2, 3);
 int mpix_log_enabled(int level);
-/* Level and file; called when parameters are read. file NULL or "": standard error. %p in it becomes the pid, %h the host. */
+/* Level and file; called when parameters are read. file NULL or "": standard error. %p in it becomes the pid, %h the
+ * host. */
 void mpix_log_configure(int level, const char *file);
 void mpix_log_set_rank(int rank); /* of MPI_COMM_WORLD; -1: unknown */
 #endif

@@ -1,8 +1,8 @@
 /*
  * param.c - the table of parameters and the parsing of their values.
  *
- * Every parameter is one row of the table; the field's type decides how text is parsed and printed, so a value is checked the same
- * way whether it comes from the environment, from an info key or from the table's own default.
+ * Every parameter is one row of the table; the field's type decides how text is parsed and printed, so a value is
+ * checked the same way whether it comes from the environment, from an info key or from the table's own default.
  */
 #include "config.h"
 
@@ -32,70 +32,98 @@ static const mpix_param_desc param_table[] = {
     {"log_level", "enum", "none|error|warn|info|debug|trace", "warn",
      "Least important events that are written to the log; it holds for the whole process.", FIELD(log_level)},
     {"log_file", "string", "at most 255 characters", "",
-     "File the log is appended to, standard error if empty; %p becomes the process id, %h the host's name.", FIELD(log_file)},
+     "File the log is appended to, standard error if empty; %p becomes the process id, %h the host's name.",
+     FIELD(log_file)},
     {"timeout", "seconds", "greater than 0, at most 1e9", "300",
      "Longest wait for a peer where the configuration of a context does not give one.", FIELD(timeout)},
     {"progress", "enum", "caller|thread", "caller",
-     "Who works on nonblocking calls between the caller's calls: nobody, or a helper thread per context.", FIELD(progress)},
+     "Who works on nonblocking calls between the caller's calls: nobody, or a helper thread per context.",
+     FIELD(progress)},
     {"stores", "enum", "auto|ordinary|streaming", "auto",
      "Stores for rows: through the caches, around them, or by the size of the data and of the cache.", FIELD(stores)},
     {"stream_bytes", "bytes", "0 or more, suffix k, m or g", "0",
      "With stores=auto, a call that writes more than this uses streaming stores; 0: decided from the cache's size.",
      FIELD(stream_bytes)},
     {"isa", "enum", "auto|portable|avx2|avx512", "auto",
-     "Instruction set of the work on rows; auto takes the best this CPU has. One that the CPU lacks is an error.", FIELD(isa)},
+     "Instruction set of the work on rows; auto takes the best this CPU has. One that the CPU lacks is an error.",
+     FIELD(isa)},
     {"huge_pages", "enum", "no|try", "try",
      "Whether windows are put in huge pages where the system has them to spare; without any, ordinary pages are used.",
      FIELD(huge_pages)},
     {"fd_passing", "enum", "auto|proc|socket", "auto",
-     "How ranks of a host get each other's memory: through /proc, through a Unix socket, or the first of them that works.",
+     "How ranks of a host get each other's memory: through /proc, through a Unix socket, or the first of them that "
+     "works.",
      FIELD(fd_passing)},
     {"max_handles", "int", "1..4096", "64", "Handles that may be alive at once in a context.", FIELD(max_handles)},
     {"spin_us", "int", "-1..1000000", "-1",
-     "Microseconds a wait spins before it yields the core; -1: little when the host has more ranks than cores, else longer.",
+     "Microseconds a wait spins before it yields the core; -1: little when the host has more ranks than cores, else "
+     "longer.",
      FIELD(spin_us)},
     {"prefault", "enum", "no|yes", "yes",
-     "Whether window memory is touched when it is committed, so that the first calls do not pay for it.", FIELD(prefault)},
+     "Whether window memory is touched when it is committed, so that the first calls do not pay for it.",
+     FIELD(prefault)},
     {"transport", "string", "auto, or a transport: verbs, shmem, null, chaos:verbs, chaos:shmem", "auto",
-     "What reaches peers whose memory can't be mapped; auto: shmem if they are all on this host, verbs otherwise.", FIELD(transport)},
+     "What reaches peers whose memory can't be mapped; auto: shmem if they are all on this host, verbs otherwise.",
+     FIELD(transport)},
     {"proxy", "enum", "caller|thread", "caller",
-     "Who executes commands for proxied peers: whoever waits for the object, or a thread of its own that sleeps when idle.", FIELD(proxy)},
+     "Who executes commands for proxied peers: whoever waits for the object, or a thread of its own that sleeps when "
+     "idle.",
+     FIELD(proxy)},
     {"signal", "enum", "auto|ordered|counted", "auto",
-     "Form of signals over the network: a word behind the data where the network keeps order, or counted writes; auto: as it allows.",
+     "Form of signals over the network: a word behind the data where the network keeps order, or counted writes; auto: "
+     "as it allows.",
      FIELD(signal)},
     {"lanes", "int", "1..16", "1", "In-order ways (queue pairs) to each proxied peer.", FIELD(lanes)},
     {"chunk_bytes", "bytes", "0 or more, suffix k, m or g", "262144",
-     "Pieces in which a batch for a proxied peer is packed and posted, so that packing and the network overlap; 0: one piece.",
+     "Pieces in which a batch for a proxied peer is packed and posted, so that packing and the network overlap; 0: one "
+     "piece.",
      FIELD(chunk_bytes)},
     {"max_op", "bytes", "0 or more, suffix k, m or g", "0",
      "Longest single operation that the proxy posts, longer puts are split; 0: the device's limit.", FIELD(max_op)},
-    {"fifo_slots", "int", "2..1048576", "1024", "Commands that the proxy's queue holds; rounded up to a power of two.", FIELD(fifo_slots)},
+    {"fifo_slots", "int", "2..1048576", "1024", "Commands that the proxy's queue holds; rounded up to a power of two.",
+     FIELD(fifo_slots)},
     {"proxy_depth", "int", "1..65536", "256",
      "Commands that may be incomplete per peer and lane; rounded up to a power of two.", FIELD(proxy_depth)},
-    {"proxy_descs", "int", "1..1048576", "1024", "Queued commands that may be signals, long or unaligned puts.", FIELD(proxy_descs)},
+    {"proxy_descs", "int", "1..1048576", "1024", "Queued commands that may be signals, long or unaligned puts.",
+     FIELD(proxy_descs)},
     {"credit_ops", "int", "0..1048576", "0",
      "Operations that may be incomplete per peer and lane; 0: as many as the device's queue holds.", FIELD(credit_ops)},
     {"credit_bytes", "bytes", "0 or more, suffix k, m or g", "16777216",
-     "Bytes that may be incomplete per peer and lane; a longer operation goes alone; 0: no limit.", FIELD(credit_bytes)},
+     "Bytes that may be incomplete per peer and lane; a longer operation goes alone; 0: no limit.",
+     FIELD(credit_bytes)},
     {"reach", "enum", "auto|proxied", "auto",
-     "How peers of the same host are reached: by mapping their memory, or as if they were on another host.", FIELD(reach)},
+     "How peers of the same host are reached: by mapping their memory, or as if they were on another host.",
+     FIELD(reach)},
     {"hosts", "int", "0..1000000", "0",
-     "Splits the ranks of each host into so many virtual hosts, which do not map each other's memory; 0: hosts as they are.", FIELD(hosts)},
+     "Splits the ranks of each host into so many virtual hosts, which do not map each other's memory; 0: hosts as they "
+     "are.",
+     FIELD(hosts)},
     {"net_devices", "string", "names of verbs devices with or without :PORT, separated by commas", "",
-     "RDMA devices to use, lanes are spread over them in this order; empty: the best one, by address, speed and distance to this rank.",
+     "RDMA devices to use, lanes are spread over them in this order; empty: the best one, by address, speed and "
+     "distance to this rank.",
      FIELD(net_devices)},
-    {"gid_index", "int", "-1..65535", "-1", "Index of the GID in the port's table; -1: chosen by type and address, routable RoCE v2 first.",
-     FIELD(gid_index)},
-    {"net_mtu", "int", "0..65536", "0", "Upper bound of the MTU of RDMA connections in bytes; 0: the lower of both ports'.", FIELD(net_mtu)},
-    {"net_depth", "int", "8..16384", "128", "Operations that the send queue of an RDMA connection holds; the device may have less.",
-     FIELD(net_depth)},
+    {"gid_index", "int", "-1..65535", "-1",
+     "Index of the GID in the port's table; -1: chosen by type and address, routable RoCE v2 first.", FIELD(gid_index)},
+    {"net_mtu", "int", "0..65536", "0",
+     "Upper bound of the MTU of RDMA connections in bytes; 0: the lower of both ports'.", FIELD(net_mtu)},
+    {"net_depth", "int", "8..16384", "128",
+     "Operations that the send queue of an RDMA connection holds; the device may have less.", FIELD(net_depth)},
     {"net_timeout", "seconds", "greater than 0, at most 1e9", "10",
-     "How long an RDMA device repeats what a peer does not acknowledge before the connection is broken; also for a port that is down.",
+     "How long an RDMA device repeats what a peer does not acknowledge before the connection is broken; also for a "
+     "port that is down.",
      FIELD(net_timeout)},
-    {"traffic_class", "int", "0..255", "0", "Traffic class of RDMA connections with a global header (RoCE).", FIELD(traffic_class)},
+    {"traffic_class", "int", "0..255", "0", "Traffic class of RDMA connections with a global header (RoCE).",
+     FIELD(traffic_class)},
     {"service_level", "int", "0..15", "0", "Service level of RDMA connections.", FIELD(service_level)},
     {"ordered", "enum", "auto|yes|no", "auto",
-     "Whether RDMA writes of a connection are taken to be seen in order; auto: for devices that are known to keep it.", FIELD(ordered)},
+     "Whether RDMA writes of a connection are taken to be seen in order; auto: for devices that are known to keep it.",
+     FIELD(ordered)},
+    {"cuda_module", "string", "a file, at most 255 characters", "",
+     "The CUDA module; empty: libmpixep_cuda.so next to this library.", FIELD(cuda_module)},
+    {"gpu_memory", "enum", "auto|vmm|ipc", "auto",
+     "How GPU memory is shared: allocations with descriptors, CUDA IPC, or the first that all ranks' drivers have.", FIELD(gpu_memory)},
+    {"gpu_path", "enum", "auto|bulk|vector", "auto",
+     "How kernels move rows: bulk copies (where the GPU and the rows' alignment allow them), or vector loads and stores.", FIELD(gpu_path)},
 };
 
 enum { PARAM_COUNT = sizeof param_table / sizeof *param_table };
@@ -133,9 +161,18 @@ static int param_parse_bytes(const char *value, size_t *out) {
     if (errno)
         return -1;
     switch (tolower((unsigned char)*end)) {
-    case 'k': shift = 10; end++; break;
-    case 'm': shift = 20; end++; break;
-    case 'g': shift = 30; end++; break;
+    case 'k':
+        shift = 10;
+        end++;
+        break;
+    case 'm':
+        shift = 20;
+        end++;
+        break;
+    case 'g':
+        shift = 30;
+        end++;
+        break;
     default: break;
     }
     if (*end || n > (SIZE_MAX >> shift))
@@ -288,8 +325,9 @@ int mpix_params_set(mpix_params *params, const char *name, const char *value) {
 
     snprintf(key, sizeof key, PARAM_KEY_PREFIX "%s", name);
     if (!desc)
-        return mpix_fail(MPIX_ERRK_ARG, key, "info key %s is not a parameter (its value is \"%.64s\"); `mpix_ep_info --params` lists them", key,
-                         value);
+        return mpix_fail(MPIX_ERRK_ARG, key,
+                         "info key %s is not a parameter (its value is \"%.64s\"); `mpix_ep_info --params` lists them",
+                         key, value);
     if (param_parse(params, desc, value))
         return param_refuse(desc, key, value);
     if (desc->offset == FIELD(log_level) || desc->offset == FIELD(log_file))

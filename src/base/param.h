@@ -15,61 +15,71 @@ enum { MPIX_PROXY_CALLER, MPIX_PROXY_THREAD };
 enum { MPIX_SIGNAL_AUTO, MPIX_SIGNAL_ORDERED, MPIX_SIGNAL_COUNTED };
 enum { MPIX_REACH_AUTO, MPIX_REACH_FORCE_PROXIED };
 enum { MPIX_ORDERED_AUTO, MPIX_ORDERED_YES, MPIX_ORDERED_NO };
+enum { MPIX_GPU_MEMORY_AUTO, MPIX_GPU_MEMORY_VMM, MPIX_GPU_MEMORY_IPC };
+enum { MPIX_GPU_PATH_AUTO, MPIX_GPU_PATH_BULK, MPIX_GPU_PATH_VECTOR };
 enum { MPIX_PARAM_STRING = 256 }; /* room of every string, its terminator included */
 
 /* One field per parameter, in the order of the table. */
 typedef struct mpix_params {
-    int log_level;        /* none error warn info debug trace; default warn */
+    int log_level;                    /* none error warn info debug trace; default warn */
     char log_file[MPIX_PARAM_STRING]; /* default "" */
-    double timeout;       /* seconds, default 300; > 0 */
-    int progress;         /* caller | thread: who works on nonblocking calls between the caller's calls; default caller */
-    int stores;           /* auto | ordinary | streaming: for rows; default auto */
-    size_t stream_bytes;  /* auto stores: stream when a call writes more than this; 0: from the size of the cache; units k m g */
-    int isa;              /* auto | portable | avx2 | avx512 */
-    int huge_pages;       /* no | try: explicit huge pages for windows; default try */
-    int fd_passing;       /* auto | proc | socket: how ranks of a host map each other's windows */
-    int max_handles;      /* handles alive at once per context, default 64, 1..4096 */
-    int spin_us;          /* how long a wait spins before it yields, microseconds; -1: by the load of the cores */
-    int prefault;         /* no | yes: touch window memory when it is committed; default yes */
-    char transport[MPIX_PARAM_STRING]; /* auto, or a name that mpix_net_find knows: what reaches peers that can't be mapped */
-    int proxy;            /* caller | thread: who runs the proxy; default caller */
-    int signal;           /* auto | ordered | counted: form of signals over the network */
-    int lanes;            /* in-order ways to each proxied peer, default 1, 1..16 */
-    size_t chunk_bytes;   /* pieces in which a batch for a proxied peer is packed and posted, default 256k */
-    size_t max_op;        /* longest operation that the proxy posts, longer puts are split; 0: the device's limit */
-    int fifo_slots;       /* commands a FIFO holds, default 1024; rounded up to a power of two */
-    int proxy_depth;      /* commands that may be incomplete per peer and lane, default 256; rounded up to a power of two */
-    int proxy_descs;      /* descriptors for commands that do not fit 16 bytes, default 1024 */
-    int credit_ops;       /* operations that may be incomplete per lane, 0: the device's limit */
-    size_t credit_bytes;  /* bytes that may be incomplete per lane, a longer operation goes alone; 0: no limit; default 16m */
-    int reach;            /* auto | proxied: treat peers of the same host as not mappable */
-    int hosts;            /* split the ranks of each host into so many virtual ones, 0: do not */
-    char net_devices[MPIX_PARAM_STRING]; /* verbs: devices to use, comma separated, "mlx5_0:1"; "": the best for this rank */
-    int gid_index;        /* verbs: index of the port's GID, -1: chosen by type and address */
-    int net_mtu;          /* verbs: upper bound of the path's MTU, 0: the lower of both ports' */
-    int net_depth;        /* verbs: operations per queue pair, default 128 */
-    double net_timeout;   /* verbs: how long the device repeats what is not acknowledged, seconds, default 10 */
-    int traffic_class;    /* verbs: of packets with a global header (RoCE) */
-    int service_level;    /* verbs */
-    int ordered;          /* auto | yes | no: whether the network is taken to keep the order of writes */
+    double timeout;                   /* seconds, default 300; > 0 */
+    int progress; /* caller | thread: who works on nonblocking calls between the caller's calls; default caller */
+    int stores;   /* auto | ordinary | streaming: for rows; default auto */
+    size_t stream_bytes; /* auto stores: stream when a call writes more than this; 0: from the size of the cache; units
+                            k m g */
+    int isa;             /* auto | portable | avx2 | avx512 */
+    int huge_pages;      /* no | try: explicit huge pages for windows; default try */
+    int fd_passing;      /* auto | proc | socket: how ranks of a host map each other's windows */
+    int max_handles;     /* handles alive at once per context, default 64, 1..4096 */
+    int spin_us;         /* how long a wait spins before it yields, microseconds; -1: by the load of the cores */
+    int prefault;        /* no | yes: touch window memory when it is committed; default yes */
+    char transport[MPIX_PARAM_STRING]; /* auto, or a name that mpix_net_find knows: what reaches peers that can't be
+                                          mapped */
+    int proxy;                         /* caller | thread: who runs the proxy; default caller */
+    int signal;                        /* auto | ordered | counted: form of signals over the network */
+    int lanes;                         /* in-order ways to each proxied peer, default 1, 1..16 */
+    size_t chunk_bytes; /* pieces in which a batch for a proxied peer is packed and posted, default 256k */
+    size_t max_op;      /* longest operation that the proxy posts, longer puts are split; 0: the device's limit */
+    int fifo_slots;     /* commands a FIFO holds, default 1024; rounded up to a power of two */
+    int proxy_depth; /* commands that may be incomplete per peer and lane, default 256; rounded up to a power of two */
+    int proxy_descs; /* descriptors for commands that do not fit 16 bytes, default 1024 */
+    int credit_ops;  /* operations that may be incomplete per lane, 0: the device's limit */
+    size_t credit_bytes; /* bytes that may be incomplete per lane, a longer operation goes alone; 0: no limit; default
+                            16m */
+    int reach;           /* auto | proxied: treat peers of the same host as not mappable */
+    int hosts;           /* split the ranks of each host into so many virtual ones, 0: do not */
+    char net_devices[MPIX_PARAM_STRING]; /* verbs: devices to use, comma separated, "mlx5_0:1"; "": the best for this
+                                            rank */
+    int gid_index;                       /* verbs: index of the port's GID, -1: chosen by type and address */
+    int net_mtu;                         /* verbs: upper bound of the path's MTU, 0: the lower of both ports' */
+    int net_depth;                       /* verbs: operations per queue pair, default 128 */
+    double net_timeout; /* verbs: how long the device repeats what is not acknowledged, seconds, default 10 */
+    int traffic_class;  /* verbs: of packets with a global header (RoCE) */
+    int service_level;  /* verbs */
+    int ordered;        /* auto | yes | no: whether the network is taken to keep the order of writes */
+    char cuda_module[MPIX_PARAM_STRING]; /* default "": libmpixep_cuda.so next to the library */
+    int gpu_memory;       /* auto | vmm | ipc; default auto */
+    int gpu_path;         /* auto | bulk | vector; default auto */
 } mpix_params;
 
 typedef struct mpix_param_desc {
-    const char *name;    /* "log_level" */
-    const char *type;    /* "enum", "int", "seconds", "bytes", "string" */
-    const char *values;  /* "none|error|warn|..." for an enum, "" otherwise, or a range as text */
-    const char *dflt;    /* as text, parsed like a user's value */
-    const char *help;    /* one sentence */
-    size_t offset;       /* into mpix_params */
+    const char *name;   /* "log_level" */
+    const char *type;   /* "enum", "int", "seconds", "bytes", "string" */
+    const char *values; /* "none|error|warn|..." for an enum, "" otherwise, or a range as text */
+    const char *dflt;   /* as text, parsed like a user's value */
+    const char *help;   /* one sentence */
+    size_t offset;      /* into mpix_params */
 } mpix_param_desc;
 
 const mpix_param_desc *mpix_param_table(int *n);
-/* Defaults, then environment. An environment value that does not parse is an error (ARG, names the variable and what it takes);
- * an unknown MPIX_EP_* variable is warned about, once per process. Also configures the log. */
+/* Defaults, then environment. An environment value that does not parse is an error (ARG, names the variable and what it
+ * takes); an unknown MPIX_EP_* variable is warned about, once per process. Also configures the log. */
 int mpix_params_read(mpix_params *params);
 /* What the environment says about the log, for events before the first mpix_params_read. Reports nothing. */
 void mpix_params_peek_log(int *level, char *file, size_t len);
-/* Sets one parameter by its name without prefix. log_level and log_file, which belong to the process, take effect at once. ARG for an unknown name or a value that does not parse, naming key, value, limits. */
+/* Sets one parameter by its name without prefix. log_level and log_file, which belong to the process, take effect at
+ * once. ARG for an unknown name or a value that does not parse, naming key, value, limits. */
 int mpix_params_set(mpix_params *params, const char *name, const char *value);
 /* The value of a parameter as text, for printing. */
 void mpix_params_print(const mpix_params *params, const mpix_param_desc *desc, char *buf, size_t len);

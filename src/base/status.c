@@ -47,13 +47,14 @@ static void status_copy(char *dst, size_t len, const char *src) {
 }
 
 /*
- * The text is formatted into a buffer of its own first: an argument may point into the thread's last error (the text of an
- * earlier error that is passed on inside a new one).
+ * The text is formatted into a buffer of its own first: an argument may point into the thread's last error (the text of
+ * an earlier error that is passed on inside a new one).
  */
-static void status_record(int kind, int rank, int sys_errno, const char *host, const char *arg, const char *fmt, va_list ap)
-    MPIX_PRINTF(6, 0);
+static void status_record(int kind, int rank, int sys_errno, const char *host, const char *arg, const char *fmt,
+                          va_list ap) MPIX_PRINTF(6, 0);
 
-static void status_record(int kind, int rank, int sys_errno, const char *host, const char *arg, const char *fmt, va_list ap) {
+static void status_record(int kind, int rank, int sys_errno, const char *host, const char *arg, const char *fmt,
+                          va_list ap) {
     MPIX_Error *err = &status_last;
     char text[sizeof err->text];
     size_t used;

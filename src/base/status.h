@@ -1,15 +1,15 @@
 /*
  * status.h - how a function of the library fails, and the visibility of public symbols.
  *
- * Functions inside return 0 or an error kind (MPIX_ERRK_*). The function that decides on an error calls one of the mpix_fail
- * functions, which fill the calling thread's MPIX_Error, write one log line and return the kind; everybody else passes the kind
- * on. The public call turns the kind into an MPI code with mpix_boot_raise.
+ * Functions inside return 0 or an error kind (MPIX_ERRK_*). The function that decides on an error calls one of the
+ * mpix_fail functions, which fill the calling thread's MPIX_Error, write one log line and return the kind; everybody
+ * else passes the kind on. The public call turns the kind into an MPI code with mpix_boot_raise.
  */
 #ifndef MPIX_BASE_STATUS_H
 #define MPIX_BASE_STATUS_H
 
-/* The library is compiled with hidden visibility; a declaration's visibility holds for its definition, so what the public headers declare
- * is exported. */
+/* The library is compiled with hidden visibility; a declaration's visibility holds for its definition, so what the
+ * public headers declare is exported. */
 #pragma GCC visibility push(default)
 #include "mpix_ep.h"
 #include "mpix_p2p.h"
@@ -18,7 +18,8 @@
 
 /* Strong PMPIX_name (exported), weak alias MPIX_name. Put after the definition of PMPIX_name. */
 #define MPIX_EXPORT __attribute__((visibility("default")))
-#define MPIX_WEAK_ALIAS(name) extern __typeof__(PMPIX_##name) MPIX_##name __attribute__((weak, alias("PMPIX_" #name), visibility("default")))
+#define MPIX_WEAK_ALIAS(name)                                                                                          \
+    extern __typeof__(PMPIX_##name) MPIX_##name __attribute__((weak, alias("PMPIX_" #name), visibility("default")))
 
 #define MPIX_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 

@@ -143,7 +143,8 @@ int mpix_topo_bind_helper(int main_pu) {
     int ncpus, chosen = -1;
     cpu_set_t *set, *one = NULL;
 
-    /* Ranks that are not bound and do not know where they run would all choose the same PU: the scheduler knows better. */
+    /* Ranks that are not bound and do not know where they run would all choose the same PU: the scheduler knows better.
+     */
     if (main_pu < 0)
         return -1;
     /* The main thread's set is the process's; the caller may have been bound before. */

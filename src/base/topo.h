@@ -4,19 +4,19 @@
 #include <stddef.h>
 
 typedef struct mpix_topo {
-    int pus;          /* processing units this process may run on */
-    int pus_host;     /* processing units of the host that are online */
+    int pus;      /* processing units this process may run on */
+    int pus_host; /* processing units of the host that are online */
     int numa_nodes;
-    int numa_local;   /* NUMA node (the system's number) of this process's binding, -1: several or unknown */
-    size_t l2_bytes;  /* per core, 0: unknown */
-    size_t l3_bytes;  /* last level shared cache this process's first PU belongs to, 0: unknown */
-    int l3_pus;       /* PUs that share it, 1 if unknown */
+    int numa_local;     /* NUMA node (the system's number) of this process's binding, -1: several or unknown */
+    size_t l2_bytes;    /* per core, 0: unknown */
+    size_t l3_bytes;    /* last level shared cache this process's first PU belongs to, 0: unknown */
+    int l3_pus;         /* PUs that share it, 1 if unknown */
     const char *source; /* "hwloc API 2.8.0" or "sysconf" */
 } mpix_topo;
 
 /* Looked up once per process, thread safe. */
 const mpix_topo *mpix_topo_get(void);
-/* Binds the calling thread to a PU of the process's set other than the one main_pu when there are at least two and main_pu is known
- * (not -1). Returns the PU's OS index or -1 if it was left unbound. Never an error. */
+/* Binds the calling thread to a PU of the process's set other than the one main_pu when there are at least two and
+ * main_pu is known (not -1). Returns the PU's OS index or -1 if it was left unbound. Never an error. */
 int mpix_topo_bind_helper(int main_pu);
 #endif

@@ -73,6 +73,23 @@ static int boot_duplicate(mpix_boot *boot, MPI_Comm comm) {
     return kind;
 }
 
+/* The rank in boot->comm of the lowest rank of local; no communication. */
+static int boot_find_leader(mpix_boot *boot, MPI_Comm local, int *leader) {
+    MPI_Group here, all;
+    int zero = 0, kind;
+
+    kind = mpix_boot_mpi(MPI_Comm_group(local, &here), "MPI_Comm_group");
+    if (kind)
+        return kind;
+    kind = mpix_boot_mpi(MPI_Comm_group(boot->comm, &all), "MPI_Comm_group");
+    if (!kind) {
+        kind = mpix_boot_mpi(MPI_Group_translate_ranks(here, 1, &zero, all, leader), "MPI_Group_translate_ranks");
+        MPI_Group_free(&all);
+    }
+    MPI_Group_free(&here);
+    return kind;
+}
+
 /* The ranks that MPI says can share memory; their lowest rank stands for the host. */
 static int boot_find_host(mpix_boot *boot, boot_card *card) {
     MPI_Comm local;
@@ -84,14 +101,14 @@ static int boot_find_host(mpix_boot *boot, boot_card *card) {
     kind = mpix_boot_mpi(MPI_Comm_rank(local, &boot->local_rank), "MPI_Comm_rank");
     if (!kind)
         kind = mpix_boot_mpi(MPI_Comm_size(local, &boot->local_size), "MPI_Comm_size");
-    card->leader = boot->rank;
     if (!kind)
-        kind = mpix_boot_mpi(MPI_Bcast(&card->leader, 1, MPI_INT, 0, local), "MPI_Bcast");
+        kind = boot_find_leader(boot, local, &card->leader);
     MPI_Comm_free(&local);
     return kind;
 }
 
-/* Hosts are numbered by their lowest rank, which is the leader, so a leader meets a new number and the others find it there. */
+/* Hosts are numbered by their lowest rank, which is the leader, so a leader meets a new number and the others find it
+ * there. */
 static void boot_number_hosts(mpix_boot *boot, const boot_card *cards) {
     for (int r = 0; r < boot->size; r++) {
         int leader = cards[r].leader;
@@ -148,7 +165,8 @@ int mpix_boot_create(MPI_Comm comm, mpix_boot **out) {
 
 free_boot:
     free(cards);
-    mpix_boot_free(boot, kind == MPIX_ERRK_INTERNAL); /* MPI itself failed: nothing collective is tried with it any more */
+    /* Where MPI itself failed, nothing collective is tried with it any more. */
+    mpix_boot_free(boot, kind == MPIX_ERRK_INTERNAL);
     return kind;
 }
 
@@ -167,7 +185,8 @@ void mpix_boot_free(mpix_boot *boot, int abandoned) {
     boot_release(boot);
 }
 
-/* MPI has no call that duplicates a handler's handle, so it goes through the duplicate: set there, got back as a reference of our own. */
+/* MPI has no call that duplicates a handler's handle, so it goes through the duplicate: set there, got back as a
+ * reference of our own. */
 int mpix_boot_set_errhandler(mpix_boot *boot, MPI_Errhandler errhandler) {
     MPI_Errhandler own;
     int err;
@@ -191,14 +210,18 @@ int mpix_boot_set_errhandler(mpix_boot *boot, MPI_Errhandler errhandler) {
 
 int mpix_boot_allgather(mpix_boot *boot, const void *send, size_t bytes, void *recv) {
     if (bytes > INT_MAX)
-        return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "an exchange of %zu bytes per rank is more than MPI_Allgather takes", bytes);
-    return mpix_boot_mpi(MPI_Allgather(send, (int)bytes, MPI_BYTE, recv, (int)bytes, MPI_BYTE, boot->comm), "MPI_Allgather");
+        return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "an exchange of %zu bytes per rank is more than MPI_Allgather takes",
+                         bytes);
+    return mpix_boot_mpi(MPI_Allgather(send, (int)bytes, MPI_BYTE, recv, (int)bytes, MPI_BYTE, boot->comm),
+                         "MPI_Allgather");
 }
 
 int mpix_boot_alltoall(mpix_boot *boot, const void *send, size_t bytes, void *recv) {
     if (bytes > INT_MAX)
-        return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "an exchange of %zu bytes per pair is more than MPI_Alltoall takes", bytes);
-    return mpix_boot_mpi(MPI_Alltoall(send, (int)bytes, MPI_BYTE, recv, (int)bytes, MPI_BYTE, boot->comm), "MPI_Alltoall");
+        return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "an exchange of %zu bytes per pair is more than MPI_Alltoall takes",
+                         bytes);
+    return mpix_boot_mpi(MPI_Alltoall(send, (int)bytes, MPI_BYTE, recv, (int)bytes, MPI_BYTE, boot->comm),
+                         "MPI_Alltoall");
 }
 
 int mpix_boot_barrier(mpix_boot *boot) {
@@ -210,8 +233,9 @@ int mpix_boot_or(mpix_boot *boot, uint64_t *words, int n) {
 }
 
 /*
- * The usual case, success everywhere, costs one reduction of one word: the lowest rank that failed, or the number of ranks.
- * Only after a failure that rank says what happened. A rank that failed itself keeps its own error: it knows best.
+ * The usual case, success everywhere, costs one reduction of one word: the lowest rank that failed, or the number of
+ * ranks. Only after a failure that rank says what happened. A rank that failed itself keeps its own error: it knows
+ * best.
  */
 int mpix_boot_agree(mpix_boot *boot, int kind) {
     struct {
@@ -236,6 +260,6 @@ int mpix_boot_agree(mpix_boot *boot, int kind) {
         return kind;
     if (failed)
         return failed;
-    return mpix_fail_peer(MPIX_ERRK_REMOTE, lowest, report.host, "rank %d on %s failed with %s: %s", lowest, report.host,
-                          mpix_kind_name(report.kind), report.text);
+    return mpix_fail_peer(MPIX_ERRK_REMOTE, lowest, report.host, "rank %d on %s failed with %s: %s", lowest,
+                          report.host, mpix_kind_name(report.kind), report.text);
 }

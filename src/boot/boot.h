@@ -1,8 +1,9 @@
 /*
- * boot.h - the only code that calls MPI: ranks, hosts, exchange of memory handles, agreement on status, raising of errors.
+ * boot.h - the only code that calls MPI: ranks, hosts, exchange of memory handles, agreement on status, raising of
+ * errors.
  *
- * Internal MPI calls run on a duplicate of the user's communicator that returns errors; the handler inherited from the user's
- * communicator is kept apart and put in place only while an error is raised.
+ * Internal MPI calls run on a duplicate of the user's communicator that returns errors; the handler inherited from the
+ * user's communicator is kept apart and put in place only while an error is raised.
  */
 #ifndef MPIX_BOOT_H
 #define MPIX_BOOT_H
@@ -13,16 +14,16 @@ typedef struct mpix_boot {
     MPI_Comm comm;             /* own duplicate */
     MPI_Errhandler errhandler; /* to raise through; never MPI_ERRHANDLER_NULL */
     int rank, size;
-    int nhosts;                /* hosts numbered by their lowest rank */
-    int *host_of;              /* [size] host of each rank; ranks of one host: those MPI says can share memory */
+    int nhosts;   /* hosts numbered by their lowest rank */
+    int *host_of; /* [size] host of each rank; ranks of one host: those MPI says can share memory */
     int local_rank, local_size;
-    int proxied;               /* set by an object that reaches ranks of other hosts through a proxy: windows then skip them */
-    pid_t *pids;               /* [size] pid of each rank, meaningful on the same host */
-    char (*hostnames)[64];     /* [size] */
+    int proxied;           /* set by an object that reaches ranks of other hosts through a proxy: windows skip them */
+    pid_t *pids;           /* [size] pid of each rank, meaningful on the same host */
+    char (*hostnames)[64]; /* [size] */
 } mpix_boot;
 
-/* Collective over comm. ARG: MPI_COMM_NULL, MPI not initialized or finalized, an intercommunicator (argument "comm"). Those are
- * found before any communication. */
+/* Collective over comm. ARG: MPI_COMM_NULL, MPI not initialized or finalized, an intercommunicator (argument "comm").
+ * Those are found before any communication. */
 int mpix_boot_create(MPI_Comm comm, mpix_boot **boot);
 /* Frees the duplicate unless abandoned (a peer is dead: nothing collective is called). NULL is fine. */
 void mpix_boot_free(mpix_boot *boot, int abandoned);
@@ -39,14 +40,15 @@ int mpix_boot_barrier_bounded(mpix_boot *boot, double seconds);
 int mpix_boot_split_hosts(mpix_boot *boot, int parts);
 /* Bitwise OR over ranks of n 64-bit words, in place. */
 int mpix_boot_or(mpix_boot *boot, uint64_t *words, int n);
-/* Agreement on the status of a stage: kind is this rank's (0: fine). Returns 0 if it is 0 everywhere, this rank's own kind if
- * that is not 0, otherwise REMOTE naming the lowest rank that failed, its kind and host. Keeps this rank's own MPIX_Error. */
+/* Agreement on the status of a stage: kind is this rank's (0: fine). Returns 0 if it is 0 everywhere, this rank's own
+ * kind if that is not 0, otherwise REMOTE naming the lowest rank that failed, its kind and host. Keeps this rank's own
+ * MPIX_Error. */
 int mpix_boot_agree(mpix_boot *boot, int kind);
 
-/* Turns a kind into an MPI code, stores it in this thread's MPIX_Error, and raises it through boot's handler (boot NULL: through
- * MPI_COMM_SELF's). kind 0 gives MPI_SUCCESS. Does not call MPI before MPI_Init, after MPI_Finalize, or off the main thread below
- * MPI_THREAD_SERIALIZED: then the code is only returned (MPI_ERR_OTHER if the codes could not be made yet). Classes: one per kind,
- * one code each, made once per process. */
+/* Turns a kind into an MPI code, stores it in this thread's MPIX_Error, and raises it through boot's handler (boot
+ * NULL: through MPI_COMM_SELF's). kind 0 gives MPI_SUCCESS. Does not call MPI before MPI_Init, after MPI_Finalize, or
+ * off the main thread below MPI_THREAD_SERIALIZED: then the code is only returned (MPI_ERR_OTHER if the codes could not
+ * be made yet). Classes: one per kind, one code each, made once per process. */
 int mpix_boot_raise(mpix_boot *boot, int kind);
 /* Makes classes and codes; called by create calls. Repeating it is cheap. */
 int mpix_boot_codes(void);
@@ -57,18 +59,18 @@ int mpix_boot_kind(int code);
 /* 0 for MPI_SUCCESS, otherwise INTERNAL with MPI's text for err, the return value of the MPI call named what. */
 int mpix_boot_mpi(int err, const char *what);
 
-/* Calls fn(arg, key, value) for every key of info that begins with "mpix_ep_", prefix cut; stops at the first non-zero result and
- * returns it. MPI_INFO_NULL has none. */
+/* Calls fn(arg, key, value) for every key of info that begins with "mpix_ep_", prefix cut; stops at the first non-zero
+ * result and returns it. MPI_INFO_NULL has none. */
 int mpix_boot_info_each(MPI_Info info, int (*fn)(void *arg, const char *key, const char *value), void *arg);
 
-/* Objects that are still alive when MPI_Finalize runs are taken down locally through an attribute on MPI_COMM_SELF. fn(object)
- * must call nothing collective. Thread safe. */
+/* Objects that are still alive when MPI_Finalize runs are taken down locally through an attribute on MPI_COMM_SELF.
+ * fn(object) must call nothing collective. Thread safe. */
 int mpix_boot_at_finalize(void *object, void (*fn)(void *object));
 void mpix_boot_forget(void *object); /* undoes it */
 
 /* Live objects of the library, to tell a freed handle from a valid one without reading it. tag: what kind of object. */
 enum { MPIX_LIVE_EP = 1, MPIX_LIVE_HANDLE, MPIX_LIVE_XFER, MPIX_LIVE_P2P, MPIX_LIVE_MEM, MPIX_LIVE_RMEM };
-int mpix_live_add(const void *object, int tag);  /* NO_MEM */
+int mpix_live_add(const void *object, int tag); /* NO_MEM */
 void mpix_live_remove(const void *object);
 int mpix_live_check(const void *object, int tag); /* 1: alive and of that kind. Constant time, thread safe. */
 #endif

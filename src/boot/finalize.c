@@ -1,8 +1,9 @@
 /*
  * finalize.c - what happens to objects that are still alive in MPI_Finalize.
  *
- * MPI_Finalize deletes the attributes of MPI_COMM_SELF first, while MPI still works. One attribute of ours has a delete callback
- * that takes down, locally, whatever was never freed: newest first, since handles are younger than their contexts.
+ * MPI_Finalize deletes the attributes of MPI_COMM_SELF first, while MPI still works. One attribute of ours has a delete
+ * callback that takes down, locally, whatever was never freed: newest first, since handles are younger than their
+ * contexts.
  */
 #include "config.h"
 
@@ -43,7 +44,8 @@ static int final_delete(MPI_Comm comm, int keyval, void *value, void *extra) {
 static int final_hook(void) {
     int keyval, kind;
 
-    kind = mpix_boot_mpi(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, final_delete, &keyval, NULL), "MPI_Comm_create_keyval");
+    kind = mpix_boot_mpi(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, final_delete, &keyval, NULL),
+                         "MPI_Comm_create_keyval");
     if (kind)
         return kind;
     kind = mpix_boot_mpi(MPI_Comm_set_attr(MPI_COMM_SELF, keyval, NULL), "MPI_Comm_set_attr");

@@ -1,9 +1,10 @@
 /*
  * live.c - the set of live objects.
  *
- * A handle that the caller gives is looked up here before it is read, so a freed or made-up one is an error and not a crash. (A
- * freed one whose address a new object of the same kind has got can't be told from that.) Open addressing with linear probing; an
- * entry is removed by closing the gap behind it, so there are no tombstones and a look-up stays short for the life of the process.
+ * A handle that the caller gives is looked up here before it is read, so a freed or made-up one is an error and not a
+ * crash. (A freed one whose address a new object of the same kind has got can't be told from that.) Open addressing
+ * with linear probing; an entry is removed by closing the gap behind it, so there are no tombstones and a look-up stays
+ * short for the life of the process.
  */
 #include "config.h"
 
@@ -20,7 +21,7 @@ typedef struct live_entry {
 
 static pthread_mutex_t live_lock = PTHREAD_MUTEX_INITIALIZER;
 static live_entry *live_table;
-static size_t live_mask;  /* places - 1; places are a power of two, at most half of them taken */
+static size_t live_mask; /* places - 1; places are a power of two, at most half of them taken */
 static size_t live_count;
 
 static size_t live_home(const void *object) {
@@ -70,8 +71,8 @@ int mpix_live_add(const void *object, int tag) {
 }
 
 /*
- * Closing the gap at i: an entry further on may move into it if its home is not between the gap and its place, for a search that
- * starts at its home would otherwise stop at the gap.
+ * Closing the gap at i: an entry further on may move into it if its home is not between the gap and its place, for a
+ * search that starts at its home would otherwise stop at the gap.
  */
 static void live_close_gap(size_t i) {
     for (size_t j = (i + 1) & live_mask; live_table[j].object; j = (j + 1) & live_mask) {

@@ -1,10 +1,10 @@
 /*
  * raise.c - error classes and codes, and raising through MPI's error handlers.
  *
- * MPI implementations have few classes and codes to give away (MPICH: 126 and 8189), and strings belong to codes; a code added to a
- * predefined class gets garbage for a text there. So there is one class per kind with one code each, made once per process. The
- * particulars of an error are in MPIX_Error; the code's string is renewed with them before it is raised, so that a fatal handler
- * prints what happened and not only which kind it was.
+ * MPI implementations have few classes and codes to give away (MPICH: 126 and 8189), and strings belong to codes; a
+ * code added to a predefined class gets garbage for a text there. So there is one class per kind with one code each,
+ * made once per process. The particulars of an error are in MPIX_Error; the code's string is renewed with them before
+ * it is raised, so that a fatal handler prints what happened and not only which kind it was.
  */
 #include "config.h"
 
@@ -55,7 +55,8 @@ static void raise_describe(int kind, const MPIX_Error *err) {
     char text[MPI_MAX_ERROR_STRING];
     size_t n = (size_t)snprintf(text, sizeof text, "mpix-ep %s: %s", mpix_kind_name(kind), raise_texts[kind]);
 
-    if (err && n < sizeof text && snprintf(text + n, sizeof text - n, "%s%s: %s", err->arg[0] ? ": " : "", err->arg, err->text) < 0)
+    if (err && n < sizeof text &&
+        snprintf(text + n, sizeof text - n, "%s%s: %s", err->arg[0] ? ": " : "", err->arg, err->text) < 0)
         text[n] = '\0';
     MPI_Add_error_string(raise_codes[kind], text);
 }
@@ -109,9 +110,9 @@ int mpix_boot_kind(int code) {
 }
 
 /*
- * The object's communicator returns errors, because internal MPI calls run on it; the user's handler is put in place for the one
- * call that raises. A handler may leave by longjmp or an exception: then the communicator keeps the user's handler until the next
- * raise, and an internal MPI error would reach it, which is what it is for.
+ * The object's communicator returns errors, because internal MPI calls run on it; the user's handler is put in place
+ * for the one call that raises. A handler may leave by longjmp or an exception: then the communicator keeps the user's
+ * handler until the next raise, and an internal MPI error would reach it, which is what it is for.
  */
 int mpix_boot_raise(mpix_boot *boot, int kind) {
     int code = mpix_boot_code(kind);

@@ -1,9 +1,9 @@
 /*
  * avail.c - how much memory can be had.
  *
- * Linux rarely refuses shared memory: a fallocate that is too large ends with the out-of-memory killer, not with an error. So a
- * commit asks first what the host and the process's control groups have left. This is an estimate, and others allocate at the same
- * time; it turns the usual mistake, a window that can't fit, into an error.
+ * Linux rarely refuses shared memory: a fallocate that is too large ends with the out-of-memory killer, not with an
+ * error. So a commit asks first what the host and the process's control groups have left. This is an estimate, and
+ * others allocate at the same time; it turns the usual mistake, a window that can't fit, into an error.
  */
 #include "config.h"
 
@@ -48,7 +48,8 @@ static int64_t avail_number(const char *dir, const char *name) {
     return value;
 }
 
-/* What one group has left: its limit less its use, where pages of files that are not in use count as free. -1: no limit. */
+/* What one group has left: its limit less its use, where pages of files that are not in use count as free. -1: no
+ * limit. */
 static int64_t avail_group(const char *dir, const char *limit_name, const char *use_name, const char *inactive_key) {
     int64_t limit = avail_number(dir, limit_name), use = avail_number(dir, use_name), inactive, left;
     char stat[512];
@@ -110,7 +111,8 @@ static int64_t avail_cgroup(void) {
 }
 
 uint64_t mpix_mem_available(void) {
-    int64_t free_kb = avail_keyed("/proc/meminfo", "MemAvailable:"), swap_kb = avail_keyed("/proc/meminfo", "SwapFree:");
+    int64_t free_kb = avail_keyed("/proc/meminfo", "MemAvailable:"),
+            swap_kb = avail_keyed("/proc/meminfo", "SwapFree:");
     int64_t group = avail_cgroup();
     uint64_t host = free_kb < 0 ? UINT64_MAX : ((uint64_t)free_kb + (uint64_t)(swap_kb > 0 ? swap_kb : 0)) * 1024;
 
@@ -121,5 +123,6 @@ void mpix_mem_nofile_hint(char *buf, size_t len) {
     struct rlimit limit = {0, 0};
 
     getrlimit(RLIMIT_NOFILE, &limit);
-    snprintf(buf, len, "the limit of open files (RLIMIT_NOFILE) is %" PRIu64 "; raise it with ulimit -n", (uint64_t)limit.rlim_cur);
+    snprintf(buf, len, "the limit of open files (RLIMIT_NOFILE) is %" PRIu64 "; raise it with ulimit -n",
+             (uint64_t)limit.rlim_cur);
 }

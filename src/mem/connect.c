@@ -1,16 +1,17 @@
 /*
  * connect.c - how the ranks of a window come to map each other's memory.
  *
- * Every rank describes its memory in a blob; blobs are exchanged over MPI. The quick way to a peer's descriptor is to open
- * /proc/<pid>/fd/<fd>. It needs one pid name space and the right to look at the peer (same user, not undumpable), so it may be
- * refused to some pairs. Then all ranks of that host use the other way, descriptors sent over Unix sockets: a rank can't receive
- * from a peer that does not know it should send. Which way is agreed on by a reduction over all ranks, one bit per host; it is also
- * the agreement on success in the usual case.
+ * Every rank describes its memory in a blob; blobs are exchanged over MPI. The quick way to a peer's descriptor is to
+ * open /proc/<pid>/fd/<fd>. It needs one pid name space and the right to look at the peer (same user, not undumpable),
+ * so it may be refused to some pairs. Then all ranks of that host use the other way, descriptors sent over Unix
+ * sockets: a rank can't receive from a peer that does not know it should send. Which way is agreed on by a reduction
+ * over all ranks, one bit per host; it is also the agreement on success in the usual case.
  *
- *   blobs (allgather) -> /proc by each rank alone -> bits (reduction) -> [addresses (allgather) -> sockets] -> [agreement]
+ *   blobs (allgather) -> /proc by each rank alone -> bits (reduction) -> [addresses (allgather) -> sockets] ->
+ * [agreement]
  *
- * The owner keeps its descriptor open until the end, so /proc and the sockets give the right memory; the random number in the first
- * page proves it. Descriptors of peers are closed as soon as the memory is mapped.
+ * The owner keeps its descriptor open until the end, so /proc and the sockets give the right memory; the random number
+ * in the first page proves it. Descriptors of peers are closed as soon as the memory is mapped.
  */
 #include "config.h"
 
@@ -27,7 +28,7 @@
 #include "mem/mem_internal.h"
 #include "transport/transport.h"
 
-/* ---- one peer ------------------------------------------------------------------------------------------------------------- */
+/* ---- one peer --------------------------------------------------------------------------------------- */
 
 /* The reason of a failed open, with the remedy where there is one. */
 static int proc_refused(const char *path, int err, char *why, size_t len) {
@@ -41,8 +42,8 @@ static int proc_refused(const char *path, int err, char *why, size_t len) {
 }
 
 /*
- * The path is opened without effect first (O_PATH): should it be another process's after all, opening for writing could do something
- * to a device or a pipe there. Only if device and inode are the ones in the blob, it is opened in earnest.
+ * The path is opened without effect first (O_PATH): should it be another process's after all, opening for writing could
+ * do something to a device or a pipe there. Only if device and inode are the ones in the blob, it is opened in earnest.
  */
 int mpix_win_open_proc(const mpix_win_blob *blob, char *why, size_t len) {
     char path[64], self[64];
@@ -78,8 +79,9 @@ int mpix_win_map_fd(mpix_win *win, const mpix_params *params, int peer, const ch
     /* Without the seal the peer could cut it, and an access beyond its end is a SIGBUS here. */
     seals = fcntl(blob->local_fd, F_GET_SEALS);
     if (seals < 0 || !(seals & F_SEAL_SHRINK) || st.st_size < 0 || (uint64_t)st.st_size < blob->reserved)
-        return mpix_fail_peer(MPIX_ERRK_TRANSPORT, peer, host, "what rank %d gave is not a window: %lld bytes, seals 0x%x", peer,
-                              (long long)st.st_size, (unsigned)seals);
+        return mpix_fail_peer(MPIX_ERRK_TRANSPORT, peer, host,
+                              "what rank %d gave is not a window: %lld bytes, seals 0x%x", peer, (long long)st.st_size,
+                              (unsigned)seals);
     map = mmap(NULL, blob->reserved, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, blob->local_fd, 0);
     if (map == MAP_FAILED) {
         char buf[96];
@@ -89,9 +91,11 @@ int mpix_win_map_fd(mpix_win *win, const mpix_params *params, int peer, const ch
     }
     header = map;
     if (memcmp(header->magic, MPIX_WIN_MAGIC, sizeof header->magic) != 0 ||
-        memcmp(header->random, blob->random, sizeof header->random) != 0 || header->rank != peer || header->bytes != blob->bytes) {
+        memcmp(header->random, blob->random, sizeof header->random) != 0 || header->rank != peer ||
+        header->bytes != blob->bytes) {
         munmap(map, blob->reserved);
-        return mpix_fail_peer(MPIX_ERRK_TRANSPORT, peer, host, "the memory that was mapped for rank %d is not its window", peer);
+        return mpix_fail_peer(MPIX_ERRK_TRANSPORT, peer, host,
+                              "the memory that was mapped for rank %d is not its window", peer);
     }
     if (params->huge_pages == MPIX_HUGE_TRY && !blob->huge)
         (void)madvise(map, blob->reserved, MADV_HUGEPAGE);
@@ -108,14 +112,15 @@ void mpix_win_unmap_peer(mpix_win *win, int peer) {
     win->peer[peer] = NULL;
 }
 
-/* ---- all peers ------------------------------------------------------------------------------------------------------------ */
+/* ---- all peers -------------------------------------------------------------------------------------- */
 
 static int connect_is_local(const mpix_boot *boot, int peer) {
     return peer != boot->rank && boot->host_of[peer] == boot->host_of[boot->rank];
 }
 
 /* Through /proc. Returns a kind; *fallback is set where the other way should be tried, with the reason logged. */
-static int connect_proc(mpix_boot *boot, const mpix_params *params, mpix_win *win, mpix_win_blob *blobs, int peer, int *fallback) {
+static int connect_proc(mpix_boot *boot, const mpix_params *params, mpix_win *win, mpix_win_blob *blobs, int peer,
+                        int *fallback) {
     mpix_win_blob *blob = &blobs[peer];
     char why[192];
     int kind;
@@ -133,24 +138,28 @@ static int connect_proc(mpix_boot *boot, const mpix_params *params, mpix_win *wi
         return kind;
     }
     if (errno == EMFILE || errno == ENFILE) /* sockets would need descriptors too */
-        return mpix_fail_peer(MPIX_ERRK_NO_MEM, peer, boot->hostnames[peer], "the window of rank %d can't be opened: %s", peer, why);
+        return mpix_fail_peer(MPIX_ERRK_NO_MEM, peer, boot->hostnames[peer],
+                              "the window of rank %d can't be opened: %s", peer, why);
     if (params->fd_passing == MPIX_FD_AUTO) {
         mpix_log(MPIX_LOG_INFO, "windows of this host are passed by socket: rank %d: %s", peer, why);
         *fallback = 1;
         return 0;
     }
     return mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, peer, boot->hostnames[peer],
-                          "the window of rank %d can't be opened through /proc (%s); mpix_ep_fd_passing=auto or socket would try a socket",
+                          "the window of rank %d can't be opened through /proc (%s); mpix_ep_fd_passing=auto or socket "
+                          "would try a socket",
                           peer, why);
 }
 
 /* Everything that this rank can do alone. */
-static int connect_alone(mpix_boot *boot, const mpix_params *params, mpix_win *win, mpix_win_blob *blobs, int *fallback) {
+static int connect_alone(mpix_boot *boot, const mpix_params *params, mpix_win *win, mpix_win_blob *blobs,
+                         int *fallback) {
     int kind = 0;
 
     for (int r = 0; r < boot->size; r++)
         if ((r == boot->rank || connect_is_local(boot, r)) && blobs[r].passing == MPIX_FD_SOCKET)
-            *fallback = 1; /* one rank of the host that wants sockets decides for all, since its peers have to join in */
+            *fallback =
+                1; /* one rank of the host that wants sockets decides for all, since its peers have to join in */
     for (int r = 0; r < boot->size && !kind; r++) {
         win->peer_bytes[r] = blobs[r].bytes;
         if (!connect_is_local(boot, r))
@@ -163,8 +172,10 @@ static int connect_alone(mpix_boot *boot, const mpix_params *params, mpix_win *w
     return kind;
 }
 
-/* Collective over all ranks, since addresses travel over the whole communicator; hosts that need no sockets only take part in that. */
-static int connect_sockets(mpix_boot *boot, const mpix_params *params, mpix_win *win, mpix_win_blob *blobs, int here, int kind) {
+/* Collective over all ranks, since addresses travel over the whole communicator; hosts that need no sockets only take
+ * part in that. */
+static int connect_sockets(mpix_boot *boot, const mpix_params *params, mpix_win *win, mpix_win_blob *blobs, int here,
+                           int kind) {
     mpix_win_blob own;
     int sock = -1, failed;
 
@@ -183,7 +194,8 @@ static int connect_sockets(mpix_boot *boot, const mpix_params *params, mpix_win 
 
 int mpix_win_connect(mpix_boot *boot, const mpix_params *params, mpix_win *win, mpix_win_blob *blobs) {
     mpix_win_blob own;
-    int words = (boot->nhosts + 1 + 63) / 64, fallback = 0, host = boot->host_of[boot->rank], any_host = 0, any = 0, kind, failed;
+    int words = (boot->nhosts + 1 + 63) / 64, fallback = 0, host = boot->host_of[boot->rank], any_host = 0, any = 0,
+        kind, failed;
     uint64_t *bits = calloc((size_t)words, sizeof *bits); /* bit 0: a rank failed; bit 1 + h: host h needs sockets */
 
     /* The memory of one word per 64 hosts was had or not on each rank alone, so it is agreed on with the blobs. */

@@ -1,15 +1,15 @@
 /*
  * fdpass.c - descriptors of windows sent over Unix datagram sockets.
  *
- * Each rank has one socket; its address, which the kernel chose in the abstract name space, travelled over MPI, so all sockets
- * exist before anybody sends, and none leaves a name behind. Every rank then does both things at once, without ever blocking in one
- * of them: it sends what can be sent now, and takes what has arrived. A receiver's queue holds few datagrams, but a rank empties its
- * queue whenever it is not sending, and leaves only when it has received everything it expects and sent everything it owes. So a
- * sender always finds room in the end, in any order of scheduling, with any number of ranks per core; the parameter timeout bounds
- * the rest (a peer that died or was stopped).
+ * Each rank has one socket; its address, which the kernel chose in the abstract name space, travelled over MPI, so all
+ * sockets exist before anybody sends, and none leaves a name behind. Every rank then does both things at once, without
+ * ever blocking in one of them: it sends what can be sent now, and takes what has arrived. A receiver's queue holds few
+ * datagrams, but a rank empties its queue whenever it is not sending, and leaves only when it has received everything
+ * it expects and sent everything it owes. So a sender always finds room in the end, in any order of scheduling, with
+ * any number of ranks per core; the parameter timeout bounds the rest (a peer that died or was stopped).
  *
- * Abstract names are open to every process of the network name space, so a datagram counts only if it carries the random number that
- * the sender's blob has, and anything else is dropped together with the descriptors in it.
+ * Abstract names are open to every process of the network name space, so a datagram counts only if it carries the
+ * random number that the sender's blob has, and anything else is dropped together with the descriptors in it.
  */
 #include "config.h"
 
@@ -38,9 +38,9 @@ typedef struct fdpass {
     const mpix_params *params;
     mpix_win *win;
     mpix_win_blob *blobs;
-    int sock, kind;                /* kind: the first error */
-    int to_send, to_take;          /* how many are left */
-    unsigned char *owe, *expect;   /* [size] */
+    int sock, kind;              /* kind: the first error */
+    int to_send, to_take;        /* how many are left */
+    unsigned char *owe, *expect; /* [size] */
 } fdpass;
 
 int mpix_fdpass_open(mpix_win_blob *blob, int *out) {
@@ -53,11 +53,12 @@ int mpix_fdpass_open(mpix_win_blob *blob, int *out) {
         err = errno;
         if (err == EMFILE || err == ENFILE)
             mpix_mem_nofile_hint(hint, sizeof hint);
-        return mpix_fail_sys(hint[0] ? MPIX_ERRK_NO_MEM : MPIX_ERRK_TRANSPORT, err, "a Unix socket can't be had%s%s", hint[0] ? "; " : "",
-                             hint);
+        return mpix_fail_sys(hint[0] ? MPIX_ERRK_NO_MEM : MPIX_ERRK_TRANSPORT, err, "a Unix socket can't be had%s%s",
+                             hint[0] ? "; " : "", hint);
     }
     /* Only the family: the kernel finds a free abstract name. */
-    if (bind(sock, (struct sockaddr *)&addr, sizeof addr.sun_family) != 0 || getsockname(sock, (struct sockaddr *)&addr, &len) != 0) {
+    if (bind(sock, (struct sockaddr *)&addr, sizeof addr.sun_family) != 0 ||
+        getsockname(sock, (struct sockaddr *)&addr, &len) != 0) {
         err = errno;
         close(sock);
         return mpix_fail_sys(MPIX_ERRK_TRANSPORT, err, "a Unix socket got no address");
@@ -82,9 +83,10 @@ static void fdpass_give_up(fdpass *pass, int peer) {
 
 static void fdpass_refused(fdpass *pass, int peer, const char *why) {
     if (!pass->kind)
-        pass->kind = mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, peer, pass->boot->hostnames[peer],
-                                    "windows can't be passed between rank %d and rank %d by socket (%s), nor through /proc",
-                                    pass->boot->rank, peer, why);
+        pass->kind =
+            mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, peer, pass->boot->hostnames[peer],
+                           "windows can't be passed between rank %d and rank %d by socket (%s), nor through /proc",
+                           pass->boot->rank, peer, why);
     fdpass_give_up(pass, peer);
 }
 
@@ -98,7 +100,10 @@ static int fdpass_send(fdpass *pass, int peer) {
         struct cmsghdr align;
         char room[CMSG_SPACE(sizeof(int))];
     } control;
-    struct msghdr msg = {.msg_name = &addr, .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.room,
+    struct msghdr msg = {.msg_name = &addr,
+                         .msg_iov = &iov,
+                         .msg_iovlen = 1,
+                         .msg_control = control.room,
                          .msg_controllen = sizeof control.room};
     struct cmsghdr *cmsg;
     char buf[96];
@@ -176,7 +181,8 @@ static int fdpass_take(fdpass *pass) {
         struct cmsghdr align;
         char room[CMSG_SPACE(4 * sizeof(int))];
     } control;
-    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.room, .msg_controllen = sizeof control.room};
+    struct msghdr msg = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.room, .msg_controllen = sizeof control.room};
     ssize_t n = recvmsg(pass->sock, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     int fd;
 
@@ -193,7 +199,8 @@ static int fdpass_take(fdpass *pass) {
     return 0;
 }
 
-/* Whom this rank owes its descriptor and whose it expects; both sides of a pair come to the same result from the blobs. */
+/* Whom this rank owes its descriptor and whose it expects; both sides of a pair come to the same result from the blobs.
+ */
 static void fdpass_plan(fdpass *pass) {
     const mpix_boot *boot = pass->boot;
     const mpix_win_blob *own = &pass->blobs[boot->rank];
@@ -256,7 +263,8 @@ int mpix_fdpass_exchange(mpix_boot *boot, const mpix_params *params, mpix_win *w
         fdpass_plan(&pass);
         fdpass_run(&pass);
     } else {
-        pass.kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the exchange of windows among %d ranks", boot->size);
+        pass.kind =
+            mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the exchange of windows among %d ranks", boot->size);
     }
     free(pass.owe);
     free(pass.expect);

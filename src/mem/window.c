@@ -33,10 +33,10 @@
 #endif
 
 enum {
-    WIN_HUGE_MIN = 4,                  /* explicit huge pages for windows of at least so many */
-    WIN_COMMIT_PIECE = 64 << 20,       /* memory is asked for again after so many bytes */
-    WIN_COMMIT_CHECKED = 1 << 20,      /* smaller commits do not ask */
-    WIN_MPOL_PREFERRED = 1             /* of linux/mempolicy.h */
+    WIN_HUGE_MIN = 4,             /* explicit huge pages for windows of at least so many */
+    WIN_COMMIT_PIECE = 64 << 20,  /* memory is asked for again after so many bytes */
+    WIN_COMMIT_CHECKED = 1 << 20, /* smaller commits do not ask */
+    WIN_MPOL_PREFERRED = 1        /* of linux/mempolicy.h */
 };
 
 static size_t win_page(void) {
@@ -52,12 +52,14 @@ static int win_no_mem(size_t bytes, int err, const char *what) {
 
     if (err == EMFILE || err == ENFILE) {
         mpix_mem_nofile_hint(hint, sizeof hint);
-        return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "a window of %zu bytes needs a file descriptor (%s), and %s", bytes, what, hint);
+        return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "a window of %zu bytes needs a file descriptor (%s), and %s", bytes,
+                             what, hint);
     }
     return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "%zu bytes of window memory can't be had (%s)", bytes, what);
 }
 
-/* A size beyond RLIMIT_FSIZE would kill the process by SIGXFSZ: the limit holds for this memory too, which is a file to the system. */
+/* A size beyond RLIMIT_FSIZE would kill the process by SIGXFSZ: the limit holds for this memory too, which is a file to
+ * the system. */
 static int win_check_fsize(size_t bytes, size_t reserved) {
     struct rlimit limit;
 
@@ -91,7 +93,8 @@ static size_t win_huge_page(size_t bytes) {
     return (size_t)kb * 1024;
 }
 
-/* Memory of a rank that is bound to one NUMA node belongs there, even if another process should touch it first. Only a wish. */
+/* Memory of a rank that is bound to one NUMA node belongs there, even if another process should touch it first. Only a
+ * wish. */
 static void win_prefer_node(void *map, size_t len) {
     const mpix_topo *topo = mpix_topo_get();
     unsigned long mask[16] = {0};
@@ -160,8 +163,8 @@ static int win_allocate(int fd, size_t off, size_t len) {
 }
 
 /*
- * Explicit huge pages: all of them are allocated at once, for a huge page that turns out to be missing later is a SIGBUS. Failing is
- * ordinary; then the window gets ordinary pages. Returns whether it worked.
+ * Explicit huge pages: all of them are allocated at once, for a huge page that turns out to be missing later is a
+ * SIGBUS. Failing is ordinary; then the window gets ordinary pages. Returns whether it worked.
  */
 static int win_try_huge(mpix_win *win, size_t bytes) {
     size_t unit = win_huge_page(bytes);
@@ -169,8 +172,11 @@ static int win_try_huge(mpix_win *win, size_t bytes) {
 
     if (unit == 0 || win_reserve(win, win_round_up(bytes + win_page(), unit), 1, &what) != 0)
         return 0;
-    if (win_allocate(win->fd, 0, win->reserved) == 0)
+    if (win_allocate(win->fd, 0, win->reserved) == 0) {
+        if (win->prefault)
+            (void)madvise(win->map, win->reserved, MADV_POPULATE_WRITE);
         return 1;
+    }
     win_release(win);
     return 0;
 }
@@ -181,11 +187,12 @@ static int win_commit_piece(mpix_win *win, size_t off, size_t len, size_t total)
     int err;
 
     if (available < len)
-        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "%zu bytes of window memory can't be had: %" PRIu64 " are left on this host", total,
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                         "%zu bytes of window memory can't be had: %" PRIu64 " are left on this host", total,
                          available);
     /*
-     * Touched first and allocated after it: where the system gives transparent huge pages on request, only a page fault in a
-     * mapping so advised gets one. Touching never fails the commit; fallocate decides, and finds the pages there.
+     * Touched first and allocated after it: where the system gives transparent huge pages on request, only a page fault
+     * in a mapping so advised gets one. Touching never fails the commit; fallocate decides, and finds the pages there.
      */
     if (win->prefault)
         (void)madvise((char *)win->map + off, len, MADV_POPULATE_WRITE);
@@ -200,12 +207,15 @@ int mpix_win_commit(mpix_win *win, size_t off, size_t bytes) {
     if (bytes == 0 || win->huge || win->fd < 0)
         return 0; /* nothing to do, or all of it was committed at creation */
     if (off > win->bytes || bytes > win->bytes - off)
-        return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "commit of %zu bytes at %zu of a window of %zu", bytes, off, win->bytes);
+        return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "commit of %zu bytes at %zu of a window of %zu", bytes, off,
+                         win->bytes);
     begin = (page + off) / page * page;
     end = win_round_up(page + off + bytes, page);
-    /* The whole must fit before a part of it is taken; and each piece is asked for again, since others commit at the same time. */
+    /* The whole must fit before a part of it is taken; and each piece is asked for again, since others commit at the
+     * same time. */
     if (bytes >= WIN_COMMIT_CHECKED && mpix_mem_available() < end - begin)
-        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "%zu bytes of window memory can't be had: %" PRIu64 " are left on this host", bytes,
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                         "%zu bytes of window memory can't be had: %" PRIu64 " are left on this host", bytes,
                          mpix_mem_available());
     for (size_t at = begin; at < end && !kind; at += WIN_COMMIT_PIECE)
         kind = win_commit_piece(win, at, end - at < WIN_COMMIT_PIECE ? end - at : WIN_COMMIT_PIECE, bytes);
@@ -314,8 +324,9 @@ static int win_choose(const mpix_boot *boot, mpix_win *win) {
     for (int r = 0; r < win->size; r++) {
         win->via[r] = mpix_transport_choose(boot, r, why, sizeof why);
         if (!win->via[r])
-            return mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, r, boot->hostnames[r], "rank %d on %s can't be reached from rank %d on %s: %s",
-                                  r, boot->hostnames[r], boot->rank, boot->hostnames[boot->rank], why);
+            return mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, r, boot->hostnames[r],
+                                  "rank %d on %s can't be reached from rank %d on %s: %s", r, boot->hostnames[r],
+                                  boot->rank, boot->hostnames[boot->rank], why);
     }
     return 0;
 }

@@ -1,5 +1,6 @@
 /*
- * shm.c - the transport between ranks of one host: the peer's memory is mapped, and written and read with plain stores and loads.
+ * shm.c - the transport between ranks of one host: the peer's memory is mapped, and written and read with plain stores
+ * and loads.
  */
 #include "config.h"
 
@@ -8,7 +9,8 @@
 #include "mem/mem_internal.h"
 #include "transport/transport.h"
 
-/* Ranks of one host are those that MPI says can share memory. That the system lets this pair do it shows when a window is mapped. */
+/* Ranks of one host are those that MPI says can share memory. That the system lets this pair do it shows when a window
+ * is mapped. */
 static int shm_probe(const mpix_boot *boot, int peer, char *why, size_t len) {
     if (boot->host_of[peer] == boot->host_of[boot->rank])
         return 1;

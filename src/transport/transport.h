@@ -1,8 +1,9 @@
 /*
- * transport.h - ways to reach a peer, one const table each. A transport is chosen per pair of ranks at run time: the first in
- * mpix_transports whose probe accepts the pair.
+ * transport.h - ways to reach a peer, one const table each. A transport is chosen per pair of ranks at run time: the
+ * first in mpix_transports whose probe accepts the pair.
  *
- * This version has the mapped ones: `self` and `shm`. Their share of a window is an export blob, exchanged over MPI, and a mapping.
+ * This version has the mapped ones: `self` and `shm`. Their share of a window is an export blob, exchanged over MPI,
+ * and a mapping.
  */
 #ifndef MPIX_TRANSPORT_H
 #define MPIX_TRANSPORT_H

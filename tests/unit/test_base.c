@@ -1,5 +1,6 @@
 /*
- * test_base.c - unit tests of src/base and of the set of live objects. No MPI is initialized here: everything must work without.
+ * test_base.c - unit tests of src/base and of the set of live objects. No MPI is initialized here: everything must work
+ * without.
  */
 #include "config.h"
 
@@ -23,7 +24,7 @@
 #include "mpix_ep.h"
 #include "mpix_p2p.h"
 
-/* ---- helpers --------------------------------------------------------------------------------------------------------------- */
+/* ---- helpers ---------------------------------------------------------------------------------------- */
 
 static char log_name[] = "/tmp/mpix-test-XXXXXX";
 
@@ -76,7 +77,7 @@ static const char *printed(const mpix_params *params, const char *name) {
     return buf;
 }
 
-/* ---- errors and log -------------------------------------------------------------------------------------------------------- */
+/* ---- errors and log --------------------------------------------------------------------------------- */
 
 START_TEST(error_text) {
     MPIX_Error *err = mpix_error_tls();
@@ -209,8 +210,8 @@ START_TEST(log_lines) {
     mpix_log(MPIX_LOG_INFO, "not seen");
     mpix_log_set_rank(3);
     mpix_log(MPIX_LOG_ERROR, "bad");
-    snprintf(expect, sizeof expect, "[mpix %s:%ld -] warning: seen 1\n[mpix %s:%ld 3] error: bad\n", host, (long)getpid(), host,
-             (long)getpid());
+    snprintf(expect, sizeof expect, "[mpix %s:%ld -] warning: seen 1\n[mpix %s:%ld 3] error: bad\n", host,
+             (long)getpid(), host, (long)getpid());
     ck_assert_str_eq(read_log(), expect);
     ck_assert(!mpix_log_enabled(MPIX_LOG_INFO));
 
@@ -268,7 +269,7 @@ START_TEST(clock_moves) {
 }
 END_TEST
 
-/* ---- parameters ------------------------------------------------------------------------------------------------------------ */
+/* ---- parameters ------------------------------------------------------------------------------------- */
 
 START_TEST(param_defaults) {
     mpix_params params;
@@ -337,12 +338,33 @@ START_TEST(param_values) {
         {"lanes", "16", "16"},
     };
     static const char *const bad[][2] = {
-        {"log_level", "loud"}, {"log_level", ""},       {"log_level", "war"},    {"log_level", "none|error"}, {"timeout", "0"},
-        {"timeout", "-1"},     {"timeout", "inf"},      {"timeout", "nan"},      {"timeout", "5 s"},          {"timeout", ""},
-        {"timeout", "1e10"},   {"stream_bytes", "-1"},  {"stream_bytes", "1kb"}, {"stream_bytes", "k"},       {"stream_bytes", "1.5m"},
-        {"stream_bytes", ""},  {"stream_bytes", " 1"},  {"max_handles", "0"},    {"max_handles", "4097"},     {"max_handles", "4x"},
-        {"max_handles", ""},   {"spin_us", "-2"},       {"spin_us", "1000001"},  {"spin_us", "99999999999999999999"},
-        {"prefault", "1"},     {"isa", "sse"},          {"stream_bytes", "99999999999999999999"},
+        {"log_level", "loud"},
+        {"log_level", ""},
+        {"log_level", "war"},
+        {"log_level", "none|error"},
+        {"timeout", "0"},
+        {"timeout", "-1"},
+        {"timeout", "inf"},
+        {"timeout", "nan"},
+        {"timeout", "5 s"},
+        {"timeout", ""},
+        {"timeout", "1e10"},
+        {"stream_bytes", "-1"},
+        {"stream_bytes", "1kb"},
+        {"stream_bytes", "k"},
+        {"stream_bytes", "1.5m"},
+        {"stream_bytes", ""},
+        {"stream_bytes", " 1"},
+        {"max_handles", "0"},
+        {"max_handles", "4097"},
+        {"max_handles", "4x"},
+        {"max_handles", ""},
+        {"spin_us", "-2"},
+        {"spin_us", "1000001"},
+        {"spin_us", "99999999999999999999"},
+        {"prefault", "1"},
+        {"isa", "sse"},
+        {"stream_bytes", "99999999999999999999"},
         {"stream_bytes", "18446744073709551615g"},
     };
 
@@ -357,7 +379,8 @@ START_TEST(param_values) {
         mpix_params before = params;
         char key[64], quoted[80];
 
-        ck_assert_msg(mpix_params_set(&params, bad[i][0], bad[i][1]) == MPIX_ERRK_ARG, "%s=%s was taken", bad[i][0], bad[i][1]);
+        ck_assert_msg(mpix_params_set(&params, bad[i][0], bad[i][1]) == MPIX_ERRK_ARG, "%s=%s was taken", bad[i][0],
+                      bad[i][1]);
         ck_assert_mem_eq(&params, &before, sizeof params);
         snprintf(key, sizeof key, "mpix_ep_%s", bad[i][0]);
         snprintf(quoted, sizeof quoted, "\"%s\"", bad[i][1]);
@@ -420,7 +443,7 @@ START_TEST(param_environment) {
 }
 END_TEST
 
-/* ---- live objects ---------------------------------------------------------------------------------------------------------- */
+/* ---- live objects ----------------------------------------------------------------------------------- */
 
 START_TEST(live_basic) {
     int a = 0, b = 0;
@@ -503,7 +526,7 @@ START_TEST(live_threads) {
 }
 END_TEST
 
-/* ---- topology -------------------------------------------------------------------------------------------------------------- */
+/* ---- topology --------------------------------------------------------------------------------------- */
 
 START_TEST(topo_sane) {
     const mpix_topo *topo = mpix_topo_get();
@@ -571,7 +594,8 @@ END_TEST
 
 int main(void) {
     Suite *suite = suite_create("base");
-    TCase *errors = tcase_create("errors"), *params = tcase_create("params"), *live = tcase_create("live"), *topo = tcase_create("topo");
+    TCase *errors = tcase_create("errors"), *params = tcase_create("params"), *live = tcase_create("live"),
+          *topo = tcase_create("topo");
     TCase *cases[] = {errors, params, live, topo};
     SRunner *runner;
     int failed;

@@ -1,6 +1,6 @@
 /*
- * test_window.c - unit tests of src/mem and src/transport on one rank, and of the passing of descriptors between threads that play
- * ranks. MPI is initialized once, as a job of one rank; the tests share the process.
+ * test_window.c - unit tests of src/mem and src/transport on one rank, and of the passing of descriptors between
+ * threads that play ranks. MPI is initialized once, as a job of one rank; the tests share the process.
  */
 #include "config.h"
 
@@ -54,7 +54,7 @@ static mpix_win *create(size_t bytes, int flags) {
     return win;
 }
 
-/* ---- own memory ------------------------------------------------------------------------------------------------------------ */
+/* ---- own memory ------------------------------------------------------------------------------------- */
 
 START_TEST(window_commit) {
     const size_t bytes = 8 << 20;
@@ -117,7 +117,8 @@ START_TEST(window_no_memory) {
         snprintf(number, sizeof number, "%zu", sizes[i]);
         ck_assert_ptr_nonnull(strstr(mpix_error_tls()->text, number));
     }
-    /* More than the host has can be reserved but not committed; asking for it does not take the rest of the memory away first. */
+    /* More than the host has can be reserved but not committed; asking for it does not take the rest of the memory away
+     * first. */
     available = mpix_mem_available();
     ck_assert_uint_gt(available, 1 << 20);
     ck_assert_int_eq(mpix_win_create(boot, &params, 4 * available, MPIX_WIN_COMMIT, &win), MPIX_ERRK_NO_MEM);
@@ -209,7 +210,7 @@ START_TEST(window_blob) {
 }
 END_TEST
 
-/* ---- a peer's memory --------------------------------------------------------------------------------------------------------- */
+/* ---- a peer's memory -------------------------------------------------------------------------------- */
 
 static int fds(void) {
     int n = 0;
@@ -304,7 +305,7 @@ START_TEST(peer_map) {
 }
 END_TEST
 
-/* ---- descriptors by socket between threads ---------------------------------------------------------------------------------- */
+/* ---- descriptors by socket between threads ---------------------------------------------------------- */
 
 enum { PLAYERS = 4 };
 
@@ -326,11 +327,17 @@ static void players_make(player *p, double timeout) {
     for (int r = 0; r < PLAYERS; r++) {
         memset(&p[r], 0, sizeof p[r]);
         p[r].own = create(r == 2 ? 0 : 5000 + (size_t)r, MPIX_WIN_COMMIT * 0);
-        p[r].boot = (mpix_boot){.rank = r, .size = PLAYERS, .nhosts = 1, .host_of = p[r].hosts, .hostnames = p[r].names};
+        p[r].boot =
+            (mpix_boot){.rank = r, .size = PLAYERS, .nhosts = 1, .host_of = p[r].hosts, .hostnames = p[r].names};
         p[r].params = params;
         p[r].params.timeout = timeout;
-        p[r].win = (mpix_win){.fd = p[r].own->fd, .rank = r, .size = PLAYERS, .peer = p[r].slots[0], .peer_map = p[r].slots[1],
-                              .peer_reserved = p[r].lengths, .via = p[r].via};
+        p[r].win = (mpix_win){.fd = p[r].own->fd,
+                              .rank = r,
+                              .size = PLAYERS,
+                              .peer = p[r].slots[0],
+                              .peer_map = p[r].slots[1],
+                              .peer_reserved = p[r].lengths,
+                              .via = p[r].via};
         for (int q = 0; q < PLAYERS; q++) {
             p[r].via[q] = &mpix_transport_shm;
             snprintf(p[r].names[q], sizeof p[r].names[q], "host-of-%d", q);
@@ -461,7 +468,8 @@ START_TEST(socket_timeout) {
 }
 END_TEST
 
-/* To rank 3, rank 0's socket is gone and rank 1's in another network name space: found at once, without waiting for either. */
+/* To rank 3, rank 0's socket is gone and rank 1's in another network name space: found at once, without waiting for
+ * either. */
 START_TEST(socket_gone) {
     static player p[PLAYERS];
     uint64_t start = mpix_clock_ns();
@@ -479,7 +487,7 @@ START_TEST(socket_gone) {
 }
 END_TEST
 
-/* ---- transports -------------------------------------------------------------------------------------------------------------- */
+/* ---- transports ------------------------------------------------------------------------------------- */
 
 START_TEST(transport_choice) {
     int hosts[3] = {0, 0, 1};
@@ -502,7 +510,8 @@ END_TEST
 
 int main(int argc, char **argv) {
     Suite *suite = suite_create("window");
-    TCase *own = tcase_create("own"), *peer = tcase_create("peer"), *sockets = tcase_create("sockets"), *other = tcase_create("other");
+    TCase *own = tcase_create("own"), *peer = tcase_create("peer"), *sockets = tcase_create("sockets"),
+          *other = tcase_create("other");
     TCase *cases[] = {own, peer, sockets, other};
     SRunner *runner;
     int failed;

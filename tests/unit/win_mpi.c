@@ -60,7 +60,8 @@ static size_t size_of(int kind, int rank) {
     }
 }
 
-/* Each owner fills its memory; everybody reads it; then every rank r writes the bytes at r, r + size, ... of everybody's memory. */
+/* Each owner fills its memory; everybody reads it; then every rank r writes the bytes at r, r + size, ... of
+ * everybody's memory. */
 static void check_contents(const mpix_win *win, int kind) {
     unsigned char *own = win->base;
     int size = boot->size, rank = boot->rank;
@@ -85,7 +86,8 @@ static void check_contents(const mpix_win *win, int kind) {
             ((unsigned char *)win->peer[r])[i] = byte_of(rank + 100, r, i);
     MPI_Barrier(MPI_COMM_WORLD);
     for (size_t i = 0; i < win->bytes; i++)
-        CHECK(own[i] == byte_of((int)(i % (size_t)size) + 100, rank, i), "rank %d byte %zu was not written by its writer", rank, i);
+        CHECK(own[i] == byte_of((int)(i % (size_t)size) + 100, rank, i),
+              "rank %d byte %zu was not written by its writer", rank, i);
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
@@ -106,13 +108,15 @@ static void test_sizes(int passing, int flags) {
         CHECK((uintptr_t)win->base % (uintptr_t)sysconf(_SC_PAGESIZE) == 0, "base %p is not page aligned", win->base);
         CHECK(win->peer[boot->rank] == win->base, "own peer %p, base %p", win->peer[boot->rank], win->base);
         for (int r = 0; r < boot->size; r++)
-            CHECK(win->via[r] == (r == boot->rank ? &mpix_transport_self : &mpix_transport_shm), "rank %d via %s", r, win->via[r]->name);
+            CHECK(win->via[r] == (r == boot->rank ? &mpix_transport_self : &mpix_transport_shm), "rank %d via %s", r,
+                  win->via[r]->name);
         if (!(flags & MPIX_WIN_COMMIT) && bytes) {
             CHECK(mpix_win_commit(win, 0, bytes / 2) == 0, "%s", mpix_error_tls()->text);
             CHECK(mpix_win_commit(win, bytes / 2, bytes - bytes / 2) == 0, "%s", mpix_error_tls()->text);
         }
         /* Only a window that may have to commit more keeps a descriptor, its own. */
-        CHECK(count_fds() == fds + (!(flags & MPIX_WIN_COMMIT) && bytes > 0), "%d descriptors, %d before", count_fds(), fds);
+        CHECK(count_fds() == fds + (!(flags & MPIX_WIN_COMMIT) && bytes > 0), "%d descriptors, %d before", count_fds(),
+              fds);
         check_contents(win, kind);
         mpix_win_free(win);
         CHECK(count_fds() == fds, "%d descriptors, %d before", count_fds(), fds);
@@ -172,11 +176,12 @@ static void test_no_descriptors(int passing, int spare) {
     status = mpix_win_create(boot, &params, 4096, MPIX_WIN_COMMIT, &win);
     setrlimit(RLIMIT_NOFILE, &old);
     if (boot->rank == culprit) {
-        CHECK(status == MPIX_ERRK_NO_MEM, "passing %d, spare %d: %s: %s", passing, spare, mpix_kind_name(status), mpix_error_tls()->text);
+        CHECK(status == MPIX_ERRK_NO_MEM, "passing %d, spare %d: %s: %s", passing, spare, mpix_kind_name(status),
+              mpix_error_tls()->text);
         CHECK(strstr(mpix_error_tls()->text, "RLIMIT_NOFILE"), "no remedy in: %s", mpix_error_tls()->text);
     } else {
-        CHECK(status == MPIX_ERRK_REMOTE && mpix_error_tls()->rank == culprit, "%s, rank %d: %s", mpix_kind_name(status),
-              mpix_error_tls()->rank, mpix_error_tls()->text);
+        CHECK(status == MPIX_ERRK_REMOTE && mpix_error_tls()->rank == culprit, "%s, rank %d: %s",
+              mpix_kind_name(status), mpix_error_tls()->rank, mpix_error_tls()->text);
     }
     if (!status)
         mpix_win_free(win);
@@ -195,7 +200,8 @@ static void test_other_host(void) {
     CHECK(status == MPIX_ERRK_UNSUPPORTED && win == NULL, "%s", mpix_kind_name(status));
     CHECK(mpix_error_tls()->rank == other, "blames rank %d", mpix_error_tls()->rank);
     CHECK(strcmp(mpix_error_tls()->host, boot->hostnames[other]) == 0, "host %s", mpix_error_tls()->host);
-    CHECK(strstr(mpix_error_tls()->text, "elsewhere") && strstr(mpix_error_tls()->text, "different hosts"), "%s", mpix_error_tls()->text);
+    CHECK(strstr(mpix_error_tls()->text, "elsewhere") && strstr(mpix_error_tls()->text, "different hosts"), "%s",
+          mpix_error_tls()->text);
     boot->nhosts = 1;
     boot->host_of[last] = 0;
     strcpy(boot->hostnames[last], boot->hostnames[0]);
@@ -207,7 +213,8 @@ static void test_cycles(int cycles) {
     for (int i = 0; i < cycles; i++) {
         mpix_win *win = NULL;
         params.fd_passing = i % 2 ? MPIX_FD_SOCKET : MPIX_FD_PROC;
-        CHECK(mpix_win_create(boot, &params, 8192, i % 3 ? MPIX_WIN_COMMIT : 0, &win) == 0, "%s", mpix_error_tls()->text);
+        CHECK(mpix_win_create(boot, &params, 8192, i % 3 ? MPIX_WIN_COMMIT : 0, &win) == 0, "%s",
+              mpix_error_tls()->text);
         mpix_win_free(win);
     }
     CHECK(count_fds() == fds, "%d descriptors, %d before", count_fds(), fds);
@@ -215,8 +222,8 @@ static void test_cycles(int cycles) {
 }
 
 /*
- * Without root's rights, and after a change of user, a process may not be looked at through /proc: auto finds the other way. The
- * change is undone, since MPI has files to remove.
+ * Without root's rights, and after a change of user, a process may not be looked at through /proc: auto finds the other
+ * way. The change is undone, since MPI has files to remove.
  */
 static void test_no_rights(void) {
     mpix_win *win = NULL;
@@ -236,7 +243,8 @@ static void test_no_rights(void) {
     params.fd_passing = MPIX_FD_PROC;
     status = mpix_win_create(boot, &params, 4096, MPIX_WIN_COMMIT, &win);
     if (boot->size > 1) {
-        CHECK(status == MPIX_ERRK_UNSUPPORTED && mpix_error_tls()->rank >= 0, "%s: %s", mpix_kind_name(status), mpix_error_tls()->text);
+        CHECK(status == MPIX_ERRK_UNSUPPORTED && mpix_error_tls()->rank >= 0, "%s: %s", mpix_kind_name(status),
+              mpix_error_tls()->text);
         CHECK(strstr(mpix_error_tls()->text, "/proc/"), "no path in: %s", mpix_error_tls()->text);
     } else {
         CHECK(status == 0, "%s", mpix_error_tls()->text);
