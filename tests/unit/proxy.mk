@@ -1,4 +1,16 @@
 # Unit tests of src/proxy/ and of the transports null and shmem: with Check on one rank, and a program that needs ranks.
+if HAVE_CHECK
+check_PROGRAMS += tests/unit/test_fifo tests/unit/test_proxy
+TESTS += tests/unit/test_fifo tests/unit/test_proxy
+UNIT_TESTS += tests/unit/test_fifo tests/unit/test_proxy
+tests_unit_test_fifo_SOURCES = tests/unit/test_fifo.c
+tests_unit_test_fifo_CFLAGS = $(UNIT_CFLAGS)
+tests_unit_test_fifo_LDADD = $(UNIT_LIBS)
+tests_unit_test_proxy_SOURCES = tests/unit/test_proxy.c tests/unit/mpi_check.h
+tests_unit_test_proxy_CFLAGS = $(UNIT_CFLAGS)
+tests_unit_test_proxy_LDADD = $(UNIT_LIBS)
+endif
+
 check_PROGRAMS += tests/unit/proxy_mpi
 TESTS += tests/unit/proxy_mpi.sh
 EXTRA_DIST += tests/unit/proxy_mpi.sh
