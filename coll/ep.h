@@ -51,6 +51,7 @@ struct mpix_ep_handle {
     int64_t tokens;              /* of the last route that was started */
     int topk, routed;            /* routed: that route's arguments were fine */
     int64_t capacity;            /* of the last dispatch started since; -1: none */
+    struct mpix_ep_gpu_handle *gpu; /* ep_gpu.h; NULL in host memory */
     struct mpix_ep_handle *next;
 };
 
@@ -96,6 +97,7 @@ typedef struct mpix_ep {
     pthread_cond_t wake;   /* a call was started, or stop */
     mpix_doorbell done_bell; /* rung by the thread when a call completes */
     struct mpix_ep *next;  /* all contexts of the process */
+    struct mpix_ep_gpu *gpu; /* ep_gpu.h; NULL in host memory */
 } mpix_ep;
 
 /* One piece of the send buffer. */

@@ -12,7 +12,7 @@
  */
 #include "config.h"
 
-#include "coll/ep.h"
+#include "coll/ep_gpu.h"
 
 #include <stdlib.h>
 
@@ -323,6 +323,8 @@ int mpix_ep_combine_step(mpix_ep_call *call, int *banks_open) {
 
 static int combine_call(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, MPIX_Xfer *xfer,
                         int blocking) {
+    if (mpix_ep_gpu_is(handle))
+        return mpix_ep_gpu_combine(handle, in, out, xfer, blocking ? MPIX_EP_GPU_BLOCKING : MPIX_EP_GPU_XFER, NULL);
     mpix_ep_call *call;
     int code = mpix_ep_call_begin(handle, MPIX_EP_COMBINE, mpix_ep_combine_step, &call);
     if (code != MPI_SUCCESS)

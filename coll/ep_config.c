@@ -30,8 +30,8 @@ static int check_later(const MPIX_Ep_config *c) {
         return unsupported("config.mode", "MPIX_EP_LL");
     if (c->layout == MPIX_EP_SLOTS)
         return unsupported("config.layout", "MPIX_EP_SLOTS");
-    if (c->memkind == MPIX_EP_CUDA)
-        return unsupported("config.memkind", "MPIX_EP_CUDA");
+    if (c->memkind == MPIX_EP_CUDA && c->layout == MPIX_EP_EXPERT)
+        return unsupported("config.layout", "MPIX_EP_EXPERT in GPU memory");
     if (c->masking)
         return unsupported("config.masking", "masking of dead ranks");
     return 0;
@@ -52,7 +52,8 @@ int mpix_ep_config_check(const MPIX_Ep_config *config, int ranks, MPIX_Ep_config
         (kind = check_range(c->check, -1, 1, "config.check")) || (kind = check_range(c->pad, 0, 0, "config.pad")) || (kind = check_later(c)))
         return kind;
     /* In host memory there is no device and no multiprocessor to choose. */
-    if ((kind = check_range(c->device, 0, 0, "config.device")) || (kind = check_range(c->num_sms, 0, 0, "config.num_sms")) ||
+    if ((kind = check_range(c->device, 0, c->memkind == MPIX_EP_CUDA ? 1 << 16 : 0, "config.device")) ||
+        (kind = check_range(c->num_sms, 0, c->memkind == MPIX_EP_CUDA ? 1 << 16 : 0, "config.num_sms")) ||
         (kind = check_range(c->num_experts, 0, MAX_COUNT, "config.num_experts")) ||
         (kind = check_range(c->max_topk, 1, MAX_COUNT / 64, "config.max_topk")) ||
         (kind = check_range(c->depth, 0, 64, "config.depth")) ||
@@ -72,7 +73,7 @@ int mpix_ep_config_check(const MPIX_Ep_config *config, int ranks, MPIX_Ep_config
     if (c->expert_align == 0)
         c->expert_align = 1;
     if (c->check == 0)
-        c->check = 1;
+        c->check = c->memkind == MPIX_EP_CUDA ? -1 : 1;
     return 0;
 }
 

@@ -1,7 +1,7 @@
 /* ep_create.c - creation and end of a context. Creation is a row of stages, each ending in agreement of all ranks on its status. */
 #include "config.h"
 
-#include "coll/ep.h"
+#include "coll/ep_gpu.h"
 
 #include <poll.h>
 #include <stdlib.h>
@@ -106,6 +106,7 @@ static void finalize_hook(void *object) {
 
 void mpix_ep_destroy(mpix_ep *ep, int abandoned) {
     mpix_live_remove(ep);
+    mpix_ep_gpu_free(ep);
     mpix_ep_engine_free(ep);
     mpix_ep_far_free(ep);
     while (ep->handles) {
@@ -164,6 +165,8 @@ static int create_stages(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info inf
     if (!kind)
         kind = mpix_boot_agree(boot, mpix_ep_engine_init(ep));
     if (kind)
+        return kind;
+    if (ep->config.memkind == MPIX_EP_CUDA && (kind = mpix_ep_gpu_create(ep)))
         return kind;
     kind = mpix_live_add(ep, MPIX_LIVE_EP);
     if (!kind)

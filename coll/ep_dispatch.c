@@ -12,7 +12,7 @@
  */
 #include "config.h"
 
-#include "coll/ep.h"
+#include "coll/ep_gpu.h"
 
 #include <stdlib.h>
 
@@ -339,6 +339,8 @@ int mpix_ep_dispatch_step(mpix_ep_call *call, int *banks_open) {
 
 static int dispatch_call(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, MPIX_Xfer *xfer,
                          int blocking) {
+    if (mpix_ep_gpu_is(handle))
+        return mpix_ep_gpu_dispatch(handle, in, out, xfer, blocking ? MPIX_EP_GPU_BLOCKING : MPIX_EP_GPU_XFER, NULL);
     mpix_ep_call *call;
     int code = mpix_ep_call_begin(handle, MPIX_EP_DISPATCH, mpix_ep_dispatch_step, &call);
     if (code != MPI_SUCCESS)

@@ -1,7 +1,7 @@
 /* ep_handle.c - handles, and the small calls about a context. */
 #include "config.h"
 
-#include "coll/ep.h"
+#include "coll/ep_gpu.h"
 
 #include <stdlib.h>
 
@@ -59,6 +59,11 @@ int PMPIX_Ep_handle_create(MPIX_Ep ep, MPIX_Ep_handle *handle) {
     h->ep = ep;
     h->slot = slot;
     h->capacity = -1;
+    if (ep->gpu && (kind = mpix_ep_gpu_handle_create(h))) {
+        mpix_live_remove(h);
+        free(h);
+        return mpix_boot_raise(ep->boot, kind);
+    }
     /* A reused slot goes on counting: its words only grow. */
     memcpy(h->started, ep->slot_epochs[slot], sizeof h->started);
     memcpy(h->signalled, ep->slot_epochs[slot], sizeof h->signalled);
@@ -97,6 +102,8 @@ int PMPIX_Ep_handle_free(MPIX_Ep_handle *handle) {
         }
     }
     mpix_live_remove(h);
+    if (ep->gpu)
+        mpix_ep_gpu_handle_free(h);
     mpix_ep_plan_free(h->plan);
     free(h);
     *handle = MPIX_EP_HANDLE_NULL;
@@ -141,9 +148,13 @@ int PMPIX_Ep_get_async_error(MPIX_Ep ep, MPIX_Error *error) {
     if (error->struct_size != sizeof *error)
         return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "error.struct_size", "error.struct_size = %zu, this library knows %zu",
                                                    error->struct_size, sizeof *error));
+    if (ep->gpu)
+        mpix_ep_gpu_poll(ep);
     pthread_mutex_lock(&ep->lock);
     if (ep->failed) {
         *error = ep->failure;
+    } else if (ep->gpu && ep->gpu->async.kind) {
+        *error = ep->gpu->async;
     } else {
         memset(error, 0, sizeof *error);
         error->rank = -1;

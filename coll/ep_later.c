@@ -1,7 +1,7 @@
 /* ep_later.c - calls that this version declares but does not have. */
 #include "config.h"
 
-#include "coll/ep.h"
+#include "coll/ep_gpu.h"
 
 static int later(MPIX_Ep_handle handle, const char *call, const char *why) {
     if (!mpix_live_check(handle, MPIX_LIVE_HANDLE))
@@ -10,7 +10,8 @@ static int later(MPIX_Ep_handle handle, const char *call, const char *why) {
                                                        PACKAGE_VERSION, why));
 }
 
-static const char gpu[] = "stream-ordered calls come with GPU memory";
+static const char gpu[] = "stream-ordered calls need a context in GPU memory (MPIX_EP_CUDA)";
+static const char halves[] = "the halves of a call apart are not there yet";
 
 #define LATER(name, args, why)                                                                                                             \
     int PMPIX_##name args { return later(handle, "MPIX_" #name, why); }                                                                   \
@@ -18,13 +19,22 @@ static const char gpu[] = "stream-ordered calls come with GPU memory";
 
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-parameter"
-LATER(Ep_route_enqueue, (MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts, void *stream), gpu);
-LATER(Ep_dispatch_enqueue, (MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, void *stream), gpu);
-LATER(Ep_combine_enqueue, (MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, void *stream), gpu);
-LATER(Ep_dispatch_begin_enqueue, (MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, void *stream), gpu);
-LATER(Ep_dispatch_end_enqueue, (MPIX_Ep_handle handle, void *stream), gpu);
-LATER(Ep_combine_begin_enqueue, (MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, void *stream), gpu);
-LATER(Ep_combine_end_enqueue, (MPIX_Ep_handle handle, void *stream), gpu);
+int PMPIX_Ep_route_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts, void *stream) {
+    return mpix_ep_gpu_is(handle) ? mpix_ep_gpu_route(handle, routing, counts, NULL, MPIX_EP_GPU_ENQUEUE, stream) : later(handle, "MPIX_Ep_route_enqueue", gpu);
+}
+MPIX_WEAK_ALIAS(Ep_route_enqueue);
+int PMPIX_Ep_dispatch_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, void *stream) {
+    return mpix_ep_gpu_is(handle) ? mpix_ep_gpu_dispatch(handle, in, out, NULL, MPIX_EP_GPU_ENQUEUE, stream) : later(handle, "MPIX_Ep_dispatch_enqueue", gpu);
+}
+MPIX_WEAK_ALIAS(Ep_dispatch_enqueue);
+int PMPIX_Ep_combine_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, void *stream) {
+    return mpix_ep_gpu_is(handle) ? mpix_ep_gpu_combine(handle, in, out, NULL, MPIX_EP_GPU_ENQUEUE, stream) : later(handle, "MPIX_Ep_combine_enqueue", gpu);
+}
+MPIX_WEAK_ALIAS(Ep_combine_enqueue);
+LATER(Ep_dispatch_begin_enqueue, (MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, void *stream), halves);
+LATER(Ep_dispatch_end_enqueue, (MPIX_Ep_handle handle, void *stream), halves);
+LATER(Ep_combine_begin_enqueue, (MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, void *stream), halves);
+LATER(Ep_combine_end_enqueue, (MPIX_Ep_handle handle, void *stream), halves);
 LATER(Ep_combine_buffer, (MPIX_Ep_handle handle, MPIX_Ep_rows *rows), "use memory from MPIX_Ep_alloc, which combine reads in place");
 #pragma GCC diagnostic pop
 

@@ -1,7 +1,7 @@
 /* ep_memory.c - memory that peers reach: MPIX_Ep_alloc, MPIX_Ep_register, and the search for a row's place. */
 #include "config.h"
 
-#include "coll/ep.h"
+#include "coll/ep_gpu.h"
 
 #include <stdlib.h>
 
@@ -53,6 +53,8 @@ int PMPIX_Ep_alloc(MPIX_Ep ep, MPI_Count bytes, MPI_Info info, void *baseptr) {
         return mpix_boot_raise(NULL, kind);
     if ((kind = mpix_ep_alive(ep)))
         return mpix_boot_raise(ep->boot, kind);
+    if (ep->gpu)
+        return mpix_ep_gpu_alloc(ep, bytes, info, baseptr);
     kind = mpix_boot_agree(ep->boot, alloc_check(ep, bytes, info, baseptr));
     mpix_win *win = NULL;
     /* At least one byte, so that every rank has an address by which it names the allocation. */
@@ -83,6 +85,8 @@ int PMPIX_Ep_dealloc(MPIX_Ep ep, void *base) {
         return mpix_boot_raise(NULL, kind);
     if ((kind = in_flight(ep, "ep")))
         return mpix_boot_raise(ep->boot, kind);
+    if (ep->gpu)
+        return mpix_ep_gpu_dealloc(ep, base);
     for (i = 0; i < ep->nregions; i++)
         if (ep->regions[i].win && ep->regions[i].win->base == base)
             break;
@@ -127,7 +131,8 @@ int PMPIX_Ep_register(MPIX_Ep ep, void *base, MPI_Count bytes, int *direct) {
         return mpix_boot_raise(ep->boot, kind);
     if (base)
         ep->registrations[ep->nregistrations++] = (mpix_ep_registration){base, (size_t)bytes};
-    *direct = mpix_ep_find(ep, base, (size_t)bytes, 0, &place);
+    mpix_cuda_place at;
+    *direct = ep->gpu ? mpix_ep_gpu_find(ep, base, (size_t)bytes, 0, &at) : mpix_ep_find(ep, base, (size_t)bytes, 0, &place);
     return MPI_SUCCESS;
 }
 MPIX_WEAK_ALIAS(Ep_register);

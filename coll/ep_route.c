@@ -6,7 +6,7 @@
  */
 #include "config.h"
 
-#include "coll/ep.h"
+#include "coll/ep_gpu.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -190,6 +190,8 @@ int mpix_ep_route_step(mpix_ep_call *call, int *banks_open) {
 
 static int route_start(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts, MPIX_Xfer *xfer,
                        int blocking) {
+    if (mpix_ep_gpu_is(handle))
+        return mpix_ep_gpu_route(handle, routing, counts, xfer, blocking ? MPIX_EP_GPU_BLOCKING : MPIX_EP_GPU_XFER, NULL);
     mpix_ep_call *call;
     int code = mpix_ep_call_begin(handle, MPIX_EP_ROUTE, mpix_ep_route_step, &call);
     if (code != MPI_SUCCESS)

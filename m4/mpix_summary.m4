@@ -13,6 +13,7 @@ cat <<EOF
     jansson        $mpix_sum_JANSSON
     Check          $mpix_sum_CHECK
     verbs          $mpix_sum_VERBS
+    CUDA           $mpix_sum_CUDA
     sanitizers     ${MPIX_SANITIZE:-none}
     warnings       `test "x$enable_werror" = xyes && echo "are errors" || echo "are shown"`
 

@@ -1,0 +1,186 @@
+/*
+ * ep_gpu_bench.c - GPU time of dispatch, combine and of a whole turn, by number of SMs; a tool of its own beside mpix_ep_bench because
+ * it needs the CUDA runtime.
+ *
+ *   mpix_ep_gpu_bench [tokens hidden topk experts [iterations]]
+ *
+ * Events around each call on each rank's stream; the time of a call is the maximum over ranks, the figure the median over calls. The
+ * rows that came are verified after the last call of each line. GB/s count received rows, those of the own rank included.
+ */
+#include "../tests/gpu/gpu.h"
+
+static int cmp(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return x < y ? -1 : x > y;
+}
+
+typedef struct bench {
+    MPIX_Ep_handle h;
+    MPIX_Ep_routing r;
+    MPIX_Ep_dispatch_in in;
+    MPIX_Ep_dispatch_out out;
+    MPIX_Ep_combine_in ci;
+    MPIX_Ep_combine_out co;
+    cudaStream_t stream;
+} bench;
+
+enum { DISPATCH = 1, COMBINE = 2, ROUTE = 4 };
+
+static float measure(bench *b, int what, int iterations) {
+    float *us = malloc((size_t)iterations * 4), *all = malloc((size_t)iterations * 4);
+    cudaEvent_t e0, e1;
+    CU(cudaEventCreate(&e0));
+    CU(cudaEventCreate(&e1));
+    for (int i = -5; i < iterations; i++) {
+        MPI_Barrier(MPI_COMM_WORLD);
+        /* A first call lines the GPUs up, so that the measured one does not count how far the hosts are apart. */
+        EP(MPIX_Ep_route_enqueue(b->h, &b->r, NULL, b->stream));
+        CU(cudaEventRecord(e0, b->stream));
+        if (what & ROUTE)
+            EP(MPIX_Ep_route_enqueue(b->h, &b->r, NULL, b->stream));
+        if (what & DISPATCH)
+            EP(MPIX_Ep_dispatch_enqueue(b->h, &b->in, &b->out, b->stream));
+        if (what & COMBINE)
+            EP(MPIX_Ep_combine_enqueue(b->h, &b->ci, &b->co, b->stream));
+        CU(cudaEventRecord(e1, b->stream));
+        CU(cudaStreamSynchronize(b->stream));
+        if (i >= 0) {
+            CU(cudaEventElapsedTime(&us[i], e0, e1));
+            us[i] *= 1000;
+        }
+    }
+    MPI_Allreduce(us, all, iterations, MPI_FLOAT, MPI_MAX, MPI_COMM_WORLD);
+    qsort(all, (size_t)iterations, 4, cmp);
+    float median = all[iterations / 2];
+    free(us), free(all);
+    CU(cudaEventDestroy(e0));
+    CU(cudaEventDestroy(e1));
+    return median;
+}
+
+int main(int argc, char **argv) {
+    int rank, size, devices = 0;
+    long T = argc > 4 ? atol(argv[1]) : 4096, H = argc > 4 ? atol(argv[2]) : 7168, K = argc > 4 ? atol(argv[3]) : 8, E = argc > 4 ? atol(argv[4]) : 256;
+    int iterations = argc > 5 ? atoi(argv[5]) : 30;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    CU(cudaGetDeviceCount(&devices));
+    CU(cudaSetDevice(rank % devices));
+    struct cudaDeviceProp prop;
+    CU(cudaGetDeviceProperties(&prop, rank % devices));
+    if (rank == 0)
+        printf("# mpix_ep_gpu_bench: %d ranks, %s, %ld tokens, hidden %ld, top-%ld of %ld, median of %d calls\n"
+               "# dtype  sms  dispatch_us  GB/s  combine_us  GB/s  route+dispatch+combine_us  dispatch+meta_us  verified\n", size, prop.name, T, H, K, E, iterations);
+    int32_t *ids = malloc((size_t)(T * K) * 4), *one = malloc((size_t)K * 4);
+    static const int sms[] = {8, 10, 12, 14, 16, 18, 20, 24, 32, 64};
+    int bad = 0;
+    for (int fp8 = 0; fp8 < 2; fp8++) {
+        size_t row = (size_t)H * (fp8 ? 1 : 2), scale = fp8 ? (size_t)(H + 127) / 128 * 4 : 0;
+        for (size_t i = 0; i < sizeof sms / sizeof *sms; i++) {
+            MPIX_Ep_config c;
+            MPIX_Ep ep;
+            bench b;
+            MPIX_INIT(&c);
+            c.memkind = MPIX_EP_CUDA;
+            c.max_topk = (int)K;
+            c.num_experts = E;
+            c.max_tokens = T;
+            c.max_row_bytes = 2 * H;
+            c.num_sms = sms[i];
+            c.timeout_s = 20;
+            EP(MPIX_Ep_create(MPI_COMM_WORLD, &c, MPI_INFO_NULL, &ep));
+            EP(MPIX_Ep_handle_create(ep, &b.h));
+            CU(cudaStreamCreateWithFlags(&b.stream, cudaStreamNonBlocking));
+            char *x, *s, *y, *o, *os;
+            int32_t *di, *lid;
+            float *w, *ow;
+            int64_t *st;
+            CU(cudaMalloc((void **)&x, (size_t)T * row));
+            CU(cudaMalloc((void **)&s, (size_t)T * scale + 4));
+            CU(cudaMalloc((void **)&y, (size_t)T * (size_t)H * 2));
+            CU(cudaMalloc((void **)&di, (size_t)(T * K) * 4));
+            CU(cudaMalloc((void **)&w, (size_t)(T * K) * 4));
+            CU(cudaMemset(w, 0, (size_t)(T * K) * 4));
+            char *hx = malloc((size_t)T * row), *hs = malloc((size_t)T * scale + 4);
+            for (long t = 0; t < T; t++) {
+                g_ids(99, rank, t, (int)K, (int)E, 0, ids + t * K);
+                g_row(5, (uint64_t)rank, (uint64_t)t, fp8 ? MPIX_EP_F8E4M3 : MPIX_EP_BF16, H, hx + (size_t)t * row);
+                if (scale)
+                    g_row(6, (uint64_t)rank, (uint64_t)t, MPIX_EP_F32, (H + 127) / 128, hs + (size_t)t * scale);
+            }
+            CU(cudaMemcpy(x, hx, (size_t)T * row, cudaMemcpyDefault));
+            CU(cudaMemcpy(s, hs, (size_t)T * scale, cudaMemcpyDefault));
+            CU(cudaMemcpy(di, ids, (size_t)(T * K) * 4, cudaMemcpyDefault));
+            MPIX_INIT(&b.r);
+            b.r.num_tokens = T;
+            b.r.topk = (int)K;
+            b.r.ids = di;
+            MPI_Count total = 0;
+            MPIX_Ep_counts counts;
+            MPIX_INIT(&counts);
+            counts.recv_total = &total;
+            EP(MPIX_Ep_route(b.h, &b.r, &counts));
+            EP(MPIX_Ep_alloc(ep, (MPI_Count)((size_t)total * row), MPI_INFO_NULL, &o));
+            EP(MPIX_Ep_alloc(ep, (MPI_Count)((size_t)total * scale + 4), MPI_INFO_NULL, &os));
+            CU(cudaMalloc((void **)&lid, (size_t)(total * K) * 4));
+            CU(cudaMalloc((void **)&ow, (size_t)(total * K) * 4));
+            CU(cudaMalloc((void **)&st, (size_t)total * 8));
+            MPIX_INIT(&b.in);
+            MPIX_INIT(&b.out);
+            MPIX_INIT(&b.ci);
+            MPIX_INIT(&b.co);
+            b.in.hidden = b.ci.hidden = H;
+            b.in.x = (MPIX_Ep_rows){x, 0, fp8 ? MPIX_EP_F8E4M3 : MPIX_EP_BF16, fp8 ? MPIX_EP_SCALES_F32 : 0, fp8 ? s : NULL, 0};
+            b.out.capacity_rows = total;
+            b.out.x = b.in.x;
+            b.out.x.data = o;
+            b.out.x.scales = fp8 ? os : NULL;
+            b.ci.x = b.out.x;
+            b.co.y.data = y;
+            b.co.y.dtype = MPIX_EP_BF16;
+            float d = measure(&b, DISPATCH, iterations), m, cb = 0, turn = 0;
+            char *got = malloc((size_t)total * row);
+            CU(cudaMemcpy(got, o, (size_t)total * row, cudaMemcpyDefault));
+            long at = 0;
+            int wrong = 0;
+            char *want = malloc(row);
+            for (int r = 0; r < size; r++)
+                for (long t = 0; t < T; t++) {
+                    int here = 0;
+                    g_ids(99, r, t, (int)K, (int)E, 0, one);
+                    for (long k = 0; k < K; k++)
+                        here |= one[k] / (E / size) == rank;
+                    if (here && at % 16 == 0) {
+                        g_row(5, (uint64_t)r, (uint64_t)t, fp8 ? MPIX_EP_F8E4M3 : MPIX_EP_BF16, H, want);
+                        wrong += at >= total || memcmp(want, got + (size_t)at * row, row) != 0;
+                    }
+                    at += here;
+                }
+            wrong += E % size == 0 && at != total;
+            bad += wrong;
+            if (!fp8) {
+                cb = measure(&b, COMBINE, iterations);
+                turn = measure(&b, ROUTE | DISPATCH | COMBINE, iterations);
+            }
+            b.in.topk_weights = w;
+            b.out.local_ids = lid;
+            b.out.topk_weights = ow;
+            b.out.src_token = (MPI_Count *)st;
+            m = measure(&b, DISPATCH, iterations);
+            double bytes = (double)total * (double)(row + scale);
+            if (rank == 0) {
+                printf("%-6s %4d %9.1f %6.0f %9.1f %6.0f %9.1f %9.1f  %s\n", fp8 ? "fp8" : "bf16", sms[i], d, bytes / d / 1e3, cb, cb > 0 ? bytes / cb / 1e3 : 0.0, turn, m,
+                       wrong ? "NO" : "yes");
+                fflush(stdout);
+            }
+            EP(MPIX_Ep_free(&ep));
+            CU(cudaStreamDestroy(b.stream));
+            CU(cudaFree(x)); CU(cudaFree(s)); CU(cudaFree(y)); CU(cudaFree(di)); CU(cudaFree(w)); CU(cudaFree(lid)); CU(cudaFree(ow)); CU(cudaFree(st));
+            free(hx), free(hs), free(got), free(want);
+        }
+    }
+    free(ids), free(one);
+    MPI_Finalize();
+    return bad != 0;
+}

@@ -1,0 +1,436 @@
+/*
+ * combine.cu - each token's owner reads the experts' rows where they lie and sums them: one kernel.
+ *
+ * The first block tells everybody where this rank's rows lie (ROWS) before anything waits; every block waits for all ROWS, because it
+ * reads from all. The last block to finish says READ-DONE and waits for everybody's, so the kernel ends when nobody reads this
+ * rank's rows any more; no other block waits for it. ROWS of epoch e replaces that of e - 2 as in dispatch.
+ *
+ * Sums are those of kernels/host: float (double for F64 rows), ranks ascending, the first row starts the sum, products rounded before
+ * they are added, then the biases. In COMPACT a rank has one row per token, so a rank's partial sum is its row.
+ *
+ * Bulk path (sm_90): a warp gets the pieces of all ranks' rows of a token into a stage of shared memory, one stage ahead. Vector
+ * path: 16-byte loads from where the rows lie. Anything else (fp8, F64, other dtypes, odd addresses) goes element by element.
+ */
+#include "device.cuh"
+#include "launch.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+enum { BYTES, F64, F32, F16, BF16, F8E4M3, F8E5M2 }; /* as in mpix_ep.h */
+
+__device__ __forceinline__ float bf16_up(uint16_t b) { return __uint_as_float((uint32_t)b << 16); }
+__device__ __forceinline__ uint16_t bf16_down(float f) {
+    uint32_t u = __float_as_uint(f);
+    if ((u & 0x7fffffff) > 0x7f800000)
+        return (uint16_t)(u >> 16 | 0x40);
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+__device__ static float f8_up(uint8_t v, int e5m2) {
+    int mbits = e5m2 ? 2 : 3, bias = e5m2 ? 15 : 7, e = (v & 0x7f) >> mbits, m = v & ((1 << mbits) - 1);
+    float sign = v & 0x80 ? -1.0f : 1.0f;
+    if (e5m2 && e == 31)
+        return m ? __uint_as_float(0x7fc00000 | (v & 0x80u) << 24) : sign * __uint_as_float(0x7f800000);
+    if (!e5m2 && (v & 0x7f) == 0x7f)
+        return __uint_as_float(0x7fc00000 | (v & 0x80u) << 24);
+    return sign * (e ? ldexpf((float)(m | 1 << mbits), e - bias - mbits) : ldexpf((float)m, 1 - bias - mbits));
+}
+__device__ static float elem_up(const char *row, int dtype, int64_t j) {
+    switch (dtype) {
+    case F32: return ((const float *)row)[j];
+    case F16: return __half2float(((const __half *)row)[j]);
+    case BF16: return bf16_up(((const uint16_t *)row)[j]);
+    default: return f8_up(((const uint8_t *)row)[j], dtype == F8E5M2);
+    }
+}
+__device__ static float scale_up(const char *scales, int kind, int64_t j) {
+    if (kind == 1)
+        return ((const float *)scales)[j / 128];
+    int e = ((const uint8_t *)scales)[j / 128];
+    return e == 255 ? __uint_as_float(0x7fc00000) : ldexpf(1.0f, e - 127);
+}
+__device__ static double elem_up64(const char *row, int dtype, int64_t j) {
+    return dtype == F64 ? ((const double *)row)[j] : (double)elem_up(row, dtype, j);
+}
+template <typename T> __device__ static void elem_down(char *row, int dtype, int64_t j, T v) {
+    switch (dtype) {
+    case F64: ((double *)row)[j] = (double)v; break;
+    case F32: ((float *)row)[j] = (float)v; break;
+    case F16: ((__half *)row)[j] = sizeof(T) == 8 ? __double2half((double)v) : __float2half_rn((float)v); break;
+    default:
+        if (sizeof(T) == 8) { /* one rounding: to odd first, so that the second one can't go the wrong way */
+            double d = (double)v;
+            float f = __double2float_rz(d);
+            uint32_t u = __float_as_uint(f);
+            if ((double)f != d && (u & 0x7f800000) != 0x7f800000)
+                u |= 1;
+            ((uint16_t *)row)[j] = bf16_down(__uint_as_float(u));
+        } else {
+            ((uint16_t *)row)[j] = bf16_down((float)v);
+        }
+    }
+}
+
+/* What a lane knows about the row of rank lane. */
+struct lane_term { const char *x, *scales; float w; bool there; };
+
+struct sources { char *x[MPIX_CUDA_RANKS], *scales[MPIX_CUDA_RANKS], *w[MPIX_CUDA_RANKS], *slots[MPIX_CUDA_RANKS]; };
+
+__device__ static lane_term term_of(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const mpix_cuda_offer *offers, const sources &src, int64_t t,
+                                    int lane) {
+    lane_term term = {nullptr, nullptr, 1.0f, false};
+    if (lane >= h.size)
+        return term;
+    int64_t row = row_of(h, t, lane);
+    if (row < 0 || row >= offers[lane].rows)
+        return term;
+    const mpix_cuda_offer &o = offers[lane];
+    term.x = src.x[lane] + row * (int64_t)o.at[MPIX_CUDA_AT_X].stride;
+    if (src.scales[lane])
+        term.scales = src.scales[lane] + row * (int64_t)o.at[MPIX_CUDA_AT_SCALES].stride;
+    if (src.w[lane])
+        term.w = ((const float *)src.w[lane])[row];
+    term.there = true;
+    return term;
+}
+
+/* ---- element by element ---- */
+template <typename T> __device__ static void token_sum_any(const mpix_cuda_handle &h, const mpix_cuda_combine &c, lane_term term, uint32_t weighted, int64_t t, int lane) {
+    uint32_t mask = __ballot_sync(~0u, term.there);
+    char *y = c.y + t * c.y_stride;
+    for (int64_t j0 = 0; j0 < c.hidden; j0 += 32) {
+        int64_t j = j0 + lane;
+        T sum = 0;
+        bool first = true;
+        for (uint32_t m = mask; m; m &= m - 1) {
+            int r = __ffs(m) - 1;
+            const char *x = (const char *)__shfl_sync(~0u, (unsigned long long)term.x, r);
+            const char *s = (const char *)__shfl_sync(~0u, (unsigned long long)term.scales, r);
+            float w = __shfl_sync(~0u, term.w, r);
+            if (j >= c.hidden)
+                continue;
+            T v;
+            if (sizeof(T) == 8) {
+                v = (T)elem_up64(x, c.xdtype, j);
+                if (weighted >> r & 1)
+                    v = (T)__dmul_rn((double)v, (double)w);
+            } else {
+                float f = elem_up(x, c.xdtype, j);
+                if (s)
+                    f = __fmul_rn(f, scale_up(s, c.scale_kind, j));
+                if (weighted >> r & 1)
+                    f = __fmul_rn(f, w);
+                v = (T)f;
+            }
+            sum = first ? v : sizeof(T) == 8 ? (T)__dadd_rn((double)sum, (double)v) : (T)__fadd_rn((float)sum, (float)v);
+            first = false;
+        }
+        for (int b = 0; b < c.num_bias && j < c.hidden; b++) {
+            const char *row = c.bias[b] + t * c.bias_stride[b];
+            if (sizeof(T) == 8)
+                sum = (T)__dadd_rn((double)sum, elem_up64(row, c.ydtype, j));
+            else
+                sum = (T)__fadd_rn((float)sum, c.ydtype == F64 ? (float)((const double *)row)[j] : elem_up(row, c.ydtype, j));
+        }
+        if (j < c.hidden)
+            elem_down<T>(y, c.ydtype, j, sum);
+    }
+}
+
+/* ---- 16 bytes at a time ---- */
+template <int X> struct vec;
+template <> struct vec<F32> {
+    enum { N = 4 };
+    __device__ static void up(uint4 v, float *f) { f[0] = __uint_as_float(v.x), f[1] = __uint_as_float(v.y), f[2] = __uint_as_float(v.z), f[3] = __uint_as_float(v.w); }
+    __device__ static uint4 down(const float *f) { return {__float_as_uint(f[0]), __float_as_uint(f[1]), __float_as_uint(f[2]), __float_as_uint(f[3])}; }
+};
+template <> struct vec<BF16> {
+    enum { N = 8 };
+    __device__ static void up(uint4 v, float *f) {
+        const uint32_t u[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            f[2 * i] = __uint_as_float(u[i] << 16), f[2 * i + 1] = __uint_as_float(u[i] & 0xffff0000);
+    }
+    __device__ static uint4 down(const float *f) {
+        uint32_t u[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            u[i] = bf16_down(f[2 * i]) | (uint32_t)bf16_down(f[2 * i + 1]) << 16;
+        return {u[0], u[1], u[2], u[3]};
+    }
+};
+template <> struct vec<F16> {
+    enum { N = 8 };
+    __device__ static void up(uint4 v, float *f) {
+        const uint32_t u[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            f[2 * i] = __half2float(__ushort_as_half((unsigned short)u[i])), f[2 * i + 1] = __half2float(__ushort_as_half((unsigned short)(u[i] >> 16)));
+    }
+    __device__ static uint4 down(const float *f) {
+        uint32_t u[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            u[i] = __half_as_ushort(__float2half_rn(f[2 * i])) | (uint32_t)__half_as_ushort(__float2half_rn(f[2 * i + 1])) << 16;
+        return {u[0], u[1], u[2], u[3]};
+    }
+};
+
+template <int X> __device__ __forceinline__ void add_vec(float *sum, uint4 v, bool first, bool weighted, float w) {
+    float f[vec<X>::N];
+    vec<X>::up(v, f);
+#pragma unroll
+    for (int i = 0; i < vec<X>::N; i++) {
+        float p = weighted ? __fmul_rn(f[i], w) : f[i];
+        sum[i] = first ? p : __fadd_rn(sum[i], p);
+    }
+}
+
+/* One piece of one token. at: where lane-held row r's piece is (global or shared memory); for BULK: slot number times piece. */
+template <int X>
+__device__ static void piece_sum(const mpix_cuda_combine &c, uint32_t mask, const char *mine, float my_w, uint32_t weighted, int64_t t, int off, int n, int lane) {
+    for (int i0 = 0; i0 < n; i0 += 32 * 16) {
+        int i = i0 + lane * 16;
+        float sum[vec<X>::N];
+#pragma unroll
+        for (int k = 0; k < vec<X>::N; k++)
+            sum[k] = 0;
+        bool first = true;
+        for (uint32_t m = mask; m; m &= m - 1) {
+            int r = __ffs(m) - 1;
+            const char *x = (const char *)__shfl_sync(~0u, (unsigned long long)mine, r);
+            float w = weighted ? __shfl_sync(~0u, my_w, r) : 1.0f;
+            if (i < n)
+                add_vec<X>(sum, *(const uint4 *)(x + i), first, weighted >> r & 1, w);
+            first = false;
+        }
+        for (int b = 0; b < c.num_bias; b++)
+            if (i < n)
+                add_vec<X>(sum, *(const uint4 *)(c.bias[b] + t * c.bias_stride[b] + off + i), false, false, 1.0f);
+        if (i < n)
+            __stcs((uint4 *)(c.y + t * c.y_stride + off + i), vec<X>::down(sum));
+    }
+}
+
+template <int X>
+__device__ static void vector_sum(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const mpix_cuda_offer *offers, const sources &src, uint32_t weighted) {
+    int lane = threadIdx.x % 32, nwarps = blockDim.x / 32, row = (int)c.hidden * (16 / vec<X>::N);
+    for (int64_t i = (int64_t)(threadIdx.x / 32) * gridDim.x + blockIdx.x; i < c.tokens * c.pieces; i += (int64_t)gridDim.x * nwarps) {
+        int64_t t = i / c.pieces;
+        int off = (int)(i % c.pieces) * c.piece, n = row - off < c.piece ? row - off : c.piece;
+        lane_term term = term_of(h, c, offers, src, t, lane);
+        piece_sum<X>(c, __ballot_sync(~0u, term.there), term.x + off, term.w, weighted, t, off, n, lane);
+    }
+}
+
+#if __CUDA_ARCH__ >= 900
+template <int X>
+__device__ static void bulk_sum(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const mpix_cuda_offer *offers, const sources &src, uint32_t weighted,
+                                char *smem) {
+    int lane = threadIdx.x % 32, w = threadIdx.x / 32, S = c.stages, row_bytes = (int)c.hidden * (16 / vec<X>::N);
+    size_t stage = (size_t)c.piece * c.terms;
+    char *ring = smem + (size_t)w * S * stage;
+    uint64_t *bars = (uint64_t *)(smem + (size_t)c.warps * S * stage) + w * S;
+    uint32_t *masks = (uint32_t *)((uint64_t *)(smem + (size_t)c.warps * S * stage) + c.warps * S) + w * S;
+    float *weights = (float *)((uint32_t *)((uint64_t *)(smem + (size_t)c.warps * S * stage) + c.warps * S) + c.warps * S) + (size_t)w * S * h.size;
+    if (lane < S)
+        bar_init(&bars[lane], 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    fence_async();
+    __syncwarp();
+    uint32_t pieces = c.pieces, step = gridDim.x * c.warps, total = (uint32_t)(c.tokens * c.pieces), item = blockIdx.x * c.warps + w, next = item;
+    int ls = 0, ss = 0, ahead = 0;
+    uint32_t parity = 0, map = 0, blk = 0, rel = 0;
+    int64_t base = lane < h.size ? h.state->base[lane] : 0, rows = lane < h.size ? offers[lane].rows : 0;
+    int64_t stride = lane < h.size ? (int64_t)offers[lane].at[MPIX_CUDA_AT_X].stride : 0;
+    auto ask = [&](uint32_t i) {
+        if (i < total && lane < h.size) {
+            uint32_t t = i / pieces;
+            map = h.bitmap[t];
+            blk = h.blk[(size_t)(t / MPIX_CUDA_BLOCK_TOKENS) * h.size + lane];
+            rel = h.rel[(size_t)t * h.size + lane];
+        }
+    };
+    ask(next);
+    while (item < total) {
+        while (next < total && ahead < S) {
+            int off = (int)(next % pieces) * c.piece, n = row_bytes - off < c.piece ? row_bytes - off : c.piece;
+            int64_t row = base + blk + rel;
+            bool there = lane < h.size && (map >> lane & 1) && row < rows;
+            uint32_t mask = __ballot_sync(~0u, there);
+            if (lane == 0) {
+                masks[ls] = mask;
+                bar_expect(&bars[ls], (uint32_t)n * __popc(mask));
+            }
+            __syncwarp(); /* also: all lanes have read what was in this stage */
+            if (there) {
+                bulk_load(ring + ls * stage + (size_t)__popc(mask & ((1u << lane) - 1)) * c.piece, src.x[lane] + row * stride + off, n, &bars[ls]);
+                if (weighted >> lane & 1)
+                    weights[ls * h.size + lane] = ((const float *)src.w[lane])[row];
+            }
+            ahead++;
+            next += step;
+            ls = ls + 1 == S ? 0 : ls + 1;
+            ask(next);
+        }
+        int64_t t = item / pieces;
+        int off = (int)(item % pieces) * c.piece, n = row_bytes - off < c.piece ? row_bytes - off : c.piece;
+        bar_wait(&bars[ss], parity >> ss & 1);
+        parity ^= 1u << ss;
+        uint32_t mask = masks[ss];
+        const char *mine = ring + ss * stage + (size_t)__popc(mask & ((1u << lane) - 1)) * c.piece;
+        float my_w = weighted >> lane & 1 && mask >> lane & 1 ? weights[ss * h.size + lane] : 1.0f;
+        piece_sum<X>(c, mask, mine, my_w, weighted, t, off, n, lane);
+        __syncwarp();
+        ahead--;
+        ss = ss + 1 == S ? 0 : ss + 1;
+        item += step;
+    }
+}
+#endif
+
+/* The values that the experts' ranks set for each choice. */
+__device__ static void slots_fetch(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const mpix_cuda_offer *offers, const sources &src) {
+    int width = h.state->width;
+    int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < c.tokens * c.topk; i += step) {
+        int64_t t = i / c.topk;
+        int k = (int)(i % c.topk), id = h.ids[t * h.max_topk + k];
+        float v = 0;
+        if (id >= 0) {
+            int r = h.owner[id];
+            int64_t row = row_of(h, t, r);
+            if (row >= 0 && row < offers[r].rows)
+                v = *(const volatile float *)(src.slots[r] + (row * width + k) * 4);
+        }
+        c.out_slots[i] = v;
+    }
+}
+
+enum { ANY, VECTOR, BULK };
+
+template <int HOW, int X>
+__global__ void __launch_bounds__(512) combine_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_combine c) {
+    extern __shared__ __align__(128) char smem[];
+    __shared__ mpix_cuda_offer offers[MPIX_CUDA_RANKS];
+    __shared__ sources src;
+    if (call_refused(h, c.report))
+        return;
+    uint64_t epoch = h.state->epoch[MPIX_CUDA_COMBINE] + 1;
+    if (blockIdx.x == 0) {
+        mpix_cuda_offer mine = c.offer;
+        int64_t rows = h.state->recv_total;
+        if (!mine.status && !h.state->routed) {
+            mine.status = 1;
+            if (threadIdx.x == 0)
+                report(h, MPIX_CUDA_NOT_ROUTED, 0, -1, 0, 0);
+        } else if (!mine.status && mine.rows < rows && !h.drop) {
+            mine.status = 2;
+            if (threadIdx.x == 0)
+                report(h, MPIX_CUDA_CAPACITY, 0, -1, rows, mine.rows);
+        }
+        if (mine.rows > rows)
+            mine.rows = rows;
+        offer_send(h, mine, h.offered, offsetof(mpix_cuda_words, rows_offered), epoch);
+    }
+    if (!wait_all(h, offsetof(mpix_cuda_words, rows_offered), epoch, c.wait_ns, c.report))
+        return;
+    if (offers_read(h, offers, c.offer, h.offered, epoch)) {
+        int bad = 0;
+        if ((int)threadIdx.x < h.size) {
+            int r = threadIdx.x;
+            src.x[r] = place_at(h, r, offers[r].at[MPIX_CUDA_AT_X]);
+            src.scales[r] = place_at(h, r, offers[r].at[MPIX_CUDA_AT_SCALES]);
+            src.w[r] = place_at(h, r, offers[r].at[MPIX_CUDA_AT_WEIGHTS]);
+            src.slots[r] = place_at(h, r, offers[r].at[MPIX_CUDA_AT_SLOTS]);
+            if (r == h.rank)
+                src.x[r] = (char *)c.x, src.scales[r] = (char *)c.scales, src.w[r] = (char *)c.row_weights, src.slots[r] = (char *)c.slot_values;
+            if (c.out_slots && offers[r].rows > 0 && !src.slots[r])
+                bad = 1, report(h, MPIX_CUDA_SLOTS, 0, r, 0, 0);
+        }
+        if (!__syncthreads_or(bad)) {
+            uint32_t weighted = 0;
+            uint64_t bits = 0;
+            for (int r = 0; r < h.size; r++) {
+                weighted |= (uint32_t)(src.w[r] != nullptr) << r;
+                bits |= offers[r].rows > 0 ? (uint64_t)src.x[r] | offers[r].at[MPIX_CUDA_AT_X].stride : 0;
+            }
+            fence_async(); /* what was acquired may be read by bulk loads */
+            if (HOW == ANY || bits % 16) {
+                int lane = threadIdx.x % 32, nwarps = blockDim.x / 32;
+                for (int64_t t = (int64_t)(threadIdx.x / 32) * gridDim.x + blockIdx.x; t < c.tokens; t += (int64_t)gridDim.x * nwarps) {
+                    lane_term term = term_of(h, c, offers, src, t, lane);
+                    if (c.xdtype == F64)
+                        token_sum_any<double>(h, c, term, weighted, t, lane);
+                    else
+                        token_sum_any<float>(h, c, term, weighted, t, lane);
+                }
+            }
+#if __CUDA_ARCH__ >= 900
+            else if (HOW == BULK)
+                bulk_sum<X>(h, c, offers, src, weighted, smem);
+#endif
+            else
+                vector_sum<X>(h, c, offers, src, weighted);
+            if (c.out_slots)
+                slots_fetch(h, c, offers, src);
+        }
+    }
+    if (!last_block(h, MPIX_CUDA_COMBINE))
+        return;
+    if ((int)threadIdx.x < h.size)
+        word_store(&words_of(h, threadIdx.x, h.rank)->read_done, epoch);
+    if (!wait_all(h, offsetof(mpix_cuda_words, read_done), epoch, nullptr, c.report))
+        return;
+    if (threadIdx.x == 0)
+        call_end(h, MPIX_CUDA_COMBINE, epoch, c.report);
+}
+
+template <int X> static cudaError_t launch_typed(int bulk, int sms, size_t smem, const mpix_cuda_handle *h, const mpix_cuda_combine *c, cudaStream_t stream) {
+    if (!bulk) {
+        combine_kernel<VECTOR, X><<<sms, c->warps * 32, 0, stream>>>(*h, *c);
+        return cudaGetLastError();
+    }
+    cudaError_t err = cudaFuncSetAttribute(combine_kernel<BULK, X>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
+    if (err != cudaSuccess)
+        return err;
+    combine_kernel<BULK, X><<<sms, c->warps * 32, smem, stream>>>(*h, *c);
+    return cudaGetLastError();
+}
+
+cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream) {
+    int sms = c->num_sms ? c->num_sms : 14, size = c->xdtype == F32 ? 4 : 2;
+    if (sms > d->sms)
+        sms = d->sms;
+    uint64_t bits = (uint64_t)c->x | (uint64_t)c->x_stride | (uint64_t)c->y | (uint64_t)c->y_stride | (uint64_t)(c->hidden * size);
+    for (int b = 0; b < c->num_bias; b++)
+        bits |= (uint64_t)c->bias[b] | (uint64_t)c->bias_stride[b];
+    int fast = (c->xdtype == F32 || c->xdtype == F16 || c->xdtype == BF16) && c->ydtype == c->xdtype && bits % 16 == 0 &&
+               c->tokens * (c->hidden * size / 256 + 1) < 1 << 30;
+    if (!fast) {
+        c->warps = 16;
+        combine_kernel<ANY, BF16><<<sms, 512, 0, stream>>>(*h, *c);
+        return cudaGetLastError();
+    }
+    int row = (int)c->hidden * size, bulk = d->major >= 9 && c->path != MPIX_CUDA_PATH_VECTOR;
+    size_t smem = 0;
+    c->terms = h->size < h->max_topk ? h->size : h->max_topk;
+    if (bulk) {
+        c->warps = 15;
+        c->stages = 2;
+        int most = (int)(220 * 1024 / ((size_t)c->warps * c->stages * c->terms)) / 16 * 16;
+        if (most > 3584)
+            most = 3584;
+        c->pieces = (row + most - 1) / most;
+        c->piece = ((row + c->pieces - 1) / c->pieces + 15) / 16 * 16;
+        smem = (size_t)c->warps * c->stages * ((size_t)c->piece * c->terms + 8 + 4 + 4 * (size_t)h->size);
+    } else {
+        c->warps = 16;
+        c->piece = 2048;
+        c->pieces = (row + c->piece - 1) / c->piece;
+    }
+    return c->xdtype == F32   ? launch_typed<F32>(bulk, sms, smem, h, c, stream)
+           : c->xdtype == F16 ? launch_typed<F16>(bulk, sms, smem, h, c, stream)
+                              : launch_typed<BF16>(bulk, sms, smem, h, c, stream);
+}

@@ -1,0 +1,185 @@
+/*
+ * cuda_module.h - what the CUDA module (libmpixep_cuda.so) offers the core: one table of functions, found by dlsym.
+ *
+ * The module is a library of its own, so that the core links neither libcuda nor libcudart and a build with CUDA runs where there is
+ * no GPU. No CUDA type appears here: streams and events are void pointers. Functions return 0 or an error kind (MPIX_ERRK_*) and then
+ * describe it in `why`; they log nothing.
+ *
+ * Memory that ranks share. Each handle has a window in the GPU memory of every rank. For each source s it holds one block that
+ * only s writes: words (epochs, each growing, one writer), offers (READY and ROWS, two banks each), counts (two banks); behind the
+ * blocks, one record per received row for what travels beside it (token, ids, weights). The rules are those of coll/ep_ctl.h; the
+ * epochs are counted in device memory.
+ */
+#ifndef MPIX_KERNELS_CUDA_MODULE_H
+#define MPIX_KERNELS_CUDA_MODULE_H
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    MPIX_CUDA_ABI = 1,
+    MPIX_CUDA_RANKS = 32,    /* ranks of a context at most: one lane of a warp each */
+    MPIX_CUDA_WINDOWS = 256, /* allocations of a context at most */
+    MPIX_CUDA_WHY = 256,
+    MPIX_CUDA_BLOCK_TOKENS = 256 /* tokens per block of the route kernel */
+};
+enum { MPIX_CUDA_ROUTE, MPIX_CUDA_DISPATCH, MPIX_CUDA_COMBINE, MPIX_CUDA_KINDS };
+/* What a kernel says about a failure; the core makes the sentence. */
+enum {
+    MPIX_CUDA_FINE,
+    MPIX_CUDA_TIMEOUT,  /* peer */
+    MPIX_CUDA_REMOTE,   /* peer, a: its kind */
+    MPIX_CUDA_BAD_ID,   /* a: token, b: id */
+    MPIX_CUDA_TOPK,     /* peer, a: its, b: ours */
+    MPIX_CUDA_ROWS_LIMIT, /* a: rows, b: limit */
+    MPIX_CUDA_CAPACITY, /* a: rows, b: capacity */
+    MPIX_CUDA_NOT_ROUTED,
+    MPIX_CUDA_HIDDEN,   /* peer, a: its, b: ours */
+    MPIX_CUDA_DTYPE,    /* peer, a: its, b: ours */
+    MPIX_CUDA_SCALES,   /* peer, a: its, b: ours */
+    MPIX_CUDA_WEIGHTS,  /* peer: gave none */
+    MPIX_CUDA_SLOTS,    /* peer: gave none */
+    MPIX_CUDA_FAILED    /* an earlier call timed out */
+};
+enum { MPIX_CUDA_PATH_AUTO, MPIX_CUDA_PATH_BULK, MPIX_CUDA_PATH_VECTOR };
+/* Kinds of memory behind a pointer. */
+enum { MPIX_CUDA_PTR_PAGEABLE, MPIX_CUDA_PTR_PINNED, MPIX_CUDA_PTR_DEVICE, MPIX_CUDA_PTR_OTHER_DEVICE, MPIX_CUDA_PTR_MANAGED };
+
+typedef struct mpix_cuda_place { uint64_t off, stride; int32_t window, pad; } mpix_cuda_place; /* window -1: none */
+
+enum { MPIX_CUDA_OFFER_META = 1, MPIX_CUDA_OFFER_WEIGHTS = 2, MPIX_CUDA_OFFER_GIVES = 4, MPIX_CUDA_OFFER_SLOTS = 8 };
+enum { MPIX_CUDA_AT_X, MPIX_CUDA_AT_SCALES, MPIX_CUDA_AT_WEIGHTS, MPIX_CUDA_AT_SLOTS, MPIX_CUDA_PLACES };
+
+typedef struct mpix_cuda_offer {
+    int32_t status, flags, dtype, scale_kind;
+    int64_t hidden, rows;
+    mpix_cuda_place at[MPIX_CUDA_PLACES];
+} mpix_cuda_offer; /* 128 bytes */
+
+typedef struct mpix_cuda_words {
+    uint64_t route, ready, rows_here, rows_offered, read_done, pad[3];
+} mpix_cuda_words;
+
+/* In pinned host memory, one per call. */
+typedef struct mpix_cuda_status { int32_t code, kind, peer, pad; int64_t a, b; } mpix_cuda_status;
+
+/* In device memory, one per handle. */
+typedef struct mpix_cuda_state {
+    uint64_t epoch[MPIX_CUDA_KINDS];
+    uint32_t ticket[MPIX_CUDA_KINDS];
+    int32_t routed, topk, width;  /* of the last route; routed: it succeeded */
+    int32_t err;                  /* lock of status */
+    mpix_cuda_status status;      /* of the call that runs */
+    int64_t tokens, recv_total;
+    uint32_t send[MPIX_CUDA_RANKS], base[MPIX_CUDA_RANKS], recv[MPIX_CUDA_RANKS], first[MPIX_CUDA_RANKS];
+} mpix_cuda_state;
+
+/* A handle as kernels see it; every address is valid in this process. */
+typedef struct mpix_cuda_handle {
+    int32_t rank, size, experts, local_experts, max_topk, pad;
+    int64_t max_tokens, max_rows;  /* max_rows: of a batch here; records of meta */
+    int64_t rows_limit;            /* config.max_recv_rows if going beyond is an error, else -1 */
+    int32_t drop, check;
+    uint64_t timeout_ns;           /* UINT64_MAX: none */
+    uint64_t block, ready, offered, counts, counts_bytes, meta, meta_record; /* offsets in a window, sizes */
+    char *window[MPIX_CUDA_RANKS];
+    void **bases;                  /* device: [MPIX_CUDA_WINDOWS][MPIX_CUDA_RANKS] allocations of each rank */
+    const int32_t *owner, *local, *mine; /* device: [experts], [experts], [local_experts] */
+    mpix_cuda_state *state;
+    int32_t *failed;               /* device: the context timed out */
+    uint32_t *bitmap, *rel, *blk, *histogram; /* device: [tokens], [tokens][size], [blocks][size], [2 * experts] */
+    int32_t *ids;                  /* device: [tokens][max_topk] */
+    int64_t *results;              /* pinned: recv_total, hosts, recv_per_rank[size], send_per_rank[size], recv_per_expert[], send_per_expert[] */
+    int64_t *recv_expert;          /* device: [local_experts] */
+} mpix_cuda_handle;
+
+typedef struct mpix_cuda_route {
+    int64_t tokens, stride;
+    int32_t topk, bits, status, pad;
+    const void *ids;
+    mpix_cuda_status *report;
+    /* outputs that the device can write; NULL: none */
+    int64_t *recv_total, *recv_per_rank, *recv_per_expert, *send_per_rank, *send_per_host, *send_per_expert;
+    unsigned char *token_in_rank;
+} mpix_cuda_route;
+
+typedef struct mpix_cuda_dispatch {
+    const char *x, *scales;
+    const float *weights;
+    int64_t tokens, x_stride, scale_stride, row, scale_row; /* bytes; row: without padding */
+    int32_t topk, num_sms, path, status;
+    mpix_cuda_offer offer;
+    int64_t out_scale_stride;
+    mpix_cuda_status *report;
+    int64_t *wait_ns;
+    /* unpacking; NULL: not wanted */
+    int32_t *local_ids, *src_rank;
+    int64_t *src_token;
+    float *out_weights;
+    int64_t *cumulative;
+    int64_t capacity;
+    int32_t pieces, piece, stages, warps; /* filled in by the module */
+} mpix_cuda_dispatch;
+
+typedef struct mpix_cuda_combine {
+    const char *x, *scales, *bias[2];
+    const float *row_weights, *slot_values;
+    char *y;
+    float *out_slots;
+    int64_t tokens, x_stride, scale_stride, y_stride, bias_stride[2], hidden;
+    int32_t xdtype, ydtype, scale_kind, num_bias, topk, num_sms, path, status;
+    mpix_cuda_offer offer;
+    mpix_cuda_status *report;
+    int64_t *wait_ns;
+    int32_t pieces, piece, stages, warps, terms; /* filled in by the module */
+} mpix_cuda_combine;
+
+typedef struct mpix_cuda_device {
+    int ordinal, major, minor, sms, smem; /* smem: bytes a block can have */
+    int vmm;                              /* allocations with POSIX descriptors can be had */
+    char name[64];
+    unsigned char uuid[16];
+} mpix_cuda_device;
+
+typedef struct mpix_cuda_mem {
+    void *p;
+    size_t bytes;       /* rounded up */
+    int fd;             /* -1: none */
+    unsigned char ipc[64];
+    int is_ipc, imported;
+    uint64_t handle;
+} mpix_cuda_mem;
+
+typedef struct mpix_cuda_ops {
+    int abi;
+    /* device: ordinal + 1, 0: the current one. */
+    int (*open)(int device, mpix_cuda_device *out, char *why);
+    int (*pointer)(const mpix_cuda_device *device, const void *p); /* MPIX_CUDA_PTR_* */
+    /* Zeroed memory that another process can map. */
+    int (*alloc)(const mpix_cuda_device *device, size_t bytes, int ipc, mpix_cuda_mem *mem, char *why);
+    int (*import)(const mpix_cuda_device *device, size_t bytes, int ipc, int fd, const unsigned char *handle, mpix_cuda_mem *mem, char *why);
+    void (*free)(const mpix_cuda_device *device, mpix_cuda_mem *mem);
+    int (*local_alloc)(const mpix_cuda_device *device, size_t bytes, void **p, char *why); /* zeroed */
+    void (*local_free)(const mpix_cuda_device *device, void *p);
+    int (*pinned_alloc)(size_t bytes, void **p, char *why); /* zeroed */
+    void (*pinned_free)(void *p);
+    int (*copy)(const mpix_cuda_device *device, void *to, const void *from, size_t bytes, char *why); /* any kinds, blocking */
+    int (*stream_create)(const mpix_cuda_device *device, void **stream, char *why);
+    void (*stream_destroy)(void *stream);
+    int (*stream_check)(const mpix_cuda_device *device, void *stream, int *capturing, char *why);
+    int (*event_create)(const mpix_cuda_device *device, void **event, char *why);
+    void (*event_destroy)(void *event);
+    int (*event_record)(const mpix_cuda_device *device, void *event, void *stream, char *why);
+    int (*event_done)(void *event, char *why); /* 1: yes, 0: no, -1: the device failed */
+    int (*stream_wait)(void *stream, void *event, char *why);
+    void (*device_sync)(const mpix_cuda_device *device);
+    int (*route)(const mpix_cuda_device *, const mpix_cuda_handle *, const mpix_cuda_route *, void *stream, char *why);
+    int (*dispatch)(const mpix_cuda_device *, const mpix_cuda_handle *, mpix_cuda_dispatch *, void *stream, char *why);
+    int (*combine)(const mpix_cuda_device *, const mpix_cuda_handle *, mpix_cuda_combine *, void *stream, char *why);
+} mpix_cuda_ops;
+
+#define MPIX_CUDA_SYMBOL "mpix_cuda_module"
+#ifdef __cplusplus
+extern "C"
+#endif
+const mpix_cuda_ops *mpix_cuda_module(void);
+#endif

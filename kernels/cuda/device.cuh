@@ -1,0 +1,186 @@
+/* device.cuh - what all kernels share: words between GPUs, bulk copies, bounded waits, the end of a call. */
+#ifndef MPIX_KERNELS_CUDA_DEVICE_CUH
+#define MPIX_KERNELS_CUDA_DEVICE_CUH
+#include "cuda_module.h"
+
+#include <cuda_runtime.h>
+
+/* ---- words. Publication: plain or bulk stores, then a release at system scope; a reader acquires at system scope. ---- */
+__device__ __forceinline__ uint64_t word_load(const uint64_t *p) {
+    uint64_t v;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ void word_store(uint64_t *p, uint64_t v) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+__device__ __forceinline__ uint64_t now_ns() {
+    uint64_t v;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(v));
+    return v;
+}
+__device__ __forceinline__ void fence_async() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async;" ::: "memory");
+#endif
+}
+
+/* ---- bulk copies (sm_90) ---- */
+__device__ __forceinline__ uint32_t smem_at(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void bar_init(uint64_t *bar, int n) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_at(bar)), "r"(n) : "memory");
+}
+__device__ __forceinline__ void bar_expect(uint64_t *bar, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_at(bar)), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void bar_wait(uint64_t *bar, uint32_t parity) {
+    asm volatile("{\n.reg .pred p;\nW: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra D;\nbra W;\nD:\n}" ::"r"(smem_at(bar)),
+                 "r"(parity)
+                 : "memory");
+}
+__device__ __forceinline__ void bulk_load(void *to, const void *from, uint32_t bytes, uint64_t *bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(smem_at(to)), "l"(from),
+                 "r"(bytes), "r"(smem_at(bar))
+                 : "memory");
+}
+__device__ __forceinline__ void bulk_store(void *to, const void *from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(smem_at(from)), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
+__device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+#endif
+
+/* ---- the window of a handle ---- */
+/* The block that source writes in the window of owner. */
+__device__ __forceinline__ char *block_of(const mpix_cuda_handle &h, int owner, int source) { return h.window[owner] + h.block * source; }
+__device__ __forceinline__ mpix_cuda_words *words_of(const mpix_cuda_handle &h, int owner, int source) {
+    return (mpix_cuda_words *)block_of(h, owner, source);
+}
+__device__ __forceinline__ mpix_cuda_offer *offer_of(const mpix_cuda_handle &h, int owner, int source, uint64_t at, uint64_t epoch) {
+    return (mpix_cuda_offer *)(block_of(h, owner, source) + at) + (epoch & 1);
+}
+
+/* The first error of a call stays. */
+__device__ inline void report(const mpix_cuda_handle &h, int code, int kind, int peer, int64_t a, int64_t b) {
+    if (atomicCAS(&h.state->err, 0, code) == 0) {
+        h.state->status = {code, kind, peer, 0, a, b};
+        __threadfence();
+    }
+}
+
+/* Waits until every source's word (at byte `word` of its words) has reached epoch. Called by all threads of a block; thread r watches
+ * source r. Bounded; gives false in all threads after a time-out. */
+__device__ inline bool wait_all(const mpix_cuda_handle &h, int word, uint64_t epoch, int64_t *wait_ns, mpix_cuda_status *to) {
+    int bad = 0;
+    if ((int)threadIdx.x < h.size) {
+        const uint64_t *p = (const uint64_t *)((const char *)words_of(h, h.rank, threadIdx.x) + word);
+        uint64_t start = now_ns();
+        while (word_load(p) < epoch) {
+            if (now_ns() - start > h.timeout_ns || *(volatile int32_t *)h.failed) {
+                /* Told at once: blocks that start from now on do nothing, so the end of the call may never come. */
+                *to = {MPIX_CUDA_TIMEOUT, 0, (int32_t)threadIdx.x, 0, 0, 0};
+                __threadfence_system();
+                *(volatile int32_t *)h.failed = 1;
+                bad = 1;
+                break;
+            }
+        }
+        if (wait_ns && (int)threadIdx.x != h.rank)
+            wait_ns[threadIdx.x] += (int64_t)(now_ns() - start);
+    }
+    return !__syncthreads_or(bad);
+}
+
+/* The offer of this rank, to everybody; by the first block of a kernel, before anything waits. */
+__device__ inline void offer_send(const mpix_cuda_handle &h, const mpix_cuda_offer &offer, uint64_t at, int word, uint64_t epoch) {
+    if ((int)threadIdx.x < h.size) {
+        *offer_of(h, threadIdx.x, h.rank, at, epoch) = offer;
+        word_store((uint64_t *)((char *)words_of(h, threadIdx.x, h.rank) + word), epoch);
+    }
+}
+
+/* Whether this block is the last of the call to get here. What the others wrote before, this one may publish: every thread fences,
+ * the block meets, one thread takes part in the device-scope atomic. */
+__device__ inline bool last_block(const mpix_cuda_handle &h, int kind) {
+    __shared__ int last;
+    __threadfence_system();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(&h.state->ticket[kind], 1) == gridDim.x - 1;
+        __threadfence_system();
+    }
+    __syncthreads();
+    return last;
+}
+
+/* By one thread of the last block, when everything else is done. */
+__device__ inline void call_end(const mpix_cuda_handle &h, int kind, uint64_t epoch, mpix_cuda_status *to) {
+    h.state->ticket[kind] = 0;
+    h.state->epoch[kind] = epoch;
+    if (h.state->err) {
+        *to = h.state->status;
+        __threadfence_system();
+    }
+    h.state->err = 0;
+}
+
+/* A call of a context that has failed does nothing. True: it has. */
+__device__ inline bool call_refused(const mpix_cuda_handle &h, mpix_cuda_status *to) {
+    if (!*(volatile int32_t *)h.failed)
+        return false;
+    if (blockIdx.x == 0 && threadIdx.x == 0 && !to->code)
+        *to = {MPIX_CUDA_FAILED, 0, -1, 0, 0, 0};
+    return true;
+}
+
+/* The offers of all ranks, into shared memory; differences make the call fail alike everywhere. By all threads of a block. */
+__device__ inline bool offers_read(const mpix_cuda_handle &h, mpix_cuda_offer *offers, const mpix_cuda_offer &mine, uint64_t at, uint64_t epoch) {
+    int bad = 0;
+    if ((int)threadIdx.x < h.size) {
+        int r = threadIdx.x;
+        const volatile uint64_t *from = (const volatile uint64_t *)offer_of(h, h.rank, r, at, epoch);
+        for (unsigned i = 0; i < sizeof(mpix_cuda_offer) / 8; i++)
+            ((uint64_t *)&offers[r])[i] = from[i];
+        const mpix_cuda_offer &o = offers[r];
+        if (o.status) {
+            bad = 1;
+            if (r != h.rank)
+                report(h, MPIX_CUDA_REMOTE, 0, r, o.status, 0);
+        }
+    }
+    if (__syncthreads_or(bad))
+        return false;
+    if ((int)threadIdx.x < h.size) {
+        int r = threadIdx.x;
+        const mpix_cuda_offer &o = offers[r];
+        if (o.hidden != mine.hidden)
+            bad = 1, report(h, MPIX_CUDA_HIDDEN, 0, r, o.hidden, mine.hidden);
+        else if (o.dtype != mine.dtype)
+            bad = 1, report(h, MPIX_CUDA_DTYPE, 0, r, o.dtype, mine.dtype);
+        else if (o.scale_kind != mine.scale_kind)
+            bad = 1, report(h, MPIX_CUDA_SCALES, 0, r, o.scale_kind, mine.scale_kind);
+        for (int q = 0; q < h.size && !bad; q++) {
+            if ((offers[q].flags & MPIX_CUDA_OFFER_WEIGHTS) && !(o.flags & MPIX_CUDA_OFFER_GIVES))
+                bad = 1, report(h, MPIX_CUDA_WEIGHTS, 0, r, 0, 0);
+            /* any two that differ: all must stop alike */
+            if (offers[q].hidden != o.hidden || offers[q].dtype != o.dtype || offers[q].scale_kind != o.scale_kind)
+                bad = 1, report(h, MPIX_CUDA_REMOTE, 0, r, 1, 0);
+        }
+    }
+    return !__syncthreads_or(bad);
+}
+
+/* Where a place of rank r is mapped here. */
+__device__ __forceinline__ char *place_at(const mpix_cuda_handle &h, int r, const mpix_cuda_place &p) {
+    return p.window < 0 ? nullptr : (char *)h.bases[p.window * MPIX_CUDA_RANKS + r] + p.off;
+}
+
+/* The row that token t has at rank r; -1: none. */
+__device__ __forceinline__ int64_t row_of(const mpix_cuda_handle &h, int64_t t, int r) {
+    if (!(h.bitmap[t] >> r & 1))
+        return -1;
+    return (int64_t)h.state->base[r] + h.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.size + r] + h.rel[t * h.size + r];
+}
+#endif

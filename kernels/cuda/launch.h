@@ -1,0 +1,11 @@
+/* launch.h - the kernels' launchers, inside the CUDA module. */
+#ifndef MPIX_KERNELS_CUDA_LAUNCH_H
+#define MPIX_KERNELS_CUDA_LAUNCH_H
+#include "cuda_module.h"
+
+#include <cuda_runtime.h>
+
+cudaError_t mpix_cuda_route_launch(const mpix_cuda_handle *h, const mpix_cuda_route *c, cudaStream_t stream);
+cudaError_t mpix_cuda_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream);
+cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream);
+#endif

@@ -1,0 +1,21 @@
+# kernels/cuda/ - the CUDA module, loaded by dlopen from where the library is. The runtime is linked statically, the driver not at all.
+cuda_units = kernels/cuda/combine.cu kernels/cuda/dispatch.cu kernels/cuda/module.cu kernels/cuda/route.cu
+cuda_deps = kernels/cuda/cuda_module.h kernels/cuda/device.cuh kernels/cuda/launch.h
+EXTRA_DIST += $(cuda_units) kernels/cuda/device.cuh kernels/cuda/launch.h
+CLEANFILES += libmpixep_cuda.so $(cuda_units:.cu=.nv.o)
+
+if HAVE_CUDA
+cudamoduledir = $(libdir)
+cudamodule_DATA = libmpixep_cuda.so
+
+kernels/cuda/combine.nv.o: kernels/cuda/combine.cu $(cuda_deps)
+kernels/cuda/dispatch.nv.o: kernels/cuda/dispatch.cu $(cuda_deps)
+kernels/cuda/module.nv.o: kernels/cuda/module.cu $(cuda_deps)
+kernels/cuda/route.nv.o: kernels/cuda/route.cu $(cuda_deps)
+kernels/cuda/combine.nv.o kernels/cuda/dispatch.nv.o kernels/cuda/module.nv.o kernels/cuda/route.nv.o:
+	$(AM_V_GEN)$(MKDIR_P) kernels/cuda && \
+	  $(NVCC) -std=c++17 $(NVCCFLAGS) $(NVCC_GENCODE) -Xcompiler -fPIC,-fvisibility=default -c -o $@ $(top_srcdir)/kernels/cuda/`basename $@ .nv.o`.cu
+
+libmpixep_cuda.so: $(cuda_units:.cu=.nv.o)
+	$(AM_V_GEN)$(NVCC) $(NVCC_GENCODE) -shared -o $@ $(cuda_units:.cu=.nv.o)
+endif

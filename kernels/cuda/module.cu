@@ -1,0 +1,326 @@
+/* module.cu - the module's table: devices, memory that other processes can map, streams and events, launches. */
+#include "launch.h"
+
+#include <cuda.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { KIND_NO_MEM = 3, KIND_UNSUPPORTED = 4, KIND_TRANSPORT = 8 }; /* MPIX_ERRK_* */
+
+/* The driver's functions, got through the runtime: the module does not link libcuda. */
+static struct {
+    CUresult (*get_granularity)(size_t *, const CUmemAllocationProp *, CUmemAllocationGranularity_flags);
+    CUresult (*create)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long);
+    CUresult (*release)(CUmemGenericAllocationHandle);
+    CUresult (*reserve)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
+    CUresult (*unreserve)(CUdeviceptr, size_t);
+    CUresult (*map)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
+    CUresult (*unmap)(CUdeviceptr, size_t);
+    CUresult (*access)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
+    CUresult (*export_handle)(void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType, unsigned long long);
+    CUresult (*import_handle)(CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType);
+    CUresult (*attribute)(int *, CUdevice_attribute, CUdevice);
+} drv;
+
+static int symbol(const char *name, void *fn) {
+    cudaDriverEntryPointQueryResult found;
+    return cudaGetDriverEntryPointByVersion(name, (void **)fn, 12000, cudaEnableDefault, &found) == cudaSuccess && found == cudaDriverEntryPointSuccess;
+}
+
+static int fail(int kind, char *why, const char *what, cudaError_t err) {
+    cudaGetLastError();
+    snprintf(why, MPIX_CUDA_WHY, "%s: %s", what, cudaGetErrorString(err));
+    return kind;
+}
+static int fail_drv(int kind, char *why, const char *what, CUresult err) {
+    snprintf(why, MPIX_CUDA_WHY, "%s: error %d of the CUDA driver%s", what, (int)err, err == CUDA_ERROR_OUT_OF_MEMORY ? " (out of memory)" : "");
+    return err == CUDA_ERROR_OUT_OF_MEMORY ? KIND_NO_MEM : kind;
+}
+
+/* The caller's current device is the caller's: put back when this goes out of scope. */
+struct on_device {
+    int was = -1;
+    explicit on_device(int ordinal) {
+        if (cudaGetDevice(&was) == cudaSuccess && was != ordinal)
+            cudaSetDevice(ordinal);
+        else
+            was = -1;
+    }
+    ~on_device() {
+        if (was >= 0)
+            cudaSetDevice(was);
+    }
+};
+
+static int m_open(int device, mpix_cuda_device *out, char *why) {
+    int n = 0, current = 0;
+    cudaError_t err = cudaGetDeviceCount(&n);
+    if (err != cudaSuccess || n == 0)
+        return fail(KIND_UNSUPPORTED, why, "no CUDA device can be used", err == cudaSuccess ? cudaErrorNoDevice : err);
+    if (device > n) {
+        snprintf(why, MPIX_CUDA_WHY, "config.device = %d, there are %d CUDA devices", device, n);
+        return 1; /* ARG */
+    }
+    if ((err = cudaGetDevice(&current)) != cudaSuccess)
+        return fail(KIND_UNSUPPORTED, why, "the current CUDA device can't be told", err);
+    memset(out, 0, sizeof *out);
+    out->ordinal = device ? device - 1 : current;
+    on_device guard(out->ordinal);
+    cudaDeviceProp prop;
+    if ((err = cudaFree(0)) != cudaSuccess || (err = cudaGetDeviceProperties(&prop, out->ordinal)) != cudaSuccess)
+        return fail(KIND_UNSUPPORTED, why, "the CUDA device can't be used", err);
+    if (prop.major < 8) {
+        snprintf(why, MPIX_CUDA_WHY, "device %d (%.63s) has compute capability %d.%d, 8.0 is needed", out->ordinal, prop.name, prop.major, prop.minor);
+        return KIND_UNSUPPORTED;
+    }
+    out->major = prop.major;
+    out->minor = prop.minor;
+    out->sms = prop.multiProcessorCount;
+    out->smem = (int)prop.sharedMemPerBlockOptin;
+    snprintf(out->name, sizeof out->name, "%.63s", prop.name);
+    memcpy(out->uuid, &prop.uuid, sizeof out->uuid);
+    int vmm = 0, fds = 0;
+    if (symbol("cuMemGetAllocationGranularity", &drv.get_granularity) && symbol("cuMemCreate", &drv.create) && symbol("cuMemRelease", &drv.release) &&
+        symbol("cuMemAddressReserve", &drv.reserve) && symbol("cuMemAddressFree", &drv.unreserve) && symbol("cuMemMap", &drv.map) &&
+        symbol("cuMemUnmap", &drv.unmap) && symbol("cuMemSetAccess", &drv.access) && symbol("cuMemExportToShareableHandle", &drv.export_handle) &&
+        symbol("cuMemImportFromShareableHandle", &drv.import_handle) && symbol("cuDeviceGetAttribute", &drv.attribute)) {
+        drv.attribute(&vmm, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, out->ordinal);
+        drv.attribute(&fds, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, out->ordinal);
+    }
+    out->vmm = vmm && fds;
+    return 0;
+}
+
+static int m_pointer(const mpix_cuda_device *d, const void *p) {
+    cudaPointerAttributes a;
+    if (cudaPointerGetAttributes(&a, p) != cudaSuccess) {
+        cudaGetLastError();
+        return MPIX_CUDA_PTR_PAGEABLE;
+    }
+    switch (a.type) {
+    case cudaMemoryTypeHost: return MPIX_CUDA_PTR_PINNED;
+    case cudaMemoryTypeManaged: return MPIX_CUDA_PTR_MANAGED;
+    case cudaMemoryTypeDevice: return a.device == d->ordinal ? MPIX_CUDA_PTR_DEVICE : MPIX_CUDA_PTR_OTHER_DEVICE;
+    default: return MPIX_CUDA_PTR_PAGEABLE;
+    }
+}
+
+/* Maps a VMM handle for use by this rank's device. */
+static CUresult vmm_map(const mpix_cuda_device *d, CUmemGenericAllocationHandle handle, size_t bytes, void **p) {
+    CUdeviceptr at = 0;
+    CUmemAccessDesc access = {};
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.location.id = d->ordinal;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    CUresult err = drv.reserve(&at, bytes, 0, 0, 0);
+    if (err != CUDA_SUCCESS)
+        return err;
+    if ((err = drv.map(at, bytes, 0, handle, 0)) != CUDA_SUCCESS)
+        goto unreserve;
+    if ((err = drv.access(at, bytes, &access, 1)) != CUDA_SUCCESS)
+        goto unmap;
+    *p = (void *)at;
+    return CUDA_SUCCESS;
+unmap:
+    drv.unmap(at, bytes);
+unreserve:
+    drv.unreserve(at, bytes);
+    return err;
+}
+
+static void m_free(const mpix_cuda_device *d, mpix_cuda_mem *mem) {
+    on_device guard(d->ordinal);
+    if (mem->fd >= 0)
+        close(mem->fd);
+    if (mem->p && mem->is_ipc) {
+        if (mem->imported)
+            cudaIpcCloseMemHandle(mem->p);
+        else
+            cudaFree(mem->p);
+    } else if (mem->p) {
+        drv.unmap((CUdeviceptr)mem->p, mem->bytes);
+        drv.unreserve((CUdeviceptr)mem->p, mem->bytes);
+        drv.release(mem->handle);
+    }
+    mem->p = nullptr;
+    mem->fd = -1;
+}
+
+static int m_alloc(const mpix_cuda_device *d, size_t bytes, int ipc, mpix_cuda_mem *mem, char *why) {
+    on_device guard(d->ordinal);
+    memset(mem, 0, sizeof *mem);
+    mem->fd = -1;
+    mem->is_ipc = ipc;
+    if (ipc) {
+        cudaIpcMemHandle_t handle;
+        mem->bytes = (bytes + 0x1fffff) & ~(size_t)0x1fffff; /* no other allocation in the same exported piece */
+        cudaError_t err = cudaMalloc(&mem->p, mem->bytes);
+        if (err == cudaSuccess && (err = cudaIpcGetMemHandle(&handle, mem->p)) == cudaSuccess)
+            err = cudaMemset(mem->p, 0, mem->bytes);
+        if (err != cudaSuccess) {
+            m_free(d, mem);
+            return fail(err == cudaErrorMemoryAllocation ? KIND_NO_MEM : KIND_UNSUPPORTED, why, "GPU memory for CUDA IPC", err);
+        }
+        memcpy(mem->ipc, &handle, sizeof mem->ipc);
+    } else {
+        CUmemAllocationProp prop = {};
+        CUmemGenericAllocationHandle handle;
+        size_t grain = 0;
+        prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+        prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+        prop.location.id = d->ordinal;
+        prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        CUresult err = drv.get_granularity(&grain, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
+        if (err != CUDA_SUCCESS)
+            return fail_drv(KIND_UNSUPPORTED, why, "the granularity of GPU memory", err);
+        mem->bytes = (bytes + grain - 1) / grain * grain;
+        if ((err = drv.create(&handle, mem->bytes, &prop, 0)) != CUDA_SUCCESS)
+            return fail_drv(KIND_TRANSPORT, why, "GPU memory with a shareable handle", err);
+        mem->handle = handle;
+        if ((err = vmm_map(d, handle, mem->bytes, &mem->p)) != CUDA_SUCCESS) {
+            drv.release(handle);
+            return fail_drv(KIND_TRANSPORT, why, "mapping GPU memory", err);
+        }
+        if ((err = drv.export_handle(&mem->fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)) != CUDA_SUCCESS) {
+            mem->fd = -1;
+            m_free(d, mem);
+            return fail_drv(KIND_TRANSPORT, why, "a descriptor of GPU memory", err);
+        }
+        cudaError_t set = cudaMemset(mem->p, 0, mem->bytes);
+        if (set != cudaSuccess) {
+            m_free(d, mem);
+            return fail(KIND_TRANSPORT, why, "clearing GPU memory", set);
+        }
+    }
+    cudaError_t err = cudaDeviceSynchronize();
+    if (err != cudaSuccess) {
+        m_free(d, mem);
+        return fail(KIND_TRANSPORT, why, "clearing GPU memory", err);
+    }
+    return 0;
+}
+
+static int m_import(const mpix_cuda_device *d, size_t bytes, int ipc, int fd, const unsigned char *blob, mpix_cuda_mem *mem, char *why) {
+    on_device guard(d->ordinal);
+    memset(mem, 0, sizeof *mem);
+    mem->fd = -1;
+    mem->is_ipc = ipc;
+    mem->imported = 1;
+    mem->bytes = bytes;
+    if (ipc) {
+        cudaIpcMemHandle_t handle;
+        memcpy(&handle, blob, sizeof handle);
+        cudaError_t err = cudaIpcOpenMemHandle(&mem->p, handle, cudaIpcMemLazyEnablePeerAccess);
+        return err == cudaSuccess ? 0 : fail(KIND_UNSUPPORTED, why, "CUDA IPC", err);
+    }
+    CUmemGenericAllocationHandle handle;
+    CUresult err = drv.import_handle(&handle, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    if (err != CUDA_SUCCESS)
+        return fail_drv(KIND_UNSUPPORTED, why, "importing a peer's GPU memory", err);
+    mem->handle = handle;
+    if ((err = vmm_map(d, handle, bytes, &mem->p)) != CUDA_SUCCESS) {
+        drv.release(handle);
+        return fail_drv(KIND_UNSUPPORTED, why, "mapping a peer's GPU memory", err);
+    }
+    return 0;
+}
+
+static int m_local_alloc(const mpix_cuda_device *d, size_t bytes, void **p, char *why) {
+    on_device guard(d->ordinal);
+    cudaError_t err = cudaMalloc(p, bytes ? bytes : 1);
+    if (err == cudaSuccess && (err = cudaMemset(*p, 0, bytes ? bytes : 1)) == cudaSuccess)
+        err = cudaDeviceSynchronize();
+    return err == cudaSuccess ? 0 : fail(KIND_NO_MEM, why, "GPU memory", err);
+}
+static void m_local_free(const mpix_cuda_device *d, void *p) {
+    on_device guard(d->ordinal);
+    cudaFree(p);
+}
+static int m_pinned_alloc(size_t bytes, void **p, char *why) {
+    cudaError_t err = cudaHostAlloc(p, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
+    if (err != cudaSuccess)
+        return fail(KIND_NO_MEM, why, "pinned host memory", err);
+    memset(*p, 0, bytes);
+    return 0;
+}
+static void m_pinned_free(void *p) { cudaFreeHost(p); }
+static int m_copy(const mpix_cuda_device *d, void *to, const void *from, size_t bytes, char *why) {
+    on_device guard(d->ordinal);
+    cudaError_t err = cudaMemcpy(to, from, bytes, cudaMemcpyDefault);
+    return err == cudaSuccess ? 0 : fail(KIND_TRANSPORT, why, "copying to the GPU", err);
+}
+static int m_stream_create(const mpix_cuda_device *d, void **stream, char *why) {
+    on_device guard(d->ordinal);
+    cudaError_t err = cudaStreamCreate((cudaStream_t *)stream); /* ordered with the default stream, where callers fill buffers */
+    return err == cudaSuccess ? 0 : fail(KIND_NO_MEM, why, "a CUDA stream", err);
+}
+static void m_stream_destroy(void *stream) { cudaStreamDestroy((cudaStream_t)stream); }
+static int m_stream_check(const mpix_cuda_device *d, void *stream, int *capturing, char *why) {
+    on_device guard(d->ordinal);
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaError_t err = cudaStreamIsCapturing((cudaStream_t)stream, &status);
+    *capturing = status != cudaStreamCaptureStatusNone;
+    int device = d->ordinal;
+#if CUDART_VERSION >= 12080
+    if (err == cudaSuccess && stream && cudaStreamGetDevice((cudaStream_t)stream, &device) != cudaSuccess)
+        device = d->ordinal;
+#endif
+    if (device != d->ordinal) {
+        snprintf(why, MPIX_CUDA_WHY, "stream belongs to CUDA device %d, the context to device %d", device, d->ordinal);
+        return 1; /* ARG */
+    }
+    return err == cudaSuccess ? 0 : fail(1, why, "stream can't be used", err);
+}
+static int m_event_create(const mpix_cuda_device *d, void **event, char *why) {
+    on_device guard(d->ordinal);
+    cudaError_t err = cudaEventCreateWithFlags((cudaEvent_t *)event, cudaEventDisableTiming);
+    return err == cudaSuccess ? 0 : fail(KIND_NO_MEM, why, "a CUDA event", err);
+}
+static void m_event_destroy(void *event) { cudaEventDestroy((cudaEvent_t)event); }
+static int m_event_record(const mpix_cuda_device *d, void *event, void *stream, char *why) {
+    on_device guard(d->ordinal);
+    cudaError_t err = cudaEventRecord((cudaEvent_t)event, (cudaStream_t)stream);
+    return err == cudaSuccess ? 0 : fail(KIND_TRANSPORT, why, "recording a CUDA event", err);
+}
+static int m_event_done(void *event, char *why) {
+    cudaError_t err = cudaEventQuery((cudaEvent_t)event);
+    if (err == cudaErrorNotReady) {
+        cudaGetLastError();
+        return 0;
+    }
+    if (err == cudaSuccess)
+        return 1;
+    fail(KIND_TRANSPORT, why, "the GPU failed", err);
+    return -1;
+}
+static int m_stream_wait(void *stream, void *event, char *why) {
+    cudaError_t err = cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)event, 0);
+    return err == cudaSuccess ? 0 : fail(KIND_TRANSPORT, why, "waiting for a CUDA event", err);
+}
+static void m_device_sync(const mpix_cuda_device *d) {
+    on_device guard(d->ordinal);
+    cudaDeviceSynchronize();
+    cudaGetLastError();
+}
+static int launched(cudaError_t err, char *why, const char *what) { return err == cudaSuccess ? 0 : fail(KIND_TRANSPORT, why, what, err); }
+static int m_route(const mpix_cuda_device *d, const mpix_cuda_handle *h, const mpix_cuda_route *c, void *stream, char *why) {
+    on_device guard(d->ordinal);
+    return launched(mpix_cuda_route_launch(h, c, (cudaStream_t)stream), why, "launching route");
+}
+static int m_dispatch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, void *stream, char *why) {
+    on_device guard(d->ordinal);
+    return launched(mpix_cuda_dispatch_launch(d, h, c, (cudaStream_t)stream), why, "launching dispatch");
+}
+static int m_combine(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, void *stream, char *why) {
+    on_device guard(d->ordinal);
+    return launched(mpix_cuda_combine_launch(d, h, c, (cudaStream_t)stream), why, "launching combine");
+}
+
+static const mpix_cuda_ops ops = {
+    MPIX_CUDA_ABI, m_open, m_pointer, m_alloc, m_import, m_free, m_local_alloc, m_local_free, m_pinned_alloc, m_pinned_free, m_copy,
+    m_stream_create, m_stream_destroy, m_stream_check, m_event_create, m_event_destroy, m_event_record, m_event_done, m_stream_wait,
+    m_device_sync, m_route, m_dispatch, m_combine,
+};
+
+extern "C" const mpix_cuda_ops *mpix_cuda_module(void) { return &ops; }

@@ -1,0 +1,210 @@
+/*
+ * route.cu - routing on the device: one kernel.
+ *
+ * Each block takes 256 tokens: ids to a bitmap of ranks, and for each rank the token's place among the block's. The last block to
+ * finish adds the blocks up, gives every rank this rank's counts, waits for theirs and computes where this rank's rows begin at each
+ * rank. Only that block waits, so blocks that have not started yet are never needed by one that does. Nobody else's output is written.
+ *
+ * Counts of epoch e replace those of e - 2 in the window of a peer: this rank has completed e - 1, for which that peer's counts of
+ * e - 1 were seen, and the peer sends those only after it completed e - 2.
+ */
+#include "device.cuh"
+#include "launch.h"
+
+enum { THREADS = MPIX_CUDA_BLOCK_TOKENS, WARPS = THREADS / 32 };
+
+struct counts_head { int32_t status, topk; int64_t tokens; };
+
+__device__ static uint32_t *counts_at(const mpix_cuda_handle &h, int owner, int source, uint64_t epoch) {
+    return (uint32_t *)(block_of(h, owner, source) + h.counts + (epoch & 1) * h.counts_bytes);
+}
+
+/* The ids of one token: copied, checked, counted. */
+__device__ static uint32_t token_read(const mpix_cuda_handle &h, const mpix_cuda_route &c, int64_t t) {
+    uint32_t map = 0;
+    const char *at = (const char *)c.ids + t * c.stride;
+    for (int k = 0; k < c.topk; k++) {
+        int64_t id = c.bits == 64 ? ((const int64_t *)at)[k] : ((const int32_t *)at)[k];
+        if (id < -1 || id >= h.experts) { /* never used as an index, whether the caller wants to hear of it or not */
+            if (h.check)
+                report(h, MPIX_CUDA_BAD_ID, 0, -1, t, id);
+            id = -1;
+        }
+        h.ids[t * h.max_topk + k] = (int32_t)id;
+        if (id >= 0) {
+            map |= 1u << h.owner[id];
+            atomicAdd(&h.histogram[id], 1u);
+        }
+    }
+    h.bitmap[t] = map;
+    for (int r = 0; c.token_in_rank && r < h.size; r++)
+        c.token_in_rank[t * h.size + r] = map >> r & 1;
+    return map;
+}
+
+/* Sums over blocks, by the last block: warp w takes ranks w, w + WARPS ... */
+__device__ static void blocks_scan(const mpix_cuda_handle &h, int nblocks, uint32_t *send) {
+    int lane = threadIdx.x % 32;
+    for (int r = threadIdx.x / 32; r < h.size; r += WARPS) {
+        uint32_t sum = 0;
+        for (int b0 = 0; b0 < nblocks; b0 += 32) {
+            uint32_t n = b0 + lane < nblocks ? __ldcg(&h.blk[(b0 + lane) * h.size + r]) : 0, s = n;
+            for (int d = 1; d < 32; d *= 2) {
+                uint32_t up = __shfl_up_sync(~0u, s, d);
+                s += lane >= d ? up : 0;
+            }
+            if (b0 + lane < nblocks)
+                h.blk[(b0 + lane) * h.size + r] = sum + s - n;
+            sum += __shfl_sync(~0u, s, 31);
+        }
+        if (lane == 0)
+            send[r] = h.state->send[r] = sum;
+    }
+    __syncthreads();
+}
+
+__device__ static void counts_send(const mpix_cuda_handle &h, const mpix_cuda_route &c, const uint32_t *send, uint64_t epoch) {
+    int status = h.state->err ? 1 : c.status;
+    for (int p = 0; p < h.size; p++) {
+        uint32_t *n = counts_at(h, p, h.rank, epoch);
+        if (threadIdx.x == 0) {
+            counts_head head = {status, c.topk, c.tokens};
+            *(counts_head *)n = head;
+        }
+        n += sizeof(counts_head) / 4;
+        for (int i = threadIdx.x; i < h.size; i += THREADS)
+            n[i] = send[i];
+        for (int i = threadIdx.x; i < h.experts; i += THREADS)
+            n[h.size + i] = __ldcg(&h.histogram[i]);
+    }
+    __threadfence_system();
+    __syncthreads();
+    if ((int)threadIdx.x < h.size)
+        word_store(&words_of(h, threadIdx.x, h.rank)->route, epoch);
+    for (int i = threadIdx.x; i < h.experts; i += THREADS) {
+        int64_t n = (int64_t)__ldcg(&h.histogram[i]);
+        if (c.send_per_expert)
+            c.send_per_expert[i] = n;
+        h.results[2 + 2 * h.size + h.local_experts + i] = n;
+        h.histogram[i] = 0; /* for the next route */
+    }
+}
+
+/* All counts are here: what they mean for this rank. */
+__device__ static void counts_use(const mpix_cuda_handle &h, const mpix_cuda_route &c, const uint32_t *send, uint64_t epoch) {
+    mpix_cuda_state *st = h.state;
+    const int head = sizeof(counts_head) / 4;
+    if (threadIdx.x == 0) {
+        int width = -1, first = -1;
+        uint32_t total = 0;
+        for (int s = 0; s < h.size; s++) {
+            const volatile uint32_t *n = counts_at(h, h.rank, s, epoch);
+            int status = n[0], topk = n[1];
+            int64_t tokens = *(const volatile int64_t *)(n + 2);
+            if (status && s != h.rank)
+                report(h, MPIX_CUDA_REMOTE, 0, s, status, 0);
+            if (tokens > 0 && first < 0)
+                first = s, width = topk;
+            else if (tokens > 0 && topk != width)
+                report(h, MPIX_CUDA_TOPK, 0, s, topk, width);
+            st->recv[s] = n[head + h.rank];
+            st->first[s] = total;
+            total += n[head + h.rank];
+        }
+        st->recv_total = total;
+        st->width = width < 0 ? c.topk : width;
+        st->topk = c.topk;
+        st->tokens = c.tokens;
+        for (int r = 0; r < h.size; r++) { /* every rank's rows: where mine begin, and whether they fit */
+            uint32_t base = 0, all = 0;
+            for (int s = 0; s < h.size; s++) {
+                const volatile uint32_t *n = counts_at(h, h.rank, s, epoch);
+                base += s < h.rank ? n[head + r] : 0;
+                all += n[head + r];
+            }
+            st->base[r] = base;
+            if (h.rows_limit >= 0 && all > h.rows_limit) {
+                if (r == h.rank)
+                    report(h, MPIX_CUDA_ROWS_LIMIT, 0, -1, all, h.rows_limit);
+                else
+                    report(h, MPIX_CUDA_REMOTE, 0, r, 2, 0);
+            }
+        }
+        st->routed = !st->err && !c.status;
+        h.results[0] = total;
+        if (c.recv_total)
+            *c.recv_total = total;
+    }
+    __syncthreads();
+    for (int r = threadIdx.x; r < h.size; r += THREADS) {
+        h.results[2 + r] = st->recv[r];
+        h.results[2 + h.size + r] = send[r];
+        if (c.recv_per_rank)
+            c.recv_per_rank[r] = st->recv[r];
+        if (c.send_per_rank)
+            c.send_per_rank[r] = send[r];
+    }
+    for (int e = threadIdx.x; e < h.local_experts; e += THREADS) {
+        int64_t sum = 0;
+        for (int s = 0; s < h.size; s++)
+            sum += *(const volatile uint32_t *)(counts_at(h, h.rank, s, epoch) + head + h.size + h.mine[e]);
+        h.recv_expert[e] = sum;
+        h.results[2 + 2 * h.size + e] = sum;
+        if (c.recv_per_expert)
+            c.recv_per_expert[e] = sum;
+    }
+}
+
+__global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_route c) {
+    __shared__ uint32_t warps[WARPS][MPIX_CUDA_RANKS], send[MPIX_CUDA_RANKS];
+    __shared__ unsigned long long any;
+    if (call_refused(h, c.report))
+        return;
+    uint64_t epoch = h.state->epoch[MPIX_CUDA_ROUTE] + 1;
+    int lane = threadIdx.x % 32, w = threadIdx.x / 32;
+    int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    uint32_t map = t < c.tokens ? token_read(h, c, t) : 0;
+    for (int r = 0; r < h.size; r++) {
+        uint32_t mask = __ballot_sync(~0u, map >> r & 1);
+        if (lane == 0)
+            warps[w][r] = __popc(mask);
+    }
+    __syncthreads();
+    for (int r = 0; r < h.size; r++) {
+        uint32_t mask = __ballot_sync(~0u, map >> r & 1), before = 0;
+        for (int i = 0; i < w; i++)
+            before += warps[i][r];
+        if (t < c.tokens)
+            h.rel[t * h.size + r] = before + __popc(mask & ((1u << lane) - 1));
+        if (threadIdx.x == THREADS - 1)
+            h.blk[blockIdx.x * h.size + r] = before + __popc(mask);
+    }
+    if (c.send_per_host) { /* all ranks are on one host: tokens that go anywhere */
+        int n = __syncthreads_count(map != 0);
+        if (threadIdx.x == 0)
+            atomicAdd((unsigned int *)&h.histogram[h.experts], n);
+    }
+    if (!last_block(h, MPIX_CUDA_ROUTE))
+        return;
+    if (threadIdx.x == 0) {
+        any = __ldcg(&h.histogram[h.experts]);
+        h.histogram[h.experts] = 0;
+        if (c.send_per_host)
+            *c.send_per_host = (int64_t)any;
+        h.state->routed = 0;
+    }
+    blocks_scan(h, gridDim.x, send);
+    counts_send(h, c, send, epoch);
+    if (wait_all(h, offsetof(mpix_cuda_words, route), epoch, nullptr, c.report))
+        counts_use(h, c, send, epoch);
+    __threadfence_system();
+    __syncthreads();
+    if (threadIdx.x == 0)
+        call_end(h, MPIX_CUDA_ROUTE, epoch, c.report);
+}
+
+cudaError_t mpix_cuda_route_launch(const mpix_cuda_handle *h, const mpix_cuda_route *c, cudaStream_t stream) {
+    unsigned blocks = (unsigned)((c->tokens + THREADS - 1) / THREADS);
+    route_kernel<<<blocks ? blocks : 1, THREADS, 0, stream>>>(*h, *c);
+    return cudaGetLastError();
+}
