@@ -1,9 +1,10 @@
 /*
- * rows_bench.c - how fast the row kernels move memory, against a plain streaming-store copy. For developers; not installed.
+ * rows_bench.c - how fast the row kernels move memory, against a plain streaming-store copy. For developers; not
+ * installed.
  *
- * Several processes work at once on buffers larger than the caches, since that is how ranks of a host use the kernels. The
- * reference and the kernel alternate within every repetition. Every figure is the median, in GB/s of bytes written (copy) or
- * bytes read and written (sum), of the slowest process.
+ * Several processes work at once on buffers larger than the caches, since that is how ranks of a host use the kernels.
+ * The reference and the kernel alternate within every repetition. Every figure is the median, in GB/s of bytes written
+ * (copy) or bytes read and written (sum), of the slowest process.
  */
 #include "config.h"
 
@@ -39,15 +40,13 @@ typedef struct shared {
 
 typedef void (*bench_fn)(const bench *b, int arg);
 
-static double now(void)
-{
+static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static void barrier(shared *sh, int procs)
-{
+static void barrier(shared *sh, int procs) {
     int turn = atomic_load(&sh->turn);
     if (atomic_fetch_add(&sh->arrived, 1) == procs - 1) {
         atomic_store(&sh->arrived, 0);
@@ -60,23 +59,20 @@ static void barrier(shared *sh, int procs)
 /* ---- the reference: one source, one destination, streaming stores of the widest registers there are ---- */
 
 #if MPIX_ROWS_X86
-__attribute__((target("avx512f"))) static void plain_avx512(char *dst, const char *src, size_t n)
-{
+__attribute__((target("avx512f"))) static void plain_avx512(char *dst, const char *src, size_t n) {
     for (size_t i = 0; i < n; i += 256)
         for (int k = 0; k < 4; k++)
             _mm512_stream_si512((__m512i *)(dst + i + 64 * k), _mm512_loadu_si512(src + i + 64 * k));
 }
 
-static void plain_sse2(char *dst, const char *src, size_t n)
-{
+static void plain_sse2(char *dst, const char *src, size_t n) {
     for (size_t i = 0; i < n; i += 64)
         for (int k = 0; k < 4; k++)
             _mm_stream_si128((__m128i *)(dst + i + 16 * k), _mm_loadu_si128((const __m128i *)(src + i + 16 * k)));
 }
 #endif
 
-static void run_plain(const bench *b, int arg)
-{
+static void run_plain(const bench *b, int arg) {
     size_t n = b->row * b->rows / 256 * 256;
     (void)arg;
 #if MPIX_ROWS_X86
@@ -92,8 +88,7 @@ static void run_plain(const bench *b, int arg)
 
 /* ---- the kernels ---- */
 
-static void copy_rows(const bench *b, int ndst, int streaming)
-{
+static void copy_rows(const bench *b, int ndst, int streaming) {
     for (size_t r = 0; r < b->rows; r++) {
         void *dst[MAX_DST];
         for (int d = 0; d < ndst; d++)
@@ -106,17 +101,15 @@ static void copy_rows(const bench *b, int ndst, int streaming)
 static void run_stream(const bench *b, int ndst) { copy_rows(b, ndst, 1); }
 static void run_ordinary(const bench *b, int ndst) { copy_rows(b, ndst, 0); }
 
-static void run_zero(const bench *b, int arg)
-{
+static void run_zero(const bench *b, int arg) {
     (void)arg;
     for (size_t r = 0; r < b->rows; r++)
         b->ops->zero(b->dst[0] + b->skew + r * b->row, b->row, 1);
     b->ops->fence();
 }
 
-/* nterms bf16 or f32 rows of different buffers, each its own group as in combine of the COMPACT layout. arg: nterms + 16 * dtype. */
-static void run_sum(const bench *b, int arg)
-{
+/* Rows of different buffers, each its own group as in combine of the COMPACT layout. arg: rows + 16 * dtype. */
+static void run_sum(const bench *b, int arg) {
     int nterms = arg % 16, dtype = arg / 16;
     mpix_row_term terms[MAX_DST];
     for (size_t r = 0; r < b->rows; r++) {
@@ -155,8 +148,7 @@ static const bench_case cases[] = {
 };
 enum { NCASES = sizeof cases / sizeof *cases };
 
-static char *buffer_new(size_t bytes)
-{
+static char *buffer_new(size_t bytes) {
     char *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) {
         perror("rows_bench: mmap");
@@ -168,8 +160,7 @@ static char *buffer_new(size_t bytes)
     return p;
 }
 
-static void work(bench *b, shared *sh)
-{
+static void work(bench *b, shared *sh) {
     size_t bytes = b->row * b->rows + 4096;
     b->src = buffer_new(bytes);
     b->y = buffer_new(bytes);
@@ -191,14 +182,12 @@ static void work(bench *b, shared *sh)
     }
 }
 
-static int double_cmp(const void *a, const void *b)
-{
+static int double_cmp(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
-static double median_of_slowest(const bench *b, double seconds[MAX_PROCS][MAX_REPS])
-{
+static double median_of_slowest(const bench *b, double seconds[MAX_PROCS][MAX_REPS]) {
     double slowest[MAX_REPS];
     for (int rep = 0; rep < b->reps; rep++) {
         slowest[rep] = seconds[0][rep];
@@ -209,11 +198,10 @@ static double median_of_slowest(const bench *b, double seconds[MAX_PROCS][MAX_RE
     return slowest[b->reps / 2];
 }
 
-static void print(const bench *b, shared *sh)
-{
+static void print(const bench *b, shared *sh) {
     double bytes = (double)(b->row * b->rows) * 1e-9;
-    printf("# %s, %d processes, rows of %zu bytes, %zu rows, destinations off by %zu bytes; GB/s per process\n", b->ops->name, b->procs,
-           b->row, b->rows, b->skew);
+    printf("# %s, %d processes, rows of %zu bytes, %zu rows, destinations off by %zu bytes; GB/s per process\n",
+           b->ops->name, b->procs, b->row, b->rows, b->skew);
     printf("%-22s %10s %10s %8s\n", "# kernel", "plain", "kernel", "ratio");
     for (int c = 0; c < NCASES; c++) {
         double plain = (cases[c].read_too ? 2 : 1) * bytes / median_of_slowest(b, sh->seconds[c][0]);
@@ -222,13 +210,12 @@ static void print(const bench *b, shared *sh)
     }
 }
 
-static void usage(FILE *to)
-{
-    fprintf(to, "usage: rows_bench [-a auto|portable|avx2|avx512] [-p processes] [-r row bytes] [-n rows] [-k skew] [-i repetitions]\n");
+static void usage(FILE *to) {
+    fprintf(to, "usage: rows_bench [-a auto|portable|avx2|avx512] [-p processes] [-r row bytes] [-n rows] [-k skew] "
+                "[-i repetitions]\n");
 }
 
-static long number(const char *text, long least, long most)
-{
+static long number(const char *text, long least, long most) {
     char *end;
     long v = strtol(text, &end, 10);
     if (*text == '\0' || *end != '\0' || v < least || v > most) {
@@ -238,8 +225,7 @@ static long number(const char *text, long least, long most)
     return v;
 }
 
-static int isa_of(const char *name)
-{
+static int isa_of(const char *name) {
     static const char *const names[] = {"auto", "portable", "avx2", "avx512"};
     for (int isa = MPIX_ISA_AUTO; isa <= MPIX_ISA_AVX512; isa++)
         if (strcmp(name, names[isa]) == 0)
@@ -248,19 +234,32 @@ static int isa_of(const char *name)
     exit(2);
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     bench b = {.row = 14336, .rows = 4096, .procs = 2, .reps = 11};
     int isa = MPIX_ISA_AUTO, opt, failed = 0;
     while ((opt = getopt(argc, argv, "a:p:r:n:k:i:h")) != -1) {
         switch (opt) {
-        case 'a': isa = isa_of(optarg); break;
-        case 'p': b.procs = (int)number(optarg, 1, MAX_PROCS); break;
-        case 'r': b.row = (size_t)number(optarg, 8, 1 << 24) / 8 * 8; break;
-        case 'n': b.rows = (size_t)number(optarg, 1, 1 << 20); break;
-        case 'k': b.skew = (size_t)number(optarg, 0, 4096); break;
-        case 'i': b.reps = (int)number(optarg, 1, MAX_REPS); break;
-        default: usage(opt == 'h' ? stdout : stderr); return opt == 'h' ? 0 : 2;
+        case 'a':
+            isa = isa_of(optarg);
+            break;
+        case 'p':
+            b.procs = (int)number(optarg, 1, MAX_PROCS);
+            break;
+        case 'r':
+            b.row = (size_t)number(optarg, 8, 1 << 24) / 8 * 8;
+            break;
+        case 'n':
+            b.rows = (size_t)number(optarg, 1, 1 << 20);
+            break;
+        case 'k':
+            b.skew = (size_t)number(optarg, 0, 4096);
+            break;
+        case 'i':
+            b.reps = (int)number(optarg, 1, MAX_REPS);
+            break;
+        default:
+            usage(opt == 'h' ? stdout : stderr);
+            return opt == 'h' ? 0 : 2;
         }
     }
     b.ops = mpix_rows_get(isa);

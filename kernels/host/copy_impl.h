@@ -1,17 +1,17 @@
 /*
  * copy_impl.h - copies and zeros of rows, written in the operations of a vec_*.h; included once per variant.
  *
- * A row that goes to several destinations is cut into blocks that stay in the first-level cache: a block comes from memory for the
- * first destination and from the cache for the others. Blocks of a destination begin at its own cache line boundaries, so that
- * between the two ends of a row only whole lines are written, one line after another: that is what write-combining buffers want.
+ * A row that goes to several destinations is cut into blocks that stay in the first-level cache: a block comes from
+ * memory for the first destination and from the cache for the others. Blocks of a destination begin at its own cache
+ * line boundaries, so that between the two ends of a row only whole lines are written, one line after another: that is
+ * what write-combining buffers want.
  */
 #include <string.h>
 
 enum { COPY_LINE = 64, COPY_BLOCK = 4096, COPY_UNROLL = 8 };
 
 /* Whole vectors: n is a multiple of VB_BYTES, dst aligned to it. */
-MPIX_ALWAYS_INLINE void copy_stream_vectors(char *dst, const char *src, size_t n)
-{
+MPIX_ALWAYS_INLINE void copy_stream_vectors(char *dst, const char *src, size_t n) {
     size_t i = 0;
     for (; i + COPY_UNROLL * VB_BYTES <= n; i += COPY_UNROLL * VB_BYTES) {
         vb r[COPY_UNROLL];
@@ -23,8 +23,7 @@ MPIX_ALWAYS_INLINE void copy_stream_vectors(char *dst, const char *src, size_t n
 }
 
 /* One piece for one destination: ordinary stores up to its first line boundary and from its last one on. */
-MPIX_ALWAYS_INLINE void copy_stream_piece(char *dst, const char *src, size_t n)
-{
+MPIX_ALWAYS_INLINE void copy_stream_piece(char *dst, const char *src, size_t n) {
     size_t head = -(uintptr_t)dst % COPY_LINE;
     if (head > 0) {
         head = head < n ? head : n;
@@ -36,14 +35,12 @@ MPIX_ALWAYS_INLINE void copy_stream_piece(char *dst, const char *src, size_t n)
         memcpy(dst + head + body, src + head + body, n - head - body);
 }
 
-/* Where the block that begins at offset b of the source begins for this destination: b, or the line boundary before it. */
-MPIX_ALWAYS_INLINE size_t copy_block_start(const char *dst, size_t b)
-{
+/* Where the source's block at offset b begins for this destination: at b, or at the line boundary before it. */
+MPIX_ALWAYS_INLINE size_t copy_block_start(const char *dst, size_t b) {
     return b == 0 ? 0 : b - ((uintptr_t)dst + b) % COPY_LINE;
 }
 
-static void rows_copy(const void *src, size_t n, void *const dst[], int ndst, int streaming)
-{
+static void rows_copy(const void *src, size_t n, void *const dst[], int ndst, int streaming) {
     for (size_t b = 0; b < n; b += COPY_BLOCK) {
         int last = n - b <= COPY_BLOCK;
         for (int d = 0; d < ndst; d++) {
@@ -58,8 +55,7 @@ static void rows_copy(const void *src, size_t n, void *const dst[], int ndst, in
     }
 }
 
-static void rows_zero(void *dst, size_t n, int streaming)
-{
+static void rows_zero(void *dst, size_t n, int streaming) {
     char *to = dst;
     size_t head = -(uintptr_t)dst % COPY_LINE;
     if (!streaming || n < head + COPY_LINE) {

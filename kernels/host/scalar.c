@@ -7,8 +7,7 @@
 #include "mpix_ep.h"
 
 /* Element c of a row of any dtype that a sum in float takes. */
-static float scalar_load_f32(const void *row, int dtype, size_t c)
-{
+static float scalar_load_f32(const void *row, int dtype, size_t c) {
     const char *p = (const char *)row + c * mpix_dtype_size(dtype);
     uint16_t h;
     float f;
@@ -33,8 +32,7 @@ static float scalar_load_f32(const void *row, int dtype, size_t c)
     }
 }
 
-static double scalar_load_f64(const void *row, int dtype, size_t c)
-{
+static double scalar_load_f64(const void *row, int dtype, size_t c) {
     double d;
     if (dtype != MPIX_EP_F64)
         return mpix_f64_from_f32(scalar_load_f32(row, dtype, c));
@@ -42,8 +40,7 @@ static double scalar_load_f64(const void *row, int dtype, size_t c)
     return d;
 }
 
-static void scalar_store_f64(void *row, int dtype, size_t c, double v)
-{
+static void scalar_store_f64(void *row, int dtype, size_t c, double v) {
     char *p = (char *)row + c * mpix_dtype_size(dtype);
     float f = mpix_f32_from_f64(v);
     uint16_t h;
@@ -66,8 +63,7 @@ static void scalar_store_f64(void *row, int dtype, size_t c, double v)
     memcpy(p, &h, sizeof h);
 }
 
-static void scalar_store_f32(void *row, int dtype, size_t c, float v)
-{
+static void scalar_store_f32(void *row, int dtype, size_t c, float v) {
     char *p = (char *)row + c * mpix_dtype_size(dtype);
     double d = mpix_f64_from_f32(v);
     uint16_t h;
@@ -90,28 +86,23 @@ static void scalar_store_f32(void *row, int dtype, size_t c, float v)
     memcpy(p, &h, sizeof h);
 }
 
-static float scalar_add_f32(float a, float b)
-{
+static float scalar_add_f32(float a, float b) {
     return mpix_f32_isnan(a) ? mpix_f32_quiet(a) : mpix_f32_isnan(b) ? mpix_f32_quiet(b) : a + b;
 }
 
-static float scalar_mul_f32(float a, float b)
-{
+static float scalar_mul_f32(float a, float b) {
     return mpix_f32_isnan(a) ? mpix_f32_quiet(a) : mpix_f32_isnan(b) ? mpix_f32_quiet(b) : a * b;
 }
 
-static double scalar_add_f64(double a, double b)
-{
+static double scalar_add_f64(double a, double b) {
     return mpix_f64_isnan(a) ? mpix_f64_quiet(a) : mpix_f64_isnan(b) ? mpix_f64_quiet(b) : a + b;
 }
 
-static double scalar_mul_f64(double a, double b)
-{
+static double scalar_mul_f64(double a, double b) {
     return mpix_f64_isnan(a) ? mpix_f64_quiet(a) : mpix_f64_isnan(b) ? mpix_f64_quiet(b) : a * b;
 }
 
-static float scalar_column_f32(const mpix_row_sum *sum, int xdtype, int scale_kind, int ydtype, size_t c)
-{
+static float scalar_column_f32(const mpix_row_sum *sum, int xdtype, int scale_kind, int ydtype, size_t c) {
     float total = 0.0f, part = 0.0f;
     int groups = 0;
     for (int t = 0; t < sum->nterms; t++) {
@@ -137,8 +128,7 @@ static float scalar_column_f32(const mpix_row_sum *sum, int xdtype, int scale_ki
     return total;
 }
 
-static double scalar_column_f64(const mpix_row_sum *sum, int ydtype, size_t c)
-{
+static double scalar_column_f64(const mpix_row_sum *sum, int ydtype, size_t c) {
     double total = 0.0, part = 0.0;
     int groups = 0;
     for (int t = 0; t < sum->nterms; t++) {
@@ -162,8 +152,7 @@ static double scalar_column_f64(const mpix_row_sum *sum, int ydtype, size_t c)
     return total;
 }
 
-void mpix_rows_sum_columns(const mpix_row_sum *sum, int xdtype, int scale_kind, int ydtype, size_t from, size_t to)
-{
+void mpix_rows_sum_columns(const mpix_row_sum *sum, int xdtype, int scale_kind, int ydtype, size_t from, size_t to) {
     for (size_t c = from; c < to; c++)
         if (xdtype == MPIX_EP_F64)
             scalar_store_f64(sum->y, ydtype, c, scalar_column_f64(sum, ydtype, c));

@@ -1,12 +1,12 @@
 /*
- * variant_impl.h - one variant of the row kernels, made of the operations of a vec_*.h that was included before. Included once
- * per variant, by a file that has raised the instruction set for what follows. VARIANT_OPS defines its table.
+ * variant_impl.h - one variant of the row kernels, made of the operations of a vec_*.h that was included before.
+ * Included once per variant, by a file that has raised the instruction set for what follows. VARIANT_OPS defines its
+ * table.
  */
 #include "kernels/host/copy_impl.h"
 
 /* Sixteen elements of any dtype that y and the bias rows may have. */
-V_INLINE vf vf_load(int dtype, const char *p)
-{
+V_INLINE vf vf_load(int dtype, const char *p) {
     switch (dtype) {
     case MPIX_EP_F64:
         return vf_from_vd(vd_load_f64(p));
@@ -19,14 +19,12 @@ V_INLINE vf vf_load(int dtype, const char *p)
     }
 }
 
-V_INLINE vd vd_load(int dtype, const char *p)
-{
+V_INLINE vd vd_load(int dtype, const char *p) {
     return dtype == MPIX_EP_F64 ? vd_load_f64(p) : vd_from_vf(vf_load(dtype, p));
 }
 
 /* Finished columns, rounded to y's dtype. */
-V_INLINE void vf_store(int dtype, char *p, const vf a[], int nv, int nt)
-{
+V_INLINE void vf_store(int dtype, char *p, const vf a[], int nv, int nt) {
     switch (dtype) {
     case MPIX_EP_F64:
         MPIX_EACH(nv, VF_VECS, vd_store_f64(p + v * 128, vd_from_vf(a[v]), nt));
@@ -43,8 +41,7 @@ V_INLINE void vf_store(int dtype, char *p, const vf a[], int nv, int nt)
     }
 }
 
-V_INLINE void vd_store(int dtype, char *p, const vd a[], int nv, int nt)
-{
+V_INLINE void vd_store(int dtype, char *p, const vd a[], int nv, int nt) {
     switch (dtype) {
     case MPIX_EP_F64:
         MPIX_EACH(nv, VD_VECS, vd_store_f64(p + v * 128, a[v], nt));
@@ -64,8 +61,7 @@ V_INLINE void vd_store(int dtype, char *p, const vd a[], int nv, int nt)
 /* How the terms of a sum hang together. */
 enum { SUM_EMPTY, SUM_CHAIN, SUM_GROUPS };
 
-static int sum_shape(const mpix_row_sum *sum)
-{
+static int sum_shape(const mpix_row_sum *sum) {
     int groups = 1;
     if (sum->nterms <= 0)
         return SUM_EMPTY;
@@ -133,8 +129,7 @@ static int sum_shape(const mpix_row_sum *sum)
 #define X_SCALED 0
 #include "kernels/host/sum_impl.h"
 
-static void rows_sum(const mpix_row_sum *sum, int xdtype, int scale_kind, int ydtype, size_t hidden, int streaming)
-{
+static void rows_sum(const mpix_row_sum *sum, int xdtype, int scale_kind, int ydtype, size_t hidden, int streaming) {
     static void (*const by_dtype[])(const mpix_row_sum *, int, int, size_t, int) = {
         [MPIX_EP_F64] = sum_row_f64,   [MPIX_EP_F32] = sum_row_f32,       [MPIX_EP_F16] = sum_row_f16,
         [MPIX_EP_BF16] = sum_row_bf16, [MPIX_EP_F8E4M3] = sum_row_f8e4m3, [MPIX_EP_F8E5M2] = sum_row_f8e5m2,

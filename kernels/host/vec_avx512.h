@@ -1,13 +1,14 @@
 /*
- * vec_avx512.h - sixteen columns in AVX-512 registers (F, BW, VL, DQ): the operations that sum_impl.h and copy_impl.h are written in.
+ * vec_avx512.h - sixteen columns in AVX-512 registers (F, BW, VL, DQ): the operations that sum_impl.h and copy_impl.h
+ * are written in.
  *
- * vf holds floats, vd doubles. Loads take any alignment. Stores with nt set are non-temporal and take addresses aligned to the bytes
- * they write, at most 64. NaNs need not be right here, only stay NaNs: see scalar.h.
+ * vf holds floats, vd doubles. Loads take any alignment. Stores with nt set are non-temporal and take addresses aligned
+ * to the bytes they write, at most 64. NaNs need not be right here, only stay NaNs: see scalar.h.
  */
 #include "kernels/host/convert.h"
 
 /* Everything becomes part of the loop over passes, so that columns stay in registers. */
-#define V_INLINE MPIX_ALWAYS_INLINE
+#define V_INLINE MPIX_INLINE_PASSES
 
 typedef __m512 vf;
 typedef struct {
@@ -24,15 +25,13 @@ MPIX_ALWAYS_INLINE int vf_any_nan(vf a) { return _mm512_cmp_ps_mask(a, a, _CMP_U
 MPIX_ALWAYS_INLINE vd vd_set1(float x) { return (vd){_mm512_set1_pd(x), _mm512_set1_pd(x)}; }
 MPIX_ALWAYS_INLINE vd vd_add(vd a, vd b) { return (vd){_mm512_add_pd(a.lo, b.lo), _mm512_add_pd(a.hi, b.hi)}; }
 MPIX_ALWAYS_INLINE vd vd_mul(vd a, vd b) { return (vd){_mm512_mul_pd(a.lo, b.lo), _mm512_mul_pd(a.hi, b.hi)}; }
-MPIX_ALWAYS_INLINE int vd_any_nan(vd a)
-{
+MPIX_ALWAYS_INLINE int vd_any_nan(vd a) {
     return (_mm512_cmp_pd_mask(a.lo, a.lo, _CMP_UNORD_Q) | _mm512_cmp_pd_mask(a.hi, a.hi, _CMP_UNORD_Q)) != 0;
 }
 
 /* ---- between float and double ---- */
 
-MPIX_ALWAYS_INLINE vd vd_from_vf(vf a)
-{
+MPIX_ALWAYS_INLINE vd vd_from_vf(vf a) {
     return (vd){_mm512_cvtps_pd(_mm512_castps512_ps256(a)), _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1))};
 }
 
@@ -41,8 +40,7 @@ MPIX_ALWAYS_INLINE vf vf_join(__m256 lo, __m256 hi) { return _mm512_insertf32x8(
 MPIX_ALWAYS_INLINE vf vf_from_vd(vd a) { return vf_join(_mm512_cvtpd_ps(a.lo), _mm512_cvtpd_ps(a.hi)); }
 
 /* Rounding to odd (convert.h): toward zero, then the last bit set where that was inexact. */
-MPIX_ALWAYS_INLINE __m256 vf_odd_half(__m512d a)
-{
+MPIX_ALWAYS_INLINE __m256 vf_odd_half(__m512d a) {
     __m256 r = _mm512_cvt_roundpd_ps(a, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
     __mmask8 inexact = _mm512_cmp_pd_mask(_mm512_cvtps_pd(r), a, _CMP_NEQ_OQ);
     __m256i u = _mm256_castps_si256(r);
@@ -56,22 +54,20 @@ MPIX_ALWAYS_INLINE vf vf_odd_from_vd(vd a) { return vf_join(vf_odd_half(a.lo), v
 MPIX_ALWAYS_INLINE vf vf_load_f32(const char *p) { return _mm512_loadu_ps(p); }
 MPIX_ALWAYS_INLINE vf vf_load_f16(const char *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 
-MPIX_ALWAYS_INLINE vf vf_load_bf16(const char *p)
-{
+MPIX_ALWAYS_INLINE vf vf_load_bf16(const char *p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
 }
 
-MPIX_ALWAYS_INLINE vf vf_load_f8e5m2(const char *p)
-{
+MPIX_ALWAYS_INLINE vf vf_load_f8e5m2(const char *p) {
     return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p)), 8));
 }
 
-MPIX_ALWAYS_INLINE vf vf_load_f8e4m3(const char *p)
-{
+MPIX_ALWAYS_INLINE vf vf_load_f8e4m3(const char *p) {
     const __m256i low = _mm256_set1_epi16(0x7f);
     __m256i u = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p)), a = _mm256_and_si256(u, low);
     __m256i sign = _mm256_slli_epi16(_mm256_andnot_si256(low, u), 8);
-    __m256i h = _mm256_mask_blend_epi16(_mm256_cmpeq_epi16_mask(a, low), _mm256_slli_epi16(a, 7), _mm256_set1_epi16(0x7e00));
+    __m256i h =
+        _mm256_mask_blend_epi16(_mm256_cmpeq_epi16_mask(a, low), _mm256_slli_epi16(a, 7), _mm256_set1_epi16(0x7e00));
     return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(h, sign)), _mm512_set1_ps(256.0f));
 }
 
@@ -79,9 +75,9 @@ MPIX_ALWAYS_INLINE vd vd_load_f64(const char *p) { return (vd){_mm512_loadu_pd(p
 
 /* ---- stores of sixteen elements ---- */
 
-MPIX_ALWAYS_INLINE void v_store256(char *p, __m256i u, int nt)
-{
-    /* Keeps the compiler from merging a conversion with the store: vpmovdw to memory is slow, and not a streaming store. */
+MPIX_ALWAYS_INLINE void v_store256(char *p, __m256i u, int nt) {
+    /* Keeps the compiler from merging a conversion with the store: vpmovdw to memory is slow, and not a streaming
+     * store. */
     __asm__("" : "+v"(u));
     if (nt)
         _mm256_stream_si256((__m256i *)p, u);
@@ -89,28 +85,24 @@ MPIX_ALWAYS_INLINE void v_store256(char *p, __m256i u, int nt)
         _mm256_storeu_si256((__m256i *)p, u);
 }
 
-MPIX_ALWAYS_INLINE void vf_store_f32(char *p, vf a, int nt)
-{
+MPIX_ALWAYS_INLINE void vf_store_f32(char *p, vf a, int nt) {
     if (nt)
         _mm512_stream_ps((float *)p, a);
     else
         _mm512_storeu_ps(p, a);
 }
 
-MPIX_ALWAYS_INLINE void vf_store_f16(char *p, vf a, int nt)
-{
+MPIX_ALWAYS_INLINE void vf_store_f16(char *p, vf a, int nt) {
     v_store256(p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), nt);
 }
 
-MPIX_ALWAYS_INLINE void vf_store_bf16(char *p, vf a, int nt)
-{
+MPIX_ALWAYS_INLINE void vf_store_bf16(char *p, vf a, int nt) {
     __m512i u = _mm512_castps_si512(a), odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
     u = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
     v_store256(p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(u, 16)), nt);
 }
 
-MPIX_ALWAYS_INLINE void vd_store_f64(char *p, vd a, int nt)
-{
+MPIX_ALWAYS_INLINE void vd_store_f64(char *p, vd a, int nt) {
     if (nt) {
         _mm512_stream_pd((double *)p, a.lo);
         _mm512_stream_pd((double *)(p + 64), a.hi);

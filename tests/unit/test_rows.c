@@ -5,8 +5,7 @@
 
 #include "rows_ref.h"
 
-int main(void)
-{
+int main(void) {
     Suite *suite = suite_create("rows");
     suite_add_tcase(suite, rows_copy_tests());
     suite_add_tcase(suite, rows_convert_tests());

@@ -1,6 +1,7 @@
 /*
- * test_rows_sum.c - sums of rows against the reference, one operation after another in the promised order, and the variants against
- * each other bit by bit: shapes, dtypes, weights, groups, bias, scales, alignments, guard pages, floating-point modes of the caller.
+ * test_rows_sum.c - sums of rows against the reference, one operation after another in the promised order, and the
+ * variants against each other bit by bit: shapes, dtypes, weights, groups, bias, scales, alignments, guard pages,
+ * floating-point modes of the caller.
  */
 #include "config.h"
 
@@ -24,16 +25,14 @@ typedef struct problem {
 } problem;
 
 /* A value of moderate size, so that sums round and don't overflow; or with special any pattern at all. */
-static uint64_t random_bits(int dtype, int special)
-{
+static uint64_t random_bits(int dtype, int special) {
     if (special && rnd_below(40) == 0)
         return rnd() & (mpix_dtype_size(dtype) == 8 ? UINT64_MAX : (UINT64_C(1) << 8 * mpix_dtype_size(dtype)) - 1);
     double v = ldexp((double)rnd_below(1 << 24) / (1 << 24) - 0.5, (int)rnd_below(9) - 4);
     return ref_encode(dtype, v);
 }
 
-static guarded random_row(int dtype, size_t hidden, int special)
-{
+static guarded random_row(int dtype, size_t hidden, int special) {
     size_t size = mpix_dtype_size(dtype);
     guarded g = guarded_new(hidden * size, rnd_below(2) ? GUARD_END : GUARD_START, rnd_below(2) ? 0 : rnd_below(64));
     for (size_t i = 0; i < hidden; i++) {
@@ -45,10 +44,10 @@ static guarded random_row(int dtype, size_t hidden, int special)
     return g;
 }
 
-static guarded random_scales(int kind, size_t hidden)
-{
+static guarded random_scales(int kind, size_t hidden) {
     size_t n = (hidden + 127) / 128;
-    guarded g = guarded_new(n * (kind == MPIX_EP_SCALES_F32 ? 4 : 1), rnd_below(2) ? GUARD_END : GUARD_START, rnd_below(9));
+    guarded g =
+        guarded_new(n * (kind == MPIX_EP_SCALES_F32 ? 4 : 1), rnd_below(2) ? GUARD_END : GUARD_START, rnd_below(9));
     for (size_t i = 0; i < n; i++) {
         if (kind == MPIX_EP_SCALES_F32)
             ref_element_set(g.p, MPIX_EP_F32, i, ref_encode(MPIX_EP_F32, (double)(1 + rnd_below(1000)) / 300));
@@ -58,9 +57,9 @@ static guarded random_scales(int kind, size_t hidden)
     return g;
 }
 
-static void problem_init(problem *p, int xdtype, int ydtype, size_t hidden, int nterms, int special)
-{
-    int fp8 = xdtype == MPIX_EP_F8E4M3 || xdtype == MPIX_EP_F8E5M2, group = (int)rnd_below(3), spread = (int)rnd_below(3);
+static void problem_init(problem *p, int xdtype, int ydtype, size_t hidden, int nterms, int special) {
+    int fp8 = xdtype == MPIX_EP_F8E4M3 || xdtype == MPIX_EP_F8E5M2, group = (int)rnd_below(3),
+        spread = (int)rnd_below(3);
     int weights = (int)rnd_below(4);
     *p = (problem){.xdtype = xdtype, .ydtype = ydtype, .hidden = hidden, .nterms = nterms};
     p->scale_kind = fp8 ? (int)rnd_below(3) : MPIX_EP_NO_SCALES;
@@ -86,8 +85,7 @@ static void problem_init(problem *p, int xdtype, int ydtype, size_t hidden, int 
     }
 }
 
-static void problem_free(problem *p)
-{
+static void problem_free(problem *p) {
     for (int t = 0; t < p->nterms; t++) {
         guarded_check(&p->x[t]);
         guarded_free(&p->x[t]);
@@ -100,8 +98,7 @@ static void problem_free(problem *p)
 }
 
 /* All variants, streaming and not, at several alignments of y: equal to the reference and to one another. */
-static void problem_check(problem *p)
-{
+static void problem_check(problem *p) {
     const mpix_rows_ops *ops[3];
     int nops = ref_variants(ops);
     size_t size = mpix_dtype_size(p->ydtype), bytes = p->hidden * size;
@@ -118,19 +115,19 @@ static void problem_check(problem *p)
         for (size_t c = 0; c < p->hidden; c++) {
             uint64_t got = ref_element(y.p, p->ydtype, c), same = ref_element(first, p->ydtype, c);
             uint64_t want = run == 0 ? ref_sum(&p->sum, p->xdtype, p->scale_kind, p->ydtype, c) : same;
-            int quiet_nan = run == 0 && ref_is_nan(p->ydtype, want) && ref_is_nan(p->ydtype, got) && (got & want) >> (ref_format_of(p->ydtype)->fraction_bits - 1) & 1;
+            int quiet_nan = run == 0 && ref_is_nan(p->ydtype, want) && ref_is_nan(p->ydtype, got) &&
+                            (got & want) >> (ref_format_of(p->ydtype)->fraction_bits - 1) & 1;
             if (got != want && !quiet_nan)
-                ck_abort_msg("%s (streaming %d): %s to %s, %d terms, hidden %zu: column %zu is %#llx, not %#llx", ops[run / 2]->name, run % 2,
-                             mpix_dtype_name(p->xdtype), mpix_dtype_name(p->ydtype), p->nterms, p->hidden, c, (unsigned long long)got,
-                             (unsigned long long)want);
+                ck_abort_msg("%s (streaming %d): %s to %s, %d terms, hidden %zu: column %zu is %#llx, not %#llx",
+                             ops[run / 2]->name, run % 2, mpix_dtype_name(p->xdtype), mpix_dtype_name(p->ydtype),
+                             p->nterms, p->hidden, c, (unsigned long long)got, (unsigned long long)want);
         }
         guarded_free(&y);
     }
     free(first);
 }
 
-static void check(int xdtype, int ydtype, size_t hidden, int nterms, int special)
-{
+static void check(int xdtype, int ydtype, size_t hidden, int nterms, int special) {
     problem p;
     problem_init(&p, xdtype, ydtype, hidden, nterms, special);
     problem_check(&p);
@@ -141,8 +138,7 @@ static void check(int xdtype, int ydtype, size_t hidden, int nterms, int special
 static int loop_x(int i) { return MPIX_EP_F64 + i % 6; }
 static int loop_y(int i) { return MPIX_EP_F64 + i / 6; }
 
-START_TEST(test_random)
-{
+START_TEST(test_random) {
     rnd_seed(10 + (uint64_t)_i);
     for (int round = 0; round < 60; round++)
         check(loop_x(_i), loop_y(_i), 1 + rnd_below(600), (int)rnd_below(MAX_TERMS + 1), 0);
@@ -151,8 +147,7 @@ START_TEST(test_random)
 }
 END_TEST
 
-START_TEST(test_long_rows)
-{
+START_TEST(test_long_rows) {
     rnd_seed(50 + (uint64_t)_i);
     for (int nterms = 1; nterms <= 8; nterms += 1 + (int)rnd_below(3))
         check(loop_x(_i), loop_y(_i), 7168, nterms, 0);
@@ -160,8 +155,7 @@ START_TEST(test_long_rows)
 END_TEST
 
 /* NaNs with payloads, signalling ones, infinities, denormals, numbers that overflow: among ordinary ones. */
-START_TEST(test_special_values)
-{
+START_TEST(test_special_values) {
     rnd_seed(90 + (uint64_t)_i);
     for (int round = 0; round < 60; round++)
         check(loop_x(_i), loop_y(_i), 1 + rnd_below(400), (int)rnd_below(6), NANS);
@@ -169,8 +163,7 @@ START_TEST(test_special_values)
 END_TEST
 
 /* Of several NaNs the first one stays, whatever the variant. */
-START_TEST(test_first_nan)
-{
+START_TEST(test_first_nan) {
     const mpix_rows_ops *ops[3];
     int nops = ref_variants(ops);
     uint32_t a[256], b[256], y[256];
@@ -178,10 +171,10 @@ START_TEST(test_first_nan)
         a[i] = i % 7 ? 0x3f800000 : 0xffa00001; /* signalling, negative */
         b[i] = i % 2 ? 0x40000000 : 0x7fc00123;
     }
-    mpix_row_term terms[] = {{.x = a, .group = 0}, {.x = b, .group = 1}};
-    for (int run = 0; run < 2 * nops; run++) {
+    for (int run = 0; run < 4 * nops; run++) { /* both ways of storing, both of grouping */
+        mpix_row_term terms[] = {{.x = a}, {.x = b, .group = run / (2 * nops)}};
         mpix_row_sum sum = {.y = y, .nterms = 2, .terms = terms};
-        ops[run / 2]->sum(&sum, MPIX_EP_F32, MPIX_EP_NO_SCALES, MPIX_EP_F32, 256, run % 2);
+        ops[run / 2 % nops]->sum(&sum, MPIX_EP_F32, MPIX_EP_NO_SCALES, MPIX_EP_F32, 256, run % 2);
         for (int i = 0; i < 256; i++)
             ck_assert_uint_eq(y[i], i % 7 == 0 ? 0xffe00001 : i % 2 ? 0x40400000 : 0x7fc00123);
     }
@@ -189,8 +182,7 @@ START_TEST(test_first_nan)
 END_TEST
 
 /* Products are rounded before they are added: with a fused multiply-add these sums would not be zero. */
-START_TEST(test_no_fused_multiply)
-{
+START_TEST(test_no_fused_multiply) {
     const mpix_rows_ops *ops[3];
     int nops = ref_variants(ops);
     float x[160], minus[160], y[160], w = 1.0f + 0x1p-12f;
@@ -202,7 +194,8 @@ START_TEST(test_no_fused_multiply)
         minusd[i] = -productd;
         ck_assert(fmaf(x[i], w, minus[i]) != 0.0f || i % 64 == 63);
     }
-    mpix_row_term terms[] = {{.x = minus}, {.x = x, .w = {w}, .nw = 1}}, termsd[] = {{.x = minusd}, {.x = xd, .w = {w}, .nw = 1}};
+    mpix_row_term terms[] = {{.x = minus}, {.x = x, .w = {w}, .nw = 1}},
+                  termsd[] = {{.x = minusd}, {.x = xd, .w = {w}, .nw = 1}};
     for (int run = 0; run < nops; run++) {
         mpix_row_sum sum = {.y = y, .nterms = 2, .terms = terms}, sumd = {.y = yd, .nterms = 2, .terms = termsd};
         ops[run]->sum(&sum, MPIX_EP_F32, MPIX_EP_NO_SCALES, MPIX_EP_F32, 160, 0);
@@ -216,12 +209,12 @@ START_TEST(test_no_fused_multiply)
 END_TEST
 
 /* (a + b) + (c + d) by groups, not ((a + b) + c) + d. */
-START_TEST(test_group_order)
-{
+START_TEST(test_group_order) {
     const mpix_rows_ops *ops[3];
     int nops = ref_variants(ops);
     float row[4][70], y[70];
-    static const float value[4] = {1.0f, 0x1p-24f, 0x1p-24f, 0x1p-24f}; /* alone each vanishes beside 1, two together do not */
+    /* Beside 1 each of the others vanishes alone, two together do not. */
+    static const float value[4] = {1.0f, 0x1p-24f, 0x1p-24f, 0x1p-24f};
     mpix_row_term terms[4];
     for (int t = 0; t < 4; t++) {
         for (int i = 0; i < 70; i++)
@@ -238,8 +231,7 @@ START_TEST(test_group_order)
 END_TEST
 
 /* A single negative zero stays one; no terms give a positive one, to which bias is added. */
-START_TEST(test_zeros)
-{
+START_TEST(test_zeros) {
     const mpix_rows_ops *ops[3];
     int nops = ref_variants(ops);
     float zero[40], bias[40], y[40];
@@ -249,7 +241,8 @@ START_TEST(test_zeros)
     }
     mpix_row_term term = {.x = zero};
     for (int run = 0; run < nops; run++) {
-        mpix_row_sum one = {.y = y, .nterms = 1, .terms = &term}, none = {.y = y}, biased = {.y = y, .bias = {NULL, bias}};
+        mpix_row_sum one = {.y = y, .nterms = 1, .terms = &term}, none = {.y = y},
+                     biased = {.y = y, .bias = {NULL, bias}};
         ops[run]->sum(&one, MPIX_EP_F32, MPIX_EP_NO_SCALES, MPIX_EP_F32, 40, 0);
         for (int i = 0; i < 40; i++)
             ck_assert(y[i] == 0.0f && signbit(y[i]));
@@ -264,8 +257,7 @@ START_TEST(test_zeros)
 END_TEST
 
 /* y may be one of the rows that enter the sum: each column is read before it is written. */
-START_TEST(test_in_place)
-{
+START_TEST(test_in_place) {
     const mpix_rows_ops *ops[3];
     int nops = ref_variants(ops);
     for (int run = 0; run < 2 * nops; run++) {
@@ -284,10 +276,10 @@ START_TEST(test_in_place)
 }
 END_TEST
 
-#if defined(__x86_64__)
-/* Under -ffast-math programs flush denormals; some trap on overflow, or round another way. The sums don't care, and leave no trace. */
-START_TEST(test_caller_modes)
-{
+#if defined(__x86_64__) && !defined(MPIX_ROWS_PLAIN)
+/* Under -ffast-math programs flush denormals; some trap on overflow, or round another way. The sums don't care, and
+ * leave no trace. */
+START_TEST(test_caller_modes) {
     static const unsigned modes[] = {0x8040 | 0x1f80, 0x6000 | 0x1f80, 0x2000 | 0x1f80, 0x0000};
     const mpix_rows_ops *ops[3];
     int nops = ref_variants(ops);
@@ -308,6 +300,10 @@ START_TEST(test_caller_modes)
         for (size_t m = 0; m < sizeof modes / sizeof *modes; m++) {
             unsigned before = _mm_getcsr();
             _mm_setcsr(modes[m]);
+            if (_mm_getcsr() != modes[m]) { /* valgrind knows the rounding only */
+                _mm_setcsr(before);
+                continue;
+            }
             ops[run]->sum(&sum, MPIX_EP_F32, MPIX_EP_NO_SCALES, MPIX_EP_F32, 100, 0);
             unsigned after = _mm_getcsr();
             _mm_setcsr(before);
@@ -319,8 +315,7 @@ START_TEST(test_caller_modes)
 END_TEST
 #endif
 
-TCase *rows_sum_tests(void)
-{
+TCase *rows_sum_tests(void) {
     TCase *tc = tcase_create("sum");
     tcase_set_timeout(tc, 120);
     tcase_add_loop_test(tc, test_random, 0, 24);
@@ -331,7 +326,7 @@ TCase *rows_sum_tests(void)
     tcase_add_test(tc, test_group_order);
     tcase_add_test(tc, test_zeros);
     tcase_add_test(tc, test_in_place);
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(MPIX_ROWS_PLAIN)
     tcase_add_test(tc, test_caller_modes);
 #endif
     return tc;
