@@ -13,6 +13,8 @@
  *     included} into the target's counter table. The target's proxy counts arrivals per (peer, counter) in any order; when the header is there and the
  *     count is reached it stores the word (release), clears the count and rings the object's doorbell. A counter carries one batch at a time: the
  *     caller posts the next one only after it knows that the peer has seen the word of the last.
+ * In both forms the words of a lane are seen in the order in which their signals were queued. In the ordered form the network stores the word and
+ * nobody rings the target's doorbell: waiters there sleep by time.
  * Which form: caps.ordered unless the parameter signal = counted.
  */
 #ifndef MPIX_PROXY_H
