@@ -2,7 +2,7 @@
  * ep_gpu_bench.c - GPU time of dispatch, combine and of a whole turn, by number of SMs; a tool of its own beside mpix_ep_bench because
  * it needs the CUDA runtime.
  *
- *   mpix_ep_gpu_bench [tokens hidden topk experts [iterations]]
+ *   mpix_ep_gpu_bench [tokens hidden topk experts [iterations [sms ...]]]
  *
  * Events around each call on each rank's stream; the time of a call is the maximum over ranks, the figure the median over calls. The
  * rows that came are verified after the last call of each line. GB/s count received rows, those of the own rank included.
@@ -73,11 +73,16 @@ int main(int argc, char **argv) {
         printf("# mpix_ep_gpu_bench: %d ranks, %s, %ld tokens, hidden %ld, top-%ld of %ld, median of %d calls\n"
                "# dtype  sms  dispatch_us  GB/s  combine_us  GB/s  route+dispatch+combine_us  dispatch+meta_us  verified\n", size, prop.name, T, H, K, E, iterations);
     int32_t *ids = malloc((size_t)(T * K) * 4), *one = malloc((size_t)K * 4);
-    static const int sms[] = {8, 10, 12, 14, 16, 18, 20, 24, 32, 64};
+    static const int some[] = {8, 10, 12, 14, 16, 18, 20, 24, 32, 64};
+    int sms[32], nsms = 0;
+    for (int i = 6; i < argc && nsms < 32; i++)
+        sms[nsms++] = atoi(argv[i]);
+    for (size_t i = 0; argc <= 6 && i < sizeof some / sizeof *some; i++)
+        sms[nsms++] = some[i];
     int bad = 0;
     for (int fp8 = 0; fp8 < 2; fp8++) {
         size_t row = (size_t)H * (fp8 ? 1 : 2), scale = fp8 ? (size_t)(H + 127) / 128 * 4 : 0;
-        for (size_t i = 0; i < sizeof sms / sizeof *sms; i++) {
+        for (int i = 0; i < nsms; i++) {
             MPIX_Ep_config c;
             MPIX_Ep ep;
             bench b;

@@ -26,8 +26,12 @@
  *    listed by `mpix_ep_info --params`. An info key that starts with mpix_ep_ and is unknown or does not parse is MPIX_ERRK_ARG.
  *
  * State of this version: mode HT in host memory; ranks of one host map each other's memory, ranks of other hosts are reached through a
- * proxy over RDMA (parameter transport). What returns MPIX_ERRK_UNSUPPORTED: MPIX_EP_LL, MPIX_EP_SLOTS, MPIX_EP_CUDA, masking, dtype
- * conversion in dispatch, a wire dtype other than x's, the ..._enqueue calls, MPIX_Ep_combine_buffer, set_mask.
+ * proxy over RDMA (parameter transport). In GPU memory (MPIX_EP_CUDA): the COMPACT layout among at most 32 ranks of one host, whose
+ * dispatch outputs and combine inputs lie in memory from MPIX_Ep_alloc; ids, other rows and outputs in any memory of the context's
+ * device; counts also in host memory (pinned for ..._enqueue). What returns MPIX_ERRK_UNSUPPORTED: MPIX_EP_LL, MPIX_EP_SLOTS, masking,
+ * dtype conversion in dispatch, a wire dtype other than x's, MPIX_Ep_combine_buffer, set_mask, the ..._begin and ..._end calls, the
+ * ..._enqueue calls in host memory, and in GPU memory: MPIX_EP_EXPERT, several hosts, rows that peers reach elsewhere than in memory
+ * from MPIX_Ep_alloc, streams that are being captured, a build or machine without CUDA.
  *
  * Sources. Dispatch with one copy of a token per rank, handles and both layouts follow what DeepEP and NCCL EP offer; the
  * algorithms (direct placement, ready/signal words) are described in doc/architecture.md.
@@ -58,7 +62,7 @@ enum { MPIX_EP_HT, MPIX_EP_LL };
  */
 enum { MPIX_EP_COMPACT, MPIX_EP_EXPERT, MPIX_EP_SLOTS };
 
-/** Memory kind of all row buffers, ids and outputs of a context. CUDA is UNSUPPORTED in this version. */
+/** Memory kind of all row buffers, ids and outputs of a context (counts of route may be in host memory too). */
 enum { MPIX_EP_HOST, MPIX_EP_CUDA };
 
 /** Element types of rows. BYTES: opaque, hidden counts bytes. F8E4M3 is the "fn" variant (no infinities). */
@@ -315,7 +319,8 @@ int MPIX_Ep_dispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const
 int MPIX_Ep_icombine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, MPIX_Xfer *xfer);
 int MPIX_Ep_combine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out);
 
-/** Stream-ordered forms for GPU memory: stream is a cudaStream_t. UNSUPPORTED in this version. */
+/** Stream-ordered forms for GPU memory: stream is a cudaStream_t of the context's device. Nothing waits for the host. What fails on the
+ *  device is told by MPIX_Ep_get_async_error; a time-out fails the context, the stream stays usable. UNSUPPORTED in host memory. */
 int MPIX_Ep_route_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts, void *stream);
 int MPIX_Ep_dispatch_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, void *stream);
 int MPIX_Ep_combine_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, void *stream);

@@ -95,7 +95,7 @@ __device__ static lane_term term_of(const mpix_cuda_handle &h, const mpix_cuda_c
 }
 
 /* ---- element by element ---- */
-template <typename T> __device__ static void token_sum_any(const mpix_cuda_handle &h, const mpix_cuda_combine &c, lane_term term, uint32_t weighted, int64_t t, int lane) {
+template <typename T> __device__ __noinline__ void token_sum_any(const mpix_cuda_handle &h, const mpix_cuda_combine &c, lane_term term, uint32_t weighted, int64_t t, int lane) {
     uint32_t mask = __ballot_sync(~0u, term.there);
     char *y = c.y + t * c.y_stride;
     for (int64_t j0 = 0; j0 < c.hidden; j0 += 32) {
@@ -177,6 +177,51 @@ template <> struct vec<F16> {
     }
 };
 
+/* As down; for bf16 the processor's conversion, which differs for NaN only. */
+template <int X> __device__ __forceinline__ uint4 down_fast(const float *f) { return vec<X>::down(f); }
+template <> __device__ __forceinline__ uint4 down_fast<BF16>(const float *f) {
+    float any = ((f[0] + f[1]) + (f[2] + f[3])) + ((f[4] + f[5]) + (f[6] + f[7]));
+    if (any != any)
+        return vec<BF16>::down(f);
+    uint32_t u[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        __nv_bfloat162 b = __floats2bfloat162_rn(f[2 * i], f[2 * i + 1]);
+        u[i] = *(uint32_t *)&b;
+    }
+    return {u[0], u[1], u[2], u[3]};
+}
+
+/* The common case, one or two rows without weights and biases: four vectors of each in flight. */
+template <int X, int NT> __device__ __forceinline__ void piece_sum_plain(const char *const *x, char *y, int n, int lane) {
+    enum { U = NT == 1 ? 4 : NT == 2 ? 4 : 1 };
+#pragma unroll 1
+    for (int i0 = lane * 16; i0 < n; i0 += U * 512) {
+        uint4 v[NT][U];
+#pragma unroll
+        for (int u = 0; u < U; u++)
+#pragma unroll
+            for (int j = 0; j < NT; j++)
+                if (i0 + u * 512 < n)
+                    v[j][u] = *(const uint4 *)(x[j] + i0 + u * 512);
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            float sum[vec<X>::N], f[vec<X>::N];
+            if (i0 + u * 512 >= n)
+                break;
+            vec<X>::up(v[0][u], sum);
+#pragma unroll
+            for (int j = 1; j < NT; j++) {
+                vec<X>::up(v[j][u], f);
+#pragma unroll
+                for (int k = 0; k < vec<X>::N; k++)
+                    sum[k] = __fadd_rn(sum[k], f[k]);
+            }
+            __stcs((uint4 *)(y + i0 + u * 512), down_fast<X>(sum));
+        }
+    }
+}
+
 template <int X> __device__ __forceinline__ void add_vec(float *sum, uint4 v, bool first, bool weighted, float w) {
     float f[vec<X>::N];
     vec<X>::up(v, f);
@@ -189,7 +234,20 @@ template <int X> __device__ __forceinline__ void add_vec(float *sum, uint4 v, bo
 
 /* One piece of one token. at: where lane-held row r's piece is (global or shared memory); for BULK: slot number times piece. */
 template <int X>
-__device__ static void piece_sum(const mpix_cuda_combine &c, uint32_t mask, const char *mine, float my_w, uint32_t weighted, int64_t t, int off, int n, int lane) {
+__device__ __forceinline__ void piece_sum(const mpix_cuda_combine &c, uint32_t mask, const char *mine, float my_w, uint32_t weighted, int64_t t, int off, int n, int lane) {
+    int nterms = __popc(mask);
+    if (nterms >= 1 && nterms <= 2 && !weighted && c.num_bias == 0) {
+        char *y = c.y + t * c.y_stride + off;
+        const char *x[2];
+        x[0] = (const char *)__shfl_sync(~0u, (unsigned long long)mine, __ffs(mask) - 1);
+        x[1] = (const char *)__shfl_sync(~0u, (unsigned long long)mine, 31 - __clz(mask));
+        if (nterms == 1)
+            piece_sum_plain<X, 1>(x, y, n, lane);
+        else
+            piece_sum_plain<X, 2>(x, y, n, lane);
+        return;
+    }
+#pragma unroll 1
     for (int i0 = 0; i0 < n; i0 += 32 * 16) {
         int i = i0 + lane * 16;
         float sum[vec<X>::N];
@@ -209,12 +267,12 @@ __device__ static void piece_sum(const mpix_cuda_combine &c, uint32_t mask, cons
             if (i < n)
                 add_vec<X>(sum, *(const uint4 *)(c.bias[b] + t * c.bias_stride[b] + off + i), false, false, 1.0f);
         if (i < n)
-            __stcs((uint4 *)(c.y + t * c.y_stride + off + i), vec<X>::down(sum));
+            __stcs((uint4 *)(c.y + t * c.y_stride + off + i), down_fast<X>(sum));
     }
 }
 
 template <int X>
-__device__ static void vector_sum(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const mpix_cuda_offer *offers, const sources &src, uint32_t weighted) {
+__device__ __noinline__ void vector_sum(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const mpix_cuda_offer *offers, const sources &src, uint32_t weighted) {
     int lane = threadIdx.x % 32, nwarps = blockDim.x / 32, row = (int)c.hidden * (16 / vec<X>::N);
     for (int64_t i = (int64_t)(threadIdx.x / 32) * gridDim.x + blockIdx.x; i < c.tokens * c.pieces; i += (int64_t)gridDim.x * nwarps) {
         int64_t t = i / c.pieces;
@@ -311,7 +369,7 @@ __device__ static void slots_fetch(const mpix_cuda_handle &h, const mpix_cuda_co
 enum { ANY, VECTOR, BULK };
 
 template <int HOW, int X>
-__global__ void __launch_bounds__(512) combine_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_combine c) {
+__global__ void __launch_bounds__(HOW == BULK ? 480 : 512) combine_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_combine c) {
     extern __shared__ __align__(128) char smem[];
     __shared__ mpix_cuda_offer offers[MPIX_CUDA_RANKS];
     __shared__ sources src;
@@ -427,7 +485,7 @@ cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_
         smem = (size_t)c->warps * c->stages * ((size_t)c->piece * c->terms + 8 + 4 + 4 * (size_t)h->size);
     } else {
         c->warps = 16;
-        c->piece = 2048;
+        c->piece = 8192;
         c->pieces = (row + c->piece - 1) / c->piece;
     }
     return c->xdtype == F32   ? launch_typed<F32>(bulk, sms, smem, h, c, stream)

@@ -117,7 +117,7 @@ typedef struct mpix_cuda_dispatch {
     float *out_weights;
     int64_t *cumulative;
     int64_t capacity;
-    int32_t pieces, piece, stages, warps; /* filled in by the module */
+    int32_t pieces, piece, stages, warps, local_blocks; /* filled in by the module */
 } mpix_cuda_dispatch;
 
 typedef struct mpix_cuda_combine {

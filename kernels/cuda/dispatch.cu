@@ -51,29 +51,6 @@ __device__ static void warp_copy_any(const char *src, char *dst, int64_t n, int 
         warp_copy<uint8_t, 4>(src, dst, n, lane);
 }
 
-/* The record of token t: its number, then for each choice the local expert at the receiver, then the weights. */
-__device__ static void record_write(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const mpix_cuda_offer *offers, int64_t t, int64_t row,
-                                    int lane) {
-    uint32_t mask = __ballot_sync(~0u, row >= 0);
-    for (uint32_t m = mask; m; m &= m - 1) {
-        int r = __ffs(m) - 1;
-        int64_t at = __shfl_sync(~0u, row, r);
-        if (!(offers[r].flags & MPIX_CUDA_OFFER_META))
-            continue;
-        char *rec = h.window[r] + h.meta + at * h.meta_record;
-        if (lane == 0)
-            *(int64_t *)rec = t;
-        int32_t *ids = (int32_t *)(rec + 8);
-        float *weights = (float *)(ids + h.max_topk);
-        for (int k = lane; k < c.topk; k += 32) {
-            int32_t id = h.ids[t * h.max_topk + k];
-            ids[k] = id >= 0 && h.owner[id] == r ? h.local[id] : -1;
-            if (offers[r].flags & MPIX_CUDA_OFFER_WEIGHTS)
-                weights[k] = c.weights[t * c.topk + k];
-        }
-    }
-}
-
 /* Where token t goes at rank lane: the row there, or -1 (not needed, dropped, no such rank). */
 __device__ __forceinline__ int64_t lane_row(const mpix_cuda_handle &h, const mpix_cuda_offer *offers, int64_t t, int lane) {
     if (lane >= h.size)
@@ -105,8 +82,12 @@ __device__ static void bulk_send(const mpix_cuda_handle &h, const mpix_cuda_disp
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     fence_async();
     __syncwarp();
-    uint32_t pieces = c.pieces, step = gridDim.x * c.warps, total = (uint32_t)(c.tokens * c.pieces);
-    uint32_t item = blockIdx.x * c.warps + w, next = item;
+    /* The first blocks store to peers, the last local_blocks copy this rank's own rows; with none, every block does both. */
+    uint32_t local = c.local_blocks, remote = gridDim.x - local, is_local = blockIdx.x >= remote;
+    uint32_t blocks = is_local ? local : remote, block = is_local ? blockIdx.x - remote : blockIdx.x;
+    uint32_t part = local == 0 ? ~0u : is_local ? 1u << h.rank : ~(1u << h.rank);
+    uint32_t pieces = c.pieces, step = blocks * c.warps, total = (uint32_t)(c.tokens * c.pieces);
+    uint32_t item = w * blocks + block, next = item;
     int loaded = 0, stored = 0, ls = 0, ss = 0;
     uint32_t parity = 0;
     constexpr int PENDING = 2;
@@ -117,7 +98,7 @@ __device__ static void bulk_send(const mpix_cuda_handle &h, const mpix_cuda_disp
     auto ask = [&](uint32_t i) {
         if (i < total && lane < h.size) {
             uint32_t t = i / pieces;
-            map = h.bitmap[t];
+            map = h.bitmap[t] & part;
             blk = h.blk[(size_t)(t / MPIX_CUDA_BLOCK_TOKENS) * h.size + lane];
             rel = h.rel[(size_t)t * h.size + lane];
         }
@@ -163,22 +144,57 @@ __device__ static void bulk_send(const mpix_cuda_handle &h, const mpix_cuda_disp
 }
 #endif
 
-/* What goes beside the rows: scales and records. */
-__device__ static void beside_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const mpix_cuda_offer *offers, char *const *scales) {
-    int lane = threadIdx.x % 32, meta = 0;
-    for (int r = 0; r < h.size; r++)
-        meta |= offers[r].flags & MPIX_CUDA_OFFER_META;
-    if (!meta && c.scale_row == 0)
-        return;
-    int64_t step = (int64_t)gridDim.x * (blockDim.x / 32);
-    for (int64_t t = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; t < c.tokens; t += step) {
-        int64_t row = lane_row(h, offers, t, lane);
-        if (c.scale_row)
-            warp_copy_any(c.scales + t * c.scale_stride,
-                          row >= 0 ? scales[lane] + row * (int64_t)offers[lane].at[MPIX_CUDA_AT_SCALES].stride : nullptr, c.scale_row, lane);
-        if (meta)
-            record_write(h, c, offers, t, row, lane);
+/* What goes beside the rows, by threads first .. of each block, one element each: scales, and records (the token's number, then for each
+ * choice the local expert at the receiver, then the weights). */
+template <typename V>
+__device__ static void scales_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const mpix_cuda_offer *offers, char *const *scales, int first) {
+    int n = (int)(c.scale_row / sizeof(V)), threads = blockDim.x - first;
+    for (int64_t i = (int64_t)blockIdx.x * threads + threadIdx.x - first; i < c.tokens * n; i += (int64_t)gridDim.x * threads) {
+        int64_t t = i / n, k = i % n;
+        V v = *(const V *)(c.scales + t * c.scale_stride + k * (int64_t)sizeof(V));
+        for (int r = 0; r < h.size; r++) {
+            int64_t row = row_of(h, t, r);
+            if (row >= 0 && row < offers[r].rows)
+                *(V *)(scales[r] + row * (int64_t)offers[r].at[MPIX_CUDA_AT_SCALES].stride + k * (int64_t)sizeof(V)) = v;
+        }
     }
+}
+
+__device__ static void records_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const mpix_cuda_offer *offers, int first) {
+    int n = c.topk > 0 ? c.topk : 1, threads = blockDim.x - first;
+    for (int64_t i = (int64_t)blockIdx.x * threads + threadIdx.x - first; i < c.tokens * n; i += (int64_t)gridDim.x * threads) {
+        int64_t t = i / n;
+        int k = (int)(i % n);
+        int32_t id = c.topk > 0 ? h.ids[t * h.max_topk + k] : -1, owner = id >= 0 ? h.owner[id] : -1, local = id >= 0 ? h.local[id] : -1;
+        for (int r = 0; r < h.size; r++) {
+            int64_t row = row_of(h, t, r);
+            if (row < 0 || row >= offers[r].rows || !(offers[r].flags & MPIX_CUDA_OFFER_META))
+                continue;
+            char *rec = h.window[r] + h.meta + row * h.meta_record;
+            if (k == 0)
+                *(int64_t *)rec = t;
+            ((int32_t *)(rec + 8))[k] = owner == r ? local : -1;
+            if (offers[r].flags & MPIX_CUDA_OFFER_WEIGHTS)
+                ((float *)(rec + 8))[h.max_topk + k] = c.weights[t * c.topk + k];
+        }
+    }
+}
+
+__device__ static void beside_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const mpix_cuda_offer *offers, char *const *scales, int first) {
+    int meta = 0;
+    uint64_t bits = (uint64_t)c.scales | (uint64_t)c.scale_stride | (uint64_t)c.scale_row;
+    for (int r = 0; r < h.size; r++) {
+        meta |= offers[r].flags & MPIX_CUDA_OFFER_META;
+        bits |= offers[r].rows > 0 ? (uint64_t)scales[r] | offers[r].at[MPIX_CUDA_AT_SCALES].stride : 0;
+    }
+    if (c.scale_row > 0 && bits % 16 == 0)
+        scales_send<uint4>(h, c, offers, scales, first);
+    else if (c.scale_row > 0 && bits % 4 == 0)
+        scales_send<uint32_t>(h, c, offers, scales, first);
+    else if (c.scale_row > 0)
+        scales_send<uint8_t>(h, c, offers, scales, first);
+    if (meta)
+        records_send(h, c, offers, first);
 }
 
 template <int BULK>
@@ -214,12 +230,17 @@ __global__ void __launch_bounds__(512) dispatch_kernel(const __grid_constant__ m
         uint64_t bits = 0; /* bulk copies need 16-byte places, which only the offers tell */
         for (int r = 0; r < h.size; r++)
             bits |= offers[r].rows > 0 ? (uint64_t)xs[r] | offers[r].at[MPIX_CUDA_AT_X].stride : 0;
-        if (BULK && bits % 16 == 0)
-            bulk_send(h, c, offers, xs, smem);
-        else
+        if (BULK && bits % 16 == 0) { /* some warps drive the rings, the others send what goes beside */
+            if ((int)threadIdx.x < c.warps * 32)
+                bulk_send(h, c, offers, xs, smem);
+            else
+                beside_send(h, c, offers, scales, c.warps * 32);
+        } else
 #endif
+        {
             vector_send(h, c, offers, xs);
-        beside_send(h, c, offers, scales);
+            beside_send(h, c, offers, scales, 0);
+        }
     }
     if (!last_block(h, MPIX_CUDA_DISPATCH))
         return;
@@ -233,7 +254,7 @@ __global__ void __launch_bounds__(512) dispatch_kernel(const __grid_constant__ m
 }
 
 /* Records to the caller's arrays; the rows of source s are [first[s], first[s] + recv[s]). */
-__global__ void __launch_bounds__(256) unpack_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_dispatch c) {
+__global__ void __launch_bounds__(1024) unpack_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_dispatch c) {
     if (*(volatile int32_t *)h.failed || c.report->code)
         return;
     const mpix_cuda_state *st = h.state;
@@ -271,12 +292,13 @@ static bool bulk_fits(const mpix_cuda_device *d, const mpix_cuda_dispatch *c) {
 }
 
 cudaError_t mpix_cuda_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
-    int sms = c->num_sms ? c->num_sms : 16;
+    int sms = c->num_sms ? c->num_sms : 14;
     if (sms > d->sms)
         sms = d->sms;
     if (bulk_fits(d, c)) {
         c->warps = 8;
         c->stages = 6;
+        c->local_blocks = h->size == 2 && sms >= 24 ? sms / 2 : 0; /* more than 14 that store to the peer at once slow each other down */
         int most = 3584; /* a quarter of a row of 7168 bf16: see doc/performance.md */
         c->pieces = (int)((c->row + most - 1) / most);
         c->piece = (int)(((c->row + c->pieces - 1) / c->pieces + 15) / 16 * 16);
@@ -284,7 +306,7 @@ cudaError_t mpix_cuda_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda
         cudaError_t err = cudaFuncSetAttribute(dispatch_kernel<1>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
         if (err != cudaSuccess)
             return err;
-        dispatch_kernel<1><<<sms, c->warps * 32, smem, stream>>>(*h, *c);
+        dispatch_kernel<1><<<sms, c->warps * 32 + 256, smem, stream>>>(*h, *c);
     } else {
         c->warps = 16;
         c->piece = 4096;
@@ -293,7 +315,7 @@ cudaError_t mpix_cuda_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda
     }
     cudaError_t err = cudaGetLastError();
     if (err == cudaSuccess && (c->local_ids || c->src_rank || c->src_token || c->out_weights || c->cumulative)) {
-        unpack_kernel<<<sms, 256, 0, stream>>>(*h, *c);
+        unpack_kernel<<<sms, 1024, 0, stream>>>(*h, *c);
         err = cudaGetLastError();
     }
     return err;

@@ -23,17 +23,29 @@ __device__ static uint32_t *counts_at(const mpix_cuda_handle &h, int owner, int 
 __device__ static uint32_t token_read(const mpix_cuda_handle &h, const mpix_cuda_route &c, int64_t t) {
     uint32_t map = 0;
     const char *at = (const char *)c.ids + t * c.stride;
-    for (int k = 0; k < c.topk; k++) {
-        int64_t id = c.bits == 64 ? ((const int64_t *)at)[k] : ((const int32_t *)at)[k];
-        if (id < -1 || id >= h.experts) { /* never used as an index, whether the caller wants to hear of it or not */
-            if (h.check)
-                report(h, MPIX_CUDA_BAD_ID, 0, -1, t, id);
-            id = -1;
+    for (int k0 = 0; k0 < c.topk; k0 += 8) { /* eight at a time, so that their loads overlap */
+        int64_t id[8];
+        int32_t owner[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            id[k] = k0 + k >= c.topk ? -1 : c.bits == 64 ? ((const int64_t *)at)[k0 + k] : ((const int32_t *)at)[k0 + k];
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            if (id[k] < -1 || id[k] >= h.experts) { /* never an index, whether the caller wants to hear of it or not */
+                if (h.check)
+                    report(h, MPIX_CUDA_BAD_ID, 0, -1, t, id[k]);
+                id[k] = -1;
+            }
+            owner[k] = id[k] >= 0 ? h.owner[id[k]] : -1;
         }
-        h.ids[t * h.max_topk + k] = (int32_t)id;
-        if (id >= 0) {
-            map |= 1u << h.owner[id];
-            atomicAdd(&h.histogram[id], 1u);
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            if (k0 + k < c.topk)
+                h.ids[t * h.max_topk + k0 + k] = (int32_t)id[k];
+            if (owner[k] >= 0) {
+                map |= 1u << owner[k];
+                atomicAdd(&h.histogram[id[k]], 1u);
+            }
         }
     }
     h.bitmap[t] = map;
@@ -92,24 +104,32 @@ __device__ static void counts_send(const mpix_cuda_handle &h, const mpix_cuda_ro
 
 /* All counts are here: what they mean for this rank. */
 __device__ static void counts_use(const mpix_cuda_handle &h, const mpix_cuda_route &c, const uint32_t *send, uint64_t epoch) {
+    __shared__ uint32_t rows[MPIX_CUDA_RANKS][MPIX_CUDA_RANKS]; /* [source][to] */
+    __shared__ counts_head heads[MPIX_CUDA_RANKS];
+    for (int i = threadIdx.x; i < h.size * h.size; i += THREADS)
+        rows[i / h.size][i % h.size] = *(const volatile uint32_t *)(counts_at(h, h.rank, i / h.size, epoch) + sizeof(counts_head) / 4 + i % h.size);
+    if ((int)threadIdx.x < h.size) {
+        const volatile uint32_t *n = counts_at(h, h.rank, threadIdx.x, epoch);
+        heads[threadIdx.x] = {(int32_t)n[0], (int32_t)n[1], *(const volatile int64_t *)(n + 2)};
+    }
+    __syncthreads();
     mpix_cuda_state *st = h.state;
     const int head = sizeof(counts_head) / 4;
     if (threadIdx.x == 0) {
         int width = -1, first = -1;
         uint32_t total = 0;
         for (int s = 0; s < h.size; s++) {
-            const volatile uint32_t *n = counts_at(h, h.rank, s, epoch);
-            int status = n[0], topk = n[1];
-            int64_t tokens = *(const volatile int64_t *)(n + 2);
+            int status = heads[s].status, topk = heads[s].topk;
+            int64_t tokens = heads[s].tokens;
             if (status && s != h.rank)
                 report(h, MPIX_CUDA_REMOTE, 0, s, status, 0);
             if (tokens > 0 && first < 0)
                 first = s, width = topk;
             else if (tokens > 0 && topk != width)
                 report(h, MPIX_CUDA_TOPK, 0, s, topk, width);
-            st->recv[s] = n[head + h.rank];
+            st->recv[s] = rows[s][h.rank];
             st->first[s] = total;
-            total += n[head + h.rank];
+            total += rows[s][h.rank];
         }
         st->recv_total = total;
         st->width = width < 0 ? c.topk : width;
@@ -118,9 +138,8 @@ __device__ static void counts_use(const mpix_cuda_handle &h, const mpix_cuda_rou
         for (int r = 0; r < h.size; r++) { /* every rank's rows: where mine begin, and whether they fit */
             uint32_t base = 0, all = 0;
             for (int s = 0; s < h.size; s++) {
-                const volatile uint32_t *n = counts_at(h, h.rank, s, epoch);
-                base += s < h.rank ? n[head + r] : 0;
-                all += n[head + r];
+                base += s < h.rank ? rows[s][r] : 0;
+                all += rows[s][r];
             }
             st->base[r] = base;
             if (h.rows_limit >= 0 && all > h.rows_limit) {
@@ -137,10 +156,10 @@ __device__ static void counts_use(const mpix_cuda_handle &h, const mpix_cuda_rou
     }
     __syncthreads();
     for (int r = threadIdx.x; r < h.size; r += THREADS) {
-        h.results[2 + r] = st->recv[r];
+        h.results[2 + r] = rows[r][h.rank];
         h.results[2 + h.size + r] = send[r];
         if (c.recv_per_rank)
-            c.recv_per_rank[r] = st->recv[r];
+            c.recv_per_rank[r] = rows[r][h.rank];
         if (c.send_per_rank)
             c.send_per_rank[r] = send[r];
     }

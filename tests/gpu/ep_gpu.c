@@ -400,7 +400,7 @@ int main(int argc, char **argv) {
         MPIX_Ep_handle hg, hh;
         c.num_experts = s.experts;
         c.memkind = MPIX_EP_CUDA;
-        c.num_sms = (int)g_range(&rng, 0, 3) * 5;
+        c.num_sms = (int)g_range(&rng, 0, 5) * 5;
         EP(MPIX_Ep_create(MPI_COMM_WORLD, &c, MPI_INFO_NULL, &gpu));
         EP(MPIX_Ep_handle_create(gpu, &hg));
         c.memkind = MPIX_EP_HOST;
