@@ -262,7 +262,19 @@ static void take(verbs_net *net, device_search *search, int index) {
     search->ports[index].context = NULL; /* not to be closed */
 }
 
-static void choose_best(verbs_net *net, device_search *search) {
+/* From one address of a host to another of the same host packets take a way inside it that devices do not know; so
+ * ranks that talk to each other over the network within a host (on request: usually they map their memory) stay on one
+ * device. */
+static int spread_of(const verbs_net *net, const unsigned char *want) {
+    const mpix_boot *boot = net->boot;
+
+    for (int p = 0; p < boot->size; p++)
+        if (want[p] && strcmp(boot->hostnames[p], boot->hostnames[boot->rank]) == 0)
+            return 0;
+    return boot->local_rank;
+}
+
+static void choose_best(verbs_net *net, device_search *search, const unsigned char *want) {
     int numa = mpix_topo_get()->numa_local, first = 0, alike = 0, near = 0, elsewhere = 0, pick;
     /* 1: alike and on the network of the first, 2: on this rank's node as well */
     char *group = calloc((size_t)search->n, 1);
@@ -282,7 +294,7 @@ static void choose_best(verbs_net *net, device_search *search) {
         alike++;
         near += group[i] == 2;
     }
-    pick = alike ? net->boot->local_rank % (near ? near : alike) : 0;
+    pick = alike ? spread_of(net, want) % (near ? near : alike) : 0;
     for (int i = 0; i < search->n && group && net->ndevices == 0; i++)
         if (group[i] && (!near || group[i] == 2) && pick-- == 0)
             take(net, search, i);
@@ -322,7 +334,7 @@ static int choose_named(verbs_net *net, device_search *search, const device_name
     return 0;
 }
 
-int verbs_devices_choose(verbs_net *net, const mpix_params *params) {
+int verbs_devices_choose(verbs_net *net, const mpix_params *params, const unsigned char *want) {
     device_name names[VERBS_MAX_DEVICES];
     device_search search = {0};
     int nnames = 0, kind = names_parse(params->net_devices, names, &nnames);
@@ -332,7 +344,7 @@ int verbs_devices_choose(verbs_net *net, const mpix_params *params) {
     if (!kind && nnames)
         kind = choose_named(net, &search, names, nnames);
     else if (!kind && search.n)
-        choose_best(net, &search);
+        choose_best(net, &search, want);
     else if (!kind)
         kind = mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "transport verbs: no usable port (%s)", search.refused);
     for (int i = 0; i < search.n; i++)

@@ -206,7 +206,7 @@ static int lane_connect(verbs_net *net, verbs_lane *lane, const verbs_blob *blob
     memset(&attr, 0, sizeof attr);
     attr.qp_state = IBV_QPS_RTS;
     attr.timeout = (uint8_t)net->retry_exponent;
-    attr.retry_cnt = 7;
+    attr.retry_cnt = VERBS_REPEATS;
     attr.rnr_retry =
         7; /* without end: a peer that is slow to post receives is not dead, and the layers above watch the time */
     attr.sq_psn = lane->psn;

@@ -220,7 +220,7 @@ static void verbs_close(mpix_net *base) {
 }
 
 static void set_options(verbs_net *net, const mpix_params *params) {
-    double each = params->net_timeout / 8 / 4.096e-6; /* first attempt and 7 repeats, of 4.096 us * 2^exponent */
+    double each = params->net_timeout / (1 + VERBS_REPEATS) / 4.096e-6; /* an attempt lasts 4.096 us * 2^exponent */
 
     net->nlanes = params->lanes;
     net->mtu = params->net_mtu ? verbs_mtu_floor(params->net_mtu) : IBV_MTU_4096;
@@ -251,7 +251,7 @@ static int verbs_open(mpix_boot *boot, const mpix_params *params, const unsigned
         goto undo;
     }
     fork_safe();
-    if ((kind = verbs_devices_choose(net, params)))
+    if ((kind = verbs_devices_choose(net, params, want)))
         goto undo;
     if ((kind = limits(net, params)) || (kind = lanes_init(net, want)))
         goto undo;

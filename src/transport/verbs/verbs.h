@@ -25,6 +25,7 @@ enum {
     VERBS_INLINE = 64,        /* bytes of inline data asked for: a word, a header of a counted batch */
     VERBS_BATCH = 128,        /* work requests built before the doorbells are rung */
     VERBS_POLL = 32,          /* completions taken at once */
+    VERBS_REPEATS = 6,        /* of what is not acknowledged: 7 is the most, but rxe takes it for infinity */
     VERBS_RDMA_ATOMIC = 16,   /* READs and atomics in flight per queue pair, at most */
     VERBS_EVENT_PERIOD = 4096 /* polls that find nothing between two looks for asynchronous events */
 };
@@ -143,7 +144,7 @@ typedef struct verbs_gpu_ops {
 
 /* device.c: fills net->devices[].port with the chosen ports, contexts open, and net->ndevices, caps.device, address,
  * why. */
-int verbs_devices_choose(verbs_net *net, const mpix_params *params);
+int verbs_devices_choose(verbs_net *net, const mpix_params *params, const unsigned char *want);
 
 /* gid.c. Index of the best GID of an Ethernet port, or params' own. 0, or -1 with the reason in why. */
 int verbs_gid_choose(verbs_port *port, int forced, char *why, size_t len);
