@@ -31,7 +31,7 @@ static int check_later(const MPIX_Ep_config *c) {
     if (c->layout == MPIX_EP_SLOTS)
         return unsupported("config.layout", "MPIX_EP_SLOTS");
     if (c->memkind == MPIX_EP_CUDA && c->layout == MPIX_EP_EXPERT)
-        return unsupported("config.layout", "MPIX_EP_EXPERT in GPU memory");
+        return unsupported("config.memkind", "MPIX_EP_CUDA with the layout MPIX_EP_EXPERT");
     if (c->masking)
         return unsupported("config.masking", "masking of dead ranks");
     return 0;
