@@ -198,7 +198,7 @@ typedef struct {
  * @param[in]  config          as for MPIX_Ep_create
  * @param[in]  ranks           size of the communicator, >= 1
  * With ranks of other hosts (F of them, proxied) a bank also has room for their batches, F * max_tokens items (EXPERT: or max_tokens *
- * max_topk if that is more) of max_row_bytes + 64 + 8 * max_topk bytes, the control words are held twice, there is a send buffer of at most 64 MB
+ * max_topk if that is more) of max_row_bytes + 66 + 8 * max_topk bytes, the control words are held twice, there is a send buffer of at most 64 MB
  * (or 2 R + 2 rows), and all of it is committed at creation, since a device pins it.
  *
  * @param[in]  ranks_per_host  ranks that can map each other, 1 .. ranks; the others are proxied

@@ -255,11 +255,21 @@ static void window_size(void)
             e_config(&c, layout);
             c.num_experts = 100;
             c.max_recv_rows = rows;
-            MPI_Count bound = depth * (rows * (E_ROW_BYTES + 40 + 8 * E_MAX_TOPK) + 8192) +
-                              64 * (MPI_Count)ranks * ((100 + ranks) * 8 + depth * 520 + 256) + 4096;
-            if (CHECK_OK(MPIX_Ep_window_size(&c, ranks, 1, &bytes)))
+            MPI_Count words = 64 * (MPI_Count)ranks * ((100 + 2 * ranks) * 8 + depth * 520 + 640) + 4096;
+            MPI_Count bound = depth * (rows * (E_ROW_BYTES + 40 + 8 * E_MAX_TOPK) + 8192) + words;
+            if (CHECK_OK(MPIX_Ep_window_size(&c, ranks, ranks, &bytes)))
                 CHECK(bytes > depth * rows * E_ROW_BYTES && bytes <= bound, "layout %d, %d ranks: %lld bytes, bound %lld", layout, ranks,
                       (long long)bytes, (long long)bound);
+            if (ranks == 1)
+                continue;
+            /* one rank per host: batches of the others, the words' mirror, the send buffer */
+            MPI_Count far = ranks - 1, items = far * E_MAX_TOKENS, item = E_ROW_BYTES + 66 + 8 * E_MAX_TOPK;
+            if (layout == MPIX_EP_EXPERT && items < E_MAX_TOKENS * E_MAX_TOPK)
+                items = E_MAX_TOKENS * E_MAX_TOPK;
+            bound += depth * (items * item + 64 * far) + words + (64 << 20);
+            if (CHECK_OK(MPIX_Ep_window_size(&c, ranks, 1, &more)))
+                CHECK(more > bytes && more <= bound, "layout %d, %d hosts: %lld bytes, bound %lld", layout, ranks, (long long)more,
+                      (long long)bound);
         }
     e_config(&c, MPIX_EP_COMPACT);
     CHECK_OK(MPIX_Ep_window_size(&c, 4, 4, &bytes));
