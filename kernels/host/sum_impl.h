@@ -4,9 +4,11 @@
  *
  *     SUM(name)   name with the dtype's suffix
  *     X_DTYPE     the dtype
- *     X_LOAD      loads sixteen elements of x
+ *     X_LOAD(p,v) loads sixteen elements of x, the v-th of a pass that begins at p
  *     X_SIZE      bytes of an element
  *     X_SCALED    1: may have scales
+ *     X_PAIRS     1: only the passes for y of the same dtype, which take columns in pairs (vec_avx512.h)
+ *     X_SAME      sum_body for y of the same dtype in one chain, the frequent case
  *
  * and V(name) (a vf or vd operation), V_T (its type), SUM_VECS (registers of sixteen columns per pass), SUM_AHEAD
  * (prefetch distance).
@@ -17,6 +19,13 @@
  */
 
 #define SUM_EACH(...) MPIX_EACH(nv, SUM_VECS, __VA_ARGS__)
+#if X_PAIRS
+#define Y_LOAD(dtype, p, v) X_LOAD(p, v)
+#define Y_STORE(dtype, p, a, nv, nt) vf_store_pairs(p, a, nv, nt)
+#else
+#define Y_LOAD(dtype, p, v) V(load)(dtype, (p) + (v)*16 * ysize)
+#define Y_STORE(dtype, p, a, nv, nt) V(store)(dtype, p, a, nv, nt)
+#endif
 
 /* The values of a term, weights applied. With part > 0 only that many columns exist; a buffer lengthens them. */
 V_INLINE void SUM(sum_load)(const mpix_row_term *term, int scale_kind, size_t c, int nv, size_t part, V_T val[]) {
@@ -30,7 +39,7 @@ V_INLINE void SUM(sum_load)(const mpix_row_term *term, int scale_kind, size_t c,
         /* The address may lie past the row: it is only announced. */
         SUM_EACH(if (v * 16 * X_SIZE % 64 == 0) v_prefetch((const char *)((uintptr_t)x + SUM_AHEAD + v * 16 * X_SIZE)));
     }
-    SUM_EACH(val[v] = X_LOAD(x + v * 16 * X_SIZE));
+    SUM_EACH(val[v] = X_LOAD(x, v));
     if (X_SCALED && scale_kind != MPIX_EP_NO_SCALES && term->scales) {
         V_T scale = V(set1)(mpix_scale_of_column(term->scales, scale_kind == MPIX_EP_SCALES_UE8M0, c));
         SUM_EACH(val[v] = V(mul)(val[v], scale));
@@ -103,25 +112,16 @@ V_INLINE void SUM(sum_pass)(const mpix_row_sum *sum, int shape, int scale_kind, 
             memset(buf, 0, sizeof buf);
             bias = memcpy(buf, bias, part * ysize);
         }
-        SUM_EACH(total[v] = V(add)(total[v], V(load)(ydtype, bias + v * 16 * ysize)));
+        SUM_EACH(total[v] = V(add)(total[v], Y_LOAD(ydtype, bias, v)));
     }
-    SUM_EACH(nan |= V(any_nan)(total[v]));
+    SUM_EACH(if (v % 2 == 0) nan |= V(any_nan)(total[v], total[(v | 1) < SUM_VECS && (v | 1) < nv ? v | 1 : v]));
     if (__builtin_expect(nan, 0)) {
         mpix_rows_sum_columns(sum, X_DTYPE, scale_kind, ydtype, c, c + columns);
         return;
     }
-    V(store)(ydtype, part > 0 ? buf : y, total, nv, nt);
+    Y_STORE(ydtype, part > 0 ? buf : y, total, nv, nt);
     if (part > 0)
         memcpy(y, buf, part * ysize);
-}
-
-/* Up to the first line boundary of y, or from the last whole pass on: vectors and a part of one, ordinary stores. */
-static __attribute__((noinline)) void SUM(sum_edge)(const mpix_row_sum *sum, int shape, int scale_kind, int ydtype,
-                                                    size_t c, size_t end) {
-    for (; end - c >= 16; c += 16)
-        SUM(sum_pass)(sum, shape, scale_kind, ydtype, c, 1, 0, 0);
-    if (c < end)
-        SUM(sum_pass)(sum, shape, scale_kind, ydtype, c, 1, end - c, 0);
 }
 
 V_INLINE size_t SUM(sum_body)(const mpix_row_sum *sum, int shape, int scale_kind, int ydtype, size_t c, size_t hidden,
@@ -132,6 +132,16 @@ V_INLINE size_t SUM(sum_body)(const mpix_row_sum *sum, int shape, int scale_kind
     return c;
 }
 
+#if !X_PAIRS
+/* Up to the first line boundary of y, or from the last whole pass on: vectors and a part of one, ordinary stores. */
+static __attribute__((noinline)) void SUM(sum_edge)(const mpix_row_sum *sum, int shape, int scale_kind, int ydtype,
+                                                    size_t c, size_t end) {
+    for (; end - c >= 16; c += 16)
+        SUM(sum_pass)(sum, shape, scale_kind, ydtype, c, 1, 0, 0);
+    if (c < end)
+        SUM(sum_pass)(sum, shape, scale_kind, ydtype, c, 1, end - c, 0);
+}
+
 static void SUM(sum_row)(const mpix_row_sum *sum, int scale_kind, int ydtype, size_t hidden, int streaming) {
     size_t c = 0, ysize = mpix_dtype_size(ydtype), head = -(uintptr_t)sum->y % 64;
     int shape = sum_shape(sum), scaled = X_SCALED && scale_kind != MPIX_EP_NO_SCALES;
@@ -140,19 +150,23 @@ static void SUM(sum_row)(const mpix_row_sum *sum, int scale_kind, int ydtype, si
         c = head / ysize < hidden ? head / ysize : hidden;
         SUM(sum_edge)(sum, shape, scale_kind, ydtype, 0, c);
     }
-    /* The frequent cases, terms of y's own dtype in one chain, are compiled apart. */
-    if (shape == SUM_CHAIN && ydtype == X_DTYPE && X_SIZE > 1)
-        c = SUM(sum_body)(sum, SUM_CHAIN, scale_kind, X_DTYPE, c, hidden, nt);
+    if (shape == SUM_CHAIN && ydtype == X_DTYPE)
+        c = X_SAME(sum, SUM_CHAIN, scale_kind, X_DTYPE, c, hidden, nt);
     else if (shape == SUM_CHAIN)
         c = SUM(sum_body)(sum, SUM_CHAIN, scale_kind, ydtype, c, hidden, nt);
     else
         c = SUM(sum_body)(sum, shape, scale_kind, ydtype, c, hidden, nt);
     SUM(sum_edge)(sum, shape, scale_kind, ydtype, c, hidden);
 }
+#endif
 
 #undef SUM_EACH
+#undef Y_LOAD
+#undef Y_STORE
 #undef SUM
 #undef X_DTYPE
 #undef X_LOAD
 #undef X_SIZE
 #undef X_SCALED
+#undef X_PAIRS
+#undef X_SAME

@@ -58,6 +58,12 @@ V_INLINE void vd_store(int dtype, char *p, const vd a[], int nv, int nt) {
     }
 }
 
+#if V_PAIRS
+V_INLINE void vf_store_pairs(char *p, const vf a[], int nv, int nt) {
+    MPIX_EACH(nv, VF_VECS, if (v % 2 == 0) vf_store_bf16_pairs(p + v * 32, a[v], a[v | 1], nt));
+}
+#endif
+
 /* How the terms of a sum hang together. */
 enum { SUM_EMPTY, SUM_CHAIN, SUM_GROUPS };
 
@@ -82,37 +88,61 @@ static int sum_shape(const mpix_row_sum *sum) {
 
 #define SUM(name) name##_f32
 #define X_DTYPE MPIX_EP_F32
-#define X_LOAD vf_load_f32
+#define X_LOAD(p, v) vf_load_f32((p) + (v)*64)
 #define X_SIZE 4
 #define X_SCALED 0
+#define X_PAIRS 0
+#define X_SAME sum_body_f32
 #include "kernels/host/sum_impl.h"
 
 #define SUM(name) name##_f16
 #define X_DTYPE MPIX_EP_F16
-#define X_LOAD vf_load_f16
+#define X_LOAD(p, v) vf_load_f16((p) + (v)*32)
 #define X_SIZE 2
 #define X_SCALED 0
+#define X_PAIRS 0
+#define X_SAME sum_body_f16
 #include "kernels/host/sum_impl.h"
+
+#if V_PAIRS
+#define SUM(name) name##_bf16_pairs
+#define X_DTYPE MPIX_EP_BF16
+#define X_LOAD(p, v) vf_load_bf16_pairs(p, v)
+#define X_SIZE 2
+#define X_SCALED 0
+#define X_PAIRS 1
+#include "kernels/host/sum_impl.h"
+#endif
 
 #define SUM(name) name##_bf16
 #define X_DTYPE MPIX_EP_BF16
-#define X_LOAD vf_load_bf16
+#define X_LOAD(p, v) vf_load_bf16((p) + (v)*32)
 #define X_SIZE 2
 #define X_SCALED 0
+#define X_PAIRS 0
+#if V_PAIRS
+#define X_SAME sum_body_bf16_pairs
+#else
+#define X_SAME sum_body_bf16
+#endif
 #include "kernels/host/sum_impl.h"
 
 #define SUM(name) name##_f8e4m3
 #define X_DTYPE MPIX_EP_F8E4M3
-#define X_LOAD vf_load_f8e4m3
+#define X_LOAD(p, v) vf_load_f8e4m3((p) + (v)*16)
 #define X_SIZE 1
 #define X_SCALED 1
+#define X_PAIRS 0
+#define X_SAME sum_body_f8e4m3
 #include "kernels/host/sum_impl.h"
 
 #define SUM(name) name##_f8e5m2
 #define X_DTYPE MPIX_EP_F8E5M2
-#define X_LOAD vf_load_f8e5m2
+#define X_LOAD(p, v) vf_load_f8e5m2((p) + (v)*16)
 #define X_SIZE 1
 #define X_SCALED 1
+#define X_PAIRS 0
+#define X_SAME sum_body_f8e5m2
 #include "kernels/host/sum_impl.h"
 
 #undef V
@@ -124,9 +154,11 @@ static int sum_shape(const mpix_row_sum *sum) {
 
 #define SUM(name) name##_f64
 #define X_DTYPE MPIX_EP_F64
-#define X_LOAD vd_load_f64
+#define X_LOAD(p, v) vd_load_f64((p) + (v)*128)
 #define X_SIZE 8
 #define X_SCALED 0
+#define X_PAIRS 0
+#define X_SAME sum_body_f64
 #include "kernels/host/sum_impl.h"
 
 static void rows_sum(const mpix_row_sum *sum, int xdtype, int scale_kind, int ydtype, size_t hidden, int streaming) {

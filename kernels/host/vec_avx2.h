@@ -22,9 +22,9 @@ enum {
 MPIX_ALWAYS_INLINE vf vf_set1(float x) { return (vf){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 MPIX_ALWAYS_INLINE vf vf_add(vf a, vf b) { return (vf){_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
 MPIX_ALWAYS_INLINE vf vf_mul(vf a, vf b) { return (vf){_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
-MPIX_ALWAYS_INLINE int vf_any_nan(vf a) {
+MPIX_ALWAYS_INLINE int vf_any_nan(vf a, vf b) {
     return _mm256_movemask_ps(
-        _mm256_or_ps(_mm256_cmp_ps(a.lo, a.lo, _CMP_UNORD_Q), _mm256_cmp_ps(a.hi, a.hi, _CMP_UNORD_Q)));
+        _mm256_or_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_UNORD_Q), _mm256_cmp_ps(a.hi, b.hi, _CMP_UNORD_Q)));
 }
 
 MPIX_ALWAYS_INLINE vd vd_set1(float x) {
@@ -42,9 +42,9 @@ MPIX_ALWAYS_INLINE vd vd_mul(vd a, vd b) {
                  _mm256_mul_pd(a.q[3], b.q[3])}};
 }
 
-MPIX_ALWAYS_INLINE int vd_any_nan(vd a) {
-    __m256d lo = _mm256_or_pd(_mm256_cmp_pd(a.q[0], a.q[0], _CMP_UNORD_Q), _mm256_cmp_pd(a.q[1], a.q[1], _CMP_UNORD_Q));
-    __m256d hi = _mm256_or_pd(_mm256_cmp_pd(a.q[2], a.q[2], _CMP_UNORD_Q), _mm256_cmp_pd(a.q[3], a.q[3], _CMP_UNORD_Q));
+MPIX_ALWAYS_INLINE int vd_any_nan(vd a, vd b) {
+    __m256d lo = _mm256_or_pd(_mm256_cmp_pd(a.q[0], b.q[0], _CMP_UNORD_Q), _mm256_cmp_pd(a.q[1], b.q[1], _CMP_UNORD_Q));
+    __m256d hi = _mm256_or_pd(_mm256_cmp_pd(a.q[2], b.q[2], _CMP_UNORD_Q), _mm256_cmp_pd(a.q[3], b.q[3], _CMP_UNORD_Q));
     return _mm256_movemask_pd(_mm256_or_pd(lo, hi));
 }
 
@@ -99,6 +99,18 @@ MPIX_ALWAYS_INLINE vf vf_load_bf16(const char *p) {
                 _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v_load128(p + 16)), 16))};
 }
 
+/* As in vec_avx512.h: even columns for an even v, odd ones for the next. */
+#define V_PAIRS 1
+MPIX_ALWAYS_INLINE __m256 v_half_bf16(__m256i u, int odd) {
+    return _mm256_castsi256_ps(odd ? _mm256_and_si256(u, _mm256_set1_epi32((int)0xffff0000))
+                                   : _mm256_slli_epi32(u, 16));
+}
+
+MPIX_ALWAYS_INLINE vf vf_load_bf16_pairs(const char *p, int v) {
+    const __m256i *u = (const __m256i *)(p + v / 2 * 64);
+    return (vf){v_half_bf16(_mm256_loadu_si256(u), v % 2), v_half_bf16(_mm256_loadu_si256(u + 1), v % 2)};
+}
+
 MPIX_ALWAYS_INLINE vf vf_of_f16(__m256i h) {
     return (vf){_mm256_cvtph_ps(_mm256_castsi256_si128(h)), _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
 }
@@ -141,14 +153,25 @@ MPIX_ALWAYS_INLINE void vf_store_f16(char *p, vf a, int nt) {
                nt);
 }
 
+/* The bits of floats rounded to bf16, in the upper halves. */
 MPIX_ALWAYS_INLINE __m256i v_round_bf16(__m256 a) {
     __m256i u = _mm256_castps_si256(a), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-    return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd), 16);
+    return _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
 }
 
 MPIX_ALWAYS_INLINE void vf_store_bf16(char *p, vf a, int nt) {
+    __m256i lo = _mm256_srli_epi32(v_round_bf16(a.lo), 16), hi = _mm256_srli_epi32(v_round_bf16(a.hi), 16);
     /* The pack works within 128 bits: put the quarters back in order. */
-    v_store256(p, _mm256_permute4x64_epi64(_mm256_packus_epi32(v_round_bf16(a.lo), v_round_bf16(a.hi)), 0xd8), nt);
+    v_store256(p, _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xd8), nt);
+}
+
+MPIX_ALWAYS_INLINE __m256i v_merge_bf16(__m256 even, __m256 odd) {
+    return _mm256_blend_epi16(_mm256_srli_epi32(v_round_bf16(even), 16), v_round_bf16(odd), 0xaa);
+}
+
+MPIX_ALWAYS_INLINE void vf_store_bf16_pairs(char *p, vf even, vf odd, int nt) {
+    v_store256(p, v_merge_bf16(even.lo, odd.lo), nt);
+    v_store256(p + 32, v_merge_bf16(even.hi, odd.hi), nt);
 }
 
 MPIX_ALWAYS_INLINE void vd_store_f64(char *p, vd a, int nt) {

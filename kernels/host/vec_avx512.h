@@ -20,13 +20,13 @@ enum { VF_VECS = 8, VD_VECS = 4 }; /* registers of columns per pass */
 MPIX_ALWAYS_INLINE vf vf_set1(float x) { return _mm512_set1_ps(x); }
 MPIX_ALWAYS_INLINE vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }
 MPIX_ALWAYS_INLINE vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
-MPIX_ALWAYS_INLINE int vf_any_nan(vf a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q) != 0; }
+MPIX_ALWAYS_INLINE int vf_any_nan(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q); }
 
 MPIX_ALWAYS_INLINE vd vd_set1(float x) { return (vd){_mm512_set1_pd(x), _mm512_set1_pd(x)}; }
 MPIX_ALWAYS_INLINE vd vd_add(vd a, vd b) { return (vd){_mm512_add_pd(a.lo, b.lo), _mm512_add_pd(a.hi, b.hi)}; }
 MPIX_ALWAYS_INLINE vd vd_mul(vd a, vd b) { return (vd){_mm512_mul_pd(a.lo, b.lo), _mm512_mul_pd(a.hi, b.hi)}; }
-MPIX_ALWAYS_INLINE int vd_any_nan(vd a) {
-    return (_mm512_cmp_pd_mask(a.lo, a.lo, _CMP_UNORD_Q) | _mm512_cmp_pd_mask(a.hi, a.hi, _CMP_UNORD_Q)) != 0;
+MPIX_ALWAYS_INLINE int vd_any_nan(vd a, vd b) {
+    return _mm512_cmp_pd_mask(a.lo, b.lo, _CMP_UNORD_Q) | _mm512_cmp_pd_mask(a.hi, b.hi, _CMP_UNORD_Q);
 }
 
 /* ---- between float and double ---- */
@@ -56,6 +56,18 @@ MPIX_ALWAYS_INLINE vf vf_load_f16(const char *p) { return _mm512_cvtph_ps(_mm256
 
 MPIX_ALWAYS_INLINE vf vf_load_bf16(const char *p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
+}
+
+/*
+ * Columns v * 16 on of bf16 in pairs: those at even places for an even v, those at odd ones for the next. Where nothing
+ * but bf16 goes in and out the order within a pair does not matter, and a shift or a mask widens faster than a
+ * conversion.
+ */
+#define V_PAIRS 1
+MPIX_ALWAYS_INLINE vf vf_load_bf16_pairs(const char *p, int v) {
+    __m512i u = _mm512_loadu_si512(p + v / 2 * 64);
+    return _mm512_castsi512_ps(v % 2 ? _mm512_and_si512(u, _mm512_set1_epi32((int)0xffff0000))
+                                     : _mm512_slli_epi32(u, 16));
 }
 
 MPIX_ALWAYS_INLINE vf vf_load_f8e5m2(const char *p) {
@@ -96,10 +108,23 @@ MPIX_ALWAYS_INLINE void vf_store_f16(char *p, vf a, int nt) {
     v_store256(p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), nt);
 }
 
-MPIX_ALWAYS_INLINE void vf_store_bf16(char *p, vf a, int nt) {
+/* The bits of floats rounded to bf16, in the upper halves. */
+MPIX_ALWAYS_INLINE __m512i v_round_bf16(vf a) {
     __m512i u = _mm512_castps_si512(a), odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-    u = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
-    v_store256(p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(u, 16)), nt);
+    return _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
+}
+
+MPIX_ALWAYS_INLINE void vf_store_bf16(char *p, vf a, int nt) {
+    v_store256(p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(v_round_bf16(a), 16)), nt);
+}
+
+MPIX_ALWAYS_INLINE void vf_store_bf16_pairs(char *p, vf even, vf odd, int nt) {
+    __m512i lower = _mm512_srli_epi32(v_round_bf16(even), 16);
+    __m512i u = _mm512_mask_blend_epi16(0xaaaaaaaa, lower, v_round_bf16(odd));
+    if (nt)
+        _mm512_stream_si512((__m512i *)p, u);
+    else
+        _mm512_storeu_si512(p, u);
 }
 
 MPIX_ALWAYS_INLINE void vd_store_f64(char *p, vd a, int nt) {

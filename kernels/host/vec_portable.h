@@ -15,6 +15,7 @@ typedef struct {
 } vd;
 
 enum { VF_VECS = 1, VD_VECS = 1 };
+#define V_PAIRS 0
 
 #define V_LOOP for (int i = 0; i < 16; i++)
 
@@ -34,9 +35,9 @@ MPIX_ALWAYS_INLINE vf vf_mul(vf a, vf b) {
     return a;
 }
 
-MPIX_ALWAYS_INLINE int vf_any_nan(vf a) {
+MPIX_ALWAYS_INLINE int vf_any_nan(vf a, vf b) {
     int nan = 0;
-    V_LOOP nan |= mpix_f32_isnan(a.f[i]);
+    V_LOOP nan |= mpix_f32_isnan(a.f[i]) | mpix_f32_isnan(b.f[i]);
     return nan;
 }
 
@@ -56,9 +57,9 @@ MPIX_ALWAYS_INLINE vd vd_mul(vd a, vd b) {
     return a;
 }
 
-MPIX_ALWAYS_INLINE int vd_any_nan(vd a) {
+MPIX_ALWAYS_INLINE int vd_any_nan(vd a, vd b) {
     int nan = 0;
-    V_LOOP nan |= mpix_f64_isnan(a.f[i]);
+    V_LOOP nan |= mpix_f64_isnan(a.f[i]) | mpix_f64_isnan(b.f[i]);
     return nan;
 }
 
