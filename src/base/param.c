@@ -78,7 +78,7 @@ static const mpix_param_desc param_table[] = {
      "Pieces in which a batch for a proxied peer is packed and posted, so that packing and the network overlap; 0: one "
      "piece.",
      FIELD(chunk_bytes)},
-    {"max_op", "bytes", "0 or more, suffix k, m or g", "0",
+    {"max_op", "bytes", "0, or 64 or more, suffix k, m or g", "0",
      "Longest single operation that the proxy posts, longer puts are split; 0: the device's limit.", FIELD(max_op)},
     {"fifo_slots", "int", "2..1048576", "1024", "Commands that the proxy's queue holds; rounded up to a power of two.",
      FIELD(fifo_slots)},

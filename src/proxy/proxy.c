@@ -88,6 +88,9 @@ static int proxy_check(const mpix_boot *boot, const mpix_params *params, int cou
                          "%d counters per peer: a command of the proxy names fewer than %d; fewer handles, lanes or a "
                          "lower depth need fewer",
                          counters, PROXY_COUNTERS);
+    if (params->max_op && params->max_op < PROXY_MIN_OP)
+        return mpix_fail(MPIX_ERRK_ARG, "mpix_ep_max_op", "mpix_ep_max_op=%zu: an operation is at least %d bytes, or 0",
+                         params->max_op, PROXY_MIN_OP);
     return 0; /* a rank may want itself: tests and benchmarks on one rank do */
 }
 

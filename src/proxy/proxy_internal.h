@@ -16,6 +16,7 @@ enum {
     PROXY_VERSION = 1, /* of what travels between ranks; ranks with different ones refuse each other */
     PROXY_TABLE_WINDOW = MPIX_PROXY_WINDOWS - 1,
     PROXY_COUNTERS = 65536, /* counters are below this */
+    PROXY_MIN_OP = 64, /* a signal is one operation */
     PROXY_LANES = 1 << MPIX_CMD_LANE_BITS,
     PROXY_PEERS = 1 << MPIX_CMD_PEER_BITS,
     PROXY_BATCH = 64 /* commands taken, operations posted per lane, completions and arrivals polled at a time */

@@ -132,7 +132,7 @@ int mpix_proxy_signal(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t 
                        .rwin = (uint8_t)rwin,
                        .loff = value,
                        .roff = roff,
-                       .len = 8,
+                       .len = proxy->counted ? sizeof(proxy_header) : 8,
                        .counter = counter,
                        .writes = writes};
     return queue_push(proxy, &r, seq);

@@ -61,6 +61,16 @@ static const char *log_text(void) {
     return text;
 }
 
+static int count_text(const char *text, const char *what) {
+    int n = 0;
+
+    while ((text = strstr(text, what)) != NULL) {
+        text += strlen(what);
+        n++;
+    }
+    return n;
+}
+
 static void set(const char *name, const char *value) {
     ck_assert_msg(mpix_params_set(&params, name, value) == 0, "%s", mpix_error_tls()->text);
 }
@@ -119,8 +129,7 @@ static void wait_completed(uint64_t seq) {
     }
 }
 
-/* ---- counting
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- counting ---------------------------------------------------------------------------------------------------- */
 
 /* Over null: numbers grow, completion follows posting, messages and bytes are counted as they were split. */
 START_TEST(counts) {
@@ -228,13 +237,13 @@ START_TEST(credit) {
         uint64_t bytes_most;
     } cases[] = {{"3", "0", 3, 3000}, {"0", "2500", 40, 2500}, {"64", "100", 1, 1000}, {"1", "1m", 1, 1000}};
 
-    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
+    for (size_t c = 0; c < 2 * sizeof cases / sizeof *cases; c++)
         for (post_most = 1; post_most <= 64; post_most += 21) {
-            uint64_t seq = 0, before;
-            set("credit_ops", cases[c].ops);
-            set("credit_bytes", cases[c].bytes);
+            uint64_t seq = 0, before, start;
+            set("credit_ops", cases[c / 2].ops);
+            set("credit_bytes", cases[c / 2].bytes);
             set("max_op", "1000");
-            open_proxy("shmem", "caller", post_most & 1 ? "ordered" : "counted");
+            open_proxy("shmem", "caller", c & 1 ? "ordered" : "counted");
             hook();
             hooked.post = credit_post;
             hooked.poll = credit_poll;
@@ -242,6 +251,8 @@ START_TEST(credit) {
             most_bytes = flight_bytes = 0;
             for (int i = 0; i < 10; i++)
                 seq = put((uint64_t)i * 3000, (uint64_t)i * 3000, 2500, 0);
+            seq = signal_word(1, c + 1 + 100u * (unsigned)post_most, 0, 10);
+            start = mpix_clock_ns();
             for (before = 0; before < seq;) { /* one operation at a time is complete: numbers grow, none is told too
                                                  early */
                 uint64_t now = mpix_proxy_completed(proxy, 0, 0);
@@ -249,11 +260,13 @@ START_TEST(credit) {
                 ck_assert_uint_le(now, seq);
                 before = now;
                 steps(1);
+                ck_assert_uint_lt(mpix_clock_ns() - start, 20000000000u);
             }
-            ck_assert_uint_le(most_ops, cases[c].most);
-            ck_assert_uint_le(most_bytes, cases[c].bytes_most);
+            ck_assert_uint_le(most_ops, cases[c / 2].most);
+            ck_assert_uint_le(most_bytes, cases[c / 2].bytes_most);
             if (post_most > 40)
-                ck_assert_uint_ge(most_bytes, cases[c].bytes_most - 500);
+                ck_assert_uint_ge(most_bytes, cases[c / 2].bytes_most - 500);
+            ck_assert_uint_eq(word(1), c + 1 + 100u * (unsigned)post_most);
             for (int i = 0; i < 10; i++)
                 ck_assert_int_eq(memcmp(from + i * 3000, to + i * 3000, 2500), 0);
             mpix_proxy_free(proxy);
@@ -262,8 +275,7 @@ START_TEST(credit) {
 }
 END_TEST
 
-/* ---- signals
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- signals ----------------------------------------------------------------------------------------------------- */
 
 static int no_poll(mpix_net *net, mpix_net_done *done, int max) {
     (void)net, (void)done, (void)max;
@@ -375,8 +387,35 @@ START_TEST(mirror_waits) {
 }
 END_TEST
 
-/* ---- failures
- * --------------------------------------------------------------------------------------------------------- */
+static int no_arrivals(mpix_net *net, mpix_net_arrival *arrivals, int max) {
+    (void)net, (void)arrivals, (void)max;
+    return 0;
+}
+
+/* A peer that does not poll: what the network can't take stays with the proxy, and goes when there is room. */
+START_TEST(no_room_at_peer) {
+    uint64_t messages, bytes, seq;
+
+    set("proxy_depth", "1024");
+    open_proxy("shmem", "caller", "counted");
+    hook();
+    hooked.poll_arrivals = no_arrivals;
+    for (int i = 0; i < 700; i++)
+        put((uint64_t)i * 16, (uint64_t)i * 16, 16, 4);
+    seq = signal_word(2, 9, 4, 700);
+    steps(50);
+    mpix_proxy_counts(proxy, 0, &messages, &bytes);
+    ck_assert_uint_eq(messages, 256);
+    ck_assert_uint_lt(mpix_proxy_completed(proxy, 0, 0), seq);
+    hooked.poll_arrivals = real->poll_arrivals;
+    wait_completed(seq);
+    steps(20);
+    ck_assert_uint_eq(word(2), 9);
+    ck_assert_int_eq(memcmp(from, to, 700 * 16), 0);
+}
+END_TEST
+
+/* ---- failures ---------------------------------------------------------------------------------------------------- */
 
 static int fail_kind;
 
@@ -414,7 +453,7 @@ static void check_failed(int kind, const char *text) {
 
 START_TEST(failures) {
     static const int kinds[] = {MPIX_ERRK_PEER, MPIX_ERRK_TRANSPORT};
-    uint64_t seq;
+    uint64_t seq, messages, bytes;
 
     for (int k = 0; k < 2; k++)
         for (int by_poll = 0; by_poll < 2; by_poll++) {
@@ -433,6 +472,30 @@ START_TEST(failures) {
             mpix_proxy_free(proxy);
             proxy = NULL;
         }
+    /* A second failure changes nothing, and is not logged. */
+    open_proxy("shmem", "caller", "ordered");
+    hook();
+    hooked.poll = fail_poll;
+    fail_kind = MPIX_ERRK_PEER;
+    put(0, 0, 100, 0);
+    steps(1);
+    fail_kind = MPIX_ERRK_TRANSPORT;
+    steps(3);
+    check_failed(MPIX_ERRK_PEER, "retry counter exceeded");
+    ck_assert_int_eq(count_text(log_text(), "is lost over shmem"), 5);
+    mpix_proxy_free(proxy);
+    proxy = NULL;
+    /* Commands that were queued before the failure and are taken after it are not posted. */
+    open_proxy("shmem", "caller", "ordered");
+    hook();
+    hooked.poll = fail_poll;
+    for (int i = 0; i < PROXY_BATCH + 10; i++)
+        put(0, 0, 16, 0);
+    steps(3);
+    mpix_proxy_counts(proxy, 0, &messages, &bytes);
+    ck_assert_uint_eq(messages, PROXY_BATCH);
+    mpix_proxy_free(proxy);
+    proxy = NULL;
     /* Commands that are in the FIFO when the peer fails: taken and dropped, their descriptors given back. */
     set("proxy_descs", "2");
     fail_kind = MPIX_ERRK_PEER;
@@ -503,8 +566,7 @@ START_TEST(wrong_writes) {
 }
 END_TEST
 
-/* ---- windows
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- windows ----------------------------------------------------------------------------------------------------- */
 
 START_TEST(windows) {
     char *other = calloc(1, 4096);
@@ -525,8 +587,7 @@ START_TEST(windows) {
 }
 END_TEST
 
-/* ---- thread
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- thread ------------------------------------------------------------------------------------------------------ */
 
 typedef struct feeder {
     pthread_t thread;
@@ -676,6 +737,7 @@ int main(int argc, char **argv) {
     tcase_add_test(all, counted_orders);
     tcase_add_test(all, counted_in_turn);
     tcase_add_test(all, mirror_waits);
+    tcase_add_test(all, no_room_at_peer);
     tcase_add_test(all, failures);
     tcase_add_test(all, nonsense_from_peer);
     tcase_add_test(all, wrong_writes);
