@@ -292,7 +292,7 @@ static void forgotten(void)
         make(&ctx[i], &handle[i], 20);
         all_well(&handle[i]);
     }
-    static t_call *left; /* in flight, and left there */
+    static t_call *volatile left; /* in flight, and left there; volatile, so that it stays reachable for the leak check */
     left = prepare(&handle[0], T_DISPATCH);
     CHECK_OK(t_call_start(left, 0));
 }
