@@ -248,7 +248,7 @@ int MPIX_Ep_get_async_error(MPIX_Ep ep, MPIX_Error *error);
 int MPIX_Ep_alloc(MPIX_Ep ep, MPI_Count bytes, MPI_Info info, void *baseptr);
 
 /**
- * Frees memory from MPIX_Ep_alloc. By all ranks in the same order ; waits for nobody: a peer's
+ * Frees memory from MPIX_Ep_alloc. By all ranks in the same order; waits for nobody: a peer's
  * mapping keeps the memory until the peer frees it. Transfers in flight: MPIX_ERRK_ARG.
  * @param[in] base  what MPIX_Ep_alloc gave
  */

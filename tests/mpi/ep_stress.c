@@ -11,6 +11,7 @@
 #include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { HANDLES = 4, TOKENS = 24, TOPK = 4, WORDS = 40, FLIGHT = 8 };
 
@@ -255,7 +256,10 @@ static void fresh_rows(long rounds)
     ctx.config.timeout_s = 60;
     MPI_Info_create(&info);
     MPI_Info_set(info, "mpix_ep_stores", "streaming");
-    MPI_Info_set(info, "mpix_ep_spin_us", "1000");
+    if (t_size <= sysconf(_SC_NPROCESSORS_ONLN)) /* the reader is awake when the signal comes: only then it can be too early */
+        MPI_Info_set(info, "mpix_ep_spin_us", "1000");
+    else
+        rounds /= 10;
     if (!CHECK_OK(MPIX_Ep_create(MPI_COMM_WORLD, &ctx.config, info, &ctx.ep)))
         return;
     MPI_Info_free(&info);
@@ -278,7 +282,8 @@ static void fresh_rows(long rounds)
         int w = words - 1;
         while (w >= 0 && *(volatile uint64_t *)&out[w] == ((uint64_t)round << 20 | (uint64_t)w))
             w--;
-        if (!CHECK(code == MPI_SUCCESS && w < 0, "round %ld: code %d, word %d of %d is old", round, code, w, words))
+        CHECK(code == MPI_SUCCESS && w < 0, "round %ld: code %d, word %d of %d is old", round, code, w, words);
+        if (code != MPI_SUCCESS)
             break;
     }
     CHECK_OK(MPIX_Ep_free(&ctx.ep));
@@ -361,7 +366,7 @@ int main(int argc, char **argv)
         many_calls(layout, "caller", "streaming", rounds); /* whose order is the library's business */
         many_calls(layout, "thread", "streaming", rounds / 4);
     }
-    fresh_rows(rounds * 4);
+    fresh_rows(rounds * 3);
     many_contexts(contexts);
     return t_end();
 }
