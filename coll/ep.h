@@ -179,6 +179,8 @@ struct mpix_ep_call {
     mpix_ep_call *next, *held_next;
 };
 
+static inline size_t mpix_ep_up16(size_t n) { return (n + 15) & ~(size_t)15; }
+
 /* ep_config.c */
 int mpix_ep_config_check(const MPIX_Ep_config *config, int ranks, MPIX_Ep_config *effective);
 size_t mpix_ep_bank_size(const MPIX_Ep_config *config, int64_t rows, int far_peers);
@@ -207,6 +209,7 @@ void mpix_ep_engine_free(mpix_ep *ep);
 int mpix_ep_call_begin(struct mpix_ep_handle *handle, int type, int (*step)(mpix_ep_call *, int *), mpix_ep_call **call);
 /* Records the calling thread's error as the call's, unless it has one (a REMOTE one gives way to an own one). */
 void mpix_ep_call_fail(mpix_ep_call *call, int kind);
+const char *mpix_ep_call_name(const mpix_ep_call *call); /* "route", ... */
 /* The rest of a public call: hands the call to the engine and, if blocking, waits until it is complete. The caller's own errors
  * (call->kind) make it an empty, failed batch; the nonblocking form returns them at once. Raises, returns a code. */
 int mpix_ep_call_submit(mpix_ep_call *call, MPIX_Xfer *xfer, int blocking);
@@ -245,6 +248,11 @@ void mpix_ep_offers_compare(mpix_ep_call *call, int64_t hidden, const MPIX_Ep_ro
 /* A place in this call's staging bank. */
 mpix_ep_place mpix_ep_stage_place(mpix_ep_call *call, size_t off, size_t stride);
 char *mpix_ep_stage_at(mpix_ep_call *call, size_t off);
+/* The start of dispatch and combine: waits for the handle's earlier calls and, through make, for a staging bank (0: none yet), then sends the
+ * offer that make filled, or a failed one. 1: sent. */
+int mpix_ep_offer_start(mpix_ep_call *call, int *banks_open, int (*make)(mpix_ep_call *call, mpix_ep_offer *offer));
+/* Notes that a peer's part has come, with its status; a failed one makes the call fail with REMOTE. */
+void mpix_ep_peer_seen(mpix_ep_call *call, int peer, int32_t status, int64_t *wait_ns);
 /* Notes the offers that have come; 1: all. Failed ones make the call fail with REMOTE. wait_ns: where waiting is counted, or NULL. */
 int mpix_ep_offers_seen(mpix_ep_call *call, int64_t *wait_ns);
 /* Tells the ranks of `which` that this call's part for them is complete, with the call's own status. */
@@ -264,7 +272,7 @@ void mpix_ep_far_signal(mpix_ep_call *call, int peer, int32_t status);
 int mpix_ep_far_flushed(const mpix_ep_call *call); /* all commands of the call are complete */
 void mpix_ep_far_release(mpix_ep_call *call);      /* gives chunks back */
 /* Room for one more item for peer; 0: no chunk is free. */
-int mpix_ep_far_room(mpix_ep_call *call, int peer, const mpix_ep_geometry *g);
+int mpix_ep_far_room(mpix_ep_call *call, int peer);
 /* The places of the next item in the open chunk. */
 void mpix_ep_far_item(mpix_ep_call *call, int peer, const mpix_ep_geometry *g, char **row, char **scales, char **record);
 /* Counts the item as packed; posts the chunk when it is full. */

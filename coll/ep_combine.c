@@ -20,8 +20,6 @@ enum { COMBINE_START, COMBINE_READY, COMBINE_PACK, COMBINE_ARRIVE, COMBINE_SUM, 
 
 #define PIECE_BYTES (4u << 20) /* read per step */
 
-static size_t up16(size_t n) { return (n + 15) & ~(size_t)15; }
-
 static size_t slot_bytes(const mpix_ep_call *call) {
     return call->ep->config.layout == MPIX_EP_COMPACT ? sizeof(float) * (size_t)call->handle->plan->width : sizeof(float);
 }
@@ -77,7 +75,7 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
     *offer = (mpix_ep_offer){.dtype = in->x.dtype, .scale_kind = in->x.scale_kind, .hidden = (uint64_t)in->hidden, .rows = n};
     offer->flags = (in->row_weights ? MPIX_EP_HAS_ROW_WEIGHTS : 0u) | (in->slot_values ? MPIX_EP_HAS_SLOTS : 0u);
     mpix_ep_place *place = offer->place;
-    size_t row_pitch = row % 64 ? up16(row) : row, scale_pitch = up16(scales), slot = slot_bytes(call);
+    size_t row_pitch = row % 64 ? mpix_ep_up16(row) : row, scale_pitch = mpix_ep_up16(scales), slot = slot_bytes(call);
     int others = n > 0 && mpix_ep_mapped_rows(call) > 0;
     if (others && !mpix_ep_find(ep, in->x.data, (n - 1) * (size_t)in->x.stride + row, (uint64_t)in->x.stride, &place[MPIX_EP_PLACE_X])) {
         call->x_stage = stage;
@@ -89,11 +87,11 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
         stage += n * scale_pitch;
     }
     if (others && in->row_weights && !mpix_ep_find(ep, in->row_weights, n * sizeof(float), sizeof(float), &place[MPIX_EP_PLACE_META])) {
-        call->meta_stage = stage = up16(stage);
+        call->meta_stage = stage = mpix_ep_up16(stage);
         stage += n * sizeof(float);
     }
     if (others && in->slot_values && !mpix_ep_find(ep, in->slot_values, n * slot, slot, &place[MPIX_EP_PLACE_SLOTS])) {
-        call->slot_stage = stage = up16(stage);
+        call->slot_stage = stage = mpix_ep_up16(stage);
         stage += n * slot;
     }
     if (ep->far) {
@@ -120,25 +118,6 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
         place[MPIX_EP_PLACE_SLOTS] = mpix_ep_stage_place(call, call->slot_stage, slot);
         memcpy(mpix_ep_stage_at(call, call->slot_stage), in->slot_values, n * slot);
     }
-    return 1;
-}
-
-static int combine_start(mpix_ep_call *call, int *banks_open) {
-    mpix_ep_offer offer = {0};
-    if (!mpix_ep_call_ready(call) || (!*banks_open && !call->kind)) {
-        *banks_open = 0;
-        return 0;
-    }
-    if (!call->kind && !call->handle->plan)
-        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "handle", "the handle has no routing: its last route failed"));
-    if (!call->kind && !offer_make(call, &offer)) {
-        call->x_stage = call->s_stage = call->meta_stage = call->slot_stage = SIZE_MAX;
-        *banks_open = 0;
-        return 0;
-    }
-    offer.status = call->kind;
-    mpix_ep_offer_send(call, &offer);
-    mpix_ep_peers_reset(call);
     return 1;
 }
 
@@ -275,7 +254,7 @@ int mpix_ep_combine_step(mpix_ep_call *call, int *banks_open) {
     struct mpix_ep_handle *handle = call->handle;
     switch (call->state) {
     case COMBINE_START:
-        if (!combine_start(call, banks_open))
+        if (!mpix_ep_offer_start(call, banks_open, offer_make))
             return MPIX_EP_STEP_WAITING;
         call->state = COMBINE_READY;
         /* fall through */

@@ -20,8 +20,6 @@ enum { DISPATCH_START, DISPATCH_READY, DISPATCH_PACK, DISPATCH_SEND, DISPATCH_WA
 
 #define PIECE_BYTES (4u << 20) /* written per step */
 
-static size_t up16(size_t n) { return (n + 15) & ~(size_t)15; }
-
 /* What travels beside a row: the token's number, then COMPACT: local ids and weights of all choices; EXPERT: the choice's weight. */
 static size_t meta_bytes(const mpix_ep_call *call) {
     int width = call->handle->plan->width;
@@ -57,7 +55,7 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
     if (n == 0)
         return 1;
     mpix_ep_place *x = &offer->place[MPIX_EP_PLACE_X], *s = &offer->place[MPIX_EP_PLACE_SCALES];
-    size_t row_pitch = row % 64 ? up16(row) : row, scale_pitch = up16(scales);
+    size_t row_pitch = row % 64 ? mpix_ep_up16(row) : row, scale_pitch = mpix_ep_up16(scales);
     int others = mpix_ep_mapped_rows(call) > 0;
     if (!mpix_ep_find(ep, out->x.data, (n - 1) * (size_t)out->x.stride + row, (uint64_t)out->x.stride, x) && others) {
         call->x_stage = stage;
@@ -69,7 +67,7 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
         stage += n * scale_pitch;
     }
     if (wants_meta(out)) {
-        call->meta_stage = stage = up16(stage);
+        call->meta_stage = stage = mpix_ep_up16(stage);
         stage += n * meta;
     }
     if (ep->far) {
@@ -86,25 +84,6 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
         *s = mpix_ep_stage_place(call, call->s_stage, scale_pitch);
     if (call->meta_stage != SIZE_MAX)
         offer->place[MPIX_EP_PLACE_META] = mpix_ep_stage_place(call, call->meta_stage, meta);
-    return 1;
-}
-
-static int dispatch_start(mpix_ep_call *call, int *banks_open) {
-    mpix_ep_offer offer = {0};
-    if (!mpix_ep_call_ready(call) || (!*banks_open && !call->kind)) {
-        *banks_open = 0;
-        return 0;
-    }
-    if (!call->kind && !call->handle->plan)
-        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "handle", "the handle has no routing: its last route failed"));
-    if (!call->kind && !offer_make(call, &offer)) {
-        call->x_stage = call->s_stage = call->meta_stage = SIZE_MAX;
-        *banks_open = 0;
-        return 0;
-    }
-    offer.status = call->kind;
-    mpix_ep_offer_send(call, &offer);
-    mpix_ep_peers_reset(call);
     return 1;
 }
 
@@ -294,7 +273,7 @@ int mpix_ep_dispatch_step(mpix_ep_call *call, int *banks_open) {
     struct mpix_ep_handle *handle = call->handle;
     switch (call->state) {
     case DISPATCH_START:
-        if (!dispatch_start(call, banks_open))
+        if (!mpix_ep_offer_start(call, banks_open, offer_make))
             return MPIX_EP_STEP_WAITING;
         call->state = DISPATCH_READY;
         /* fall through */

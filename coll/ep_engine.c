@@ -60,6 +60,11 @@ int mpix_ep_call_begin(struct mpix_ep_handle *handle, int type, int (*step)(mpix
     return MPI_SUCCESS;
 }
 
+const char *mpix_ep_call_name(const mpix_ep_call *call) {
+    static const char *const names[] = {"route", "dispatch", "combine"};
+    return names[call->type];
+}
+
 void mpix_ep_call_fail(mpix_ep_call *call, int kind) {
     if (call->kind && !(call->kind == MPIX_ERRK_REMOTE && kind != MPIX_ERRK_REMOTE))
         return;
@@ -235,7 +240,6 @@ static void check_far(mpix_ep *ep) {
 
 /* A peer that a call waits for and whose process has ended. What it published before its end is taken first. */
 static void check_deaths(mpix_ep *ep) {
-    static const char *const names[] = {"route", "dispatch", "combine"};
     uint64_t now = mpix_clock_ns();
     if (now - ep->checked_ns < CHECK_NS)
         return;
@@ -253,7 +257,7 @@ static void check_deaths(mpix_ep *ep) {
                 continue;
             mpix_ep_fail(ep, mpix_fail_peer(MPIX_ERRK_PEER, peer, ep->boot->hostnames[peer],
                                             "rank %d (pid %d on %s) ended before its part of %s number %llu; the context has failed", peer,
-                                            (int)ep->boot->pids[peer], ep->boot->hostnames[peer], names[c->type],
+                                            (int)ep->boot->pids[peer], ep->boot->hostnames[peer], mpix_ep_call_name(c),
                                             (unsigned long long)c->epoch));
             return;
         }
@@ -261,7 +265,6 @@ static void check_deaths(mpix_ep *ep) {
 }
 
 static void time_out(mpix_ep *ep) {
-    static const char *const names[] = {"route", "dispatch", "combine"};
     if (ep->far)
         mpix_proxy_dump(ep->far->proxy);
     for (mpix_ep_call *c = ep->first; c; c = c->next) {
@@ -270,7 +273,7 @@ static void time_out(mpix_ep *ep) {
                 continue;
             mpix_ep_fail(ep, mpix_fail_peer(MPIX_ERRK_TIMEOUT, peer, ep->boot->hostnames[peer],
                                             "rank %d on %s did not do its part of %s number %llu within %g s; the context has failed", peer,
-                                            ep->boot->hostnames[peer], names[c->type], (unsigned long long)c->epoch, ep->config.timeout_s));
+                                            ep->boot->hostnames[peer], mpix_ep_call_name(c), (unsigned long long)c->epoch, ep->config.timeout_s));
             return;
         }
     }

@@ -25,15 +25,13 @@ enum { CHUNK_FREE, CHUNK_OPEN, CHUNK_POSTED };
 
 #define TX_LIMIT ((size_t)64 << 20) /* of the whole send buffer, unless single rows are larger */
 
-static size_t up16(size_t n) { return (n + 15) & ~(size_t)15; }
-
-size_t mpix_ep_far_item_size(const MPIX_Ep_config *c) { return up16((size_t)c->max_row_bytes + 32) + up16(4 + 8 * (size_t)c->max_topk); }
+size_t mpix_ep_far_item_size(const MPIX_Ep_config *c) { return mpix_ep_up16((size_t)c->max_row_bytes + 32) + mpix_ep_up16(4 + 8 * (size_t)c->max_topk); }
 
 /* ---- creation ----------------------------------------------------------------------------------------------------------- */
 
 /* The same on all ranks: the layout of a batch depends on the chunk's size. */
 size_t mpix_ep_far_chunks(const MPIX_Ep_config *c, const mpix_params *params, int ranks, int *nchunks) {
-    size_t item = mpix_ep_far_item_size(c), bytes = up16(params->chunk_bytes);
+    size_t item = mpix_ep_far_item_size(c), bytes = mpix_ep_up16(params->chunk_bytes);
     *nchunks = 2 * ranks + 2;
     if (bytes > TX_LIMIT / (size_t)*nchunks)
         bytes = TX_LIMIT / (size_t)*nchunks / 16 * 16;
@@ -133,47 +131,39 @@ static uint32_t counter_data(const mpix_ep_call *call, int lane) {
     return (uint32_t)(base + bank * ep->far->lanes + lane);
 }
 
-/* Queues a put, making room if there is none. A peer that has failed takes nothing; the engine finds its failure. */
-static int queue(mpix_ep_call *call, int peer, int lane, int lwin, uint64_t loff, int rwin, uint64_t roff, uint64_t len, uint32_t counter) {
+/* There was no room for a command to peer: lets the proxy work. 0: the time limit is over; the engine finds it. *start: 0 at first. */
+static int make_room(mpix_ep_call *call, int peer, uint64_t *start) {
     mpix_ep_far *far = call->ep->far;
+    if (!mpix_proxy_step(far->proxy))
+        sched_yield();
+    uint64_t now = mpix_clock_ns();
+    *start = *start ? *start : now;
+    if (call->ep->config.timeout_s <= 0 || (double)(now - *start) <= call->ep->config.timeout_s * 1e9)
+        return 1;
+    far->stuck = peer + 1;
+    return 0;
+}
+
+/* Queues a put; 1: queued. A peer that has failed takes nothing; the engine finds its failure. */
+static int queue(mpix_ep_call *call, int peer, int lane, int lwin, uint64_t loff, int rwin, uint64_t roff, uint64_t len, uint32_t counter) {
     uint64_t start = 0, seq;
-    for (;;) {
-        int did = mpix_proxy_put(far->proxy, peer, lane, lwin, loff, rwin, roff, len, counter, &seq);
-        if (did > 0) {
-            call->far[peer].seq[lane] = seq;
-            return 1;
-        }
-        if (did < 0)
+    int did;
+    while ((did = mpix_proxy_put(call->ep->far->proxy, peer, lane, lwin, loff, rwin, roff, len, counter, &seq)) == 0)
+        if (!make_room(call, peer, &start))
             return 0;
-        if (!mpix_proxy_step(far->proxy))
-            sched_yield();
-        uint64_t now = mpix_clock_ns();
-        start = start ? start : now;
-        if (call->ep->config.timeout_s > 0 && (double)(now - start) > call->ep->config.timeout_s * 1e9) {
-            far->stuck = peer + 1;
-            return 0;
-        }
-    }
+    if (did > 0)
+        call->far[peer].seq[lane] = seq;
+    return did > 0;
 }
 
 static void queue_signal(mpix_ep_call *call, int peer, int lane, uint64_t roff, uint32_t counter, uint32_t writes) {
-    mpix_ep_far *far = call->ep->far;
     uint64_t start = 0, seq;
-    for (;;) {
-        int did = mpix_proxy_signal(far->proxy, peer, lane, WINDOW_CTL, roff, call->epoch, counter, writes, &seq);
-        if (did > 0)
-            call->far[peer].seq[lane] = seq;
-        if (did != 0)
+    int did;
+    while ((did = mpix_proxy_signal(call->ep->far->proxy, peer, lane, WINDOW_CTL, roff, call->epoch, counter, writes, &seq)) == 0)
+        if (!make_room(call, peer, &start))
             return;
-        if (!mpix_proxy_step(far->proxy))
-            sched_yield();
-        uint64_t now = mpix_clock_ns();
-        start = start ? start : now;
-        if (call->ep->config.timeout_s > 0 && (double)(now - start) > call->ep->config.timeout_s * 1e9) {
-            far->stuck = peer + 1;
-            return;
-        }
-    }
+    if (did > 0)
+        call->far[peer].seq[lane] = seq;
 }
 
 /* An address in the mirror's block for peer, as an offset in the peer's control window. */
@@ -219,9 +209,9 @@ int mpix_ep_far_flushed(const mpix_ep_call *call) {
 
 mpix_ep_geometry mpix_ep_far_geometry(const mpix_ep_call *call, const MPIX_Ep_rows *x, int64_t hidden, size_t record) {
     mpix_ep_geometry g = {.row = mpix_ep_row_bytes(x, hidden), .scales = mpix_ep_scale_bytes(x, hidden)};
-    g.pitch = up16(g.row);
-    g.scale_pitch = up16(g.scales);
-    g.record = up16(record);
+    g.pitch = mpix_ep_up16(g.row);
+    g.scale_pitch = mpix_ep_up16(g.scales);
+    g.record = mpix_ep_up16(record);
     g.item = g.pitch + g.scale_pitch + g.record;
     g.per_chunk = (int64_t)(call->ep->far->chunk_bytes / g.item);
     return g;
@@ -277,10 +267,9 @@ void mpix_ep_far_release(mpix_ep_call *call) {
     far->packing = NULL;
 }
 
-int mpix_ep_far_room(mpix_ep_call *call, int peer, const mpix_ep_geometry *g) {
+int mpix_ep_far_room(mpix_ep_call *call, int peer) {
     mpix_ep_far *far = call->ep->far;
     mpix_ep_far_call *f = &call->far[peer];
-    (void)g;
     if (f->chunk >= 0)
         return 1;
     for (int c = 0; c < far->nchunks; c++) {

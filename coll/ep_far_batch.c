@@ -89,7 +89,7 @@ int mpix_ep_far_dispatch_pack(mpix_ep_call *call) {
         if (packed > PIECE_BYTES)
             return MPIX_EP_STEP_WORKED;
         while ((peer = next_far(call, &i, end)) >= 0) /* all or nothing: a token is not packed for some and then waited for */
-            if (!mpix_ep_far_room(call, peer, &g))
+            if (!mpix_ep_far_room(call, peer))
                 return MPIX_EP_STEP_WAITING;
         i = plan->first[t];
         while ((peer = next_far(call, &i, end)) >= 0) {
@@ -193,7 +193,7 @@ static int peer_pack(mpix_ep_call *call, int peer, int64_t valid, const mpix_ep_
     for (; call->far_segment < plan->nsegments; call->far_segment++, call->far_row = 0) {
         const mpix_ep_segment *s = &plan->segments[call->far_segment];
         for (; s->source == peer && call->far_row < s->n; call->far_row++) {
-            if (*packed > PIECE_BYTES || !mpix_ep_far_room(call, peer, g))
+            if (*packed > PIECE_BYTES || !mpix_ep_far_room(call, peer))
                 return 0;
             int64_t r = s->row + call->far_row;
             row_pack(call, peer, r, r < valid, g);

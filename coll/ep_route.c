@@ -40,13 +40,7 @@ static int counts_seen(mpix_ep_call *call) {
         if (call->seen[peer] ||
             atomic_load_explicit(&mpix_ep_my_words(call, peer)->route, memory_order_acquire) < call->epoch)
             continue;
-        call->seen[peer] = 1;
-        call->nseen++;
-        int status = mpix_ep_my_counts(call, peer)->status;
-        if (status && peer != ep->rank && !call->kind)
-            mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_REMOTE, peer, ep->boot->hostnames[peer],
-                                                   "rank %d on %s failed its part of route with an error of kind %s", peer,
-                                                   ep->boot->hostnames[peer], mpix_kind_name(status)));
+        mpix_ep_peer_seen(call, peer, mpix_ep_my_counts(call, peer)->status, NULL);
     }
     return call->nseen == ep->size;
 }

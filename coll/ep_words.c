@@ -82,8 +82,7 @@ void mpix_ep_peers_reset(mpix_ep_call *call) {
     call->wait_ns = mpix_clock_ns();
 }
 
-static void peer_seen(mpix_ep_call *call, int peer, int32_t status, int64_t *wait_ns) {
-    static const char *const names[] = {"route", "dispatch", "combine"};
+void mpix_ep_peer_seen(mpix_ep_call *call, int peer, int32_t status, int64_t *wait_ns) {
     mpix_ep *ep = call->ep;
     call->seen[peer] = 1;
     call->nseen++;
@@ -92,7 +91,7 @@ static void peer_seen(mpix_ep_call *call, int peer, int32_t status, int64_t *wai
     if (status && peer != ep->rank && !call->kind)
         mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_REMOTE, peer, ep->boot->hostnames[peer],
                                                "rank %d on %s failed its part of %s with an error of kind %s", peer,
-                                               ep->boot->hostnames[peer], names[call->type], mpix_kind_name(status)));
+                                               ep->boot->hostnames[peer], mpix_ep_call_name(call), mpix_kind_name(status)));
 }
 
 void mpix_ep_offer_send(mpix_ep_call *call, const mpix_ep_offer *offer) {
@@ -111,13 +110,32 @@ void mpix_ep_offer_send(mpix_ep_call *call, const mpix_ep_offer *offer) {
     }
 }
 
+int mpix_ep_offer_start(mpix_ep_call *call, int *banks_open, int (*make)(mpix_ep_call *call, mpix_ep_offer *offer)) {
+    mpix_ep_offer offer = {0};
+    if (!mpix_ep_call_ready(call) || (!*banks_open && !call->kind)) {
+        *banks_open = 0;
+        return 0;
+    }
+    if (!call->kind && !call->handle->plan)
+        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "handle", "the handle has no routing: its last route failed"));
+    if (!call->kind && !make(call, &offer)) {
+        call->x_stage = call->s_stage = call->meta_stage = call->slot_stage = SIZE_MAX;
+        *banks_open = 0;
+        return 0;
+    }
+    offer.status = call->kind;
+    mpix_ep_offer_send(call, &offer);
+    mpix_ep_peers_reset(call);
+    return 1;
+}
+
 int mpix_ep_offers_seen(mpix_ep_call *call, int64_t *wait_ns) {
     for (int peer = 0; peer < call->ep->size; peer++) {
         if (call->seen[peer])
             continue;
         mpix_ep_offer *o = mpix_ep_my_offer(call, peer);
         if (atomic_load_explicit(&o->epoch, memory_order_acquire) == call->epoch)
-            peer_seen(call, peer, o->status, wait_ns);
+            mpix_ep_peer_seen(call, peer, o->status, wait_ns);
     }
     return call->nseen == call->ep->size;
 }
@@ -165,7 +183,7 @@ int mpix_ep_signals_seen(mpix_ep_call *call, int which, int64_t *wait_ns) {
             call->nseen++;
         } else if (lanes_reached(call, peer)) {
             const mpix_ep_status *status = mpix_ep_my_status(call, peer);
-            peer_seen(call, peer, call->type == MPIX_EP_DISPATCH ? status->dispatch : status->combine, wait_ns);
+            mpix_ep_peer_seen(call, peer, call->type == MPIX_EP_DISPATCH ? status->dispatch : status->combine, wait_ns);
         }
     }
     return call->nseen == ep->size;
