@@ -45,7 +45,7 @@ ep_random_* | ep_stress_*) # over proxied peers, with no network: the proxy copi
     program=${name%_*}
     case $program in
     ep_random) set -- --iterations $((scale / 2 + 2)) --seed 11 ;;
-    *) set -- --rounds $((scale * 6)) --contexts 8 ;;
+    *) set -- --rounds $((scale * 6)) --contexts 40 ;; # few would not tell a leak from the allocator's mappings
     esac
     ;;
 ep_files | ep_nompi) ;;
