@@ -114,7 +114,10 @@ static void run_sum(const bench *b, int arg) {
     mpix_row_term terms[MAX_DST];
     for (size_t r = 0; r < b->rows; r++) {
         for (int t = 0; t < nterms; t++)
-            terms[t] = (mpix_row_term){.x = b->dst[t] + r * b->row, .w = {0.5f}, .nw = nterms > 2, .group = t};
+            /* Rows of a token lie anywhere in the peers' windows, not at equal offsets that would compete for cache
+             * sets. */
+            terms[t] = (mpix_row_term){
+                .x = b->dst[t] + (r + 3 * (size_t)t) % b->rows * b->row, .w = {0.5f}, .nw = nterms > 2, .group = t};
         mpix_row_sum sum = {.y = b->y + b->skew + r * b->row, .nterms = nterms, .terms = terms};
         b->ops->sum(&sum, dtype, MPIX_EP_NO_SCALES, dtype, b->row / mpix_dtype_size(dtype), 1);
     }

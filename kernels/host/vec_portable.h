@@ -1,114 +1,165 @@
 /*
- * vec_portable.h - sixteen columns in plain C: the operations that sum_impl.h and copy_impl.h are written in. The rules
- * are those of vec_avx512.h. The loops have constant bounds, so that compilers make of them what the processor has.
+ * vec_portable.h - sixteen columns in the compiler's vectors of 16 bytes, which every processor with vectors has: the
+ * operations that sum_impl.h and copy_impl.h are written in. The rules are those of vec_avx512.h.
+ *
+ * Conversions do in vectors what convert.h does for one element, with a choice between results instead of branches.
  */
 #include "kernels/host/convert.h"
 
-/* Left to the compiler: sixteen columns are too much for its registers, and the code would be very long. */
-#define V_INLINE static inline
+#define V_INLINE MPIX_INLINE_PASSES
+#define V_PAIRS 0
 
+typedef float v4f __attribute__((vector_size(16)));
+typedef uint32_t v4u __attribute__((vector_size(16)));
+typedef int32_t v4i __attribute__((vector_size(16)));
+typedef uint16_t v8h __attribute__((vector_size(16)));
+typedef int64_t v2l __attribute__((vector_size(16)));
+typedef double v2d __attribute__((vector_size(16)));
 typedef struct {
-    float f[16];
+    v4f q[4];
 } vf;
 typedef struct {
-    double f[16];
+    v2d q[8];
 } vd;
 
 enum { VF_VECS = 1, VD_VECS = 1 };
-#define V_PAIRS 0
 
-#define V_LOOP for (int i = 0; i < 16; i++)
+#ifdef __clang__
+#define V_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define V_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (v8h){__VA_ARGS__})
+#endif
 
 MPIX_ALWAYS_INLINE vf vf_set1(float x) {
-    vf r;
-    V_LOOP r.f[i] = x;
-    return r;
+    v4f q = {x, x, x, x};
+    return (vf){{q, q, q, q}};
 }
 
 MPIX_ALWAYS_INLINE vf vf_add(vf a, vf b) {
-    V_LOOP a.f[i] += b.f[i];
+    MPIX_EACH(4, 4, a.q[v] += b.q[v]);
     return a;
 }
 
 MPIX_ALWAYS_INLINE vf vf_mul(vf a, vf b) {
-    V_LOOP a.f[i] *= b.f[i];
+    MPIX_EACH(4, 4, a.q[v] *= b.q[v]);
     return a;
 }
 
+/* Whether any bit is set. */
+MPIX_ALWAYS_INLINE int v_any(v4i mask) {
+    uint64_t u[2];
+    memcpy(u, &mask, sizeof u);
+    return (u[0] | u[1]) != 0;
+}
+
 MPIX_ALWAYS_INLINE int vf_any_nan(vf a, vf b) {
-    int nan = 0;
-    V_LOOP nan |= mpix_f32_isnan(a.f[i]) | mpix_f32_isnan(b.f[i]);
-    return nan;
+    v4i nan = {0};
+    MPIX_EACH(4, 4, nan |= (v4i)(a.q[v] != a.q[v]) | (v4i)(b.q[v] != b.q[v]));
+    return v_any(nan);
 }
 
 MPIX_ALWAYS_INLINE vd vd_set1(float x) {
-    vd r;
-    V_LOOP r.f[i] = x;
-    return r;
+    v2d q = {x, x};
+    return (vd){{q, q, q, q, q, q, q, q}};
 }
 
 MPIX_ALWAYS_INLINE vd vd_add(vd a, vd b) {
-    V_LOOP a.f[i] += b.f[i];
+    MPIX_EACH(8, 8, a.q[v] += b.q[v]);
     return a;
 }
 
 MPIX_ALWAYS_INLINE vd vd_mul(vd a, vd b) {
-    V_LOOP a.f[i] *= b.f[i];
+    MPIX_EACH(8, 8, a.q[v] *= b.q[v]);
     return a;
 }
 
 MPIX_ALWAYS_INLINE int vd_any_nan(vd a, vd b) {
-    int nan = 0;
-    V_LOOP nan |= mpix_f64_isnan(a.f[i]) | mpix_f64_isnan(b.f[i]);
-    return nan;
+    v4i nan = {0};
+    MPIX_EACH(8, 8, nan |= (v4i)(a.q[v] != a.q[v]) | (v4i)(b.q[v] != b.q[v]));
+    return v_any(nan);
 }
 
-/* ---- between float and double ---- */
+/* mask ? a : b; masks are all ones or zero, as comparisons give them. */
+MPIX_ALWAYS_INLINE v4u v_select(v4i mask, v4u a, v4u b) { return (a & (v4u)mask) | (b & ~(v4u)mask); }
+
+/* ---- between float and double: element by element, which is rare ---- */
 
 MPIX_ALWAYS_INLINE vd vd_from_vf(vf a) {
     vd r;
-    V_LOOP r.f[i] = a.f[i];
+    MPIX_EACH(8, 8, r.q[v] = (v2d){a.q[v / 2][v % 2 * 2], a.q[v / 2][v % 2 * 2 + 1]});
     return r;
 }
+
+#define V_NARROW(d, convert) \
+    (v4f) { convert((d)[0][0]), convert((d)[0][1]), convert((d)[1][0]), convert((d)[1][1]) }
 
 MPIX_ALWAYS_INLINE vf vf_from_vd(vd a) {
     vf r;
-    V_LOOP r.f[i] = (float)a.f[i];
+    MPIX_EACH(4, 4, r.q[v] = V_NARROW(&a.q[2 * v], mpix_f32_from_f64));
     return r;
 }
 
-V_INLINE vf vf_odd_from_vd(vd a) {
+MPIX_ALWAYS_INLINE vf vf_odd_from_vd(vd a) {
     vf r;
-    V_LOOP r.f[i] = mpix_f32_odd_from_f64(a.f[i]);
+    MPIX_EACH(4, 4, r.q[v] = V_NARROW(&a.q[2 * v], mpix_f32_odd_from_f64));
     return r;
 }
 
 /* ---- loads of sixteen elements ---- */
 
 MPIX_ALWAYS_INLINE vf vf_load_f32(const char *p) {
-    vf r;
-    memcpy(r.f, p, sizeof r.f);
-    return r;
+    vf a;
+    memcpy(&a, p, sizeof a);
+    return a;
 }
-
-#define V_LOAD(name, type, convert) \
-    V_INLINE vf name(const char *p) { \
-        type u[16]; \
-        vf r; \
-        memcpy(u, p, sizeof u); \
-        V_LOOP r.f[i] = convert(u[i]); \
-        return r; \
-    }
-V_LOAD(vf_load_f16, uint16_t, mpix_f32_from_f16)
-V_LOAD(vf_load_bf16, uint16_t, mpix_f32_from_bf16)
-V_LOAD(vf_load_f8e4m3, uint8_t, mpix_f32_from_f8e4m3)
-V_LOAD(vf_load_f8e5m2, uint8_t, mpix_f32_from_f8e5m2)
 
 MPIX_ALWAYS_INLINE vd vd_load_f64(const char *p) {
-    vd r;
-    memcpy(r.f, p, sizeof r.f);
-    return r;
+    vd a;
+    memcpy(&a, p, sizeof a);
+    return a;
 }
+
+/* Four elements of two bytes, or of one, as words. */
+MPIX_ALWAYS_INLINE v4u v_widen16(const char *p) {
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    uint64_t u;
+    memcpy(&u, p, sizeof u);
+    v8h low = (v8h)(v2l){(int64_t)u, 0}, zero = {0};
+    return (v4u)V_SHUFFLE(low, zero, 0, 8, 1, 9, 2, 10, 3, 11);
+#else
+    uint16_t u[4];
+    memcpy(u, p, sizeof u);
+    return (v4u){u[0], u[1], u[2], u[3]};
+#endif
+}
+
+MPIX_ALWAYS_INLINE v4u v_widen8(const char *p) {
+    const uint8_t *u = (const uint8_t *)p;
+    return (v4u){u[0], u[1], u[2], u[3]};
+}
+
+/* The product moves the exponent's bias, makes normal floats of denormals, and is exact. */
+MPIX_ALWAYS_INLINE v4f v_of_f16(v4u h) {
+    v4u a = h & 0x7fff, sign = (h & 0x8000) << 16;
+    v4u finite = (v4u)((v4f)(a << 13) * 0x1p112f), other = a << 13 | 0x7f800000;
+    return (v4f)(sign | v_select((v4i)a > 0x7bff, other, finite));
+}
+
+MPIX_ALWAYS_INLINE v4f v_of_f8e4m3(v4u u) {
+    v4u a = u & 0x7f, sign = (u & 0x80) << 24, nan = {0x7fc00000, 0x7fc00000, 0x7fc00000, 0x7fc00000};
+    return (v4f)(sign | v_select((v4i)a == 0x7f, nan, (v4u)((v4f)(a << 20) * 0x1p120f)));
+}
+
+#define V_LOAD(name, expression) \
+    MPIX_ALWAYS_INLINE vf name(const char *p) { \
+        vf r; \
+        MPIX_EACH(4, 4, r.q[v] = expression); \
+        return r; \
+    }
+V_LOAD(vf_load_f16, v_of_f16(v_widen16(p + 8 * v)))
+V_LOAD(vf_load_bf16, (v4f)(v_widen16(p + 8 * v) << 16))
+V_LOAD(vf_load_f8e4m3, v_of_f8e4m3(v_widen8(p + 4 * v)))
+V_LOAD(vf_load_f8e5m2, v_of_f16(v_widen8(p + 4 * v) << 8))
 
 /* ---- bytes, for copies: what the base instruction set of x86-64 has; elsewhere ordinary stores ---- */
 
@@ -147,18 +198,36 @@ MPIX_ALWAYS_INLINE void v_store(char *p, const void *from, size_t bytes, int nt)
         memcpy(p, from, bytes);
 }
 
-MPIX_ALWAYS_INLINE void vf_store_f32(char *p, vf a, int nt) { v_store(p, a.f, sizeof a.f, nt); }
-
-V_INLINE void vf_store_f16(char *p, vf a, int nt) {
-    uint16_t u[16];
-    V_LOOP u[i] = mpix_f16_from_f32(a.f[i]);
-    v_store(p, u, sizeof u, nt);
+/* Eight words of which the lower halves count. */
+MPIX_ALWAYS_INLINE v8h v_narrow16(v4u a, v4u b) {
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    return V_SHUFFLE((v8h)a, (v8h)b, 0, 2, 4, 6, 8, 10, 12, 14);
+#else
+    return V_SHUFFLE((v8h)a, (v8h)b, 1, 3, 5, 7, 9, 11, 13, 15);
+#endif
 }
 
-V_INLINE void vf_store_bf16(char *p, vf a, int nt) {
-    uint16_t u[16];
-    V_LOOP u[i] = mpix_bf16_from_f32(a.f[i]);
-    v_store(p, u, sizeof u, nt);
+MPIX_ALWAYS_INLINE v4u v_to_bf16(v4f a) {
+    v4u u = (v4u)a;
+    return (u + 0x7fff + (u >> 16 & 1)) >> 16;
 }
 
-MPIX_ALWAYS_INLINE void vd_store_f64(char *p, vd a, int nt) { v_store(p, a.f, sizeof a.f, nt); }
+MPIX_ALWAYS_INLINE v4u v_to_f16(v4f x) {
+    v4u u = (v4u)x, sign = u >> 16 & 0x8000, a = u & 0x7fffffff, infinity = {0x7c00, 0x7c00, 0x7c00, 0x7c00};
+    v4u normal = (a - 0x38000000 + 0xfff + (a >> 13 & 1)) >> 13;
+    /* Beside 0.5 the unit in the last place is f16's smallest denormal: the addition rounds to it. */
+    v4u denormal = (v4u)((v4f)a + 0.5f) - 0x3f000000;
+    v4u finite = v_select((v4i)a < 0x38800000, denormal, normal);
+    return sign | v_select((v4i)a >= 0x477ff000, infinity, finite);
+}
+
+#define V_STORE(name, convert) \
+    MPIX_ALWAYS_INLINE void name(char *p, vf a, int nt) { \
+        v8h h[2] = {v_narrow16(convert(a.q[0]), convert(a.q[1])), v_narrow16(convert(a.q[2]), convert(a.q[3]))}; \
+        v_store(p, h, sizeof h, nt); \
+    }
+V_STORE(vf_store_f16, v_to_f16)
+V_STORE(vf_store_bf16, v_to_bf16)
+
+MPIX_ALWAYS_INLINE void vf_store_f32(char *p, vf a, int nt) { v_store(p, &a, sizeof a, nt); }
+MPIX_ALWAYS_INLINE void vd_store_f64(char *p, vd a, int nt) { v_store(p, &a, sizeof a, nt); }
