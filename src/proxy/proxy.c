@@ -60,9 +60,10 @@ static int proxy_new_peer(mpix_proxy *proxy, proxy_peer *peer) {
 static int proxy_new_peers(mpix_proxy *proxy, const unsigned char *want) {
     int kind = 0;
 
-    proxy->peers = calloc((size_t)proxy->size, sizeof *proxy->peers);
+    proxy->peers = aligned_alloc(_Alignof(proxy_peer), (size_t)proxy->size * sizeof *proxy->peers);
     if (!proxy->peers)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a proxy of %d ranks", proxy->size);
+    memset(proxy->peers, 0, (size_t)proxy->size * sizeof *proxy->peers);
     for (int r = 0; r < proxy->size && !kind; r++) {
         if (!want[r])
             continue;

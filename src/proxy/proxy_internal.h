@@ -24,10 +24,12 @@ enum {
 
 /* What a counted signal writes into the target's table. The target reads it only after its arrival was reported. */
 typedef struct proxy_header {
-    uint64_t off, value;
-    uint32_t window, writes; /* writes: of the whole batch, this one included */
-    uint32_t lane, turn;     /* turn: which signal of its lane it is */
+    uint64_t off : 56, window : 4, lane : 4;
+    uint64_t value;
+    uint32_t writes, turn; /* writes: of the whole batch, this one included; turn: which signal of its lane it is */
 } proxy_header;
+
+_Static_assert(sizeof(proxy_header) == 24 && MPIX_PROXY_WINDOWS <= 16 && MPIX_CMD_LANE_BITS <= 4, "a header's fields");
 
 /* A taken command, in its lane's ring until it is complete. */
 typedef struct proxy_work {
@@ -74,7 +76,7 @@ typedef struct proxy_peer {
     uint64_t rbytes[MPIX_PROXY_WINDOWS];
     _Atomic int failed; /* kind; error is written before it and never again */
     MPIX_Error error;
-    _Atomic uint64_t messages, bytes;
+    _Alignas(64) _Atomic uint64_t messages, bytes; /* the turn's, in a line of their own */
 } proxy_peer;
 
 struct mpix_proxy {
@@ -97,17 +99,18 @@ struct mpix_proxy {
     mpix_fifo fifo;
     mpix_descs descs;
 
+    /* What the turn writes shares no cache line with what producers read for every command. */
+    int threaded, wake_fd;
+    pthread_t thread;
+    uint64_t spin_ns;
+    _Atomic int stop;
+
     _Alignas(64) _Atomic int lock; /* who makes the turn */
     int *active;                   /* [npeers * nlanes] lanes with something to post, as peer * nlanes + lane */
-    int nactive, first;
+    int nactive;
     uint64_t turns, sleeps;
     int publish; /* something for this rank happened in this turn */
 
-    int threaded;
-    pthread_t thread;
-    int wake_fd;
-    uint64_t spin_ns;
-    _Atomic int stop;
     _Alignas(64) _Atomic int sleeping; /* the thread has announced that it sleeps */
 };
 

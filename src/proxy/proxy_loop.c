@@ -287,11 +287,11 @@ static proxy_header *loop_header(const mpix_proxy *proxy, const proxy_peer *peer
 static int loop_header_valid(mpix_proxy *proxy, int rank, uint32_t counter, const proxy_header *header) {
     char text[128];
 
-    if (header->lane < (uint32_t)proxy->nlanes && header->window < MPIX_PROXY_WINDOWS && header->off % 8 == 0 &&
+    if ((int)header->lane < proxy->nlanes && header->window < MPIX_PROXY_WINDOWS && header->off % 8 == 0 &&
         proxy->bytes[header->window] >= 8 && header->off <= proxy->bytes[header->window] - 8)
         return 1;
     snprintf(text, sizeof text, "a signal names the word at %" PRIu64 " of window %u on lane %u (counter %u)",
-             header->off, header->window, header->lane, counter);
+             (uint64_t)header->off, (unsigned)header->window, (unsigned)header->lane, counter);
     proxy_latch(proxy, rank, MPIX_ERRK_INTERNAL, 0, text);
     return 0;
 }

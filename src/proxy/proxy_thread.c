@@ -18,6 +18,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -27,6 +28,7 @@
 enum {
     THREAD_SPIN_NS = 20000,   /* an answer over a network takes microseconds */
     THREAD_YIELD_NS = 200000, /* then others may have the core */
+    THREAD_SLICE_NS = 100000, /* the shortest there is */
     THREAD_SLEEP_MS = 50,     /* nothing to do */
     THREAD_BLOCKED_MS = 1,    /* work that the net does not take now, or a net without a descriptor */
     THREAD_SPINS = 64         /* turns between two looks at the clock */
@@ -38,6 +40,15 @@ static inline void thread_relax(void) {
 #elif defined(__aarch64__)
     __asm__ volatile("yield");
 #endif
+}
+
+/*
+ * Some 0.1 us after a turn that found work. A consumer on the heels of its producer reads the cache line that is being
+ * written, which costs both more than it gains: 20 instead of 16 million commands/s between distant cores.
+ */
+static void thread_let_produce(void) {
+    for (int i = 0; i < 6; i++)
+        thread_relax();
 }
 
 void proxy_lock(mpix_proxy *proxy) {
@@ -112,6 +123,7 @@ static void *thread_main(void *arg) {
 
         if (happened > 0) {
             idle = 0;
+            thread_let_produce();
             continue;
         }
         if (idle++ == 0)
@@ -131,6 +143,29 @@ static void *thread_main(void *arg) {
     return NULL;
 }
 
+/*
+ * A thread that wakes for one command and sleeps again should not wait for the end of another's slice of the core. From
+ * Linux 6.12 a thread may ask for short slices of its own, which puts it before others when it wakes (measured: 30 us
+ * from the command to its completion, without it 950 us when the scheduler wakes it on the producer's core). Older
+ * kernels ignore it.
+ */
+static void thread_ask_short_slices(void) {
+#ifdef SYS_sched_setattr
+    struct {
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t runtime, deadline, period;
+    } attr = {.size = sizeof attr};
+
+    if (syscall(SYS_sched_getattr, 0, &attr, sizeof attr, 0) != 0 || attr.policy != SCHED_OTHER)
+        return;
+    attr.runtime = THREAD_SLICE_NS;
+    (void)syscall(SYS_sched_setattr, 0, &attr, 0);
+#endif
+}
+
 typedef struct thread_start {
     mpix_proxy *proxy;
     int main_pu;
@@ -142,6 +177,7 @@ static void *thread_begin(void *arg) {
     int pu = mpix_topo_bind_helper(start.main_pu);
 
     free(arg);
+    thread_ask_short_slices();
     if (pu >= 0)
         mpix_log(MPIX_LOG_DEBUG, "the proxy's thread is bound to PU %d", pu);
     return thread_main(start.proxy);

@@ -525,14 +525,13 @@ static int nonsense_arrivals(mpix_net *net, mpix_net_arrival *arrivals, int max)
 /* What a peer with a defect may send: latched, nothing is stored outside the windows. */
 START_TEST(nonsense_from_peer) {
     static const proxy_header headers[] = {
-        {0, 1, MPIX_PROXY_WINDOWS, 1, 0, 0},
-        {4, 1, WORDS, 1, 0, 0},
-        {BYTES, 1, WORDS, 1, 0, 0},
-        {UINT64_MAX - 7, 1, WORDS, 1, 0, 0},
-        {0, 1, WORDS, 1, 1, 0},
-        {0, 1, 5, 1, 0, 0}, /* a window that is not registered */
-        {0, 1, WORDS, 0, 0, 0},
-        {0, 1, WORDS, 1, 1u << 31, 0},
+        {.window = MPIX_PROXY_WINDOWS, .writes = 1},
+        {.window = WORDS, .writes = 1, .off = 4},
+        {.window = WORDS, .writes = 1, .off = BYTES},
+        {.window = WORDS, .writes = 1, .off = ((uint64_t)1 << 56) - 8},
+        {.window = WORDS, .writes = 1, .lane = 1},
+        {.window = 5, .writes = 1}, /* not registered */
+        {.window = WORDS, .writes = 0},
     };
 
     for (size_t i = 0; i < 1 + sizeof headers / sizeof *headers; i++) {
