@@ -1,9 +1,9 @@
 /*
  * test_verbs.c - the transport verbs over a mocked libibverbs (mock_verbs.c), which asserts what it is asked for.
  *
- *   test_verbs_setup.c  devices, ports, GIDs, MTU, limits, connecting     test_verbs_mem.c    registration, keys, GPU
- * memory test_verbs_data.c   posting, completions, arrivals                    test_verbs_event.c  events, sleeping,
- * broken lanes
+ *   test_verbs_device.c   devices, ports, GIDs           test_verbs_connect.c  limits, queue pairs, MTU
+ *   test_verbs_mem.c      registration, keys, GPUs       test_verbs_post.c     operations to work requests
+ *   test_verbs_poll.c     refusals, completions          test_verbs_event.c    events, sleeping, broken lanes
  */
 #include "config.h"
 
@@ -116,9 +116,11 @@ int main(void) {
     SRunner *runner;
     int failed;
 
-    suite_add_tcase(suite, verbs_setup_case());
+    suite_add_tcase(suite, verbs_device_case());
+    suite_add_tcase(suite, verbs_connect_case());
     suite_add_tcase(suite, verbs_mem_case());
-    suite_add_tcase(suite, verbs_data_case());
+    suite_add_tcase(suite, verbs_post_case());
+    suite_add_tcase(suite, verbs_poll_case());
     suite_add_tcase(suite, verbs_event_case());
     runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);

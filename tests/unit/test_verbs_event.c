@@ -22,7 +22,7 @@ static void open_two(void) {
     fix_reopen();
 }
 
-/* Events are found by arming, and by polls that find nothing, after a while. */
+/* Events are found by arming, and by polls, after a while. */
 static void look(int by_polling) {
     int fd;
     if (by_polling) {

@@ -38,8 +38,10 @@ mpix_net_op fix_word(int peer, int lane, uint64_t roff, uint64_t value);
 /* The last error of this thread is of that kind and says all of the words (NULL at the end). */
 void fix_error(int kind, int expected, ...);
 
-TCase *verbs_setup_case(void);
+TCase *verbs_device_case(void);
+TCase *verbs_connect_case(void);
 TCase *verbs_mem_case(void);
-TCase *verbs_data_case(void);
+TCase *verbs_post_case(void);
+TCase *verbs_poll_case(void);
 TCase *verbs_event_case(void);
 #endif

@@ -4,8 +4,10 @@
  * The InfiniBand specification promises order between writes only through completion or a later receive. Many devices
  * give more: they execute the requests of a queue pair one after the other and write to memory with PCIe's strict
  * order, as long as relaxed ordering is not asked for (this transport never does, see verbs_access). That is an
- * assumption about hardware and therefore a list, which the parameter `ordered` overrides. Where it does not hold the
- * counted form of signals serves, which assumes nothing.
+ * assumption about hardware and therefore a list, which the parameter `ordered` overrides. It does not hold where a
+ * fabric with adaptive routing delivers packets out of order and the device places them as they come (mlx5 with DDP,
+ * which has to be asked for): there, and with devices that are not in the list, the counted form of signals serves,
+ * which assumes nothing.
  */
 #include "config.h"
 
@@ -17,12 +19,10 @@ static const struct {
     uint32_t vendor, part_min, part_max;
     const char *name, *reason;
 } order_list[] = {
-    {0x02c9, 4099, 4103, "mlx4", "one requester and one responder context per queue pair, strict PCIe order"},
-    {0x02c9, 4113, UINT32_MAX, "mlx5",
-     "strict PCIe order without relaxed ordering; not with out-of-order placement (adaptive routing with DDP)"},
-    {0x15b3, 4113, UINT32_MAX, "mlx5",
-     "strict PCIe order without relaxed ordering; not with out-of-order placement (adaptive routing with DDP)"},
-    {0xffffff, 0, UINT32_MAX, "rxe", "software: one responder task per queue pair copies packet after packet"},
+    {0x02c9, 4099, 4103, "mlx4", "strict PCIe order"},
+    {0x02c9, 4113, UINT32_MAX, "mlx5", "strict PCIe order without relaxed ordering"},
+    {0x15b3, 4113, UINT32_MAX, "mlx5", "strict PCIe order without relaxed ordering"},
+    {0xffffff, 0, UINT32_MAX, "rxe", "software, one responder task per queue pair"},
 };
 
 int verbs_order_known(const struct ibv_device_attr *attr, char *why, size_t len) {

@@ -129,7 +129,7 @@ int verbs_poll(mpix_net *base, mpix_net_done *done, int max) {
                 break;
         }
     }
-    if (stored == 0 && ++net->idle_polls % VERBS_EVENT_PERIOD == 0)
+    if (++net->polls % VERBS_EVENT_PERIOD == 0)
         verbs_events(net);
     return net->broken ? tell_broken(net, done, stored, max) : stored;
 }

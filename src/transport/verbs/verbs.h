@@ -27,7 +27,7 @@ enum {
     VERBS_POLL = 32,          /* completions taken at once */
     VERBS_REPEATS = 6,        /* of what is not acknowledged: 7 is the most, but rxe takes it for infinity */
     VERBS_RDMA_ATOMIC = 16,   /* READs and atomics in flight per queue pair, at most */
-    VERBS_EVENT_PERIOD = 4096 /* polls that find nothing between two looks for asynchronous events */
+    VERBS_EVENT_PERIOD = 4096 /* polls between two looks for asynchronous events */
 };
 
 /* wr_id: 20 bits of lane index, 22 of operation number, 22 of work request number. Differences are far below 2^22:
@@ -100,7 +100,7 @@ typedef struct verbs_net {
     uint32_t hash_mask;
     int broken; /* lanes whose error was not reported yet */
     int epoll_fd;
-    unsigned idle_polls;
+    unsigned polls;
     int next_device; /* arrivals: where the last call stopped */
     /* Work requests of one call of post; they outlive it only when the device refuses some. */
     struct ibv_send_wr wr[VERBS_BATCH];
