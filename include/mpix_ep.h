@@ -91,7 +91,7 @@ typedef struct {
     int layout;       /**< MPIX_EP_COMPACT or MPIX_EP_EXPERT */
     int memkind;      /**< MPIX_EP_HOST */
     int device;       /**< CUDA device ordinal + 1; 0: the current one. Must be 0 with MPIX_EP_HOST */
-    int max_topk;     /**< most choices per token, >= 1 */
+    int max_topk;     /**< most choices per token, >= 1; a limit only: it may exceed num_experts, routing.topk may not */
     int expert_align; /**< EXPERT layout: rows to which each expert's block is aligned; 0: 1. Must be 0 or 1 in COMPACT */
     int depth;        /**< batches in flight per context whose rows or row data must be staged; 0: 2; at most 64 */
     int num_sms;      /**< GPU only; must be 0 with MPIX_EP_HOST */
@@ -138,7 +138,7 @@ typedef struct {
     MPI_Count hidden;          /**< elements per row, >= 1, equal on all ranks */
     MPIX_Ep_rows x;            /**< [num_tokens of the routing] rows; dtype and scale_kind equal on all ranks */
     const float *topk_weights; /**< [num_tokens][topk] dense, travel along; NULL: none. If one rank's output asks for weights,
-                                    every rank must give them */
+                                    every rank that has tokens must give them */
 } MPIX_Ep_dispatch_in;
 
 /** Output of dispatch. Written until completion. Rows beyond recv_total are not touched. */
@@ -172,7 +172,8 @@ typedef struct {
     const float *topk_weights; /**< [num_tokens][topk] applied by the token's owner; EXPERT layout only (COMPACT rows are sums already:
                                     MPIX_ERRK_ARG); NULL: none */
     const float *slot_values;  /**< COMPACT [rows][topk], EXPERT [rows]: brought back to each token's choice (the router's gradient);
-                                    NULL: none. On all ranks or none */
+                                    NULL: none. On all ranks that have rows or on none: needed where a rank asks for them
+                                    (out.slot_values) whose tokens have rows here */
     int num_bias;              /**< 0 .. 2 */
     MPIX_Ep_rows bias[2];      /**< [num_tokens] rows each, dtype as y's, added last */
     int wire;                  /**< dtype on the wire; 0 or x's dtype */
@@ -183,7 +184,7 @@ typedef struct {
     size_t struct_size;
     MPIX_Ep_rows y;     /**< [num_tokens] rows; dtype 0: x's (not for fp8); F64, F32, F16 or BF16; no scales */
     float *slot_values; /**< [num_tokens][topk], 0 where there is no choice or the row was dropped; NULL: not wanted. Needs in.slot_values
-                             on every rank */
+                             on every rank that has rows of these tokens */
     int64_t *wait_ns;   /**< [ranks] nanoseconds this call waited for each rank, added; NULL: not wanted */
 } MPIX_Ep_combine_out;
 
@@ -195,12 +196,12 @@ typedef struct {
  * (worst case: COMPACT R * max_tokens; EXPERT additionally every choice a row and padding), at most:
  *     depth * (M * (max_row_bytes + 40 + 8 * max_topk) + 8192)  +  max_handles * R * ((E + 2 R) * 8 + depth * 520 + 640) + 4096.
  *
+ * With ranks of other hosts (F of them, proxied) a bank also has room for their batches, F * max_tokens items (EXPERT: or max_tokens *
+ * max_topk if that is more) of max_row_bytes + 66 + 8 * max_topk bytes, the control words are held twice, there is a send
+ * buffer of at most 64 MB (or 2 R + 2 rows), and all of it is committed at creation, since a device pins it.
+ *
  * @param[in]  config          as for MPIX_Ep_create
  * @param[in]  ranks           size of the communicator, >= 1
- * With ranks of other hosts (F of them, proxied) a bank also has room for their batches, F * max_tokens items (EXPERT: or max_tokens *
- * max_topk if that is more) of max_row_bytes + 66 + 8 * max_topk bytes, the control words are held twice, there is a send buffer of at most 64 MB
- * (or 2 R + 2 rows), and all of it is committed at creation, since a device pins it.
- *
  * @param[in]  ranks_per_host  ranks that can map each other, 1 .. ranks; the others are proxied
  * @param[out] bytes           the bound
  * @return MPI_SUCCESS, ARG, UNSUPPORTED.
