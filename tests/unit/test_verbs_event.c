@@ -26,7 +26,7 @@ static void open_two(void) {
 static void look(int by_polling) {
     int fd;
     if (by_polling) {
-        for (int i = 0; i < VERBS_EVENT_PERIOD - 1; i++)
+        for (int i = 0; i < VERBS_LOOK_PERIOD - 1; i++)
             ck_assert_int_eq(poll_all(), 0);
     } else {
         ck_assert_int_eq(mpix_net_verbs.arm(fix.net, &fd), 0);
@@ -101,6 +101,54 @@ START_TEST(port_down) {
     ck_assert_int_eq(done[0].kind, MPIX_ERRK_TRANSPORT);
     ck_assert_int_eq(done[0].lane, 0);
     ck_assert_ptr_nonnull(strstr(done[0].text, "mlx5_0:1: port is down"));
+}
+END_TEST
+
+/* A lane on which nothing is sent asks, once per half net_timeout, whether the peer is there; that is no operation. If
+ * it is not, the lane is broken. */
+START_TEST(silent_peers) {
+    mpix_net_op op;
+    int before, fd;
+    fix.params.net_timeout = 0.06;
+    open_two();
+    op = fix_word(1, 0, 8, 1);
+    ck_assert_int_eq(mpix_net_verbs.post(fix.net, &op, 1), 1);
+    mock_finish(qp_of(1, 0), 1);
+    ck_assert_int_eq(poll_all(), 1);
+    ck_assert_int_eq(done[0].n, 1);
+    before = mock.nwrs;
+    look(0);
+    ck_assert_int_eq(mock.nwrs, before); /* not yet */
+    usleep(35000);
+    look(0);
+    ck_assert_int_eq(mock.nwrs, before + 5); /* three peers on two devices; lane 0 of peer 1 has sent something */
+    for (int i = before; i < mock.nwrs; i++) {
+        ck_assert(mock.wr[i].qp != qp_of(1, 0));
+        ck_assert_int_eq((int)mock.wr[i].wr.opcode, IBV_WR_RDMA_WRITE);
+        ck_assert_int_eq(mock.wr[i].wr.num_sge, 0);
+        ck_assert_uint_ne(mock.wr[i].wr.send_flags & IBV_SEND_SIGNALED, 0);
+    }
+    usleep(35000);
+    ck_assert_int_eq(mpix_net_verbs.arm(fix.net, &fd), 0);
+    ck_assert_int_eq(mock.nwrs, before + 6); /* the others have one under way, which is enough */
+    for (int p = 1; p <= 3; p++)
+        for (int l = 0; l < 2; l++)
+            if (p != 2 || l != 1)
+                mock_finish(qp_of(p, l), 1);
+    ck_assert_int_eq(poll_all(), 0);
+    op = fix_word(2, 1, 8, 1);
+    ck_assert_int_eq(mpix_net_verbs.post(fix.net, &op, 1), 1);
+    mock_break(qp_of(2, 1), IBV_WC_RETRY_EXC_ERR, 0);
+    ck_assert_int_eq(poll_all(), 1);
+    ck_assert_int_eq(done[0].peer, 2);
+    ck_assert_int_eq(done[0].lane, 1);
+    ck_assert_int_eq(done[0].n, 0);
+    ck_assert_int_eq(done[0].kind, MPIX_ERRK_PEER);
+    ck_assert_ptr_nonnull(strstr(done[0].text, "peer or network gone"));
+    usleep(35000);
+    before = mock.nwrs;
+    look(0);
+    ck_assert_int_eq(mock.nwrs, before + 5); /* what is broken is not asked again */
 }
 END_TEST
 
@@ -204,6 +252,7 @@ TCase *verbs_event_case(void) {
     tcase_add_loop_test(c, queue_pair_events, 0, 3);
     tcase_add_loop_test(c, harmless_events, 0, 5);
     tcase_add_loop_test(c, port_down, 0, 2);
+    tcase_add_test(c, silent_peers);
     tcase_add_test(c, port_down_in_completion);
     tcase_add_loop_test(c, queues_can_not_be_read, 0, 2);
     tcase_add_test(c, descriptors_do_not_block);

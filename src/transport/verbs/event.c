@@ -5,6 +5,11 @@
  *
  * A port that goes down may come back: until net_timeout has passed since then only the device's own repetitions are at
  * work, afterwards its lanes are broken, also those that have nothing under way and would never notice.
+ *
+ * A connection that sends nothing does not notice the end of its peer either, and a rank that only waits sends nothing.
+ * So every half net_timeout a lane on which nothing was sent since the last time writes nothing (post.c): the peer's
+ * device acknowledges it as long as the peer's process lives, stopped or not. Together with the device's repetitions
+ * an end is known after two net_timeouts at most, whatever the caller's own limit.
  */
 #include "config.h"
 
@@ -109,12 +114,26 @@ void verbs_events(verbs_net *net) {
     }
 }
 
+void verbs_look(verbs_net *net) {
+    uint64_t now = mpix_clock_ns();
+
+    if (now - net->looked_ns < VERBS_LOOK_NS)
+        return;
+    net->looked_ns = now;
+    verbs_events(net);
+    if (now - net->probed_ns < net->retry_ns / 2)
+        return;
+    net->probed_ns = now;
+    verbs_probe(net);
+}
+
 /* ---- sleeping --------------------------------------------------------------------------------------------------- */
 
 int verbs_arm(mpix_net *base, int *fd) {
     verbs_net *net = (verbs_net *)base;
 
     verbs_events(net);
+    verbs_look(net);
     for (int d = 0; d < net->ndevices; d++) {
         int err = 0;
 

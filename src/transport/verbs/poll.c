@@ -81,7 +81,7 @@ static int complete(verbs_net *net, const struct ibv_wc *wc, mpix_net_done *done
     if (lane->told)
         return stored;
     if (wc->status != IBV_WC_SUCCESS) { /* all before it are complete, itself and the rest never will be */
-        op--;
+        op -= ((op - lane->op_done) & VERBS_SEQ_MASK) != 0; /* a probe is no operation */
         wr--;
     }
     n = (op - lane->op_done) & VERBS_SEQ_MASK;
@@ -129,8 +129,8 @@ int verbs_poll(mpix_net *base, mpix_net_done *done, int max) {
                 break;
         }
     }
-    if (++net->polls % VERBS_EVENT_PERIOD == 0)
-        verbs_events(net);
+    if (++net->polls % VERBS_LOOK_PERIOD == 0)
+        verbs_look(net);
     return net->broken ? tell_broken(net, done, stored, max) : stored;
 }
 

@@ -185,6 +185,28 @@ static void build_add(verbs_net *net, verbs_lane *lane, const mpix_net_op *op, u
     wr->wr.atomic.compare_add = op->value;
 }
 
+/*
+ * A write of no bytes needs no key and touches no memory, but is acknowledged. One lane per device tells about a peer.
+ * It is a request and no operation: its completion says nothing to the caller unless it fails (poll.c). With nothing
+ * else under way there is room for it.
+ */
+void verbs_probe(verbs_net *net) {
+    for (int i = 0; i < net->npeers * net->nlanes && net->nqueued == 0; i++) {
+        verbs_lane *lane = &net->lanes[i];
+        int silent = lane->wr_seq == lane->probe_seq && lane->wr_done == lane->wr_seq;
+
+        if (lane->lane >= net->ndevices || !lane->connected || lane->kind)
+            continue;
+        if (silent) {
+            struct ibv_send_wr *wr = wr_new(net, lane);
+            wr->opcode = IBV_WR_RDMA_WRITE;
+            wr->num_sge = 0;
+            verbs_flush(net);
+        }
+        lane->probe_seq = lane->wr_seq;
+    }
+}
+
 /* Mistakes of the caller are found here, as the device would only break the connection. */
 static int check(const verbs_net *net, const verbs_lane *lane, const mpix_net_op *op, uint64_t loff) {
     int word = op->kind == MPIX_NET_WORD || op->kind == MPIX_NET_ADD;

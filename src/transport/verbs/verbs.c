@@ -18,6 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 
 enum { DEPTH_MIN = 8 };
@@ -242,6 +243,7 @@ static int verbs_open(mpix_boot *boot, const mpix_params *params, const unsigned
     net->net.ops = &mpix_net_verbs;
     net->boot = boot;
     net->epoll_fd = -1;
+    net->probed_ns = mpix_clock_ns();
     for (int peer = 0; peer < boot->size; peer++)
         net->npeers += want[peer] != 0;
     set_options(net, params);

@@ -27,7 +27,8 @@ enum {
     VERBS_POLL = 32,          /* completions taken at once */
     VERBS_REPEATS = 6,        /* of what is not acknowledged: 7 is the most, but rxe takes it for infinity */
     VERBS_RDMA_ATOMIC = 16,   /* READs and atomics in flight per queue pair, at most */
-    VERBS_EVENT_PERIOD = 4096 /* polls between two looks for asynchronous events */
+    VERBS_LOOK_PERIOD = 64,   /* polls between two looks at the clock */
+    VERBS_LOOK_NS = 10000000  /* between two looks for asynchronous events and silent peers */
 };
 
 /* wr_id: 20 bits of lane index, 22 of operation number, 22 of work request number. Differences are far below 2^22:
@@ -74,6 +75,7 @@ typedef struct verbs_lane {
     uint32_t op_seq, op_done;        /* operations taken and known to be complete */
     uint32_t wr_seq, wr_done;        /* work requests built and known to be complete */
     uint32_t unsignalled;            /* since the last signalled one */
+    uint32_t probe_seq;              /* wr_seq at the last round of probes */
     struct ibv_send_wr *head, *tail; /* built, not handed to the device */
     int queued;                      /* 1: it is in the net's list of lanes with such work requests */
     int kind;                        /* 0, or the error that broke it */
@@ -101,6 +103,7 @@ typedef struct verbs_net {
     int broken; /* lanes whose error was not reported yet */
     int epoll_fd;
     unsigned polls;
+    uint64_t looked_ns, probed_ns; /* see verbs_look */
     int next_device; /* arrivals: where the last call stopped */
     /* Work requests of one call of post; they outlive it only when the device refuses some. */
     struct ibv_send_wr wr[VERBS_BATCH];
@@ -184,6 +187,7 @@ void verbs_gpu_unstage(mpix_net_mem *mem);
 /* post.c */
 int verbs_post(mpix_net *base, const mpix_net_op *ops, int n);
 void verbs_flush(verbs_net *net); /* hands the device what it refused before */
+void verbs_probe(verbs_net *net); /* asks peers from whom nothing was wanted for long */
 
 /* poll.c */
 int verbs_poll(mpix_net *base, mpix_net_done *done, int max);
@@ -194,6 +198,7 @@ void verbs_lane_break(verbs_net *net, verbs_lane *lane, int kind, const char *fm
 /* event.c */
 int verbs_events_open(verbs_net *net);
 void verbs_events(verbs_net *net); /* never blocks */
+void verbs_look(verbs_net *net);   /* events and probes, if it is time */
 void verbs_device_break(verbs_net *net, int device, const char *why);
 int verbs_arm(mpix_net *base, int *fd);
 void verbs_ack(mpix_net *base);
