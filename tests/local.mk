@@ -35,6 +35,7 @@ include tests/unit/coll.mk
 include tests/unit/proxy.mk
 include tests/unit/verbs.mk
 include tests/mpi/local.mk
+include tests/rdma-vm/local.mk
 
 if !HAVE_CHECK
 check-local:

@@ -102,32 +102,20 @@ static void check_received(const ref_plan *plan, const MPIX_Ep_counts *out)
               (long long)out->expert_offset[e], (long long)plan->offset[t_rank][e]);
 }
 
-/* The host of a rank. The tests run on one machine, which the parameters reach and hosts split: every rank by itself, or blocks of ranks. */
-static int host_of(int rank, int *hosts)
-{
-    const char *reach = getenv("MPIX_EP_REACH"), *parts = getenv("MPIX_EP_HOSTS");
-    *hosts = reach && strcmp(reach, "proxied") == 0 ? t_size : parts && atoi(parts) > 1 ? atoi(parts) : 1;
-    if (*hosts > t_size)
-        *hosts = t_size;
-    return rank * *hosts / t_size;
-}
-
 static void check_hosts(const t_call *call, const ref_plan *plan, const MPI_Count *got)
 {
-    int hosts;
-    host_of(0, &hosts);
-    for (int h = 0; h < hosts; h++) {
+    for (int h = 0; h < t_hosts; h++) {
         int64_t n = 0;
         for (int64_t t = 0; t < plan->ntok[t_rank]; t++) {
             int there = 0;
             for (int r = 0; r < plan->ranks; r++)
-                there |= host_of(r, &hosts) == h && goes_to(plan, t, r);
+                there |= t_host_of[r] == h && goes_to(plan, t, r);
             n += there;
         }
         CHECK(got[h] == n, "send_per_host[%d] %lld, expected %lld", h, (long long)got[h], (long long)n);
     }
-    CHECK(t_untouched(t_call_find((t_call *)call, got), (size_t)hosts * sizeof(MPI_Count), (size_t)(t_size - hosts) * sizeof(MPI_Count)),
-          "send_per_host was written beyond the %d hosts", hosts);
+    CHECK(t_untouched(t_call_find((t_call *)call, got), (size_t)t_hosts * sizeof(MPI_Count), (size_t)(t_size - t_hosts) * sizeof(MPI_Count)),
+          "send_per_host was written beyond the %d hosts", t_hosts);
 }
 
 static void check_sent(t_call *call, const ref_plan *plan, const MPIX_Ep_counts *out)

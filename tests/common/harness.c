@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 int t_rank, t_size = 1;
+int t_hosts, *t_host_of;
 
 enum { MAX_PRINTED = 12 };
 
@@ -63,6 +64,37 @@ void t_watchdog(int seconds)
     }
 }
 
+/* What MPI says can share memory is a host. The parameters, which tests set in the environment only, split it: every rank by itself,
+ * or blocks of its ranks as long as they can be. */
+static void t_find_hosts(void)
+{
+    const char *reach = getenv("MPIX_EP_REACH"), *text = getenv("MPIX_EP_HOSTS");
+    int parts = reach && strcmp(reach, "proxied") == 0 ? t_size : text && atoi(text) > 1 ? atoi(text) : 1;
+    int mine[3] = {t_rank, 0, 1}, *all = malloc(3 * (size_t)t_size * sizeof *all); /* leader, place, ranks of the host */
+    MPI_Comm here;
+    t_host_of = malloc((size_t)t_size * sizeof *t_host_of);
+    REQUIRE(all && t_host_of, "no memory");
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, t_rank, MPI_INFO_NULL, &here);
+    MPI_Bcast(&mine[0], 1, MPI_INT, 0, here);
+    MPI_Comm_rank(here, &mine[1]);
+    MPI_Comm_size(here, &mine[2]);
+    MPI_Comm_free(&here);
+    MPI_Allgather(mine, 3, MPI_INT, all, 3, MPI_INT, MPI_COMM_WORLD);
+    for (int r = 0; r < t_size; r++) {
+        const int *a = all + 3 * (size_t)r;
+        int n = a[2] < parts ? a[2] : parts;
+        t_host_of[r] = -1;
+        for (int q = 0; q < r; q++) {
+            const int *b = all + 3 * (size_t)q;
+            if (b[0] == a[0] && b[1] * n / a[2] == a[1] * n / a[2])
+                t_host_of[r] = t_host_of[q];
+        }
+        if (t_host_of[r] < 0)
+            t_host_of[r] = t_hosts++;
+    }
+    free(all);
+}
+
 void t_init(int *argc, char ***argv, const char *name)
 {
     int provided;
@@ -76,6 +108,7 @@ void t_init(int *argc, char ***argv, const char *name)
     MPI_Comm_size(MPI_COMM_WORLD, &t_size);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN); /* errors without an object are raised there */
+    t_find_hosts();
     t_begin = MPI_Wtime();
     t_watchdog(120);
 }

@@ -14,6 +14,8 @@
 #define T_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 
 extern int t_rank, t_size;     /* in MPI_COMM_WORLD */
+/* Hosts as the library should see them, by their lowest rank: real ones, split as the parameters reach and hosts say. */
+extern int t_hosts, *t_host_of; /* t_host_of[t_size] */
 
 /* ---- the run ---- */
 void t_init(int *argc, char ***argv, const char *name);

@@ -3,9 +3,11 @@
  * returns.
  *
  *   ep_faults --case late|absent|stopped|killed|gone|forgotten [--progress caller|thread]
+ *   ep_faults --case cut --command SHELL_COMMAND --heal SHELL_COMMAND
  *
  * The victim is the last rank but one (rank 1 of 2). `killed` and `gone` need a launcher that lets survivors live; they leave by
- * _exit, because MPI may not be able to finalize, and tests/mpi/run.sh counts their verdicts.
+ * _exit, because MPI may not be able to finalize, and tests/mpi/run.sh counts their verdicts. `cut` is for networks that MPI does not
+ * use: the victim's command takes it off, for good as far as this context is concerned; every rank gets an error, the victim too.
  */
 #include "call.h"
 
@@ -283,6 +285,56 @@ static void no_names(void)
     CHECK_OK(MPIX_Ep_free(&ctx.ep));
 }
 
+static void command(const char *text)
+{
+    int status = text[0] ? system(text) : -1; /* NOLINT: the test's own command line */
+    REQUIRE(status == 0, "the command \"%s\" ended with status %d", text, status);
+}
+
+/* The network is gone while calls are under way. Nobody frees before all have their error: who hangs up would be blamed too. */
+static void cut(const char *away, const char *back)
+{
+    enum { PATIENCE = 20 }; /* timeout_s; the device gives up earlier, after net_timeout */
+    t_ctx ctx;
+    t_handle handle;
+    MPIX_Error error;
+    make(&ctx, &handle, PATIENCE);
+    all_well(&handle);
+    t_call *call = prepare(&handle, T_DISPATCH), *again = prepare(&handle, T_COMBINE);
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (t_rank == victim)
+        command(away);
+    MPI_Barrier(MPI_COMM_WORLD);
+    double begin = now();
+    int code = t_call_start(call, 1);
+    double took = now() - begin;
+    MPIX_INIT(&error);
+    MPIX_Error_last(&error);
+    if (CHECK(code != MPI_SUCCESS, "the dispatch succeeded without a network")) {
+        CHECK(error.kind == MPIX_ERRK_PEER || error.kind == MPIX_ERRK_TRANSPORT, "kind %d, expected PEER or TRANSPORT: %s", error.kind, error.text);
+        CHECK(t_rank == victim ? error.rank >= 0 && error.rank != victim : error.rank == victim, "blames rank %d: %s", error.rank, error.text);
+        CHECK(error.host[0] != 0, "names no host: %s", error.text);
+    }
+    CHECK(took < PATIENCE, "the error came after %.1f s, as late as the time limit", took);
+    begin = now();
+    CHECK(t_call_start(again, 1) != MPI_SUCCESS, "a call on the failed context succeeded");
+    CHECK(now() - begin < 1, "a call on the failed context took %.1f s", now() - begin);
+    MPI_Barrier(MPI_COMM_WORLD);
+    begin = now();
+    CHECK_OK(MPIX_Ep_free(&ctx.ep));
+    CHECK(now() - begin < 5, "free took %.1f s", now() - begin);
+    t_call_free(call);
+    t_call_free(again);
+    t_plans_free();
+    if (t_rank == victim)
+        command(back);
+    MPI_Barrier(MPI_COMM_WORLD);
+    t_where("the network is back");
+    make(&ctx, &handle, PATIENCE);
+    all_well(&handle);
+    CHECK_OK(MPIX_Ep_free(&ctx.ep));
+}
+
 /* Contexts that are never freed are taken down in MPI_Finalize. */
 static void forgotten(void)
 {
@@ -317,6 +369,8 @@ int main(int argc, char **argv)
         dead(name[0] == 'k');
     else if (strcmp(name, "forgotten") == 0)
         forgotten();
+    else if (strcmp(name, "cut") == 0)
+        cut(t_option_text(argc, argv, "--command", ""), t_option_text(argc, argv, "--heal", ""));
     else
         t_die(__FILE__, __LINE__, "unknown case %s", name);
     return t_end();

@@ -1,5 +1,4 @@
-# Unit tests of the transport verbs, with mock_verbs.c in the place of libibverbs; and the program that drives it alone
-# on real devices.
+# Unit tests of the transport verbs, with mock_verbs.c in the place of libibverbs.
 if HAVE_VERBS
 if HAVE_CHECK
 check_PROGRAMS += tests/unit/test_verbs
@@ -20,7 +19,3 @@ tests_unit_test_verbs_CFLAGS = $(UNIT_CFLAGS)
 tests_unit_test_verbs_LDADD = $(UNIT_LIBS)
 endif
 endif
-
-check_PROGRAMS += tests/rdma-vm/net_pair
-tests_rdma_vm_net_pair_SOURCES = tests/rdma-vm/net_pair.c
-tests_rdma_vm_net_pair_LDADD = libmpixep_core.la
