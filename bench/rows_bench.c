@@ -124,6 +124,12 @@ static void run_sum(const bench *b, int arg) {
     b->ops->fence();
 }
 
+/* bf16 rows to fp8 and scales, as dispatch does before it copies: the result stays in the cache. arg: scale_kind. */
+static void run_quantize(const bench *b, int arg) {
+    for (size_t r = 0; r < b->rows; r++)
+        b->ops->quantize(b->src + r * b->row, MPIX_EP_BF16, b->y, MPIX_EP_F8E4M3, b->y + b->row / 2, arg, b->row / 2);
+}
+
 typedef struct bench_case {
     const char *name;
     bench_fn fn;
@@ -148,6 +154,8 @@ static const bench_case cases[] = {
     {"sum 2 f32", run_sum, 2 + 16 * MPIX_EP_F32, 3, 1},
     {"sum 8 f32 weighted", run_sum, 8 + 16 * MPIX_EP_F32, 9, 1},
     {"sum 2 f16", run_sum, 2 + 16 * MPIX_EP_F16, 3, 1},
+    {"quantize bf16 f32", run_quantize, MPIX_EP_SCALES_F32, 1, 1},
+    {"quantize bf16 ue8m0", run_quantize, MPIX_EP_SCALES_UE8M0, 1, 1},
 };
 enum { NCASES = sizeof cases / sizeof *cases };
 

@@ -86,6 +86,7 @@ typedef struct mpix_ep {
     int users;             /* transfers that the caller holds, complete or not */
     mpix_ep_call *held;    /* those */
     void **dst;            /* [2 * max_topk + 2] scratch of the engine */
+    char *converted;       /* [max_row_bytes] a row and its scales; scratch of the engine, from the first call on that converts */
     struct mpix_ep_target *targets; /* [ranks] scratch of the engine */
     mpix_row_term *terms;  /* [max_topk + 1] */
     int failed;            /* kind, 0: fine */
@@ -243,8 +244,8 @@ int mpix_ep_is_far(const mpix_ep *ep, int peer);
 void mpix_ep_offer_send(mpix_ep_call *call, const mpix_ep_offer *offer);
 /* Fills ep->targets from the offers; rows that lie nowhere in the peer's window make the call fail. */
 void mpix_ep_targets_fill(mpix_ep_call *call, size_t x_bytes, size_t scale_bytes, size_t meta_bytes, size_t slot_bytes);
-/* Fails the call if an offer's hidden, dtype or scales differ from this rank's. */
-void mpix_ep_offers_compare(mpix_ep_call *call, int64_t hidden, const MPIX_Ep_rows *x);
+/* Fails the call if an offer's hidden, dtype or scales differ from this rank's; name: of x. */
+void mpix_ep_offers_compare(mpix_ep_call *call, int64_t hidden, const MPIX_Ep_rows *x, const char *name);
 /* A place in this call's staging bank. */
 mpix_ep_place mpix_ep_stage_place(mpix_ep_call *call, size_t off, size_t stride);
 char *mpix_ep_stage_at(mpix_ep_call *call, size_t off);
@@ -297,6 +298,9 @@ enum { MPIX_EP_STEP_WAITING, MPIX_EP_STEP_COMPLETE, MPIX_EP_STEP_WORKED };
 /* The state machines. *banks_open: no earlier call still has to take its staging bank; cleared by a call that has not. Banks are
  * thus taken in the order of the calls on every rank, and the earliest incomplete call always gets one. */
 int mpix_ep_route_step(mpix_ep_call *call, int *banks_open);
+int mpix_ep_converts(const mpix_ep_call *call); /* dispatch: rows change their type on the way */
+/* Token t's row and scales as they travel. Where a call does not convert they are the input's. */
+void mpix_ep_token_convert(const mpix_ep_call *call, int64_t t, void *row, void *scales);
 int mpix_ep_dispatch_step(mpix_ep_call *call, int *banks_open);
 int mpix_ep_combine_step(mpix_ep_call *call, int *banks_open);
 

@@ -79,14 +79,11 @@ static int check_aligned(const void *p, size_t align, const char *arg) {
     return mpix_fail(MPIX_ERRK_ARG, arg, "%s = %p is not aligned to %zu bytes", arg, p, align);
 }
 
-/* hidden, and that a row fits what the context was made for. */
+/* hidden, and that a row that travels (x: its dtype) fits what the context was made for. */
 static int check_hidden(const mpix_ep *ep, int64_t hidden, const MPIX_Ep_rows *x) {
     int64_t limit = ep->config.max_row_bytes;
     if (hidden < 1)
         return mpix_fail(MPIX_ERRK_ARG, "in.hidden", "in.hidden = %lld must be at least 1", (long long)hidden);
-    int kind = check_dtype(x, "in.x");
-    if (kind)
-        return kind;
     if (hidden > limit / (int64_t)mpix_dtype_size(x->dtype) ||
         (int64_t)(mpix_ep_row_bytes(x, hidden) + mpix_ep_scale_bytes(x, hidden)) > limit)
         return mpix_fail(MPIX_ERRK_ARG, "in.hidden", "in.hidden = %lld: a row of %s with its scales exceeds config.max_row_bytes = %lld",
@@ -146,24 +143,42 @@ static int check_routed(const struct mpix_ep_handle *handle) {
     return mpix_fail(MPIX_ERRK_ARG, "handle", "the handle has no routing: call MPIX_Ep_route first (the last one failed, or there was none)");
 }
 
+/* Whether dispatch makes out's rows of in's: to a narrower type of numbers, to fp8 with scales. */
+static int check_conversion(const mpix_ep *ep, const MPIX_Ep_rows *in, const MPIX_Ep_rows *out) {
+    int from = in->dtype, to = out->dtype;
+    if (from == to && in->scale_kind == out->scale_kind)
+        return 0;
+    int numbers = from >= MPIX_EP_F64 && from <= MPIX_EP_BF16;
+    int narrower = numbers && to > MPIX_EP_F64 && to <= MPIX_EP_BF16 && mpix_dtype_size(to) < mpix_dtype_size(from);
+    int quantised = numbers && from != MPIX_EP_F64 && is_fp8(to) && out->scale_kind;
+    if (!narrower && !quantised)
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "out.x.dtype", "out.x (%s, scale_kind %d) can't be made of in.x (%s, scale_kind %d): dispatch rounds "
+                         "F64 to F32, F16, BF16, F32 to F16, BF16, and quantises F32, F16, BF16 to fp8 with scales", mpix_dtype_name(to),
+                         out->scale_kind, mpix_dtype_name(from), in->scale_kind);
+    if (ep->config.memkind == MPIX_EP_CUDA)
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "out.x.dtype", "out.x (%s) differs from in.x (%s): conversion in dispatch of GPU memory is not in "
+                         "this version", mpix_dtype_name(to), mpix_dtype_name(from));
+    return 0;
+}
+
 int mpix_ep_check_dispatch(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *in, MPIX_Ep_dispatch_out *out) {
     mpix_ep *ep = handle->ep;
     int kind = check_size(in->struct_size, sizeof *in, "in.struct_size");
     if (kind || (kind = check_size(out->struct_size, sizeof *out, "out.struct_size")) || (kind = check_routed(handle)) ||
-        (kind = check_hidden(ep, in->hidden, &in->x)) || (kind = mpix_ep_check_rows(&in->x, "in.x", in->hidden, handle->tokens)))
+        (kind = check_dtype(&in->x, "in.x")))
         return kind;
-    if (out->capacity_rows < 0)
-        return mpix_fail(MPIX_ERRK_ARG, "out.capacity_rows", "out.capacity_rows = %lld is negative", (long long)out->capacity_rows);
     if (out->x.dtype == 0)
         out->x.dtype = in->x.dtype;
     if (out->x.scale_kind == 0 && out->x.dtype == in->x.dtype)
         out->x.scale_kind = in->x.scale_kind;
+    if ((kind = check_dtype(&out->x, "out.x")) || (kind = check_conversion(ep, &in->x, &out->x)) ||
+        (kind = check_hidden(ep, in->hidden, &out->x)) ||
+        (kind = mpix_ep_check_rows(&in->x, "in.x", in->hidden, handle->tokens)))
+        return kind;
+    if (out->capacity_rows < 0)
+        return mpix_fail(MPIX_ERRK_ARG, "out.capacity_rows", "out.capacity_rows = %lld is negative", (long long)out->capacity_rows);
     if ((kind = mpix_ep_check_rows(&out->x, "out.x", in->hidden, out->capacity_rows)))
         return kind;
-    if (out->x.dtype != in->x.dtype || out->x.scale_kind != in->x.scale_kind)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "out.x.dtype", "out.x (%s, scale_kind %d) differs from in.x (%s, scale_kind %d): conversion "
-                         "in dispatch is not in this version", mpix_dtype_name(out->x.dtype), out->x.scale_kind, mpix_dtype_name(in->x.dtype),
-                         in->x.scale_kind);
     if (out->local_ids && ep->config.layout == MPIX_EP_EXPERT)
         return mpix_fail(MPIX_ERRK_ARG, "out.local_ids", "out.local_ids must be NULL in the EXPERT layout: a row's place tells its expert");
     if ((kind = check_aligned(in->topk_weights, 4, "in.topk_weights")) || (kind = check_aligned(out->topk_weights, 4, "out.topk_weights")) ||
@@ -214,8 +229,8 @@ int mpix_ep_check_combine(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in,
     mpix_ep *ep = handle->ep;
     int kind = check_size(in->struct_size, sizeof *in, "in.struct_size");
     if (kind || (kind = check_size(out->struct_size, sizeof *out, "out.struct_size")) || (kind = check_routed(handle)) ||
-        (kind = check_hidden(ep, in->hidden, &in->x)) || (kind = mpix_ep_check_rows(&in->x, "in.x", in->hidden, 0)) ||
-        (kind = check_sum_dtypes(in, out)))
+        (kind = check_dtype(&in->x, "in.x")) || (kind = check_hidden(ep, in->hidden, &in->x)) ||
+        (kind = mpix_ep_check_rows(&in->x, "in.x", in->hidden, 0)) || (kind = check_sum_dtypes(in, out)))
         return kind;
     if (out->y.scale_kind || out->y.scales)
         return mpix_fail(MPIX_ERRK_ARG, "out.y.scale_kind", "out.y takes no scales (scale_kind = %d)", out->y.scale_kind);

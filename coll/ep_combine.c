@@ -125,7 +125,7 @@ static void combine_check(mpix_ep_call *call) {
     const MPIX_Ep_combine_in *in = &call->combine.in;
     mpix_ep *ep = call->ep;
     if (!call->kind || call->kind == MPIX_ERRK_REMOTE)
-        mpix_ep_offers_compare(call, in->hidden, &in->x);
+        mpix_ep_offers_compare(call, in->hidden, &in->x, "in.x");
     for (int peer = 0; peer < ep->size && !call->kind; peer++) {
         const mpix_ep_offer *o = mpix_ep_my_offer(call, peer);
         if (mpix_ep_is_far(ep, peer)) {

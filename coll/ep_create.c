@@ -127,6 +127,7 @@ void mpix_ep_destroy(mpix_ep *ep, int abandoned) {
     free(ep->slots_used);
     free(ep->slot_epochs);
     free(ep->dst);
+    free(ep->converted);
     free(ep->terms);
     free(ep->targets);
     mpix_ep_placement_free(&ep->placement);

@@ -45,12 +45,12 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
     mpix_ep *ep = call->ep;
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
-    size_t row = mpix_ep_row_bytes(&in->x, in->hidden), scales = mpix_ep_scale_bytes(&in->x, in->hidden), meta = meta_bytes(call);
+    size_t row = mpix_ep_row_bytes(&out->x, in->hidden), scales = mpix_ep_scale_bytes(&out->x, in->hidden), meta = meta_bytes(call);
     int64_t rows = rows_taken(call);
     size_t n = (size_t)rows, stage = 0;
     if (call->kind)
         return 1;
-    *offer = (mpix_ep_offer){.dtype = in->x.dtype, .scale_kind = in->x.scale_kind, .hidden = (uint64_t)in->hidden, .rows = n};
+    *offer = (mpix_ep_offer){.dtype = out->x.dtype, .scale_kind = out->x.scale_kind, .hidden = (uint64_t)in->hidden, .rows = n};
     offer->flags = out->topk_weights ? MPIX_EP_WANTS_WEIGHTS : 0;
     if (n == 0)
         return 1;
@@ -92,7 +92,7 @@ static void dispatch_check(mpix_ep_call *call) {
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
     mpix_ep *ep = call->ep;
     if (!call->kind || call->kind == MPIX_ERRK_REMOTE)
-        mpix_ep_offers_compare(call, in->hidden, &in->x);
+        mpix_ep_offers_compare(call, in->hidden, &call->dispatch.out.x, mpix_ep_converts(call) ? "out.x" : "in.x");
     for (int peer = 0; peer < ep->size && !call->kind; peer++)
         if ((mpix_ep_my_offer(call, peer)->flags & MPIX_EP_WANTS_WEIGHTS) && !in->topk_weights &&
             call->handle->plan->tokens * call->handle->plan->topk > 0)
@@ -104,7 +104,7 @@ static void dispatch_check(mpix_ep_call *call) {
 static void targets_fill(mpix_ep_call *call) {
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
-    mpix_ep_targets_fill(call, mpix_ep_row_bytes(&in->x, in->hidden), mpix_ep_scale_bytes(&in->x, in->hidden), meta_bytes(call), 0);
+    mpix_ep_targets_fill(call, mpix_ep_row_bytes(&out->x, in->hidden), mpix_ep_scale_bytes(&out->x, in->hidden), meta_bytes(call), 0);
     mpix_ep_target *self = &call->ep->targets[call->ep->rank];
     self->x = out->x.data;
     self->x_stride = (uint64_t)out->x.stride;
@@ -130,6 +130,27 @@ static void meta_write(mpix_ep_call *call, int64_t t, const mpix_ep_entry *e, ch
         memcpy(words + 1 + plan->topk, weights, (size_t)plan->topk * sizeof *weights);
 }
 
+/* Whether rows change their type on the way. */
+int mpix_ep_converts(const mpix_ep_call *call) {
+    const MPIX_Ep_rows *in = &call->dispatch.in.x, *out = &call->dispatch.out.x;
+    return in->dtype != out->dtype || in->scale_kind != out->scale_kind;
+}
+
+/* A sum of one term rounds as a conversion does. */
+void mpix_ep_token_convert(const mpix_ep_call *call, int64_t t, void *row, void *scales) {
+    const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
+    const MPIX_Ep_rows *out = &call->dispatch.out.x;
+    const mpix_rows_ops *rows = call->ep->rows;
+    const char *x = (const char *)in->x.data + t * in->x.stride;
+    if (out->scale_kind) {
+        rows->quantize(x, in->x.dtype, row, out->dtype, scales, out->scale_kind, (size_t)in->hidden);
+        return;
+    }
+    mpix_row_term term = {.x = x};
+    mpix_row_sum sum = {.y = row, .nterms = 1, .terms = &term};
+    rows->sum(&sum, in->x.dtype, MPIX_EP_NO_SCALES, out->dtype, (size_t)in->hidden, 0);
+}
+
 static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales) {
     mpix_ep *ep = call->ep;
     const mpix_ep_plan *plan = call->handle->plan;
@@ -150,16 +171,23 @@ static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales)
     }
     if (n == 0)
         return;
-    ep->rows->copy((const char *)in->x.data + t * in->x.stride, row, dst, n, call->streaming);
+    const char *x = (const char *)in->x.data + t * in->x.stride, *s = scales ? (const char *)in->x.scales + t * in->x.scale_stride : NULL;
+    if (mpix_ep_converts(call)) { /* once, whatever the number of destinations */
+        x = ep->converted;
+        s = ep->converted + row;
+        mpix_ep_token_convert(call, t, ep->converted, ep->converted + row);
+    }
+    ep->rows->copy(x, row, dst, n, call->streaming);
     if (scales)
-        ep->rows->copy((const char *)in->x.scales + t * in->x.scale_stride, scales, sdst, n, 0);
+        ep->rows->copy(s, scales, sdst, n, 0);
 }
 
 /* One piece of the pass; 1: all tokens are sent. */
 static int dispatch_send(mpix_ep_call *call) {
     const mpix_ep_plan *plan = call->handle->plan;
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
-    size_t row = mpix_ep_row_bytes(&in->x, in->hidden), scales = mpix_ep_scale_bytes(&in->x, in->hidden);
+    const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
+    size_t row = mpix_ep_row_bytes(&out->x, in->hidden), scales = mpix_ep_scale_bytes(&out->x, in->hidden);
     int64_t entries = (int64_t)(PIECE_BYTES / (row + 1)) + 16;
     targets_fill(call);
     if (call->kind)
@@ -210,8 +238,8 @@ static void segment_take(mpix_ep_call *call, const mpix_ep_segment *seg, int64_t
     mpix_ep *ep = call->ep;
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
     const mpix_ep_offer *own = mpix_ep_my_offer(call, ep->rank);
-    size_t bytes = mpix_ep_row_bytes(&call->dispatch.in.x, call->dispatch.in.hidden);
-    size_t scales = mpix_ep_scale_bytes(&call->dispatch.in.x, call->dispatch.in.hidden);
+    size_t bytes = mpix_ep_row_bytes(&call->dispatch.out.x, call->dispatch.in.hidden);
+    size_t scales = mpix_ep_scale_bytes(&call->dispatch.out.x, call->dispatch.in.hidden);
     int64_t row = seg->row, n = seg->n < rows - row ? seg->n : rows - row;
     if (n <= 0)
         return;
@@ -234,8 +262,8 @@ static void segment_take(mpix_ep_call *call, const mpix_ep_segment *seg, int64_t
 static void padding_fill(mpix_ep_call *call, int64_t row, int64_t end) {
     mpix_ep *ep = call->ep;
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
-    size_t bytes = mpix_ep_row_bytes(&call->dispatch.in.x, call->dispatch.in.hidden);
-    size_t scales = mpix_ep_scale_bytes(&call->dispatch.in.x, call->dispatch.in.hidden);
+    size_t bytes = mpix_ep_row_bytes(&call->dispatch.out.x, call->dispatch.in.hidden);
+    size_t scales = mpix_ep_scale_bytes(&call->dispatch.out.x, call->dispatch.in.hidden);
     for (; row < end; row++) {
         ep->rows->zero((char *)out->x.data + row * out->x.stride, bytes, call->streaming);
         if (scales)
@@ -316,6 +344,16 @@ int mpix_ep_dispatch_step(mpix_ep_call *call, int *banks_open) {
 
 /* ---- the public calls --------------------------------------------------------------------------------------------------- */
 
+static int scratch_make(mpix_ep *ep) {
+    pthread_mutex_lock(&ep->lock);
+    if (!ep->converted)
+        ep->converted = malloc((size_t)ep->config.max_row_bytes);
+    int kind = ep->converted ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, "out.x.dtype", "no memory for a row of config.max_row_bytes = %lld bytes",
+                                             (long long)ep->config.max_row_bytes);
+    pthread_mutex_unlock(&ep->lock);
+    return kind;
+}
+
 static int dispatch_call(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, MPIX_Xfer *xfer,
                          int blocking) {
     if (mpix_ep_gpu_is(handle))
@@ -332,6 +370,8 @@ static int dispatch_call(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, c
         call->dispatch.out = *out;
         kind = mpix_ep_check_dispatch(handle, &call->dispatch.in, &call->dispatch.out);
     }
+    if (!kind && mpix_ep_converts(call))
+        kind = scratch_make(call->ep);
     if (kind)
         mpix_ep_call_fail(call, kind);
     else

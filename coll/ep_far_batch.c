@@ -20,7 +20,7 @@ static size_t record_size(const mpix_ep_call *call) {
 }
 
 mpix_ep_geometry mpix_ep_far_dispatch_geometry(const mpix_ep_call *call) {
-    return mpix_ep_far_geometry(call, &call->dispatch.in.x, call->dispatch.in.hidden, record_size(call));
+    return mpix_ep_far_geometry(call, &call->dispatch.out.x, call->dispatch.in.hidden, record_size(call));
 }
 
 mpix_ep_geometry mpix_ep_far_combine_geometry(const mpix_ep_call *call) {
@@ -51,9 +51,13 @@ static void token_pack(mpix_ep_call *call, int64_t t, int peer, const mpix_ep_ge
     const int32_t *ids = plan->ids + t * plan->topk;
     char *row, *scales, *record;
     mpix_ep_far_item(call, peer, g, &row, &scales, &record);
-    copy1(ep, row, (const char *)in->x.data + t * in->x.stride, g->row);
-    if (g->scales)
-        copy1(ep, scales, (const char *)in->x.scales + t * in->x.scale_stride, g->scales);
+    if (mpix_ep_converts(call)) {
+        mpix_ep_token_convert(call, t, row, scales);
+    } else {
+        copy1(ep, row, (const char *)in->x.data + t * in->x.stride, g->row);
+        if (g->scales)
+            copy1(ep, scales, (const char *)in->x.scales + t * in->x.scale_stride, g->scales);
+    }
     int32_t *words = (int32_t *)record;
     words[0] = (int32_t)t;
     for (int k = 0; k < plan->topk; k++)

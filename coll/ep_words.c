@@ -3,6 +3,8 @@
 
 #include "coll/ep.h"
 
+#include <stdio.h>
+
 static size_t up64(size_t n) { return (n + 63) & ~(size_t)63; }
 
 void mpix_ep_ctl_layout_init(mpix_ep_ctl_layout *l, int ranks, int64_t experts, int depth, int max_handles) {
@@ -191,8 +193,9 @@ int mpix_ep_signals_seen(mpix_ep_call *call, int which, int64_t *wait_ns) {
 
 /* ---- offers in use ------------------------------------------------------------------------------------------------------ */
 
-void mpix_ep_offers_compare(mpix_ep_call *call, int64_t hidden, const MPIX_Ep_rows *x) {
+void mpix_ep_offers_compare(mpix_ep_call *call, int64_t hidden, const MPIX_Ep_rows *x, const char *name) {
     mpix_ep *ep = call->ep;
+    char field[32];
     for (int peer = 0; peer < ep->size; peer++) {
         const mpix_ep_offer *o = mpix_ep_my_offer(call, peer);
         const char *arg = NULL;
@@ -204,11 +207,13 @@ void mpix_ep_offers_compare(mpix_ep_call *call, int64_t hidden, const MPIX_Ep_ro
             here = hidden;
             there = (long long)o->hidden;
         } else if (o->dtype != x->dtype) {
-            arg = "in.x.dtype";
+            snprintf(field, sizeof field, "%s.dtype", name);
+            arg = field;
             here = x->dtype;
             there = o->dtype;
         } else if (o->scale_kind != x->scale_kind) {
-            arg = "in.x.scale_kind";
+            snprintf(field, sizeof field, "%s.scale_kind", name);
+            arg = field;
             here = x->scale_kind;
             there = o->scale_kind;
         }

@@ -29,7 +29,7 @@
  * proxy over RDMA (parameter transport). In GPU memory (MPIX_EP_CUDA): the COMPACT layout among at most 32 ranks of one host, whose
  * dispatch outputs and combine inputs lie in memory from MPIX_Ep_alloc; ids, other rows and outputs in any memory of the context's
  * device; counts also in host memory (pinned for ..._enqueue). What returns MPIX_ERRK_UNSUPPORTED: MPIX_EP_LL, MPIX_EP_SLOTS, masking,
- * dtype conversion in dispatch, a wire dtype other than x's, MPIX_Ep_combine_buffer, set_mask, the ..._begin and ..._end calls, the
+ * dispatch's conversion of dtypes in GPU memory, a wire dtype other than x's, MPIX_Ep_combine_buffer, set_mask, the ..._begin and ..._end calls, the
  * ..._enqueue calls in host memory, and in GPU memory: MPIX_EP_EXPERT, several hosts, rows that peers reach elsewhere than in memory
  * from MPIX_Ep_alloc, streams that are being captured, a build or machine without CUDA.
  *
@@ -102,7 +102,7 @@ typedef struct {
     MPI_Count num_experts;   /**< experts of all ranks together, >= 0, < 2^31 */
     MPI_Count max_tokens;    /**< most tokens a rank sends in a batch, >= 0, < 2^31 */
     MPI_Count max_recv_rows; /**< most rows a rank receives in a batch, padding included; 0: worst case */
-    MPI_Count max_row_bytes; /**< most bytes of a row: hidden * element size + its scales, >= 1 */
+    MPI_Count max_row_bytes; /**< most bytes of a row that travels: hidden * element size + its scales, >= 1 */
     const int *expert_owner; /**< [num_experts] rank that holds each expert; a rank's experts are numbered ascending. NULL:
                                   contiguous blocks, the first num_experts % ranks ranks holding one more. Copied. */
     double timeout_s; /**< longest wait for a peer in seconds; 0: the parameter's default, 300; negative: no limit */
@@ -132,11 +132,21 @@ typedef struct {
     unsigned char *token_in_rank; /**< [num_tokens][ranks] 1 if the token goes to the rank, else 0 */
 } MPIX_Ep_counts;
 
-/** Input of dispatch. Read until completion. */
+/**
+ * Input of dispatch. Read until completion. Where the output's dtype is fp8 with scales and the input's is not, each row is quantised
+ * in groups of 128 channels, once, on the sending rank. In float, every operation rounded to nearest even:
+ *
+ *   amax = max(|x|, 2^-110), NaNs left out;  top = 448 (F8E4M3) or 57344 (F8E5M2)
+ *   SCALES_F32:   scale = amax / top;  q = round(x * (top / amax))
+ *   SCALES_UE8M0: scale = the smallest power of two that is not below amax / top;  q = round(x / scale)
+ *
+ * round: to nearest even, cut to top. A NaN becomes 0x7f. With an infinity in a group the scale is an infinity (F32) or NaN (UE8M0), and
+ * every element of the group times the scale is NaN. max_row_bytes counts the row that travels.
+ */
 typedef struct {
     size_t struct_size;
     MPI_Count hidden;          /**< elements per row, >= 1, equal on all ranks */
-    MPIX_Ep_rows x;            /**< [num_tokens of the routing] rows; dtype and scale_kind equal on all ranks */
+    MPIX_Ep_rows x;            /**< [num_tokens of the routing] rows; dtype and scale_kind of what travels (out.x) equal on all ranks */
     const float *topk_weights; /**< [num_tokens][topk] dense, travel along; NULL: none. If one rank's output asks for weights,
                                     every rank that has tokens must give them */
 } MPIX_Ep_dispatch_in;
@@ -145,7 +155,9 @@ typedef struct {
 typedef struct {
     size_t struct_size;
     MPI_Count capacity_rows; /**< rows that every array below has room for */
-    MPIX_Ep_rows x;          /**< received rows; dtype 0 or the input's */
+    MPIX_Ep_rows x;          /**< received rows; dtype 0 or the input's; or a narrower one, then rows are converted before they travel:
+                                  F64 to F32, F16, BF16, F32 to F16, BF16 (to nearest even), and F32, F16, BF16 to fp8 with scales,
+                                  as MPIX_Ep_dispatch_in says. Equal on all ranks, also on one that receives nothing */
     int *local_ids;          /**< COMPACT: [rows][topk] local expert of each choice or -1 (another rank's, or no choice); EXPERT: must
                                   be NULL (the row's place says it); NULL: not wanted */
     int *src_rank;           /**< [rows] rank that sent the row, -1 for padding; NULL: not wanted */

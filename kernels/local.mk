@@ -3,6 +3,7 @@ libmpixep_core_la_SOURCES += \
 	kernels/host/convert.h \
 	kernels/host/copy_impl.h \
 	kernels/host/isa.h \
+	kernels/host/quant_impl.h \
 	kernels/host/rows.c \
 	kernels/host/rows.h \
 	kernels/host/rows_avx2.c \

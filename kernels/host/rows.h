@@ -44,6 +44,16 @@ typedef struct mpix_rows_ops {
      * whatever the caller's. Any alignment; y streams if it is aligned to its elements. scale_kind:
      * MPIX_EP_NO_SCALES .. MPIX_EP_SCALES_UE8M0. */
     void (*sum)(const mpix_row_sum *sum, int xdtype, int scale_kind, int ydtype, size_t hidden, int streaming);
+    /*
+     * Quantises a row of F32, F16 or BF16 to F8E4M3 or F8E5M2 with a scale per 128 columns, scale_kind SCALES_F32 or
+     * SCALES_UE8M0. For each group, in float, each operation rounded to nearest even:
+     *   amax = max(|x|, 2^-110), NaNs left out;  top = 448 (e4m3) or 57344 (e5m2)
+     *   F32:   scale = amax / top;  q = round(x * (top / amax))
+     *   UE8M0: scale = the smallest power of two that is not below amax / top;  q = round(x / scale)
+     * round: to nearest even, cut to top. A NaN becomes 0x7f. With an infinity the scale is an infinity (F32) or NaN
+     * (UE8M0) and every element of the group ends as NaN when it is multiplied by it. Any alignment.
+     */
+    void (*quantize)(const void *x, int xdtype, void *q, int qdtype, void *scales, int scale_kind, size_t hidden);
 } mpix_rows_ops;
 
 /* The table for a MPIX_ISA_* (base/param.h); AUTO: the best this CPU has. NULL: the CPU lacks it, or not built. */

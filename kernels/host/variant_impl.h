@@ -176,6 +176,8 @@ static void rows_sum(const mpix_row_sum *sum, int xdtype, int scale_kind, int yd
     mpix_fp_leave(mode);
 }
 
+#include "kernels/host/quant_impl.h"
+
 #define VARIANT_OPS(variant) \
     const mpix_rows_ops mpix_rows_##variant = { \
         .name = #variant, \
@@ -183,4 +185,5 @@ static void rows_sum(const mpix_row_sum *sum, int xdtype, int scale_kind, int yd
         .zero = rows_zero, \
         .fence = rows_fence, \
         .sum = rows_sum, \
+        .quantize = rows_quantize, \
     }

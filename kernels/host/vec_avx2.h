@@ -178,6 +178,35 @@ MPIX_ALWAYS_INLINE void vd_store_f64(char *p, vd a, int nt) {
     MPIX_EACH(4, 4, v_store256(p + 32 * v, _mm256_castpd_si256(a.q[v]), nt));
 }
 
+/* ---- quantisation: see vec_avx512.h ---- */
+
+MPIX_ALWAYS_INLINE __m256 v_larger(__m256 a, __m256 b) {
+    __m256i m = _mm256_and_si256(_mm256_castps_si256(b), _mm256_set1_epi32(0x7fffffff));
+    __m256i nan = _mm256_cmpgt_epi32(m, _mm256_set1_epi32(0x7f800000));
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_andnot_si256(nan, m)));
+}
+MPIX_ALWAYS_INLINE vf vf_larger(vf a, vf b) { return (vf){v_larger(a.lo, b.lo), v_larger(a.hi, b.hi)}; }
+
+MPIX_ALWAYS_INLINE __m256i v_to_fp8(__m256 x, int top, int normal, int bias, int drop, float beside) {
+    const __m256i one = _mm256_set1_epi32(1), half = _mm256_set1_epi32((1 << (drop - 1)) - 1 - bias);
+    __m256i u = _mm256_castps_si256(x), m = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
+    __m256i a = _mm256_min_epi32(m, _mm256_set1_epi32(top)), sum, r, small;
+    sum = _mm256_add_epi32(_mm256_add_epi32(a, half), _mm256_and_si256(_mm256_srli_epi32(a, drop), one));
+    r = _mm256_srli_epi32(sum, drop);
+    sum = _mm256_castps_si256(_mm256_add_ps(_mm256_castsi256_ps(a), _mm256_set1_ps(beside)));
+    small = _mm256_cmpgt_epi32(_mm256_set1_epi32(normal), a);
+    r = _mm256_blendv_epi8(r, _mm256_sub_epi32(sum, _mm256_castps_si256(_mm256_set1_ps(beside))), small);
+    r = _mm256_or_si256(r, _mm256_and_si256(_mm256_srli_epi32(u, 24), _mm256_set1_epi32(0x80)));
+    return _mm256_blendv_epi8(r, _mm256_set1_epi32(0x7f), _mm256_cmpgt_epi32(m, _mm256_set1_epi32(0x7f800000)));
+}
+
+MPIX_ALWAYS_INLINE void v_store_fp8(char *p, vf x, int top, int normal, int bias, int drop, float beside) {
+    __m256i lo = v_to_fp8(x.lo, top, normal, bias, drop, beside), hi = v_to_fp8(x.hi, top, normal, bias, drop, beside);
+    /* Packing goes by halves of registers, which the permutation puts in order. */
+    __m256i h = _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xd8);
+    _mm_storeu_si128((__m128i *)p, _mm_packus_epi16(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1)));
+}
+
 /* ---- bytes, for copies ---- */
 
 typedef __m256i vb;

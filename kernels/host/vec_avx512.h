@@ -137,6 +137,33 @@ MPIX_ALWAYS_INLINE void vd_store_f64(char *p, vd a, int nt) {
     }
 }
 
+/* ---- quantisation ---- */
+
+/* The larger of a, which is positive, and the magnitude of b; a NaN counts as nothing. Patterns are ordered as numbers. */
+MPIX_ALWAYS_INLINE vf vf_larger(vf a, vf b) {
+    __m512i u = _mm512_castps_si512(a), m = _mm512_and_si512(_mm512_castps_si512(b), _mm512_set1_epi32(0x7fffffff));
+    __mmask16 number = _mm512_cmple_epi32_mask(m, _mm512_set1_epi32(0x7f800000));
+    return _mm512_castsi512_ps(_mm512_mask_max_epi32(u, number, u, m));
+}
+
+/*
+ * Rounded to fp8 and cut to its largest number, top; a NaN becomes 0x7f. Normal numbers round by a carry into the
+ * exponent. Denormal ones count units, the unit in the last place of floats beside `beside`: an addition rounds to it.
+ */
+MPIX_ALWAYS_INLINE void v_store_fp8(char *p, vf x, int top, int normal, int bias, int drop, float beside) {
+    const __m512i one = _mm512_set1_epi32(1), half = _mm512_set1_epi32((1 << (drop - 1)) - 1 - bias);
+    __m512i u = _mm512_castps_si512(x), m = _mm512_and_si512(u, _mm512_set1_epi32(0x7fffffff));
+    __m512i a = _mm512_min_epi32(m, _mm512_set1_epi32(top)), sum, r;
+    sum = _mm512_add_epi32(_mm512_add_epi32(a, half), _mm512_and_si512(_mm512_srli_epi32(a, (unsigned)drop), one));
+    r = _mm512_srli_epi32(sum, (unsigned)drop);
+    sum = _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(a), _mm512_set1_ps(beside)));
+    r = _mm512_mask_sub_epi32(r, _mm512_cmplt_epi32_mask(a, _mm512_set1_epi32(normal)), sum,
+                              _mm512_castps_si512(_mm512_set1_ps(beside)));
+    r = _mm512_or_si512(r, _mm512_and_si512(_mm512_srli_epi32(u, 24), _mm512_set1_epi32(0x80)));
+    r = _mm512_mask_mov_epi32(r, _mm512_cmpgt_epi32_mask(m, _mm512_set1_epi32(0x7f800000)), _mm512_set1_epi32(0x7f));
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(r));
+}
+
 /* ---- bytes, for copies ---- */
 
 typedef __m512i vb;

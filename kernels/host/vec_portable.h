@@ -161,6 +161,34 @@ V_LOAD(vf_load_bf16, (v4f)(v_widen16(p + 8 * v) << 16))
 V_LOAD(vf_load_f8e4m3, v_of_f8e4m3(v_widen8(p + 4 * v)))
 V_LOAD(vf_load_f8e5m2, v_of_f16(v_widen8(p + 4 * v) << 8))
 
+/* ---- quantisation: see vec_avx512.h ---- */
+
+MPIX_ALWAYS_INLINE vf vf_larger(vf a, vf b) {
+    MPIX_EACH(4, 4, {
+        v4i u = (v4i)a.q[v], m = (v4i)b.q[v] & 0x7fffffff;
+        m &= m <= 0x7f800000;
+        a.q[v] = (v4f)v_select(m > u, (v4u)m, (v4u)u);
+    });
+    return a;
+}
+
+MPIX_ALWAYS_INLINE v4u v_to_fp8(v4f x, int top, int normal, int bias, int drop, float beside) {
+    v4i all = (v4i)x & 0x7fffffff, most = {top, top, top, top}, nan = {0x7f, 0x7f, 0x7f, 0x7f};
+    v4i a = (v4i)v_select(all < top, (v4u)all, (v4u)most);
+    v4f unit = {beside, beside, beside, beside};
+    v4i rounded = (a - bias + ((1 << (drop - 1)) - 1) + (a >> drop & 1)) >> drop, units = (v4i)((v4f)a + unit) - (v4i)unit;
+    v4u r = v_select(a < normal, (v4u)units, (v4u)rounded) | ((v4u)x >> 24 & 0x80);
+    return v_select(all > 0x7f800000, (v4u)nan, r);
+}
+
+MPIX_ALWAYS_INLINE void v_store_fp8(char *p, vf x, int top, int normal, int bias, int drop, float beside) {
+    MPIX_EACH(4, 4, {
+        v4u r = v_to_fp8(x.q[v], top, normal, bias, drop, beside);
+        for (int i = 0; i < 4; i++)
+            p[4 * v + i] = (char)r[i];
+    });
+}
+
 /* ---- bytes, for copies: what the base instruction set of x86-64 has; elsewhere ordinary stores ---- */
 
 #if MPIX_ROWS_X86

@@ -31,6 +31,7 @@ typedef struct {
     uint64_t seed;
     int64_t hidden;
     int dtype, scale_kind, flavour;
+    int to, to_scale;  /* dispatch: the rows' dtype and scale_kind when they arrive; to 0: as sent */
     int weights;      /* dispatch: topk_weights travel. combine: some ranks give row_weights */
     int slot_values;  /* combine */
     int extra_rows;   /* dispatch: capacity up to so many rows above what is needed */

@@ -9,22 +9,25 @@
 enum { SEED_ROW, SEED_SCALES, SEED_WEIGHT, SEED_OLD };
 
 /* The array of rows for n rows, with the scales' bytes; strides are drawn. */
-static MPIX_Ep_rows new_rows(t_call *call, const char *name, const char *scales_name, int64_t n, t_rng *own)
+static MPIX_Ep_rows new_rows(t_call *call, const char *name, const char *scales_name, int64_t n, int dtype, int scale_kind, t_rng *own)
 {
     const t_shape *s = &call->shape;
-    int64_t size = (int64_t)ref_size(s->dtype), row = s->hidden * size, scales = (int64_t)ref_scales(s->scale_kind, s->hidden);
-    MPIX_Ep_rows rows = {.dtype = s->dtype, .scale_kind = s->scale_kind};
+    int64_t size = (int64_t)ref_size(dtype), row = s->hidden * size, scales = (int64_t)ref_scales(scale_kind, s->hidden);
+    MPIX_Ep_rows rows = {.dtype = dtype, .scale_kind = scale_kind};
     rows.stride = t_stride(row, size, own);
     int64_t step = rows.stride ? rows.stride : row;
     rows.data = t_call_buf(call, name, n ? (size_t)((n - 1) * step + row) : 0, (size_t)size, 1, own);
     if (scales) {
-        int64_t unit = s->scale_kind == MPIX_EP_SCALES_F32 ? 4 : 1;
+        int64_t unit = scale_kind == MPIX_EP_SCALES_F32 ? 4 : 1;
         rows.scale_stride = t_stride(scales, unit, own);
         step = rows.scale_stride ? rows.scale_stride : scales;
         rows.scales = t_call_buf(call, scales_name, n ? (size_t)((n - 1) * step + scales) : 0, (size_t)unit, 1, own);
     }
     return rows;
 }
+
+static int to_dtype(const t_shape *s) { return s->to ? s->to : s->dtype; }
+static int to_scale(const t_shape *s) { return s->to ? s->to_scale : s->scale_kind; }
 
 /* Capacity of a rank: everybody can compute it. */
 static int64_t capacity_of(const t_shape *s, int rank, int64_t rows)
@@ -43,7 +46,7 @@ static void prepare_input(t_call *call, t_rng *own)
     int64_t ntok = plan->ntok[t_rank], row = s->hidden * (int64_t)ref_size(s->dtype);
     MPIX_INIT(in);
     in->hidden = s->hidden;
-    in->x = new_rows(call, "in.x", "in.x.scales", ntok, own);
+    in->x = new_rows(call, "in.x", "in.x.scales", ntok, s->dtype, s->scale_kind, own);
     for (int64_t t = 0; t < ntok; t++) {
         ref_fill(t_row_seed(s->seed, t_rank, t, SEED_ROW), s->dtype, s->hidden, s->flavour,
                  (char *)in->x.data + t * (in->x.stride ? in->x.stride : row));
@@ -87,8 +90,8 @@ t_call *t_call_dispatch(t_handle *handle, const t_shape *shape, t_rng *own)
     handle->limit = call->limits = limits;
     call->limit = limits[t_rank];
     int64_t n = out->capacity_rows;
-    out->x = new_rows(call, "out.x", "out.x.scales", n, own);
-    if (t_chance(own, 50))
+    out->x = new_rows(call, "out.x", "out.x.scales", n, to_dtype(shape), to_scale(shape), own);
+    if (t_chance(own, 50) && !shape->to)
         out->x.dtype = 0;
     if (plan->layout == MPIX_EP_COMPACT && t_chance(own, 70))
         out->local_ids = t_call_buf(call, "out.local_ids", (size_t)(n * plan->topk) * sizeof(int), sizeof(int), 0, own);
@@ -135,23 +138,27 @@ static void check_rows(t_call *call)
 {
     const t_shape *s = &call->shape;
     const MPIX_Ep_rows *x = &call->u.dispatch.out.x;
-    size_t bytes = (size_t)s->hidden * ref_size(s->dtype), scales = ref_scales(s->scale_kind, s->hidden);
-    unsigned char *expect = calloc(1, bytes + scales + 8);
-    REQUIRE(expect, "no memory for a row");
+    size_t sent = (size_t)s->hidden * ref_size(s->dtype);
+    size_t bytes = (size_t)s->hidden * ref_size(to_dtype(s)), scales = ref_scales(to_scale(s), s->hidden);
+    unsigned char *expect = calloc(1, sent + bytes + scales + 8), *x_sent = calloc(1, sent + 8), *scale = calloc(1, scales + 8);
+    REQUIRE(expect && x_sent && scale, "no memory for a row");
     for (int64_t i = 0; i < call->limit; i++) {
         const ref_row *row = &call->plan->rows[t_rank][i];
-        memset(expect, 0, bytes + scales);
-        if (row->src >= 0)
-            ref_fill(t_row_seed(s->seed, row->src, row->token, SEED_ROW), s->dtype, s->hidden, s->flavour, expect);
-        check_bits(call, "out.x", x->data, x->stride, bytes, i, expect);
-        if (!scales)
-            continue;
         memset(expect, 0, bytes);
+        memset(scale, 0, scales);
         if (row->src >= 0)
-            ref_fill_scales(t_row_seed(s->seed, row->src, row->token, SEED_SCALES), s->scale_kind, s->hidden, expect);
-        check_bits(call, "out.x.scales", x->scales, x->scale_stride, scales, i, expect);
+            ref_fill(t_row_seed(s->seed, row->src, row->token, SEED_ROW), s->dtype, s->hidden, s->flavour, s->to ? x_sent : expect);
+        if (row->src >= 0 && s->to)
+            ref_convert(s->dtype, x_sent, s->hidden, s->to, s->to_scale, expect, scale);
+        else if (row->src >= 0 && scales)
+            ref_fill_scales(t_row_seed(s->seed, row->src, row->token, SEED_SCALES), s->scale_kind, s->hidden, scale);
+        check_bits(call, "out.x", x->data, x->stride, bytes, i, expect);
+        if (scales)
+            check_bits(call, "out.x.scales", x->scales, x->scale_stride, scales, i, scale);
     }
     free(expect);
+    free(x_sent);
+    free(scale);
 }
 
 static void check_meta(t_call *call)
@@ -192,13 +199,13 @@ static void check_rest(t_call *call)
     const MPIX_Ep_dispatch_out *out = &call->u.dispatch.out;
     const ref_plan *plan = call->plan;
     const t_shape *s = &call->shape;
-    int64_t row = s->hidden * (int64_t)ref_size(s->dtype), step = out->x.stride ? out->x.stride : row;
+    int64_t row = s->hidden * (int64_t)ref_size(to_dtype(s)), step = out->x.stride ? out->x.stride : row;
     int64_t width = plan->layout == MPIX_EP_COMPACT ? plan->topk : 1, from = call->limit;
     struct { const void *p; int64_t unit; const char *name; } tails[] = {
         {out->x.data, step, "out.x"}, {out->local_ids, width * (int64_t)sizeof(int), "out.local_ids"},
         {out->src_rank, sizeof(int), "out.src_rank"}, {out->src_token, sizeof(MPI_Count), "out.src_token"},
         {out->topk_weights, width * 4, "out.topk_weights"},
-        {out->x.scales, out->x.scale_stride ? out->x.scale_stride : (int64_t)ref_scales(s->scale_kind, s->hidden), "out.x.scales"},
+        {out->x.scales, out->x.scale_stride ? out->x.scale_stride : (int64_t)ref_scales(to_scale(s), s->hidden), "out.x.scales"},
     };
     for (size_t i = 0; i < sizeof tails / sizeof *tails; i++) {
         if (!tails[i].p)

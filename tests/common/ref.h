@@ -50,6 +50,9 @@ double ref_load(int dtype, const void *row, int64_t i);             /* exact; F6
 void ref_store(int dtype, void *row, int64_t i, double value);      /* one rounding to nearest even; F64, F32, F16, BF16 */
 int ref_same(int dtype, const void *a, const void *b, int64_t i);   /* same bits, or both NaN */
 
+/* A row as dispatch converts it: rounded once, or quantised to fp8 with scales as mpix_ep.h defines it. */
+void ref_convert(int dtype, const void *x, int64_t hidden, int to, int to_scale, void *y, void *scales);
+
 /* One row that enters a sum, and its factors in order. */
 typedef struct {
     const void *x, *scales;

@@ -122,6 +122,50 @@ void ref_store(int dtype, void *row, int64_t i, double value)
     }
 }
 
+/* Patterns of fp8 numbers grow with the number: the nearest by trying all, the even pattern of two that are as near. */
+static uint8_t nearest_fp8(int to, float v)
+{
+    const format *f = find(to);
+    int best = 0, last = to == MPIX_EP_F8E4M3 ? 0x7e : 0x7b;
+    double size = fabs((double)v);
+    if (isnan(v))
+        return 0x7f;
+    for (int b = 1; b <= last; b++) {
+        double here = fabs(widen(f, (unsigned)b) - size), there = fabs(widen(f, (unsigned)best) - size);
+        if (here < there || (here == there && b % 2 == 0) || isinf(size))
+            best = b;
+    }
+    return (uint8_t)(best | (signbit(v) ? 0x80 : 0));
+}
+
+static void quantise_group(int dtype, const void *x, int64_t from, int64_t end, int to, int to_scale, uint8_t *y, void *scales)
+{
+    double amax = ldexp(1, -110), top = to == MPIX_EP_F8E4M3 ? 448 : 57344;
+    for (int64_t i = from; i < end; i++)
+        if (fabs(ref_load(dtype, x, i)) > amax)
+            amax = fabs(ref_load(dtype, x, i));
+    float scale = (float)(amax / top), factor = (float)(top / amax);
+    if (to_scale == MPIX_EP_SCALES_UE8M0) {
+        int e = -127;
+        while (e < 128 && ldexp(1, e) < (double)scale)
+            e++;
+        ((uint8_t *)scales)[from / 128] = (uint8_t)(e + 127);
+        factor = e == 128 ? 0 : (float)ldexp(1, -e);
+    } else {
+        ((float *)scales)[from / 128] = scale;
+    }
+    for (int64_t i = from; i < end; i++)
+        y[i] = nearest_fp8(to, (float)(ref_load(dtype, x, i) * (double)factor));
+}
+
+void ref_convert(int dtype, const void *x, int64_t hidden, int to, int to_scale, void *y, void *scales)
+{
+    for (int64_t i = 0; !to_scale && i < hidden; i++)
+        ref_store(to, y, i, ref_load(dtype, x, i));
+    for (int64_t i = 0; to_scale && i < hidden; i += 128)
+        quantise_group(dtype, x, i, i + 128 < hidden ? i + 128 : hidden, to, to_scale, y, scales);
+}
+
 int ref_same(int dtype, const void *a, const void *b, int64_t i)
 {
     size_t size = ref_size(dtype);

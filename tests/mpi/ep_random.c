@@ -202,6 +202,27 @@ static void draw_shape(world *w, t_shape *s, int combine)
     s->drop_percent = w->ctx.config.overflow == MPIX_EP_OVERFLOW_DROP && t_chance(&common, 60) ? 100 : 0;
 }
 
+/* Rows that change their type on the way. NaNs keep their payload where numbers are rounded, which the reference does not say. */
+static void draw_conversion(world *w, t_shape *s)
+{
+    static const int narrower[][2] = {{MPIX_EP_F64, MPIX_EP_F32}, {MPIX_EP_F64, MPIX_EP_F16}, {MPIX_EP_F64, MPIX_EP_BF16},
+                                      {MPIX_EP_F32, MPIX_EP_F16}, {MPIX_EP_F32, MPIX_EP_BF16}};
+    int which = (int)t_range(&common, 0, 9);
+    s->scale_kind = MPIX_EP_NO_SCALES;
+    s->flavour = REF_MIXED;
+    if (which < 5) {
+        s->dtype = narrower[which][0];
+        s->to = narrower[which][1];
+        return;
+    }
+    s->dtype = (int)t_range(&common, MPIX_EP_F32, MPIX_EP_BF16);
+    s->to = which % 2 ? MPIX_EP_F8E4M3 : MPIX_EP_F8E5M2;
+    s->to_scale = t_chance(&common, 50) ? MPIX_EP_SCALES_F32 : MPIX_EP_SCALES_UE8M0;
+    s->flavour = t_chance(&common, 60) ? REF_MIXED : t_chance(&common, 50) ? REF_WILD : REF_RAW;
+    if (s->hidden + (int64_t)ref_scales(s->to_scale, s->hidden) > w->ctx.config.max_row_bytes)
+        s->to = s->to_scale = 0;
+}
+
 /* Two or three contexts' worth of calls, mixed; each handle's begins with a route. */
 static void prepare_calls(void)
 {
@@ -216,6 +237,8 @@ static void prepare_calls(void)
         }
         int combine = t_chance(&common, 55);
         draw_shape(w, &shape, combine);
+        if (!combine && t_chance(&common, 30))
+            draw_conversion(w, &shape);
         calls[ncalls++] = combine ? t_call_combine(handle, &shape, &own) : t_call_dispatch(handle, &shape, &own);
         if (combine && t_chance(&common, 15)) /* the same once more has to give the same bits: both are compared with the reference */
             calls[ncalls++] = t_call_combine(handle, &shape, &own);

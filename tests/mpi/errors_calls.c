@@ -71,7 +71,8 @@ typedef struct {
     X(d_out_misaligned, 0, ARG, "out.x.data", "2", NULL, o->x.data = (char *)o->x.data + 1)                                 \
     X(d_out_stride, 0, ARG, "out.x.stride", "51", "2", o->x.stride = 51)                                                    \
     X(d_out_stride_small, 0, ARG, "out.x.stride", "2", "48", o->x.stride = 2)                                               \
-    X(d_out_dtype, 0, UNSUPPORTED, "out.x.dtype", NULL, NULL, o->x.dtype = MPIX_EP_F16)                                     \
+    X(d_out_dtype, 0, UNSUPPORTED, "out.x.dtype", NULL, NULL, o->x.dtype = MPIX_EP_F64)                                     \
+    X(d_out_fp8_plain, 0, UNSUPPORTED, "out.x.dtype", NULL, NULL, o->x.dtype = MPIX_EP_F8E4M3)                            \
     X(d_out_dtype_bad, 0, ARG, "out.x.dtype", "77", NULL, o->x.dtype = 77)                                                  \
     X(d_out_scales_null, FP8, ARG, "out.x.scales", "NULL", NULL, o->x.scales = NULL)                                        \
     X(d_local_ids, IN_EXPERT, ARG, "out.local_ids", NULL, NULL, o->local_ids = &some_int)                                   \

@@ -44,6 +44,8 @@ uint64_t ref_encode(int dtype, double v) {
     int bias = (int)ones(f->exponent_bits - 1), exponent;
     uint64_t sign = (uint64_t)(signbit(v) != 0) << (f->exponent_bits + f->fraction_bits);
     uint64_t infinity = ones(f->exponent_bits) << f->fraction_bits;
+    if (!f->infinities) /* the NaN of e4m3 stands for it */
+        infinity |= ones(f->fraction_bits);
     if (dtype == MPIX_EP_F64) {
         memcpy(&sign, &v, sizeof sign);
         return sign;

@@ -58,6 +58,7 @@ uint64_t rnd_below(uint64_t n);
 void rnd_seed(uint64_t seed);
 
 TCase *rows_copy_tests(void);
+TCase *rows_quant_tests(void);
 TCase *rows_convert_tests(void);
 TCase *rows_sum_tests(void);
 #endif

@@ -9,6 +9,7 @@ int main(void) {
     Suite *suite = suite_create("rows");
     suite_add_tcase(suite, rows_copy_tests());
     suite_add_tcase(suite, rows_convert_tests());
+    suite_add_tcase(suite, rows_quant_tests());
     suite_add_tcase(suite, rows_sum_tests());
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_ENV);
