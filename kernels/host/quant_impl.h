@@ -7,7 +7,7 @@ enum { QUANT_GROUP = 128 };
 
 #define QUANT_TINY 0x1p-110f /* keeps scales and their inverses normal */
 
-/* Largest number, smallest normal one, difference of the exponents' biases, bits dropped, 2^23 times the unit of denormals. */
+/* Largest number, smallest normal one, difference of the exponents' biases, bits dropped, 2^23 units of denormals. */
 V_INLINE void vf_store_f8e4m3(char *p, vf x) { v_store_fp8(p, x, 0x43e00000, 0x3c800000, 0x3c000000, 20, 0x1p14f); }
 V_INLINE void vf_store_f8e5m2(char *p, vf x) { v_store_fp8(p, x, 0x47600000, 0x38800000, 0x38000000, 21, 0x1p7f); }
 

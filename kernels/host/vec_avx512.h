@@ -139,7 +139,7 @@ MPIX_ALWAYS_INLINE void vd_store_f64(char *p, vd a, int nt) {
 
 /* ---- quantisation ---- */
 
-/* The larger of a, which is positive, and the magnitude of b; a NaN counts as nothing. Patterns are ordered as numbers. */
+/* The larger of a, which is positive, and b's magnitude; a NaN counts as nothing. Patterns are ordered as numbers. */
 MPIX_ALWAYS_INLINE vf vf_larger(vf a, vf b) {
     __m512i u = _mm512_castps_si512(a), m = _mm512_and_si512(_mm512_castps_si512(b), _mm512_set1_epi32(0x7fffffff));
     __mmask16 number = _mm512_cmple_epi32_mask(m, _mm512_set1_epi32(0x7f800000));

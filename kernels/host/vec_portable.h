@@ -176,7 +176,8 @@ MPIX_ALWAYS_INLINE v4u v_to_fp8(v4f x, int top, int normal, int bias, int drop, 
     v4i all = (v4i)x & 0x7fffffff, most = {top, top, top, top}, nan = {0x7f, 0x7f, 0x7f, 0x7f};
     v4i a = (v4i)v_select(all < top, (v4u)all, (v4u)most);
     v4f unit = {beside, beside, beside, beside};
-    v4i rounded = (a - bias + ((1 << (drop - 1)) - 1) + (a >> drop & 1)) >> drop, units = (v4i)((v4f)a + unit) - (v4i)unit;
+    v4i rounded = (a - bias + ((1 << (drop - 1)) - 1) + (a >> drop & 1)) >> drop;
+    v4i units = (v4i)((v4f)a + unit) - (v4i)unit;
     v4u r = v_select(a < normal, (v4u)units, (v4u)rounded) | ((v4u)x >> 24 & 0x80);
     return v_select(all > 0x7f800000, (v4u)nan, r);
 }

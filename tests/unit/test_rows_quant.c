@@ -101,8 +101,9 @@ END_TEST
 /* Zeros, the smallest and largest numbers, infinities, NaNs, and values halfway between two fp8 numbers. */
 START_TEST(test_quant_edges) {
     int qdtype = _i % 2 ? MPIX_EP_F8E5M2 : MPIX_EP_F8E4M3, kind = _i / 2 ? MPIX_EP_SCALES_UE8M0 : MPIX_EP_SCALES_F32;
-    static const uint32_t special[] = {0,          0x80000000, 1,          0x807fffff, 0x00800000, 0x7f7fffff, 0xff7fffff,
-                                       0x7f800000, 0xff800000, 0x7fc00000, 0xffc12345, 0x3f800000, 0x08800000};
+    static const uint32_t special[] = {0,          0x80000000, 1,          0x807fffff, 0x00800000, 0x7f7fffff,
+                                       0xff7fffff, 0x7f800000, 0xff800000, 0x7fc00000, 0xffc12345, 0x3f800000,
+                                       0x08800000};
     enum { SPECIAL = sizeof special / sizeof *special };
     uint32_t x[128];
     for (int a = 0; a < SPECIAL; a++)
