@@ -39,6 +39,9 @@ libmpixep_core_la_SOURCES += \
 	src/proxy/proxy_queue.c \
 	src/proxy/proxy_state.c \
 	src/proxy/proxy_thread.c \
+	src/transport/chaos/chaos.c \
+	src/transport/chaos/chaos.h \
+	src/transport/chaos/chaos_move.c \
 	src/transport/net.c \
 	src/transport/net.h \
 	src/transport/net_null.c \

@@ -15,6 +15,7 @@ enum { MPIX_PROXY_CALLER, MPIX_PROXY_THREAD };
 enum { MPIX_SIGNAL_AUTO, MPIX_SIGNAL_ORDERED, MPIX_SIGNAL_COUNTED };
 enum { MPIX_REACH_AUTO, MPIX_REACH_FORCE_PROXIED };
 enum { MPIX_ORDERED_AUTO, MPIX_ORDERED_YES, MPIX_ORDERED_NO };
+enum { MPIX_CHAOS_NONE, MPIX_CHAOS_OPEN, MPIX_CHAOS_ADDRESS, MPIX_CHAOS_CONNECT, MPIX_CHAOS_REGISTER, MPIX_CHAOS_KEY };
 enum { MPIX_GPU_MEMORY_AUTO, MPIX_GPU_MEMORY_VMM, MPIX_GPU_MEMORY_IPC };
 enum { MPIX_GPU_PATH_AUTO, MPIX_GPU_PATH_BULK, MPIX_GPU_PATH_VECTOR };
 enum { MPIX_PARAM_STRING = 256 }; /* room of every string, its terminator included */
@@ -58,6 +59,16 @@ typedef struct mpix_params {
     int traffic_class;  /* verbs: of packets with a global header (RoCE) */
     int service_level;  /* verbs */
     int ordered;        /* auto | yes | no: whether the network is taken to keep the order of writes */
+    int chaos_seed;     /* chaos: all its choices follow from it */
+    int chaos_reorder;  /* no | yes: writes of a lane land in any order */
+    int chaos_pieces;   /* pieces that a write is cut into, at most; 1..8 */
+    int chaos_delay_us; /* longest time that something is held back; 0: for some polls only */
+    int chaos_fail_at;  /* the operation that fails, counted from 1 on each rank; 0: none */
+    int chaos_fail_ppm; /* operations of a million that fail */
+    int chaos_fail_call; /* none | open | address | connect | register | key: the call of the set-up that fails */
+    int chaos_stall_at; /* the operation after which nothing moves; 0: none */
+    int chaos_stall_ms; /* for how long; 0: for good */
+    int chaos_rank;     /* the rank on which things fail and stall; -1: all */
     char cuda_module[MPIX_PARAM_STRING]; /* default "": libmpixep_cuda.so next to the library */
     int gpu_memory;       /* auto | vmm | ipc; default auto */
     int gpu_path;         /* auto | bulk | vector; default auto */

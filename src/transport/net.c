@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-extern const mpix_net_ops mpix_net_null, mpix_net_shmem;
+extern const mpix_net_ops mpix_net_chaos, mpix_net_null, mpix_net_shmem;
 #ifdef HAVE_VERBS
 extern const mpix_net_ops mpix_net_verbs;
 #endif
@@ -20,6 +20,7 @@ static const struct {
 #endif
     {"shmem", &mpix_net_shmem},
     {"null", &mpix_net_null},
+    {"chaos:", &mpix_net_chaos},
 };
 
 const mpix_net_ops *mpix_net_find(const char *name) {

@@ -2,12 +2,13 @@
  * ep_faults.c - peers that are late, absent, stopped, killed or gone: the others get an error that names them, in time, and free
  * returns.
  *
- *   ep_faults --case late|absent|stopped|killed|gone|forgotten [--progress caller|thread]
+ *   ep_faults --case late|absent|stopped|killed|gone|forgotten|injected [--progress caller|thread]
  *   ep_faults --case cut --command SHELL_COMMAND --heal SHELL_COMMAND
  *
  * The victim is the last rank but one (rank 1 of 2). `killed` and `gone` need a launcher that lets survivors live; they leave by
  * _exit, because MPI may not be able to finalize, and tests/mpi/run.sh counts their verdicts. `cut` is for networks that MPI does not
  * use: the victim's command takes it off, for good as far as this context is concerned; every rank gets an error, the victim too.
+ * `injected` is run over the transport chaos (environment), which fails or stalls at chosen operations.
  */
 #include "call.h"
 
@@ -40,7 +41,22 @@ static void rest(double seconds)
         ;
 }
 
-static void make(t_ctx *ctx, t_handle *handle, double timeout)
+/* Info keys of the next contexts: "name=value name=value". */
+static const char *extra = "";
+
+static void set_extra(MPI_Info info)
+{
+    char copy[256], key[64], *save = NULL;
+    snprintf(copy, sizeof copy, "%s", extra);
+    for (char *word = strtok_r(copy, " ", &save); word; word = strtok_r(NULL, " ", &save)) {
+        char *eq = strchr(word, '=');
+        *eq = '\0';
+        snprintf(key, sizeof key, "mpix_ep_%.50s", word);
+        MPI_Info_set(info, key, eq + 1);
+    }
+}
+
+static int try_make(t_ctx *ctx, double timeout)
 {
     MPI_Info info;
     memset(ctx, 0, sizeof *ctx);
@@ -52,8 +68,15 @@ static void make(t_ctx *ctx, t_handle *handle, double timeout)
     ctx->config.timeout_s = timeout;
     MPI_Info_create(&info);
     MPI_Info_set(info, "mpix_ep_progress", progress);
-    REQUIRE(MPIX_Ep_create(MPI_COMM_WORLD, &ctx->config, info, &ctx->ep) == MPI_SUCCESS, "no context");
+    set_extra(info);
+    int code = MPIX_Ep_create(MPI_COMM_WORLD, &ctx->config, info, &ctx->ep);
     MPI_Info_free(&info);
+    return code;
+}
+
+static void make(t_ctx *ctx, t_handle *handle, double timeout)
+{
+    REQUIRE(try_make(ctx, timeout) == MPI_SUCCESS, "no context");
     ctx->area.bytes = 1 << 18;
     CHECK_OK(MPIX_Ep_alloc(ctx->ep, (MPI_Count)ctx->area.bytes, MPI_INFO_NULL, &ctx->area.base));
     t_handle_init(handle, ctx);
@@ -349,6 +372,159 @@ static void forgotten(void)
     CHECK_OK(t_call_start(left, 0));
 }
 
+/* ---- injected failures ---- */
+
+enum { INJECTED_CALLS = 10 };
+
+static int count_fds(void)
+{
+    int n = 0;
+    DIR *dir = opendir("/proc/self/fd");
+    while (dir && readdir(dir))
+        n++;
+    if (dir)
+        closedir(dir);
+    return n;
+}
+
+/* Mappings of shared memory of the library. */
+static int count_windows(void)
+{
+    char line[512];
+    int n = 0;
+    FILE *file = fopen("/proc/self/maps", "r");
+    while (file && fgets(line, sizeof line, file))
+        n += strstr(line, "memfd:mpix-ep") != NULL;
+    if (file)
+        fclose(file);
+    return n;
+}
+
+/* An error that blames some other rank by number and host. kind 0: any of those that a lost peer gives. */
+static void blames_somebody(int kind, const char *what)
+{
+    MPIX_Error error;
+    MPIX_INIT(&error);
+    MPIX_Error_last(&error);
+    CHECK(kind ? error.kind == kind : error.kind == MPIX_ERRK_TRANSPORT || error.kind == MPIX_ERRK_TIMEOUT || error.kind == MPIX_ERRK_PEER,
+          "%s: kind %d: %s", what, error.kind, error.text);
+    CHECK(error.rank >= 0 && error.rank < t_size && error.rank != t_rank && error.host[0], "%s: blames rank %d on \"%s\": %s", what, error.rank,
+          error.host, error.text);
+}
+
+/*
+ * Calls one after the other until one fails, as it must on every rank: on the rank where the operation failed at once, by the time
+ * limit on those that wait for it. kind: of the error on the victim; 0: ask not, for it is all ranks' operations that fail.
+ */
+static void inject(const char *keys, int kind)
+{
+    t_ctx ctx;
+    t_handle handle;
+    t_call *calls[INJECTED_CALLS];
+    int fds = count_fds(), failed = 0;
+    t_where("%s", keys);
+    t_watchdog(60);
+    extra = keys;
+    make(&ctx, &handle, 0.5);
+    calls[0] = prepare(&handle, T_ROUTE);
+    for (int i = 1; i < INJECTED_CALLS; i++)
+        calls[i] = prepare(&handle, i & 1 ? T_DISPATCH : T_COMBINE);
+    MPI_Barrier(MPI_COMM_WORLD);
+    double begin = now();
+    for (int i = 0; i < INJECTED_CALLS && !failed; i++) {
+        int code = t_call_start(calls[i], i & 2);
+        if (code == MPI_SUCCESS && !(i & 2))
+            code = calls[i]->code = MPIX_Xfer_wait(&calls[i]->xfer);
+        if (code == MPI_SUCCESS) {
+            t_call_check(calls[i]); /* what ends well is right */
+            continue;
+        }
+        failed = 1;
+        blames_somebody(t_rank == victim ? kind : 0, "the call that failed");
+        CHECK(now() - begin < 0.5 + 3, "it failed after %.2f s", now() - begin);
+    }
+    for (int i = 0; i < INJECTED_CALLS; i++)
+        for (int b = 0; b < calls[i]->nbufs; b++)
+            CHECK_BUF(&calls[i]->bufs[b], calls[i]->names[b]);
+    CHECK(failed, "no call failed");
+    MPIX_Error error;
+    MPIX_INIT(&error);
+    CHECK(MPIX_Ep_get_async_error(ctx.ep, &error) == MPI_SUCCESS && error.kind != 0, "async error: kind %d", error.kind);
+    begin = now();
+    CHECK_OK(MPIX_Ep_free(&ctx.ep));
+    CHECK(now() - begin < 3, "free took %.2f s", now() - begin);
+    for (int i = 0; i < INJECTED_CALLS; i++)
+        t_call_free(calls[i]);
+    t_plans_free();
+    extra = "";
+    MPI_Barrier(MPI_COMM_WORLD);
+    CHECK(count_windows() == 0, "%d mappings of windows are left", count_windows());
+    CHECK(count_fds() <= fds + 2, "%d descriptors, %d before", count_fds(), fds); /* MPI opens some for the first messages */
+}
+
+static void refused(const char *keys, int kind, int others, const char *text)
+{
+    t_ctx ctx;
+    MPIX_Error error;
+    int fds = count_fds();
+    t_where("%s", keys);
+    extra = keys;
+    int code = try_make(&ctx, 20);
+    MPIX_INIT(&error);
+    MPIX_Error_last(&error);
+    if (CHECK(code != MPI_SUCCESS, "a context was made")) {
+        CHECK(error.kind == (t_rank == victim ? kind : others), "kind %d: %s", error.kind, error.text);
+        CHECK(t_rank != victim || strstr(error.text, text), "no \"%s\" in \"%s\"", text, error.text);
+        CHECK(others != MPIX_ERRK_REMOTE || t_rank == victim || error.rank == victim, "blames %d: %s", error.rank, error.text);
+        CHECK(ctx.ep == MPIX_EP_NULL, "an output was set");
+    } else {
+        CHECK_OK(MPIX_Ep_free(&ctx.ep));
+    }
+    extra = "";
+    CHECK(count_fds() <= fds + 2, "%d descriptors, %d before", count_fds(), fds);
+    CHECK(count_windows() == 0, "%d mappings of windows are left", count_windows());
+}
+
+static void well(const char *keys)
+{
+    t_ctx ctx;
+    t_handle handle;
+    t_where("%s", keys);
+    extra = keys;
+    make(&ctx, &handle, 20);
+    all_well(&handle);
+    all_well(&handle);
+    CHECK_OK(MPIX_Ep_free(&ctx.ep));
+    t_plans_free();
+    extra = "";
+}
+
+/* Over the transport chaos. */
+static void injected(void)
+{
+    static const char *const calls[] = {"open", "address", "connect", "register", "key"};
+    char keys[200];
+    for (int at = 1; at <= 20; at = at * 2 + 1) { /* 1 3 7 15: in the route's, the offer's and the batch's operations */
+        snprintf(keys, sizeof keys, "chaos_fail_at=%d chaos_seed=%d chaos_rank=%d", at, at, victim);
+        inject(keys, MPIX_ERRK_TRANSPORT);
+    }
+    for (int at = 2; at <= 20; at *= 3) {
+        snprintf(keys, sizeof keys, "chaos_fail_at=%d chaos_reorder=no signal=ordered chaos_seed=%d chaos_rank=%d", at, at, victim);
+        inject(keys, MPIX_ERRK_TRANSPORT);
+    }
+    inject("chaos_fail_ppm=200000", 0);
+    snprintf(keys, sizeof keys, "chaos_stall_at=9 chaos_rank=%d", victim);
+    inject(keys, MPIX_ERRK_TIMEOUT);
+    well("chaos_stall_at=9 chaos_stall_ms=300"); /* a stall that ends is none */
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        snprintf(keys, sizeof keys, "chaos_fail_call=%s chaos_rank=%d", calls[i], victim);
+        refused(keys, MPIX_ERRK_TRANSPORT, MPIX_ERRK_REMOTE, "chaos_fail_call");
+    }
+    refused("signal=ordered", MPIX_ERRK_UNSUPPORTED, MPIX_ERRK_UNSUPPORTED, "chaos_reorder"); /* does not keep order */
+    well("signal=auto");
+    well("signal=ordered chaos_reorder=no");
+}
+
 int main(int argc, char **argv)
 {
     t_init(&argc, &argv, "ep_faults");
@@ -371,6 +547,8 @@ int main(int argc, char **argv)
         forgotten();
     else if (strcmp(name, "cut") == 0)
         cut(t_option_text(argc, argv, "--command", ""), t_option_text(argc, argv, "--heal", ""));
+    else if (strcmp(name, "injected") == 0)
+        injected();
     else
         t_die(__FILE__, __LINE__, "unknown case %s", name);
     return t_end();

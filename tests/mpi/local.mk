@@ -31,6 +31,18 @@ MPI_TESTS = \
 	tests/mpi/ep_random_thread.4.test \
 	tests/mpi/ep_stress_ordered.2.test \
 	tests/mpi/ep_stress_thread.4.test \
+	tests/mpi/ep_random_chaos.2.test \
+	tests/mpi/ep_random_chaos.3.test \
+	tests/mpi/ep_random_chaos.5.test \
+	tests/mpi/ep_random_chaosordered.2.test \
+	tests/mpi/ep_random_chaosordered.4.test \
+	tests/mpi/ep_random_chaosthread.4.test \
+	tests/mpi/ep_stress_chaos.3.test \
+	tests/mpi/ep_stress_chaosordered.2.test \
+	tests/mpi/ep_stress_chaosthread.4.test \
+	tests/mpi/ep_faults_injected.2.test \
+	tests/mpi/ep_faults_injected.3.test \
+	tests/mpi/ep_faults_injected_thread.3.test \
 	tests/mpi/ep_faults_late.3.test \
 	tests/mpi/ep_faults_absent.2.test \
 	tests/mpi/ep_faults_stopped.3.test \

@@ -37,6 +37,15 @@ ep_random_* | ep_stress_*) # over proxied peers, with no network: the proxy copi
     *_counted) export MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted MPIX_EP_LANES=3 MPIX_EP_CHUNK_BYTES=1k ;;
     *_mixed) export MPIX_EP_HOSTS=2 ;;
     *_thread) export MPIX_EP_HOSTS=2 MPIX_EP_SIGNAL=counted MPIX_EP_PROXY=thread ;;
+    # over a network that disturbs; each number of ranks has another seed
+    *_chaos) export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_REACH=proxied MPIX_EP_LANES=2 MPIX_EP_CHUNK_BYTES=1k MPIX_EP_CHAOS_SEED=$np ;;
+    *_chaosordered)
+        export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_REACH=proxied MPIX_EP_LANES=2 MPIX_EP_CHUNK_BYTES=1k MPIX_EP_CHAOS_SEED=1$np
+        export MPIX_EP_CHAOS_REORDER=no MPIX_EP_SIGNAL=ordered
+        ;;
+    *_chaosthread)
+        export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_HOSTS=2 MPIX_EP_PROXY=thread MPIX_EP_CHAOS_SEED=2$np MPIX_EP_CHAOS_DELAY_US=100
+        ;;
     *)
         echo "run.sh: no test is called $name" >&2
         exit 99
@@ -59,7 +68,10 @@ ep_faults_*)
     *_thread) set -- --case "${variant%_thread}" --progress thread ;;
     *) set -- --case "$variant" --progress caller ;;
     esac
-    case $variant in killed* | gone*) deadly=1 ;; esac
+    case $variant in
+    killed* | gone*) deadly=1 ;;
+    injected*) export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_REACH=proxied ;;
+    esac
     ;;
 *)
     echo "run.sh: no test is called $name" >&2

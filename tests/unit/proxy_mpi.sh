@@ -17,6 +17,19 @@ for np in 1 2 3 5; do
     fi
 done
 
+# Over a network that disturbs: in any order (counted signals), and with a lane's order kept (both forms).
+for seed in 1 2 3; do
+    for reorder in yes no; do
+        MPIX_EP_CHAOS_SEED=$seed MPIX_EP_CHAOS_REORDER=$reorder MPIX_EP_CHAOS_DELAY_US=$((seed / 2 * 50)) \
+            "$MPIX_MPIRUN" $((seed % 2 + 2)) "$program" chaos:shmem 12
+        code=$?
+        if [ $code -ne 0 ]; then
+            echo "proxy_mpi over chaos, seed $seed, reorder $reorder: exit status $code" >&2
+            exit $code
+        fi
+    done
+done
+
 # A rank dies: the launcher must let the others live, and its exit status says nothing; every other rank's verdict does. Open MPI over
 # TCP, because its shared memory segments would stay behind.
 export OMPI_MCA_orte_enable_recovery=1 OMPI_MCA_btl=self,tcp OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_pml=ob1
