@@ -13,6 +13,7 @@ AM_TESTS_ENVIRONMENT = \
 	MPIX_SRCDIR='$(abs_top_srcdir)'; export MPIX_SRCDIR; \
 	MPIX_BUILDDIR='$(abs_top_builddir)'; export MPIX_BUILDDIR; \
 	MPIX_SANITIZED=$(MPIX_SANITIZED); export MPIX_SANITIZED; \
+	MPIX_SPIN='$(SPIN)'; export MPIX_SPIN; \
 	LSAN_OPTIONS="suppressions=$(abs_top_srcdir)/tests/lsan.supp:print_suppressions=0:$$LSAN_OPTIONS"; export LSAN_OPTIONS; \
 	UBSAN_OPTIONS="print_stacktrace=1:$$UBSAN_OPTIONS"; export UBSAN_OPTIONS;
 if SANITIZED
@@ -35,6 +36,7 @@ include tests/unit/coll.mk
 include tests/unit/proxy.mk
 include tests/unit/verbs.mk
 include tests/mpi/local.mk
+include tests/model/local.mk
 include tests/rdma-vm/local.mk
 
 if !HAVE_CHECK
