@@ -49,6 +49,9 @@ int mpix_proxy_signal(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t 
                       uint64_t *seq);
 /* Commands of (peer, lane) whose local buffers may be reused: all with seq <= this. */
 uint64_t mpix_proxy_completed(const mpix_proxy *proxy, int peer, int lane);
+/* Bytes allocated for peer: lanes, counters, its part of the table of headers; and the name of the net as asked for. */
+size_t mpix_proxy_memory(const mpix_proxy *proxy, int peer);
+const char *mpix_proxy_net_name(const mpix_proxy *proxy);
 /* Number of messages posted and bytes written to peer so far, for statistics. */
 void mpix_proxy_counts(const mpix_proxy *proxy, int peer, uint64_t *messages, uint64_t *bytes);
 
