@@ -16,6 +16,7 @@ MPI_TESTS = \
 	tests/mpi/ep_errors.1.test \
 	tests/mpi/ep_errors.2.test \
 	tests/mpi/ep_errors.5.test \
+	tests/mpi/ep_errors_far.2.test \
 	tests/mpi/ep_nompi.1.test \
 	tests/mpi/ep_nompi.3.test \
 	tests/mpi/ep_stress.1.test \

@@ -72,6 +72,10 @@ ep_traffic_lanes)
     ;;
 ep_files | ep_nompi) ;;
 ep_errors) export MPIX_EP_LOG_LEVEL=none ;; # every one of them is wanted
+ep_errors_far)
+    export MPIX_EP_LOG_LEVEL=none MPIX_EP_HOSTS=2 MPIX_EP_TRANSPORT=shmem
+    program=ep_errors
+    ;;
 ep_stress) set -- --rounds $((scale * 30)) --contexts $((scale / 3 + 8)) ;;
 ep_faults_*)
     export MPIX_EP_LOG_LEVEL=none
