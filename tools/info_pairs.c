@@ -1,5 +1,6 @@
 /*
- * info_pairs.c - how each rank reaches each other rank, found out by mapping a small window.
+ * info_pairs.c - how each rank reaches each other rank: what a small context says, and if none can be made, what comes of
+ * mapping a small window.
  */
 #include "config.h"
 
@@ -15,7 +16,7 @@ enum { PAIRS_WIDE = 40 /* ranks up to which a matrix is printed; beyond, only wh
 
 /* What a rank knows of its way to another. */
 typedef struct pairs_cell {
-    char via[16], why[160];
+    char via[24], why[360];
     int reach;
 } pairs_cell;
 
@@ -26,14 +27,19 @@ void info_print_pairs(const char *heading, int size, const char *(*word)(const v
         printf("  (%d ranks: too wide to print)\n", size);
         return;
     }
+    int width = 6;
+    for (int i = 0; i < size * size; i++) {
+        int len = (int)strlen(word(cells, i / size, i % size, size));
+        width = len > width ? len : width;
+    }
     printf("  from\\to");
     for (int to = 0; to < size; to++)
-        printf(" %6d", to);
+        printf(" %*d", width, to);
     printf("\n");
     for (int from = 0; from < size; from++) {
         printf("  %7d", from);
         for (int to = 0; to < size; to++)
-            printf(" %6s", word(cells, from, to, size));
+            printf(" %*s", width, word(cells, from, to, size));
         printf("\n");
     }
 }
@@ -67,7 +73,42 @@ static void pairs_fill(const mpix_boot *boot, const mpix_win *win, int kind, pai
     }
 }
 
-static void pairs_print(const mpix_boot *boot, const pairs_cell *cells) {
+/* The row as a context of these ranks has it, under the parameters in force. */
+static int pairs_fill_context(const mpix_boot *boot, pairs_cell *row) {
+    MPIX_Ep_config config;
+    MPIX_Ep ep = MPIX_EP_NULL;
+    MPIX_Ep_peer peer;
+    int code;
+
+    MPIX_INIT(&config);
+    config.num_experts = 1;
+    config.max_topk = 1;
+    config.max_tokens = 1;
+    config.max_row_bytes = 16;
+    code = MPIX_Ep_create(MPI_COMM_WORLD, &config, MPI_INFO_NULL, &ep);
+    if (code != MPI_SUCCESS)
+        return code;
+    for (int r = 0; r < boot->size; r++) {
+        pairs_cell *cell = &row[r];
+        MPIX_INIT(&peer);
+        if (MPIX_Ep_get_peer(ep, r, &peer) != MPI_SUCCESS)
+            continue;
+        char mtu[16];
+        snprintf(mtu, sizeof mtu, "%d", peer.mtu);
+        cell->reach = peer.reach;
+        snprintf(cell->via, sizeof cell->via, "%.23s", peer.transport);
+        if (peer.reach == MPIX_EP_REACH_PROXIED)
+            snprintf(cell->why, sizeof cell->why, "device %.60s, %.60s, MTU %s, %d lane%s, %s signals; %s", peer.device,
+                     peer.address, peer.mtu ? mtu : "none", peer.lanes, peer.lanes == 1 ? "" : "s",
+                     peer.counted ? "counted" : "ordered", peer.why);
+        else
+            snprintf(cell->why, sizeof cell->why, "%s", peer.why);
+    }
+    MPIX_Ep_free(&ep);
+    return MPI_SUCCESS;
+}
+
+static void pairs_print(const mpix_boot *boot, const pairs_cell *cells, int mapping) {
     size_t n = (size_t)boot->size * (size_t)boot->size;
     int printed = 0;
 
@@ -84,7 +125,9 @@ static void pairs_print(const mpix_boot *boot, const pairs_cell *cells) {
         }
         printf("\n");
     }
-    info_print_pairs("pairs of ranks: transport", boot->size, pairs_word, cells);
+    info_print_pairs(mapping ? "pairs of ranks: transport (no context could be made: mapping alone)"
+                             : "pairs of ranks: transport",
+                      boot->size, pairs_word, cells);
     /* Each reason once, with the first pair it holds for. */
     printf("reasons\n");
     for (size_t i = 0; i < n; i++) {
@@ -129,11 +172,17 @@ int info_matrix(const mpix_params *params) {
         info_error("matrix");
         goto free_all;
     }
-    kind = mpix_win_create(boot, params, 4096, MPIX_WIN_COMMIT, &win);
-    pairs_fill(boot, win, kind, row);
+    if (pairs_fill_context(boot, row) != MPI_SUCCESS) {
+        const MPIX_Error *err = mpix_error_tls();
+        if (err->kind != MPIX_ERRK_REMOTE)
+            fprintf(stderr, "mpix_ep_info: rank %d: no context: %s\n", boot->rank, err->text);
+        kind = mpix_win_create(boot, params, 4096, MPIX_WIN_COMMIT, &win);
+        pairs_fill(boot, win, kind, row);
+        kind = 1;
+    }
     MPI_Gather(row, (int)(size * sizeof *row), MPI_BYTE, all, (int)(size * sizeof *row), MPI_BYTE, 0, boot->comm);
     if (boot->rank == 0)
-        pairs_print(boot, all);
+        pairs_print(boot, all, kind != 0);
     fflush(stdout);
     status = kind != 0;
     mpix_win_free(win);

@@ -57,8 +57,8 @@ MPI_TESTS = \
 	tests/mpi/ep_faults_forgotten.3.test \
 	tests/mpi/ep_faults_forgotten_thread.2.test
 
-TESTS += $(MPI_TESTS)
-EXTRA_DIST += tests/mpi/run.sh
+TESTS += $(MPI_TESTS) tests/mpi/info.sh
+EXTRA_DIST += tests/mpi/run.sh tests/mpi/info.sh
 CLEANFILES += $(MPI_TESTS)
 
 $(MPI_TESTS): Makefile

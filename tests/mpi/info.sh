@@ -1,0 +1,26 @@
+#!/bin/sh
+# info.sh - mpix_ep_info under the launcher: the matrix of mapped and proxied pairs, its reasons, and the self-test over both.
+set -u
+
+info=$MPIX_BUILDDIR/mpix_ep_info
+fail() {
+    echo "info.sh: $1" >&2
+    printf '%s\n' "$output" >&2
+    exit 1
+}
+wants() { printf '%s\n' "$output" | grep -q -- "$1" || fail "no line with \"$1\""; }
+
+output=$("$MPIX_MPIRUN" 2 "$info" --matrix 2>&1) || fail "the matrix of mapped ranks failed"
+wants '^  shm  *mapped '
+export MPIX_EP_HOSTS=2 MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_LANES=2
+output=$("$MPIX_MPIRUN" 3 "$info" --matrix --selftest 2>&1) || fail "matrix and self-test over proxied ranks failed"
+wants '^  shm  *mapped '
+wants '^  chaos:shmem proxied .*device .*MTU none, 2 lanes, counted signals; chaos_reorder'
+wants '^self-test: .*: pass'
+# A network that fails: the exit status and the message say so.
+output=$(MPIX_EP_CHAOS_FAIL_PPM=1000000 MPIX_EP_TIMEOUT=1 MPIX_EP_LOG_LEVEL=none "$MPIX_MPIRUN" 2 "$info" --selftest 2>&1) &&
+    fail "the self-test passed over a network that fails"
+wants ' ERROR'
+wants 'chaos: operation'
+output=$(MPIX_EP_CHAOS_FAIL_CALL=connect "$MPIX_MPIRUN" 2 "$info" --matrix 2>&1) && fail "the matrix is fine without a network"
+wants 'chaos_fail_call'
