@@ -14,7 +14,9 @@
 #include "proxy/fifo.h"
 #include "proxy/proxy.h"
 
-enum { MPIX_CMD_NONE, MPIX_CMD_PUT, MPIX_CMD_SIGNAL, MPIX_CMD_DESC };
+/* The last three are in descriptors only: they name memory by the net's handles. */
+enum { MPIX_CMD_NONE, MPIX_CMD_PUT, MPIX_CMD_SIGNAL, MPIX_CMD_DESC, MPIX_CMD_WRITE, MPIX_CMD_READ, MPIX_CMD_ADD };
+#define MPIX_CMD_UNCOUNTED UINT32_MAX /* counter of a WRITE whose arrival nobody counts */
 
 /* Of the fields that have limits elsewhere: peers and lanes at creation, the rest decides whether a put fits. */
 enum { MPIX_CMD_LANE_BITS = 4, MPIX_CMD_PEER_BITS = 16, MPIX_CMD_LEN_BITS = 18 };
@@ -31,6 +33,9 @@ typedef struct mpix_request {
     uint32_t writes; /* signal */
     uint16_t peer;
     uint8_t op, lane, lwin, rwin;
+    const mpix_net_mem *mem; /* WRITE, READ, ADD: loff is the local address then */
+    const mpix_net_rmem *rmem;
+    uint64_t value; /* ADD */
 } mpix_request;
 
 /* 1: *cmd holds the whole request; 0: it needs a descriptor. */

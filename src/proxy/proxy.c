@@ -48,13 +48,11 @@ static int proxy_new_peer(mpix_proxy *proxy, proxy_peer *peer) {
     if (!peer->lanes)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the %d lanes of a proxied peer", proxy->nlanes);
     memset(peer->lanes, 0, lanes_bytes);
-    peer->memory += lanes_bytes;
     for (int i = 0; i < proxy->nlanes; i++) {
         peer->lanes[i].ring = calloc(proxy->depth, sizeof *peer->lanes[i].ring);
         if (!peer->lanes[i].ring)
             return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %u commands of a lane (mpix_ep_proxy_depth)",
                              proxy->depth);
-        peer->memory += proxy->depth * sizeof *peer->lanes[i].ring;
     }
     return 0;
 }
@@ -262,8 +260,6 @@ static int proxy_table(mpix_proxy *proxy) {
         peer->rx = calloc((size_t)proxy->counters + 1, sizeof *peer->rx);
         if (!peer->tx || !peer->rx)
             kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d counters of a proxied peer", proxy->counters);
-        peer->memory += ((size_t)proxy->counters + 1) * (sizeof *peer->tx + sizeof *peer->rx) +
-                        2 * (size_t)proxy->counters * sizeof *proxy->table;
     }
     proxy->table_bytes = 2 * n * sizeof *proxy->table;
     if (!kind && n > 0)
@@ -443,6 +439,56 @@ int mpix_proxy_window(mpix_proxy *proxy, int window, void *base, size_t bytes) {
     }
     free(blobs);
     return kind;
+}
+
+/* ---- memory by handle ------------------------------------------------------------------------------------------------- */
+
+size_t mpix_proxy_key_bytes(const mpix_proxy *proxy) {
+    return proxy->net->ops->key_bytes;
+}
+
+int mpix_proxy_mem_reg(mpix_proxy *proxy, void *base, size_t bytes, mpix_net_mem **mem) {
+    int kind;
+
+    proxy_lock(proxy);
+    kind = proxy->net->ops->mem_reg(proxy->net, base, bytes, mem);
+    proxy_unlock(proxy);
+    return kind;
+}
+
+void mpix_proxy_mem_key(mpix_proxy *proxy, const mpix_net_mem *mem, void *key) {
+    proxy_lock(proxy);
+    proxy->net->ops->mem_key(proxy->net, mem, key);
+    proxy_unlock(proxy);
+}
+
+void mpix_proxy_mem_dereg(mpix_proxy *proxy, mpix_net_mem *mem) {
+    proxy_lock(proxy);
+    proxy->net->ops->mem_dereg(proxy->net, mem);
+    proxy_unlock(proxy);
+}
+
+int mpix_proxy_rmem_open(mpix_proxy *proxy, int peer, const void *key, mpix_net_rmem **rmem) {
+    int kind;
+
+    proxy_lock(proxy);
+    kind = proxy->net->ops->rmem_open(proxy->net, peer, key, rmem);
+    proxy_unlock(proxy);
+    return kind;
+}
+
+void mpix_proxy_rmem_close(mpix_proxy *proxy, mpix_net_rmem *rmem) {
+    proxy_lock(proxy);
+    proxy->net->ops->rmem_close(proxy->net, rmem);
+    proxy_unlock(proxy);
+}
+
+const mpix_net_mem *mpix_proxy_window_mem(const mpix_proxy *proxy, int window) {
+    return proxy->mem[window];
+}
+
+const mpix_net_rmem *mpix_proxy_window_rmem(const mpix_proxy *proxy, int peer, int window) {
+    return proxy->peers[peer].rmem[window];
 }
 
 /* ---- the end ----------------------------------------------------------------------------------------------------- */

@@ -47,11 +47,25 @@ int mpix_proxy_put(mpix_proxy *proxy, int peer, int lane, int lwin, uint64_t lof
 /* Queue the signal that ends a batch of `writes` puts: peer sees value in the word at (rwin, roff). */
 int mpix_proxy_signal(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff, uint64_t value, uint32_t counter, uint32_t writes,
                       uint64_t *seq);
+/*
+ * Memory by handle, for what is registered one by one (MPIX_P2p_*) and not as a window of all ranks. Local; the net's turns stay out
+ * meanwhile. Handles must outlive the commands that name them.
+ */
+size_t mpix_proxy_key_bytes(const mpix_proxy *proxy);
+int mpix_proxy_mem_reg(mpix_proxy *proxy, void *base, size_t bytes, mpix_net_mem **mem);
+void mpix_proxy_mem_key(mpix_proxy *proxy, const mpix_net_mem *mem, void *key);
+void mpix_proxy_mem_dereg(mpix_proxy *proxy, mpix_net_mem *mem);
+int mpix_proxy_rmem_open(mpix_proxy *proxy, int peer, const void *key, mpix_net_rmem **rmem);
+void mpix_proxy_rmem_close(mpix_proxy *proxy, mpix_net_rmem *rmem);
+/* The handles behind a window, to name it in mpix_proxy_post. */
+const mpix_net_mem *mpix_proxy_window_mem(const mpix_proxy *proxy, int window);
+const mpix_net_rmem *mpix_proxy_window_rmem(const mpix_proxy *proxy, int peer, int window);
+/* Queues a WRITE, READ or ADD as net.h describes it, of any length; through a descriptor. counter >= 0: a WRITE that belongs to the batch
+ * of that counter like a put (ignored in the ordered form); < 0: nobody counts it. Ranges are the caller's business. Result as
+ * mpix_proxy_put. */
+int mpix_proxy_post(mpix_proxy *proxy, const mpix_net_op *op, uint64_t *seq);
 /* Commands of (peer, lane) whose local buffers may be reused: all with seq <= this. */
 uint64_t mpix_proxy_completed(const mpix_proxy *proxy, int peer, int lane);
-/* Bytes allocated for peer: lanes, counters, its part of the table of headers; and the name of the net as asked for. */
-size_t mpix_proxy_memory(const mpix_proxy *proxy, int peer);
-const char *mpix_proxy_net_name(const mpix_proxy *proxy);
 /* Number of messages posted and bytes written to peer so far, for statistics. */
 void mpix_proxy_counts(const mpix_proxy *proxy, int peer, uint64_t *messages, uint64_t *bytes);
 

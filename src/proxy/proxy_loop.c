@@ -41,9 +41,12 @@ static void loop_activate(mpix_proxy *proxy, int peer, int lane) {
  * complete a batch. */
 static int loop_count(mpix_proxy *proxy, proxy_peer *peer, proxy_work *work) {
     mpix_request *r = &work->request;
-    proxy_tx *tx = &peer->tx[r->counter];
+    proxy_tx *tx;
 
-    if (r->op == MPIX_CMD_PUT) {
+    if (r->op == MPIX_CMD_READ || r->op == MPIX_CMD_ADD || r->counter == MPIX_CMD_UNCOUNTED)
+        return 0;
+    tx = &peer->tx[r->counter];
+    if (r->op == MPIX_CMD_PUT || r->op == MPIX_CMD_WRITE) {
         tx->puts++;
         tx->writes += work->total;
         return 0;
@@ -107,6 +110,21 @@ static uint64_t loop_op_len(const mpix_proxy *proxy, const proxy_work *work, uin
     return work->request.len - at < proxy->max_op ? work->request.len - at : proxy->max_op;
 }
 
+/* Memory is named by the net's handles. */
+static void loop_handle_op(const mpix_proxy *proxy, const proxy_work *work, uint32_t i, mpix_net_op *op) {
+    const mpix_request *r = &work->request;
+    uint64_t at = (uint64_t)i * proxy->max_op;
+
+    op->kind = r->op == MPIX_CMD_WRITE ? MPIX_NET_WRITE : r->op == MPIX_CMD_READ ? MPIX_NET_READ : MPIX_NET_ADD;
+    op->mem = r->mem;
+    op->local = (char *)(uintptr_t)r->loff + at;
+    op->rmem = r->rmem;
+    op->roff = r->roff + at;
+    op->len = loop_op_len(proxy, work, i);
+    op->value = r->value;
+    op->counter = r->op == MPIX_CMD_WRITE && proxy->counted && r->counter != MPIX_CMD_UNCOUNTED ? (int64_t)r->counter : -1;
+}
+
 /* The word's place in our part of the peer's table; the mirror entry was filled before. */
 static void loop_header_op(mpix_proxy *proxy, proxy_peer *peer, const proxy_work *work, mpix_net_op *op) {
     const mpix_request *r = &work->request;
@@ -139,6 +157,8 @@ static void loop_make_op(mpix_proxy *proxy, proxy_peer *peer, const proxy_work *
         op->roff = r->roff + (uint64_t)i * proxy->max_op;
         op->len = loop_op_len(proxy, work, i);
         op->counter = proxy->counted ? (int64_t)r->counter : -1;
+    } else if (r->op >= MPIX_CMD_WRITE) {
+        loop_handle_op(proxy, work, i, op);
     } else if (proxy->counted) {
         loop_header_op(proxy, peer, work, op);
     } else {

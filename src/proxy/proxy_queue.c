@@ -138,6 +138,30 @@ int mpix_proxy_signal(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t 
     return queue_push(proxy, &r, seq);
 }
 
+int mpix_proxy_post(mpix_proxy *proxy, const mpix_net_op *op, uint64_t *seq) {
+    const proxy_peer *p = &proxy->peers[op->peer];
+    int failed = atomic_load_explicit(&p->failed, memory_order_acquire);
+    mpix_request r;
+
+    if (failed) {
+        *mpix_error_tls() = p->error;
+        return -failed;
+    }
+    r = (mpix_request){.op = op->kind == MPIX_NET_WRITE  ? MPIX_CMD_WRITE
+                             : op->kind == MPIX_NET_READ ? MPIX_CMD_READ
+                                                         : MPIX_CMD_ADD,
+                       .peer = (uint16_t)op->peer,
+                       .lane = (uint8_t)op->lane,
+                       .loff = (uint64_t)(uintptr_t)op->local,
+                       .roff = op->roff,
+                       .len = op->len,
+                       .counter = op->counter >= 0 ? (uint32_t)op->counter : MPIX_CMD_UNCOUNTED,
+                       .mem = op->mem,
+                       .rmem = op->rmem,
+                       .value = op->value};
+    return queue_push(proxy, &r, seq);
+}
+
 uint64_t mpix_proxy_completed(const mpix_proxy *proxy, int peer, int lane) {
     return atomic_load_explicit(&proxy->peers[peer].lanes[lane].completed, memory_order_acquire);
 }

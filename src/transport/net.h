@@ -42,6 +42,7 @@ typedef struct mpix_net_arrival {
 typedef struct mpix_net_caps {
     int ordered;         /* a WORD is seen by the target after the WRITEs posted before it on the same lane */
     int counted;         /* counted writes are possible */
+    int add_coherent;    /* ADD is atomic also with the additions of the target's processors */
     int lanes;           /* per peer, >= 1 */
     int depth;           /* operations that may be incomplete per lane */
     uint32_t max_counter; /* counters are below this */
