@@ -1,2 +1,14 @@
-# p2p/ - MPIX_P2p_*.
-libmpixep_core_la_SOURCES += p2p/p2p_unsupported.c
+# p2p/local.mk - MPIX_P2p_*.
+libmpixep_core_la_SOURCES += \
+	p2p/p2p.h \
+	p2p/p2p_copy.c \
+	p2p/p2p_create.c \
+	p2p/p2p_later.c \
+	p2p/p2p_mem.c \
+	p2p/p2p_message.c \
+	p2p/p2p_move.c \
+	p2p/p2p_op.c \
+	p2p/p2p_ring.c \
+	p2p/p2p_rma.c \
+	p2p/p2p_send.c \
+	p2p/p2p_thread.c

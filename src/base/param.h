@@ -48,6 +48,10 @@ typedef struct mpix_params {
     int credit_ops;  /* operations that may be incomplete per lane, 0: the device's limit */
     size_t credit_bytes; /* bytes that may be incomplete per lane, a longer operation goes alone; 0: no limit; default
                             16m */
+    int p2p_slots;       /* notification counters of each pair of ranks, default 64 */
+    int p2p_ring;        /* messages on their way between two ranks, default 16 */
+    size_t p2p_eager;    /* bytes of a send that travel with the message, default 8k */
+    int p2p_cma;         /* no | yes: reach ordinary memory of this host's processes by process_vm_readv */
     int reach;           /* auto | proxied: treat peers of the same host as not mappable */
     int hosts;           /* split the ranks of each host into so many virtual ones, 0: do not */
     char net_devices[MPIX_PARAM_STRING]; /* verbs: devices to use, comma separated, "mlx5_0:1"; "": the best for this

@@ -1,0 +1,94 @@
+/*
+ * p2p_copy.c - transfers that are over when the call returns: mapped memory, and other processes' memory by system call.
+ *
+ * Visibility. memcpy may use streaming stores, which a release store does not order: whoever tells a peer of the data (a notification,
+ * a flush, a message) fences before, see p2p_copy_fence in p2p_rma.c. A system call that wrote the peer's memory is over when it returns.
+ */
+#include "config.h"
+
+#include "p2p/p2p.h"
+
+#include <errno.h>
+#include <sys/uio.h>
+
+enum { COPY_BATCH = 64 }; /* pieces of one system call */
+
+/* rest: bytes of the pieces from at on that one call moves; it may move less than asked for. */
+static int copy_call(mpix_p2p *p2p, int put, int peer, struct iovec *here, struct iovec *there, int n) {
+    int i = 0;
+
+    while (i < n) {
+        ssize_t moved = put ? process_vm_writev(p2p->peers[peer].pid, here + i, (unsigned)(n - i), there + i, (unsigned)(n - i), 0)
+                            : process_vm_readv(p2p->peers[peer].pid, here + i, (unsigned)(n - i), there + i, (unsigned)(n - i), 0);
+        if (moved < 0 && errno == EINTR)
+            continue;
+        if (moved <= 0) {
+            if (moved < 0 && errno == ESRCH)
+                return mpix_fail_peer(MPIX_ERRK_PEER, peer, p2p->boot->hostnames[peer], "the process of rank %d has ended", peer);
+            int err = moved < 0 ? errno : EFAULT, kind;
+            kind = mpix_fail_sys(MPIX_ERRK_TRANSPORT, err, "memory of rank %d at %p can't be accessed; is it still mapped there?", peer,
+                                 there[i].iov_base);
+            mpix_error_tls()->rank = peer;
+            return kind;
+        }
+        for (size_t left = (size_t)moved; left > 0 && i < n;) {
+            size_t part = left < here[i].iov_len ? left : here[i].iov_len;
+            here[i].iov_base = (char *)here[i].iov_base + part;
+            there[i].iov_base = (char *)there[i].iov_base + part;
+            here[i].iov_len -= part;
+            there[i].iov_len -= part;
+            left -= part;
+            i += here[i].iov_len == 0;
+        }
+    }
+    return 0;
+}
+
+/* Pieces from *at on that are CMA, up to a batch. */
+static int copy_cma(mpix_p2p *p2p, int put, const p2p_piece *pieces, int n, int *at) {
+    struct iovec here[COPY_BATCH], there[COPY_BATCH];
+    int count = 0, peer = pieces[*at].rmem->peer;
+
+    for (; *at < n && count < COPY_BATCH && pieces[*at].rmem->reach == P2P_CMA; (*at)++) {
+        const p2p_piece *p = &pieces[*at];
+        if (p->len == 0)
+            continue;
+        here[count] = (struct iovec){p->local, p->len};
+        there[count++] = (struct iovec){(void *)(uintptr_t)(p->rmem->addr + p->roff), p->len};
+    }
+    return count ? copy_call(p2p, put, peer, here, there, count) : 0;
+}
+
+int p2p_copy(mpix_p2p *p2p, int put, const p2p_piece *pieces, int n, int *at) {
+    int kind = 0;
+
+    while (*at < n && !kind) {
+        const p2p_piece *p = &pieces[*at];
+        if (p->rmem->reach == P2P_CMA) {
+            kind = copy_cma(p2p, put, pieces, n, at);
+            continue;
+        }
+        if (p->rmem->reach != P2P_DIRECT)
+            break;
+        if (p->len && put)
+            memmove(p->rmem->ptr + p->roff, p->local, p->len);
+        else if (p->len)
+            memmove(p->local, p->rmem->ptr + p->roff, p->len);
+        (*at)++;
+    }
+    return kind;
+}
+
+/* The same for a caller's pieces, all of which are DIRECT or CMA. */
+int p2p_copy_iov(mpix_p2p *p2p, int put, const MPIX_P2p_iov iov[], int n) {
+    p2p_piece pieces[COPY_BATCH];
+    int kind = 0;
+
+    for (int i = 0; i < n && !kind;) {
+        int count = 0, at = 0;
+        for (; i < n && count < COPY_BATCH; i++)
+            pieces[count++] = (p2p_piece){NULL, iov[i].mem->base + iov[i].off, iov[i].rmem, (uint64_t)iov[i].roff, (uint64_t)iov[i].len};
+        kind = p2p_copy(p2p, put, pieces, count, &at);
+    }
+    return kind;
+}

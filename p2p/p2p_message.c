@@ -1,0 +1,110 @@
+/*
+ * p2p_message.c - what the owner of a ring does with a message. ASK: puts, gets and additions on memory that its peers can't reach
+ * themselves are executed here, by the owner's progress. Additions use the processor's atomic operations, as those of mapped peers do:
+ * every region has one agent, the processors of its host.
+ */
+#include "config.h"
+
+#include "p2p/p2p.h"
+
+static p2p_out *answer(mpix_p2p *p2p, uint32_t kind, const p2p_message *message) {
+    p2p_out *out = p2p_out_new(p2p, kind, message->id);
+
+    if (!out)
+        p2p_fail(p2p, MPIX_ERRK_NO_MEM);
+    return out;
+}
+
+static void take_put(mpix_p2p *p2p, int peer, const p2p_message *message, const char *payload) {
+    struct mpix_mem *mem = p2p_mem_find(p2p, message->a, message->b, message->bytes);
+    p2p_out *out;
+
+    if (mem && message->bytes)
+        memcpy(mem->base + message->b, payload, message->bytes);
+    if ((!message->last && mem) || !(out = answer(p2p, P2P_MSG_ACK, message)))
+        return;
+    out->head.status = mem ? 0 : MPIX_ERRK_ARG; /* of a put whose first part is refused all parts are, and the first refusal counts */
+    out->head.tag = (int32_t)message->last;
+    p2p_out_add(p2p, peer, out);
+}
+
+static void take_get(mpix_p2p *p2p, int peer, const p2p_message *message) {
+    struct mpix_mem *mem = p2p_mem_find(p2p, message->a, message->b, message->c);
+    p2p_out *out = answer(p2p, P2P_MSG_DATA, message);
+
+    if (!out)
+        return;
+    out->head.tag = message->tag;
+    out->head.status = mem ? 0 : MPIX_ERRK_ARG;
+    if (mem) {
+        out->mem = mem;
+        atomic_fetch_add_explicit(&mem->busy, 1, memory_order_relaxed);
+        out->from = mem->base + message->b;
+        out->left = message->c;
+    }
+    p2p_out_add(p2p, peer, out);
+}
+
+static void take_add(mpix_p2p *p2p, int peer, const p2p_message *message) {
+    struct mpix_mem *mem = p2p_mem_find(p2p, message->a, message->b, 8);
+    p2p_out *out = answer(p2p, P2P_MSG_OLD, message);
+
+    if (!out)
+        return;
+    if (!mem || ((uintptr_t)mem->base + message->b) % 8)
+        out->head.status = MPIX_ERRK_ARG;
+    else
+        out->head.c = atomic_fetch_add_explicit((_Atomic uint64_t *)(void *)(mem->base + message->b), message->c, memory_order_seq_cst);
+    p2p_out_add(p2p, peer, out);
+}
+
+/* The owner's answer: its error, or what it sent. */
+static void take_answer(mpix_p2p *p2p, int peer, const p2p_message *message, const char *payload) {
+    p2p_op *op = p2p_op_find(p2p, message->id);
+
+    if (!op || op->peer != peer)
+        return; /* it has failed meanwhile */
+    if (message->status)
+        p2p_op_fail(op, mpix_fail_peer(message->status, peer, p2p->boot->hostnames[peer],
+                                       "rank %d on %s refused: the memory is deregistered, or misaligned for an addition", peer,
+                                       p2p->boot->hostnames[peer]));
+    else if (message->kind == P2P_MSG_DATA && message->tag >= 0 && message->tag < op->n) {
+        const p2p_piece *p = &op->pieces[message->tag];
+        uint64_t off = message->b;
+        if (off <= p->len && message->bytes <= p->len - off && message->bytes)
+            memcpy(p->local + off, payload, message->bytes);
+    } else if (message->kind == P2P_MSG_OLD && op->old) {
+        *op->old = (int64_t)message->c;
+    }
+    if (message->kind == P2P_MSG_ACK && !message->tag)
+        return; /* of a part that was refused: more come */
+    op->left -= message->last && op->left > 0;
+    p2p_move(op);
+}
+
+void p2p_message_take(mpix_p2p *p2p, int peer, const p2p_message *message, const char *payload) {
+    switch (message->kind) {
+    case P2P_MSG_EAGER:
+    case P2P_MSG_OFFER:
+    case P2P_MSG_ADVERT: p2p_send_arrived(p2p, peer, message, payload); return;
+    case P2P_MSG_PUT: take_put(p2p, peer, message, payload); return;
+    case P2P_MSG_GET: take_get(p2p, peer, message); return;
+    case P2P_MSG_ADD: take_add(p2p, peer, message); return;
+    case P2P_MSG_ACK:
+    case P2P_MSG_DATA:
+    case P2P_MSG_OLD: take_answer(p2p, peer, message, payload); return;
+    case P2P_MSG_FIN: {
+        p2p_op *op = p2p_op_find(p2p, message->id);
+        if (op && op->peer == peer)
+            p2p_op_done(op);
+        return;
+    }
+    case P2P_MSG_NOTIFY:
+        if (message->a < (uint64_t)p2p->slots)
+            atomic_fetch_add_explicit(p2p_words(p2p, p2p->peers[peer].in, (int)message->a), message->b, memory_order_release);
+        return;
+    default:
+        p2p_fail(p2p, mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, p2p->boot->hostnames[peer], "rank %d sent a message of kind %u", peer,
+                                     message->kind));
+    }
+}

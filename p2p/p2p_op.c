@@ -1,0 +1,407 @@
+/*
+ * p2p_op.c - operations in flight: their life, progress, waiting, deaths and time limits.
+ *
+ * Operations and what they need are kept when they end and used again, so a transfer allocates nothing once its like has been made.
+ */
+#include "config.h"
+
+#include "p2p/p2p.h"
+
+#include <poll.h>
+
+enum { OP_CHECK_NS = 5000000, OP_PAUSE_NS = 100000000 };
+
+static const mpix_xfer_ops op_ops;
+
+static void op_release(p2p_op *op) {
+    op->turn++;
+    op->next = op->p2p->pool;
+    op->p2p->pool = op;
+}
+
+/* ---- life --------------------------------------------------------------------------------------------------------------- */
+
+static p2p_op *op_make(mpix_p2p *p2p) {
+    p2p_op *op;
+
+    if (p2p->nops == p2p->room) {
+        uint32_t room = p2p->room ? 2 * p2p->room : 64;
+        p2p_op **table = realloc(p2p->table, room * sizeof *table);
+        if (!table)
+            return NULL;
+        p2p->table = table;
+        p2p->room = room;
+    }
+    op = calloc(1, sizeof *op);
+    if (!op)
+        return NULL;
+    op->xfer.ops = &op_ops;
+    op->p2p = p2p;
+    op->index = p2p->nops;
+    p2p->table[p2p->nops++] = op;
+    return op;
+}
+
+static int op_room(p2p_op *op, int n) {
+    p2p_piece *own;
+
+    if (n <= op->room)
+        return 1;
+    own = realloc(op->own, (size_t)n * sizeof *own);
+    if (!own)
+        return 0;
+    op->own = own;
+    op->room = n;
+    return 1;
+}
+
+static void op_hold(p2p_op *op, const MPIX_P2p_iov iov[], int n) {
+    int remote = op->type == P2P_PUT || op->type == P2P_GET;
+
+    for (int i = 0; i < n; i++) {
+        op->own[i] = (p2p_piece){iov[i].mem, iov[i].mem->base + iov[i].off, remote ? iov[i].rmem : NULL, (uint64_t)iov[i].roff, (uint64_t)iov[i].len};
+        atomic_fetch_add_explicit(&iov[i].mem->busy, 1, memory_order_relaxed);
+        if (remote)
+            atomic_fetch_add_explicit(&iov[i].rmem->busy, 1, memory_order_relaxed);
+    }
+    op->held = n;
+    op->pieces = op->own;
+    op->n = n;
+}
+
+static void op_drop(p2p_op *op) {
+    for (int i = 0; i < op->held; i++) {
+        if (op->own[i].mem)
+            atomic_fetch_sub_explicit(&op->own[i].mem->busy, 1, memory_order_relaxed);
+        if (op->own[i].rmem)
+            atomic_fetch_sub_explicit(&op->own[i].rmem->busy, 1, memory_order_relaxed);
+    }
+    op->held = 0;
+}
+
+p2p_op *p2p_op_new(mpix_p2p *p2p, int type, int peer, const MPIX_P2p_iov iov[], int n) {
+    p2p_op *op = p2p->pool;
+
+    if (op)
+        p2p->pool = op->next;
+    else
+        op = op_make(p2p);
+    if (!op || !op_room(op, n)) {
+        if (op) {
+            op->next = p2p->pool;
+            p2p->pool = op;
+        }
+        mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a transfer of %d pieces", n);
+        return NULL;
+    }
+    op->turn++;
+    op->type = type;
+    op->peer = peer;
+    op->kind = 0;
+    atomic_store_explicit(&op->done, 0, memory_order_relaxed);
+    op->at = op->posting = op->asked = op->notify = op->told = 0;
+    op->at_off = op->left = op->total = 0;
+    op->lanes = 0;
+    op->lane = -1;
+    op->scratch = -1;
+    op->old = NULL;
+    op->received = NULL;
+    op->match = NULL;
+    op->waited_ns = op->tested_ns = 0;
+    op_hold(op, iov, n);
+    op->next = NULL;
+    op->prev = p2p->ops_last;
+    if (op->prev)
+        op->prev->next = op;
+    else
+        p2p->ops = op;
+    p2p->ops_last = op;
+    p2p->peers[peer].puts += type == P2P_PUT;
+    atomic_fetch_add_explicit(&p2p->pending, 1, memory_order_relaxed);
+    return op;
+}
+
+p2p_op *p2p_op_add(mpix_p2p *p2p, struct mpix_rmem *rmem, uint64_t roff) {
+    p2p_op *op = p2p_op_new(p2p, P2P_ADD, rmem->peer, NULL, 0);
+
+    if (op && !op_room(op, 1)) {
+        p2p_op_done(op);
+        op_release(op);
+        mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for an addition");
+        return NULL;
+    }
+    if (op) {
+        op->own[0] = (p2p_piece){NULL, NULL, rmem, roff, 8};
+        op->held = op->n = 1;
+        op->pieces = op->own;
+        atomic_fetch_add_explicit(&rmem->busy, 1, memory_order_relaxed);
+    }
+    return op;
+}
+
+/* What it holds is given back; the caller still has to take notice. */
+void p2p_op_done(p2p_op *op) {
+    mpix_p2p *p2p = op->p2p;
+    p2p_peer *peer = &p2p->peers[op->peer];
+
+    if (atomic_load_explicit(&op->done, memory_order_relaxed))
+        return;
+    if (op->type == P2P_RECV)
+        p2p_recv_moved(op);
+    if (op->scratch >= 0) {
+        if (op->old && !op->kind)
+            *op->old = (int64_t)p2p->scratch[op->scratch];
+        p2p->scratch_free |= (uint64_t)1 << op->scratch;
+        op->scratch = -1;
+    }
+    op_drop(op);
+    peer->puts -= op->type == P2P_PUT;
+    if (peer->notifier == op)
+        peer->notifier = NULL;
+    if (op->prev)
+        op->prev->next = op->next;
+    else
+        p2p->ops = op->next;
+    if (op->next)
+        op->next->prev = op->prev;
+    else
+        p2p->ops_last = op->prev;
+    op->next = op->prev = NULL;
+    atomic_fetch_sub_explicit(&p2p->pending, 1, memory_order_relaxed);
+    atomic_store_explicit(&op->done, 1, memory_order_release);
+}
+
+void p2p_op_fail(p2p_op *op, int kind) {
+    if (!op->kind) {
+        op->kind = kind;
+        op->error = *mpix_error_tls();
+    }
+}
+
+/* The id of an answer, which may come after its operation has failed. */
+p2p_op *p2p_op_find(mpix_p2p *p2p, uint64_t id) {
+    p2p_op *op = (uint32_t)id < p2p->nops ? p2p->table[(uint32_t)id] : NULL;
+
+    return op && op->turn == (uint32_t)(id >> 32) && !atomic_load_explicit(&op->done, memory_order_relaxed) ? op : NULL;
+}
+
+void p2p_ops_free(mpix_p2p *p2p) {
+    p2p_ring_drop(p2p);
+    for (uint32_t i = 0; i < p2p->nops; i++) {
+        mpix_live_remove(&p2p->table[i]->xfer);
+        free(p2p->table[i]->own);
+        free(p2p->table[i]->temp);
+        free(p2p->table[i]);
+    }
+    free(p2p->table);
+    while (p2p->out_pool) {
+        p2p_out *out = p2p->out_pool;
+        p2p->out_pool = out->next;
+        free(out);
+    }
+}
+
+/* ---- failure ------------------------------------------------------------------------------------------------------------ */
+
+void p2p_fail(mpix_p2p *p2p, int kind) {
+    if (!atomic_load_explicit(&p2p->failed, memory_order_relaxed)) {
+        p2p->failure = *mpix_error_tls();
+        atomic_store_explicit(&p2p->failed, kind, memory_order_release);
+    }
+    p2p_ring_drop(p2p);
+    while (p2p->ops) {
+        p2p_op *op = p2p->ops;
+        if (!op->kind) {
+            op->kind = p2p->failed;
+            op->error = p2p->failure;
+        }
+        p2p_op_done(op);
+    }
+}
+
+/* Whether its process has ended, or its connection is broken; then the object fails, after what it still sent was taken. */
+static int peer_lost(mpix_p2p *p2p, int r) {
+    p2p_peer *peer = &p2p->peers[r];
+    struct pollfd fd = {.fd = peer->pidfd, .events = POLLIN};
+    MPIX_Error error;
+    int kind;
+
+    if (!peer->mapped && (kind = mpix_proxy_failed(p2p->proxy, r, &error))) {
+        *mpix_error_tls() = error;
+        return kind;
+    }
+    if (peer->pidfd < 0 || poll(&fd, 1, 0) != 1)
+        return 0;
+    return MPIX_ERRK_PEER;
+}
+
+static int peer_needed(const mpix_p2p *p2p, int r) {
+    for (const p2p_op *op = p2p->ops; op; op = op->next)
+        if (op->peer == r)
+            return 1;
+    return p2p->peers[r].first != NULL;
+}
+
+void p2p_check_peers(mpix_p2p *p2p) {
+    uint64_t now = mpix_clock_ns();
+    int kind, waited = p2p->awaited;
+
+    if (now - p2p->checked_ns < OP_CHECK_NS || p2p->failed)
+        return;
+    p2p->checked_ns = now;
+    for (int r = 0; r < p2p->size; r++) {
+        if (r == p2p->rank || !(r == waited || peer_needed(p2p, r)) || !(kind = peer_lost(p2p, r)))
+            continue;
+        MPIX_Error error = *mpix_error_tls();
+        while (p2p_ring_read(p2p, r))
+            ;
+        for (p2p_op *op = p2p->ops, *next; op; op = next) {
+            next = op->next;
+            p2p_move(op);
+        }
+        if (r != waited && !peer_needed(p2p, r))
+            continue;
+        *mpix_error_tls() = error;
+        if (kind == MPIX_ERRK_PEER && p2p->peers[r].mapped)
+            mpix_fail_peer(kind, r, p2p->boot->hostnames[r], "the process of rank %d on %s has ended; the object has failed", r,
+                           p2p->boot->hostnames[r]);
+        p2p_fail(p2p, kind);
+        return;
+    }
+}
+
+static int op_late(mpix_p2p *p2p, int peer, const char *what) {
+    if (p2p->proxy)
+        mpix_proxy_dump(p2p->proxy);
+    return mpix_fail_peer(MPIX_ERRK_TIMEOUT, peer, p2p->boot->hostnames[peer],
+                          "%s with rank %d on %s was not complete within %g s; the object has failed", what, peer, p2p->boot->hostnames[peer],
+                          p2p->params.timeout);
+}
+
+/* ---- progress ----------------------------------------------------------------------------------------------------------- */
+
+int p2p_progress(mpix_p2p *p2p) {
+    int did = p2p->proxy && mpix_proxy_step(p2p->proxy);
+
+    for (int r = 0; r < p2p->size; r++)
+        did |= p2p_ring_read(p2p, r);
+    if (atomic_load_explicit(&p2p->pending, memory_order_relaxed) == 0)
+        return did;
+    for (int r = 0; r < p2p->size; r++)
+        if (p2p->peers[r].first)
+            did |= p2p_ring_write(p2p, r);
+    for (p2p_op *op = p2p->ops, *next; op; op = next) {
+        next = op->next;
+        p2p_move(op);
+    }
+    if (p2p->proxy)
+        did |= mpix_proxy_step(p2p->proxy); /* what was queued just now goes at once */
+    p2p_check_peers(p2p);
+    return did;
+}
+
+/*
+ * Time counts while the caller asks: from one test to the next, at most a pause's length. A receive that is posted early and asked
+ * about much later has not waited.
+ */
+static void op_clock(p2p_op *op) {
+    static const char *const names[] = {"a put", "a get", "a fetch_add", "a send", "a receive", "an advertisement"};
+    uint64_t now = mpix_clock_ns(), delta = op->tested_ns ? now - op->tested_ns : 0;
+
+    op->tested_ns = now;
+    op->waited_ns += delta < OP_PAUSE_NS ? delta : OP_PAUSE_NS;
+    if ((double)op->waited_ns > op->p2p->params.timeout * 1e9)
+        p2p_fail(op->p2p, op_late(op->p2p, op->peer, names[op->type]));
+}
+
+static int op_test(struct mpix_xfer *xfer) {
+    p2p_op *op = (p2p_op *)xfer;
+
+    if (atomic_load_explicit(&op->done, memory_order_acquire))
+        return 1;
+    pthread_mutex_lock(&op->p2p->lock);
+    p2p_progress(op->p2p);
+    if (!atomic_load_explicit(&op->done, memory_order_relaxed))
+        op_clock(op);
+    pthread_mutex_unlock(&op->p2p->lock);
+    return atomic_load_explicit(&op->done, memory_order_acquire);
+}
+
+/*
+ * Who writes our window rings our doorbell - the peers that map it, and our proxy. A network does not, nor does anybody turn the proxy
+ * for us when the caller does it: then sleeps are timed. With a thread of ours the doorbell is the thread's.
+ */
+void p2p_wait_start(mpix_p2p *p2p, mpix_wait *wait) {
+    int timed = p2p->threaded || (p2p->proxy && (!mpix_proxy_threaded(p2p->proxy) || !p2p->counted));
+
+    mpix_wait_start(wait, timed ? NULL : &p2p->ctl->bell, p2p->params.spin_us, p2p->crowded);
+}
+
+static void op_wait_start(struct mpix_xfer *xfer, mpix_wait *wait) {
+    p2p_wait_start(((p2p_op *)xfer)->p2p, wait);
+}
+
+static int op_end_locked(p2p_op *op) {
+    int kind = op->kind;
+
+    if (kind)
+        *mpix_error_tls() = op->error;
+    op_release(op);
+    return kind;
+}
+
+static int op_end(struct mpix_xfer *xfer, mpix_boot **boot) {
+    p2p_op *op = (p2p_op *)xfer;
+    mpix_p2p *p2p = op->p2p;
+    int kind;
+
+    *boot = p2p->boot;
+    mpix_live_remove(xfer);
+    pthread_mutex_lock(&p2p->lock);
+    p2p->users--;
+    kind = op_end_locked(op);
+    pthread_mutex_unlock(&p2p->lock);
+    return kind;
+}
+
+static const mpix_xfer_ops op_ops = {op_test, op_wait_start, op_end};
+
+int p2p_op_give(p2p_op *op, MPIX_Xfer *xfer) {
+    mpix_p2p *p2p = op->p2p;
+    mpix_boot *boot;
+    int kind = 0;
+
+    if (atomic_load_explicit(&op->done, memory_order_relaxed)) {
+        kind = op_end_locked(op);
+        pthread_mutex_unlock(&p2p->lock);
+        if (!kind && xfer)
+            *xfer = MPIX_XFER_NULL;
+        return kind ? p2p_raise(p2p, kind) : MPI_SUCCESS;
+    }
+    p2p->users++;
+    pthread_mutex_unlock(&p2p->lock);
+    if (!xfer)
+        return p2p_raise(p2p, mpix_xfer_finish(&op->xfer, &boot));
+    kind = mpix_live_add(&op->xfer, MPIX_LIVE_XFER);
+    if (kind) { /* it runs, and nobody could ask for it: it is waited for here */
+        mpix_xfer_finish(&op->xfer, &boot);
+        return p2p_raise(p2p, kind);
+    }
+    *xfer = &op->xfer;
+    return MPI_SUCCESS;
+}
+
+int p2p_wait_turn(mpix_p2p *p2p, mpix_wait *wait, int peer, uint64_t start_ns, const char *what) {
+    pthread_mutex_lock(&p2p->lock);
+    p2p->awaited = peer;
+    int did = p2p_progress(p2p);
+    if (!did)
+        p2p_check_peers(p2p);
+    p2p->awaited = -1;
+    if (!did && !p2p->failed && (double)(mpix_clock_ns() - start_ns) > p2p->params.timeout * 1e9)
+        p2p_fail(p2p, op_late(p2p, peer, what));
+    pthread_mutex_unlock(&p2p->lock);
+    if (!did)
+        mpix_wait_pause(wait);
+    return p2p_alive(p2p);
+}

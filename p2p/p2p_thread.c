@@ -1,0 +1,51 @@
+/* p2p_thread.c - the parameter progress = thread: a thread that makes progress on an object while its rank computes. */
+#include "config.h"
+
+#include "p2p/p2p.h"
+
+#include <signal.h>
+
+static void *thread_main(void *arg) {
+    mpix_p2p *p2p = arg;
+    mpix_wait wait;
+    /* Its own waiter rings nobody: it is woken through the doorbell by peers that map our window, and by time otherwise. */
+    mpix_doorbell *bell = p2p->proxy && (!mpix_proxy_threaded(p2p->proxy) || !p2p->counted) ? NULL : &p2p->ctl->bell;
+
+    mpix_wait_start(&wait, bell, p2p->params.spin_us, p2p->crowded);
+    while (!atomic_load_explicit(&p2p->stop, memory_order_acquire)) {
+        pthread_mutex_lock(&p2p->lock);
+        int did = p2p->failed ? 0 : p2p_progress(p2p);
+        pthread_mutex_unlock(&p2p->lock);
+        if (did) {
+            mpix_wait_end(&wait);
+            mpix_wait_start(&wait, bell, p2p->params.spin_us, p2p->crowded);
+        } else {
+            mpix_wait_pause(&wait);
+        }
+    }
+    mpix_wait_end(&wait);
+    return NULL;
+}
+
+int p2p_thread_start(mpix_p2p *p2p) {
+    sigset_t all, old;
+    int err;
+
+    sigfillset(&all); /* the program's signals are for its own threads */
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    err = pthread_create(&p2p->thread, NULL, thread_main, p2p);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (err)
+        return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "the progress thread can't be started");
+    p2p->threaded = 1;
+    return 0;
+}
+
+void p2p_thread_stop(mpix_p2p *p2p) {
+    if (!p2p->threaded)
+        return;
+    atomic_store_explicit(&p2p->stop, 1, memory_order_release);
+    mpix_doorbell_ring(&p2p->ctl->bell);
+    pthread_join(p2p->thread, NULL);
+    p2p->threaded = 0;
+}
