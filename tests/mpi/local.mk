@@ -16,7 +16,6 @@ MPI_TESTS = \
 	tests/mpi/ep_errors.1.test \
 	tests/mpi/ep_errors.2.test \
 	tests/mpi/ep_errors.5.test \
-	tests/mpi/ep_errors_far.2.test \
 	tests/mpi/ep_nompi.1.test \
 	tests/mpi/ep_nompi.3.test \
 	tests/mpi/ep_stress.1.test \
@@ -44,9 +43,6 @@ MPI_TESTS = \
 	tests/mpi/ep_faults_injected.2.test \
 	tests/mpi/ep_faults_injected.3.test \
 	tests/mpi/ep_faults_injected_thread.3.test \
-	tests/mpi/ep_traffic_ordered.2.test \
-	tests/mpi/ep_traffic_counted.2.test \
-	tests/mpi/ep_traffic_lanes.3.test \
 	tests/mpi/ep_faults_late.3.test \
 	tests/mpi/ep_faults_absent.2.test \
 	tests/mpi/ep_faults_stopped.3.test \
@@ -55,7 +51,31 @@ MPI_TESTS = \
 	tests/mpi/ep_faults_killed_thread.2.test \
 	tests/mpi/ep_faults_gone.3.test \
 	tests/mpi/ep_faults_forgotten.3.test \
-	tests/mpi/ep_faults_forgotten_thread.2.test
+	tests/mpi/ep_faults_forgotten_thread.2.test \
+	tests/mpi/p2p_data.1.test \
+	tests/mpi/p2p_data.2.test \
+	tests/mpi/p2p_data.3.test \
+	tests/mpi/p2p_data.8.test \
+	tests/mpi/p2p_data_ask.2.test \
+	tests/mpi/p2p_data_progress.2.test \
+	tests/mpi/p2p_data_ordered.2.test \
+	tests/mpi/p2p_data_counted.2.test \
+	tests/mpi/p2p_data_mixed.4.test \
+	tests/mpi/p2p_data_chaos.2.test \
+	tests/mpi/p2p_errors.1.test \
+	tests/mpi/p2p_errors.3.test \
+	tests/mpi/p2p_errors_proxied.2.test \
+	tests/mpi/p2p_faults_computing.2.test \
+	tests/mpi/p2p_faults_computing_reg.2.test \
+	tests/mpi/p2p_faults_computing_proxied.2.test \
+	tests/mpi/p2p_faults_fork_reg.2.test \
+	tests/mpi/p2p_faults_fork.3.test \
+	tests/mpi/p2p_faults_stopped.3.test \
+	tests/mpi/p2p_faults_stopped_proxied.2.test \
+	tests/mpi/p2p_faults_killed.3.test \
+	tests/mpi/p2p_faults_killed_reg.3.test \
+	tests/mpi/p2p_faults_killed_proxied.3.test \
+	tests/mpi/p2p_faults_forgotten.2.test
 
 TESTS += $(MPI_TESTS) tests/mpi/info.sh
 EXTRA_DIST += tests/mpi/run.sh tests/mpi/info.sh
@@ -85,7 +105,22 @@ tests_common_libharness_la_CFLAGS = $(AM_CFLAGS) -ffp-contract=off
 MPI_TEST_CPPFLAGS = $(AM_CPPFLAGS) -D_GNU_SOURCE -I$(top_srcdir)/tests/common
 MPI_TEST_LIBS = tests/common/libharness.la libmpixep.la $(MPI_LIBS)
 
-check_PROGRAMS += tests/mpi/ep_errors tests/mpi/ep_faults tests/mpi/ep_files tests/mpi/ep_nompi tests/mpi/ep_random tests/mpi/ep_stress tests/mpi/ep_traffic
+check_PROGRAMS += tests/mpi/p2p_data
+tests_mpi_p2p_data_SOURCES = tests/mpi/p2p_data.c tests/mpi/count_mpi.h
+tests_mpi_p2p_data_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
+tests_mpi_p2p_data_LDADD = $(MPI_TEST_LIBS)
+
+check_PROGRAMS += tests/mpi/p2p_errors
+tests_mpi_p2p_errors_SOURCES = tests/mpi/p2p_errors.c
+tests_mpi_p2p_errors_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
+tests_mpi_p2p_errors_LDADD = $(MPI_TEST_LIBS)
+
+check_PROGRAMS += tests/mpi/p2p_faults
+tests_mpi_p2p_faults_SOURCES = tests/mpi/p2p_faults.c
+tests_mpi_p2p_faults_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
+tests_mpi_p2p_faults_LDADD = $(MPI_TEST_LIBS)
+
+check_PROGRAMS += tests/mpi/ep_errors tests/mpi/ep_faults tests/mpi/ep_files tests/mpi/ep_nompi tests/mpi/ep_random tests/mpi/ep_stress
 
 tests_mpi_ep_errors_SOURCES = \
 	tests/mpi/ep_errors.c \
@@ -104,7 +139,7 @@ tests_mpi_ep_faults_LDADD = $(MPI_TEST_LIBS)
 tests_mpi_ep_files_SOURCES = tests/mpi/ep_files.c
 tests_mpi_ep_files_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
 tests_mpi_ep_files_LDADD = $(MPI_TEST_LIBS)
-tests_mpi_ep_nompi_SOURCES = tests/mpi/ep_nompi.c
+tests_mpi_ep_nompi_SOURCES = tests/mpi/ep_nompi.c tests/mpi/count_mpi.h
 tests_mpi_ep_nompi_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
 tests_mpi_ep_nompi_LDADD = $(MPI_TEST_LIBS)
 tests_mpi_ep_random_SOURCES = tests/mpi/ep_random.c
@@ -113,6 +148,3 @@ tests_mpi_ep_random_LDADD = $(MPI_TEST_LIBS)
 tests_mpi_ep_stress_SOURCES = tests/mpi/ep_stress.c
 tests_mpi_ep_stress_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
 tests_mpi_ep_stress_LDADD = $(MPI_TEST_LIBS)
-tests_mpi_ep_traffic_SOURCES = tests/mpi/ep_traffic.c
-tests_mpi_ep_traffic_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
-tests_mpi_ep_traffic_LDADD = $(MPI_TEST_LIBS)

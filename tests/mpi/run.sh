@@ -57,26 +57,44 @@ ep_random_* | ep_stress_*) # over proxied peers, with no network: the proxy copi
     *) set -- --rounds $((scale * 6)) --contexts 40 ;; # few would not tell a leak from the allocator's mappings
     esac
     ;;
-ep_traffic_ordered)
-    export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=ordered
-    program=ep_traffic
-    ;;
-ep_traffic_counted)
-    export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted
-    program=ep_traffic
-    ;;
-ep_traffic_lanes)
-    export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted MPIX_EP_LANES=3 MPIX_EP_CHUNK_BYTES=64k
-    program=ep_traffic
-    set -- --lanes 3 --chunk 65536
-    ;;
 ep_files | ep_nompi) ;;
 ep_errors) export MPIX_EP_LOG_LEVEL=none ;; # every one of them is wanted
-ep_errors_far)
-    export MPIX_EP_LOG_LEVEL=none MPIX_EP_HOSTS=2 MPIX_EP_TRANSPORT=shmem
-    program=ep_errors
-    ;;
 ep_stress) set -- --rounds $((scale * 30)) --contexts $((scale / 3 + 8)) ;;
+p2p_data | p2p_data_*) # all ways to reach a peer
+    program=p2p_data
+    step=$((np * np * 100 / scale / 2))
+    case $name in
+    p2p_data) ;;
+    *_ask) export MPIX_EP_P2P_CMA=no MPIX_EP_P2P_EAGER=1k ;;
+    *_progress) export MPIX_EP_PROGRESS=thread ;;
+    *_ordered) export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_LANES=3 ;;
+    *_counted) export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted MPIX_EP_LANES=2 MPIX_EP_P2P_RING=8 ;;
+    *_mixed) export MPIX_EP_TRANSPORT=shmem MPIX_EP_HOSTS=2 MPIX_EP_PROXY=thread ;;
+    *_chaos) export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_HOSTS=2 ;;
+    *)
+        echo "run.sh: no test is called $name" >&2
+        exit 99
+        ;;
+    esac
+    [ "$name" = p2p_data ] || step=$((step * 8))
+    set -- --step $((step < 1 ? 1 : step)) --rounds $((scale / 10 + 2)) --big $((np == 2 && scale == 100))
+    ;;
+p2p_errors | p2p_errors_proxied)
+    export MPIX_EP_LOG_LEVEL=none
+    program=p2p_errors
+    [ "$name" = p2p_errors ] || export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied
+    ;;
+p2p_faults_*)
+    export MPIX_EP_LOG_LEVEL=none
+    program=p2p_faults
+    variant=${name#p2p_faults_}
+    case $variant in
+    *_reg) set -- --case "${variant%_reg}" --mem reg ;;
+    *_proxied) export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied; set -- --case "${variant%_proxied}" ;;
+    *) set -- --case "$variant" ;;
+    esac
+    case $variant in killed*) deadly=1 ;; esac
+    ;;
 ep_faults_*)
     export MPIX_EP_LOG_LEVEL=none
     program=ep_faults
