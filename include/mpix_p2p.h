@@ -6,7 +6,27 @@
  * addresses one peer. A completed transfer means: origin buffers reusable, output buffers filled. That a put is visible at the
  * target is told by MPIX_P2p_flush or a notification. Transfers to one peer are not ordered among each other.
  *
- * State of this version: declared and exported; every call returns MPIX_ERRK_UNSUPPORTED.
+ * A nonblocking call whose transfer is complete when it returns sets *xfer to MPIX_XFER_NULL, which every completion call takes as done.
+ *
+ * How memory is reached, and whose progress that needs
+ *   MPIX_P2p_alloc, same host           mapped: copied by the caller within the call; the target takes no part
+ *   MPIX_P2p_reg, same host             process_vm_readv/writev by the caller within the call; the target takes no part. Where the
+ *                                       system forbids that (or mpix_ep_p2p_cma=no): by messages, which the target executes when it
+ *                                       calls the library, or its thread does (mpix_ep_progress=thread)
+ *   other hosts                         the network's reads and writes; the target takes no part, except for notifications over a
+ *                                       network without order (counted signals): the target's proxy counts, when the target calls
+ *                                       the library or by its thread (mpix_ep_proxy=thread)
+ *   fetch_add                           allocated memory of the same host: the processor's atomic operation, no part of the target;
+ *                                       everything else: a message to the owner, as above. One word may be added to by all these ways
+ *                                       at once; adding with plain C atomics is also right.
+ *   send, recv, advertise               both sides call the library; a large send completes when the receiver has read it
+ *
+ * Object and peers: a peer's death (MPIX_ERRK_PEER) or silence (MPIX_ERRK_TIMEOUT) is noticed by transfers and waits that need the peer,
+ * and then the object has failed: all its transfers end with that error, and so do later calls. Handles of memory end with their object.
+ * A peer of the same host that has deregistered memory is told from its handle (MPIX_ERRK_ARG); over a network, using such a handle may
+ * break the connection. After fork the child must not use the object.
+ *
+ * State of this version: host memory. The _enqueue calls and get_device, for GPU memory, return MPIX_ERRK_UNSUPPORTED.
  */
 #ifndef MPIX_P2P_H
 #define MPIX_P2P_H
@@ -33,7 +53,7 @@ typedef struct {
 
 /** Creates an object. Collective over comm, blocking, ends in agreement. @param[in] info keys mpix_ep_*, or MPI_INFO_NULL */
 int MPIX_P2p_create(MPI_Comm comm, MPI_Info info, MPIX_P2p *p2p);
-/** Frees it. Collective; returns even if a peer died. @param[in,out] p2p MPIX_P2P_NULL on return */
+/** Frees it, with all memory and handles of it. Collective; returns even if a peer died. Transfers in flight: ARG. @param[in,out] p2p MPIX_P2P_NULL on return */
 int MPIX_P2p_free(MPIX_P2p *p2p);
 /** Sets the error handler. Local. */
 int MPIX_P2p_set_errhandler(MPIX_P2p p2p, MPI_Errhandler errhandler);
@@ -44,7 +64,7 @@ int MPIX_P2p_get_async_error(MPIX_P2p p2p, MPIX_Error *error);
 int MPIX_P2p_alloc(MPIX_P2p p2p, MPI_Count bytes, MPI_Info info, void *baseptr, MPIX_P2p_mem *mem);
 /** Registers the caller's memory [base, base + bytes). Local. The caller keeps it until MPIX_P2p_dereg. */
 int MPIX_P2p_reg(MPIX_P2p p2p, void *base, MPI_Count bytes, MPI_Info info, MPIX_P2p_mem *mem);
-/** Ends a registration (frees the memory of MPIX_P2p_alloc). Local. @param[in,out] mem NULL on return. Transfers in flight on it: ARG */
+/** Ends a registration (frees the memory of MPIX_P2p_alloc; import peers' parts of that allocation before). Local. @param[in,out] mem NULL on return. Transfers in flight on it: ARG */
 int MPIX_P2p_dereg(MPIX_P2p_mem *mem);
 /** Writes a handle of [off, off + len) of mem as bytes. Local. @param[in,out] buflen room in buf, then bytes used; buf NULL asks for the size */
 int MPIX_P2p_export(MPIX_P2p_mem mem, MPI_Count off, MPI_Count len, void *buf, MPI_Count *buflen);
@@ -56,7 +76,7 @@ int MPIX_P2p_rmem_free(MPIX_P2p_rmem *rmem);
 int MPIX_P2p_exchange(MPIX_P2p_mem mem, MPIX_P2p_rmem rmems[]);
 /** Tells one peer about n pieces of local memory, over the data path. Local, blocking. @param[in] tag >= 0 */
 int MPIX_P2p_advertise(const MPIX_P2p_iov iov[], int n, int peer, int tag);
-/** Takes what peer advertised with tag, blocking. @param[in] max room in rmems @param[out] n pieces taken */
+/** Takes what peer advertised with tag, blocking. More than max pieces: MPIX_ERRK_TRUNCATE, they stay. @param[in] max room in rmems @param[out] n pieces taken */
 int MPIX_P2p_get_advert(MPIX_P2p p2p, int peer, int tag, int max, MPIX_P2p_rmem rmems[], int *n);
 
 /** Writes n pieces to one peer's memory. Local. @param[in] iov [n] copied; all rmem of one peer @param[out] xfer done: the origin is reusable */
@@ -70,7 +90,7 @@ int MPIX_P2p_iput_notify(const MPIX_P2p_iov iov[], int n, int slot, uint64_t add
 int MPIX_P2p_put_notify(const MPIX_P2p_iov iov[], int n, int slot, uint64_t add);
 /** Whether the counter (peer, slot) has reached at_least. Local. @param[out] now its value, or NULL @param[out] flag 1: reached */
 int MPIX_P2p_notify_test(MPIX_P2p p2p, int peer, int slot, uint64_t at_least, uint64_t *now, int *flag);
-/** Blocks until it has. */
+/** Blocks until it has. Counters (mpix_ep_p2p_slots per pair) begin at 0 and only grow; several slots are independent. */
 int MPIX_P2p_notify_wait(MPIX_P2p p2p, int peer, int slot, uint64_t at_least, uint64_t *now);
 /** Atomically adds to the 8-byte aligned int64_t at roff of rmem. @param[out] old its value before; belongs to the library until done */
 int MPIX_P2p_ifetch_add(MPIX_P2p_rmem rmem, MPI_Count roff, int64_t add, int64_t *old, MPIX_Xfer *xfer);
@@ -78,7 +98,7 @@ int MPIX_P2p_fetch_add(MPIX_P2p_rmem rmem, MPI_Count roff, int64_t add, int64_t 
 /** Two-sided: sends the pieces as one message; messages of a pair match in order. */
 int MPIX_P2p_isend(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPIX_Xfer *xfer);
 int MPIX_P2p_send(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n);
-/** Receives one message into the pieces. @param[out] received bytes; set at completion. A longer message: MPIX_ERRK_TRUNCATE */
+/** Receives one message into the pieces. @param[out] received bytes; set at completion. A longer message: MPIX_ERRK_TRUNCATE, it is dropped */
 int MPIX_P2p_irecv(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPI_Count *received, MPIX_Xfer *xfer);
 int MPIX_P2p_recv(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPI_Count *received);
 /** Blocks until all completed and pending puts to peer (or MPIX_ALL_PEERS) are visible there. Local. */
