@@ -3,6 +3,7 @@
  * returns.
  *
  *   ep_faults --case late|absent|stopped|killed|gone|forgotten|injected [--progress caller|thread]
+ *             [--limit SECONDS]    (timeout_s where a peer is waited for in vain, default 1)
  *   ep_faults --case cut --command SHELL_COMMAND --heal SHELL_COMMAND
  *
  * The victim is the last rank but one (rank 1 of 2). `killed` and `gone` need a launcher that lets survivors live; they leave by
@@ -25,7 +26,7 @@
 static t_rng common = {.s = 8}, own;
 static int victim;
 static const char *progress;
-static const double limit = 1.0; /* timeout_s */
+static double limit; /* timeout_s */
 
 static double now(void)
 {
@@ -530,6 +531,7 @@ int main(int argc, char **argv)
     t_init(&argc, &argv, "ep_faults");
     const char *name = t_option_text(argc, argv, "--case", "late");
     progress = t_option_text(argc, argv, "--progress", "caller");
+    limit = (double)t_option(argc, argv, "--limit", 1);
     victim = t_size > 2 ? t_size - 2 : t_size - 1;
     own.s = 100 + (uint64_t)t_rank;
     t_where("%s", name);
