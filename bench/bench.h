@@ -236,6 +236,13 @@ typedef struct bench_overlap {
     double ratio;
 } bench_overlap;
 
+/* What one call sends over the network, counted by the library (MPIX_Ep_get_peer). */
+typedef struct bench_net {
+    long pairs;             /* proxied ones, of all ranks; 0: everything is mapped */
+    double messages, bytes; /* mean over pairs */
+    double most;            /* messages of the pair that has most */
+} bench_net;
+
 typedef struct bench_result {
     long tokens;
     int samples;
@@ -248,6 +255,7 @@ typedef struct bench_result {
     bench_stats base_dispatch[BASE_DISPATCH_PHASES], base_dispatch_all;
     bench_stats base_combine[BASE_COMBINE_PHASES], base_combine_all, base_total, base_bare;
     bench_stats copy, fanout;
+    bench_net net[2]; /* of a dispatch, of a combine */
     int noverlap;
     bench_overlap overlap[4];
     int verified; /* 1 yes, 0 no, -1 not looked at */

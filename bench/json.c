@@ -103,6 +103,13 @@ static void json_add_overlap(json_t *entry, const bench_result *r, const char *o
     json_decref(list);
 }
 
+static void json_add_net(json_t *entry, const bench_net *net) {
+    if (net->pairs > 0)
+        json_object_set_new(entry, "network",
+                            json_pack("{s:I, s:f, s:f, s:f}", "pairs", (json_int_t)net->pairs, "messages_per_peer",
+                                      net->messages, "most_messages", net->most, "wire_bytes_per_peer", net->bytes));
+}
+
 static void json_add_side(const bench *b, const bench_result *r, int i, json_t *list) {
     static const char *const dispatch_phases[] = {"counts", "pack", "alltoallv", "unpack"};
     static const char *const combine_phases[] = {"local_reduce", "alltoallv", "reduce"};
@@ -116,6 +123,7 @@ static void json_add_side(const bench *b, const bench_result *r, int i, json_t *
         json_object_set_new(json_object_get(dispatch, "baseline"), "bare_alltoallv_us", json_stats(&r->base_bare));
     }
     json_add_copy(dispatch, r, &s->dispatch);
+    json_add_net(dispatch, &r->net[0]);
     if (i == 0)
         json_add_overlap(dispatch, r, "dispatch");
     json_array_append_new(list, dispatch);
@@ -125,6 +133,7 @@ static void json_add_side(const bench *b, const bench_result *r, int i, json_t *
     if (r->has_base)
         json_add_baseline(combine, &r->base_combine_all, &s->combine,
                           json_phases(r->base_combine, BASE_COMBINE_PHASES, combine_phases), r->base_verified);
+    json_add_net(combine, &r->net[1]);
     if (i == 0)
         json_add_overlap(combine, r, "combine");
     json_array_append_new(list, combine);

@@ -232,6 +232,51 @@ static void measure_bytes(const bench *b, const bench_plan *plan, bench_result *
     r->written = sums[2];
 }
 
+/* Counters of this rank's peers, messages then bytes. */
+static void net_read(const bench *b, bench_ours *o, double *counts, int *proxied) {
+    for (int r = 0; r < b->size; r++) {
+        MPIX_Ep_peer peer;
+        MPIX_INIT(&peer);
+        bench_check(b, MPIX_Ep_get_peer(o->ep, r, &peer), "MPIX_Ep_get_peer");
+        counts[2 * r] = (double)peer.messages;
+        counts[2 * r + 1] = (double)peer.bytes;
+        *proxied += peer.reach == MPIX_EP_REACH_PROXIED;
+    }
+}
+
+/* One more call of each kind, between two looks at the counters. A call is complete here when what it sent is. */
+static void measure_net(measure *x, bench_result *r) {
+    const bench *b = x->b;
+    double *before = bench_alloc(b, 2 * (size_t)b->size * sizeof *before),
+           *after = bench_alloc(b, 2 * (size_t)b->size * sizeof *after);
+    bench_ours_route(b, x->o, x->plan, 0);
+    for (int kind = 0; kind < 1 + b->has_combine; kind++) {
+        double sums[3] = {0}, most = 0;
+        int proxied = 0, ignored = 0;
+        net_read(b, x->o, before, &proxied);
+        if (kind == 0)
+            bench_ours_dispatch(b, x->o, x->plan, 0, 0, NULL);
+        else
+            bench_ours_combine(b, x->o, x->plan, 0, NULL);
+        net_read(b, x->o, after, &ignored);
+        sums[0] = proxied;
+        for (int p = 0; p < b->size; p++) {
+            double messages = after[2 * p] - before[2 * p];
+            sums[1] += messages;
+            sums[2] += after[2 * p + 1] - before[2 * p + 1];
+            most = messages > most ? messages : most;
+        }
+        MPI_Allreduce(MPI_IN_PLACE, sums, 3, MPI_DOUBLE, MPI_SUM, b->comm);
+        MPI_Allreduce(MPI_IN_PLACE, &most, 1, MPI_DOUBLE, MPI_MAX, b->comm);
+        r->net[kind] = (bench_net){.pairs = (long)sums[0],
+                                   .messages = sums[0] > 0 ? sums[1] / sums[0] : 0,
+                                   .bytes = sums[0] > 0 ? sums[2] / sums[0] : 0,
+                                   .most = most};
+    }
+    free(before);
+    free(after);
+}
+
 void bench_measure(const bench *b, const bench_plan *plan, bench_ours *o, bench_base *m, bench_result *r) {
     measure x = {.b = b, .plan = plan, .o = o, .m = m};
     int blocks = (b->opt.iterations + BENCH_BLOCK - 1) / BENCH_BLOCK;
@@ -251,6 +296,7 @@ void bench_measure(const bench *b, const bench_plan *plan, bench_ours *o, bench_
     }
     measure_run(&x, blocks);
     measure_collect(&x, r);
+    measure_net(&x, r);
     free(x.copy_src);
     free(x.copy_dst);
     free(x.copy_map);

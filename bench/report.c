@@ -121,6 +121,9 @@ void bench_report_result(const bench *b, const bench_result *r) {
                report_rate(r->written, &r->side[i].dispatch), bench_copy_name(), report_rate(r->written, &r->copy),
                bench_speedup(&r->copy, &r->side[i].dispatch), report_rate(r->written, &r->fanout),
                bench_speedup(&r->fanout, &r->side[i].dispatch));
+    for (int i = 0; i < 1 + b->has_combine && r->net[i].pairs > 0; i++)
+        printf("# Network, %s: %.1f messages per peer (most %.0f), %.0f wire bytes per peer, %ld proxied pairs\n",
+               i ? "combine" : "dispatch", r->net[i].messages, r->net[i].most, r->net[i].bytes, r->net[i].pairs);
     for (int i = 0; i < r->noverlap; i++) {
         const bench_overlap *o = &r->overlap[i];
         printf("# Overlap of %s, progress %s: call %.2f, computation %.2f, both %.2f: %.3f of the longer\n", o->op,

@@ -196,6 +196,9 @@ static int progress(mpix_ep *ep) {
             worked |= did == MPIX_EP_STEP_WORKED;
         }
     }
+    /* What the steps queued goes out now: after the start of a nonblocking call the caller may not come back for long. */
+    if (ep->far && ep->first)
+        worked |= mpix_proxy_step(ep->far->proxy);
     return worked;
 }
 

@@ -3,8 +3,8 @@
  *
  * What goes to a proxied peer in a call is one batch: its items (a token's row once per rank in dispatch; the experts' rows in combine), packed
  * contiguously in chunks and put into a region of the staging bank that the peer granted in its offer, then one signal per lane. A chunk
- * is posted as soon as it is packed, so the network works while the next is packed. Messages per peer: ceil(payload / chunk) puts,
- * one put of the status, and a signal per lane.
+ * is posted as soon as it is packed, so the network works while the next is packed. Messages per peer and call: ceil(payload / chunk)
+ * puts and a signal per lane, and for the offer a put and a signal; one more if the status is not what it was.
  *
  * The chunks belong to one call at a time (`packing`), the earliest that asks: it waits for nothing but completions of posted chunks, which need no
  * peer's part, so it always gets on; several calls holding half-packed chunks could wait for each other for ever.
@@ -185,11 +185,13 @@ void mpix_ep_far_signal(mpix_ep_call *call, int peer, int32_t status) {
     mpix_ep_words *words = mpix_ep_peer_words(call, peer);
     mpix_ep_status *slot = mpix_ep_peer_status(call, peer);
     int32_t *mine = call->type == MPIX_EP_DISPATCH ? &slot->dispatch : &slot->combine;
+    /* The peer's slot holds what was last put there, which is what the mirror holds: it travels only when it changes. */
+    int changed = *mine != status;
     *mine = status;
-    if (!queue(call, peer, 0, WINDOW_MIRROR, (uint64_t)((char *)mine - far->mirror), WINDOW_CTL, remote_offset(call, peer, mine), sizeof *mine,
+    if (changed && !queue(call, peer, 0, WINDOW_MIRROR, (uint64_t)((char *)mine - far->mirror), WINDOW_CTL, remote_offset(call, peer, mine), sizeof *mine,
                counter_data(call, 0)))
         return;
-    call->far[peer].writes[0]++;
+    call->far[peer].writes[0] += (uint32_t)changed;
     for (int l = 0; l < far->lanes; l++) {
         void *word = call->type == MPIX_EP_DISPATCH ? &words->dispatch[l] : &words->combine[l];
         queue_signal(call, peer, l, remote_offset(call, peer, word), counter_data(call, l), call->far[peer].writes[l]);

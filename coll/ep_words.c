@@ -156,11 +156,12 @@ void mpix_ep_signal(mpix_ep_call *call, int which) {
         mpix_ep_status *status = mpix_ep_peer_status(call, peer);
         mpix_ep_words *words = mpix_ep_peer_words(call, peer);
         int32_t *mine = call->type == MPIX_EP_DISPATCH ? &status->dispatch : &status->combine;
-        *mine = own;
-        if (mpix_ep_is_far(ep, peer))
+        if (mpix_ep_is_far(ep, peer)) {
             mpix_ep_far_signal(call, peer, own);
-        else
-            mpix_ep_publish(call, peer, mine, sizeof *mine, call->type == MPIX_EP_DISPATCH ? words->dispatch : words->combine);
+            continue;
+        }
+        *mine = own;
+        mpix_ep_publish(call, peer, mine, sizeof *mine, call->type == MPIX_EP_DISPATCH ? words->dispatch : words->combine);
     }
 }
 

@@ -248,6 +248,25 @@ int MPIX_Ep_set_errhandler(MPIX_Ep ep, MPI_Errhandler errhandler);
 /** The error that made the context fail, kind = 0 if it has not. Local, never blocks, not raised. @param[out] error struct_size set. */
 int MPIX_Ep_get_async_error(MPIX_Ep ep, MPIX_Error *error);
 
+/** How this rank reaches another, and what it has sent it over the network so far. */
+enum { MPIX_EP_REACH_SELF = 1, MPIX_EP_REACH_MAPPED, MPIX_EP_REACH_PROXIED };
+typedef struct MPIX_Ep_peer {
+    size_t struct_size;     /**< set by MPIX_INIT */
+    int reach;              /**< MPIX_EP_REACH_* */
+    int lanes;              /**< in-order ways; 1 unless proxied */
+    int counted;            /**< proxied: 1: signals are counted writes, 0: words behind the data */
+    int mtu;                /**< of the network, 0: it has none */
+    MPI_Count messages;     /**< proxied: operations posted (writes, signals) since the context was made */
+    MPI_Count bytes;        /**< proxied: bytes of those, signals included */
+    MPI_Count memory;       /**< proxied: bytes that the proxy has allocated for this peer beyond windows */
+    char transport[64];     /**< "self", "shm", or the network: "verbs", "chaos:shmem" */
+    char device[64], address[64]; /**< proxied: of this rank, e.g. "mlx5_0:1", "gid[3] 10.0.0.1" */
+    char why[128];          /**< in words */
+} MPIX_Ep_peer;
+
+/** About a rank of the context. Local. @param[in] rank  0 .. size - 1 @param[out] peer  struct_size set. */
+int MPIX_Ep_get_peer(MPIX_Ep ep, int rank, MPIX_Ep_peer *peer);
+
 /* ---- memory ------------------------------------------------------------------------------------------------------------- */
 
 /**
@@ -355,6 +374,7 @@ int PMPIX_Ep_free(MPIX_Ep *ep);
 int PMPIX_Ep_get_config(MPIX_Ep ep, MPIX_Ep_config *config);
 int PMPIX_Ep_set_errhandler(MPIX_Ep ep, MPI_Errhandler errhandler);
 int PMPIX_Ep_get_async_error(MPIX_Ep ep, MPIX_Error *error);
+int PMPIX_Ep_get_peer(MPIX_Ep ep, int rank, MPIX_Ep_peer *peer);
 int PMPIX_Ep_alloc(MPIX_Ep ep, MPI_Count bytes, MPI_Info info, void *baseptr);
 int PMPIX_Ep_dealloc(MPIX_Ep ep, void *base);
 int PMPIX_Ep_register(MPIX_Ep ep, void *base, MPI_Count bytes, int *direct);

@@ -48,11 +48,13 @@ static int proxy_new_peer(mpix_proxy *proxy, proxy_peer *peer) {
     if (!peer->lanes)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the %d lanes of a proxied peer", proxy->nlanes);
     memset(peer->lanes, 0, lanes_bytes);
+    peer->memory += lanes_bytes;
     for (int i = 0; i < proxy->nlanes; i++) {
         peer->lanes[i].ring = calloc(proxy->depth, sizeof *peer->lanes[i].ring);
         if (!peer->lanes[i].ring)
             return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %u commands of a lane (mpix_ep_proxy_depth)",
                              proxy->depth);
+        peer->memory += proxy->depth * sizeof *peer->lanes[i].ring;
     }
     return 0;
 }
@@ -260,6 +262,8 @@ static int proxy_table(mpix_proxy *proxy) {
         peer->rx = calloc((size_t)proxy->counters + 1, sizeof *peer->rx);
         if (!peer->tx || !peer->rx)
             kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d counters of a proxied peer", proxy->counters);
+        peer->memory += ((size_t)proxy->counters + 1) * (sizeof *peer->tx + sizeof *peer->rx) +
+                        2 * (size_t)proxy->counters * sizeof *proxy->table;
     }
     proxy->table_bytes = 2 * n * sizeof *proxy->table;
     if (!kind && n > 0)

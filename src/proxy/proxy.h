@@ -66,6 +66,9 @@ const mpix_net_rmem *mpix_proxy_window_rmem(const mpix_proxy *proxy, int peer, i
 int mpix_proxy_post(mpix_proxy *proxy, const mpix_net_op *op, uint64_t *seq);
 /* Commands of (peer, lane) whose local buffers may be reused: all with seq <= this. */
 uint64_t mpix_proxy_completed(const mpix_proxy *proxy, int peer, int lane);
+/* Bytes allocated for peer: lanes, counters, its part of the table of headers; and the name of the net as asked for. */
+size_t mpix_proxy_memory(const mpix_proxy *proxy, int peer);
+const char *mpix_proxy_net_name(const mpix_proxy *proxy);
 /* Number of messages posted and bytes written to peer so far, for statistics. */
 void mpix_proxy_counts(const mpix_proxy *proxy, int peer, uint64_t *messages, uint64_t *bytes);
 

@@ -76,6 +76,7 @@ typedef struct proxy_peer {
     uint64_t rbytes[MPIX_PROXY_WINDOWS];
     _Atomic int failed; /* kind; error is written before it and never again */
     MPIX_Error error;
+    size_t memory; /* counted where it is allocated */
     _Alignas(64) _Atomic uint64_t messages, bytes; /* the turn's, in a line of their own */
 } proxy_peer;
 

@@ -41,6 +41,14 @@ void mpix_proxy_counts(const mpix_proxy *proxy, int peer, uint64_t *messages, ui
     *bytes = atomic_load_explicit(&proxy->peers[peer].bytes, memory_order_relaxed);
 }
 
+size_t mpix_proxy_memory(const mpix_proxy *proxy, int peer) {
+    return proxy->peers[peer].memory;
+}
+
+const char *mpix_proxy_net_name(const mpix_proxy *proxy) {
+    return proxy->net_name;
+}
+
 const mpix_net_caps *mpix_proxy_caps(const mpix_proxy *proxy) {
     return &proxy->net->caps;
 }

@@ -16,6 +16,7 @@ MPI_TESTS = \
 	tests/mpi/ep_errors.1.test \
 	tests/mpi/ep_errors.2.test \
 	tests/mpi/ep_errors.5.test \
+	tests/mpi/ep_errors_far.2.test \
 	tests/mpi/ep_nompi.1.test \
 	tests/mpi/ep_nompi.3.test \
 	tests/mpi/ep_stress.1.test \
@@ -43,6 +44,9 @@ MPI_TESTS = \
 	tests/mpi/ep_faults_injected.2.test \
 	tests/mpi/ep_faults_injected.3.test \
 	tests/mpi/ep_faults_injected_thread.3.test \
+	tests/mpi/ep_traffic_ordered.2.test \
+	tests/mpi/ep_traffic_counted.2.test \
+	tests/mpi/ep_traffic_lanes.3.test \
 	tests/mpi/ep_faults_late.3.test \
 	tests/mpi/ep_faults_absent.2.test \
 	tests/mpi/ep_faults_stopped.3.test \
@@ -120,7 +124,7 @@ tests_mpi_p2p_faults_SOURCES = tests/mpi/p2p_faults.c
 tests_mpi_p2p_faults_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
 tests_mpi_p2p_faults_LDADD = $(MPI_TEST_LIBS)
 
-check_PROGRAMS += tests/mpi/ep_errors tests/mpi/ep_faults tests/mpi/ep_files tests/mpi/ep_nompi tests/mpi/ep_random tests/mpi/ep_stress
+check_PROGRAMS += tests/mpi/ep_errors tests/mpi/ep_faults tests/mpi/ep_files tests/mpi/ep_nompi tests/mpi/ep_random tests/mpi/ep_stress tests/mpi/ep_traffic
 
 tests_mpi_ep_errors_SOURCES = \
 	tests/mpi/ep_errors.c \
@@ -148,3 +152,6 @@ tests_mpi_ep_random_LDADD = $(MPI_TEST_LIBS)
 tests_mpi_ep_stress_SOURCES = tests/mpi/ep_stress.c
 tests_mpi_ep_stress_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
 tests_mpi_ep_stress_LDADD = $(MPI_TEST_LIBS)
+tests_mpi_ep_traffic_SOURCES = tests/mpi/ep_traffic.c
+tests_mpi_ep_traffic_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
+tests_mpi_ep_traffic_LDADD = $(MPI_TEST_LIBS)

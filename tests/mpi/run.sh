@@ -57,8 +57,25 @@ ep_random_* | ep_stress_*) # over proxied peers, with no network: the proxy copi
     *) set -- --rounds $((scale * 6)) --contexts 40 ;; # few would not tell a leak from the allocator's mappings
     esac
     ;;
+ep_traffic_ordered)
+    export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=ordered
+    program=ep_traffic
+    ;;
+ep_traffic_counted)
+    export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted
+    program=ep_traffic
+    ;;
+ep_traffic_lanes)
+    export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted MPIX_EP_LANES=3 MPIX_EP_CHUNK_BYTES=64k
+    program=ep_traffic
+    set -- --lanes 3 --chunk 65536
+    ;;
 ep_files | ep_nompi) ;;
 ep_errors) export MPIX_EP_LOG_LEVEL=none ;; # every one of them is wanted
+ep_errors_far)
+    export MPIX_EP_LOG_LEVEL=none MPIX_EP_HOSTS=2 MPIX_EP_TRANSPORT=shmem
+    program=ep_errors
+    ;;
 ep_stress) set -- --rounds $((scale * 30)) --contexts $((scale / 3 + 8)) ;;
 p2p_data | p2p_data_*) # all ways to reach a peer
     program=p2p_data
