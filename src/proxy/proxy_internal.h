@@ -58,8 +58,9 @@ typedef struct proxy_lane {
 } proxy_lane;
 
 typedef struct proxy_tx { /* per counter: the batch that is being taken */
-    uint32_t puts, writes;
-    int header_open; /* the header's place in the mirror is in use */
+    uint32_t puts;
+    uint32_t writes : 31;
+    uint32_t header_open : 1; /* the header's place in the mirror is in use */
 } proxy_tx;
 
 typedef struct proxy_rx { /* per counter: the batch that is arriving */
