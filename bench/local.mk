@@ -9,3 +9,9 @@ mpix_ep_bench_LDADD = libmpixep.la $(JANSSON_LIBS) $(MPI_LIBS) -lm
 noinst_PROGRAMS += bench/mpix_fifo_bench
 bench_mpix_fifo_bench_SOURCES = bench/fifo_bench.c
 bench_mpix_fifo_bench_LDADD = libmpixep_core.la $(MPI_LIBS)
+
+# MPIX_P2p_* beside MPI's one-sided calls and memcpy.
+bin_PROGRAMS += mpix_p2p_bench
+mpix_p2p_bench_SOURCES = bench/p2p_bench.c
+mpix_p2p_bench_CPPFLAGS = $(AM_CPPFLAGS) $(JANSSON_CFLAGS)
+mpix_p2p_bench_LDADD = libmpixep.la $(JANSSON_LIBS) $(MPI_LIBS)
