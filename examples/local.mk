@@ -3,6 +3,10 @@ noinst_PROGRAMS += examples/ep_minimal
 examples_ep_minimal_SOURCES = examples/ep_minimal.c
 examples_ep_minimal_LDADD = libmpixep.la $(MPI_LIBS)
 
+noinst_PROGRAMS += examples/halo
+examples_halo_SOURCES = examples/halo.c
+examples_halo_LDADD = libmpixep.la $(MPI_LIBS)
+
 if HAVE_CXX
 if HAVE_CBLAS
 noinst_PROGRAMS += examples/moe_layer
@@ -15,14 +19,14 @@ endif
 endif
 
 if HAVE_MPIEXEC
-TESTS += examples/test_ep_minimal.sh
+TESTS += examples/test_ep_minimal.sh examples/test_halo.sh
 if HAVE_CXX
 if HAVE_CBLAS
 TESTS += examples/test_moe_layer.sh examples/test_moe_layer_bad.sh
 endif
 endif
 endif
-EXTRA_DIST += examples/test_ep_minimal.sh examples/test_moe_layer.sh examples/test_moe_layer_bad.sh
+EXTRA_DIST += examples/test_halo.sh examples/test_ep_minimal.sh examples/test_moe_layer.sh examples/test_moe_layer_bad.sh
 
 # Real choices of experts, for mpix_ep_bench --routing: of use to an installed benchmark too.
 routingdir = $(pkgdatadir)/routing
