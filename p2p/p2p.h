@@ -31,6 +31,7 @@ enum {
     P2P_MAGIC = 0x50325031, /* of exported handles; the last digit is their version */
     P2P_MEMS = 4096,        /* registrations of a rank that are alive at once */
     P2P_LANES = 16,
+    P2P_STREAMED = 16384, /* no memcpy streams fewer bytes */
     P2P_SCRATCH = 64,  /* words for old values and for reads that flush, one unit of each in flight */
     P2P_WIN_CTL = 0,   /* windows of the proxy */
     P2P_WIN_MIRROR = 1 /* what is sent to the peers' control windows, and scratch words */

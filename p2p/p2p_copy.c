@@ -1,8 +1,8 @@
 /*
  * p2p_copy.c - transfers that are over when the call returns: mapped memory, and other processes' memory by system call.
  *
- * Visibility. memcpy may use streaming stores, which a release store does not order: whoever tells a peer of the data (a notification,
- * a flush, a message) fences before, see p2p_copy_fence in p2p_rma.c. A system call that wrote the peer's memory is over when it returns.
+ * Visibility. memcpy may use streaming stores for long copies, which a release store does not order: a long copy is followed by a fence
+ * (P2P_STREAMED), and a notification or message is preceded by one. A system call that wrote the peer's memory is over when it returns.
  */
 #include "config.h"
 
@@ -74,6 +74,8 @@ int p2p_copy(mpix_p2p *p2p, int put, const p2p_piece *pieces, int n, int *at) {
             memmove(p->rmem->ptr + p->roff, p->local, p->len);
         else if (p->len)
             memmove(p->local, p->rmem->ptr + p->roff, p->len);
+        if (p->len >= P2P_STREAMED)
+            p2p_fence();
         (*at)++;
     }
     return kind;

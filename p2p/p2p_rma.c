@@ -22,6 +22,8 @@ static int rma_copy(mpix_p2p *p2p, int put, const MPIX_P2p_iov iov[], int n) {
         char *here = v->mem->base + v->off, *there = v->rmem->ptr + v->roff;
         if (v->len)
             memmove(put ? there : here, put ? here : there, (size_t)v->len);
+        if (v->len >= P2P_STREAMED)
+            p2p_fence();
         return 0;
     }
     kind = p2p_copy_iov(p2p, put, iov, n);
@@ -310,7 +312,7 @@ int PMPIX_P2p_flush(MPIX_P2p p2p, int peer) {
         kind = mpix_fail(MPIX_ERRK_ARG, "peer", "peer = %d is not in [0, %d), nor MPIX_ALL_PEERS", peer, p2p->size);
     if (kind)
         return p2p_raise(p2p, kind);
-    p2p_fence();
+    atomic_thread_fence(memory_order_release); /* long copies have fenced themselves */
     if (!p2p->proxy && atomic_load_explicit(&p2p->pending, memory_order_acquire) == 0)
         return MPI_SUCCESS;
     for (int r = peer < 0 ? 0 : peer; r < (peer < 0 ? p2p->size : peer + 1) && !kind; r++)
