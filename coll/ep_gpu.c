@@ -321,6 +321,7 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
     d->rows_limit = d->drop || ep->config.max_recv_rows == 0 ? -1 : ep->config.max_recv_rows;
     d->check = ep->config.check > 0;
     d->timeout_ns = ep->config.timeout_s > 0 ? (uint64_t)(ep->config.timeout_s * 1e9) : UINT64_MAX;
+    d->delay_ns = (uint64_t)ep->params.gpu_delay_us * 1000;
     d->ready = sizeof(mpix_cuda_words);
     d->offered = d->ready + 2 * sizeof(mpix_cuda_offer);
     d->counts = d->offered + 2 * sizeof(mpix_cuda_offer);
@@ -339,11 +340,14 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
             d->window[r] = g->window.mem[r].p;
         kind = gpu->ops->local_alloc(&gpu->device, carve(ep, d, NULL), &g->local, why);
         if (!kind)
-            kind = gpu->ops->pinned_alloc((2 + 2 * n + (size_t)d->local_experts + e) * sizeof(int64_t), &g->results, why);
+            kind = gpu->ops->pinned_alloc(sizeof *g->captured + (2 + 2 * n + (size_t)d->local_experts + e) * sizeof(int64_t), &g->results, why);
         if (!kind)
             kind = gpu->ops->event_create(&gpu->device, &g->event, why);
+        if (!kind)
+            kind = gpu->ops->event_create(&gpu->device, &g->capture_event, why);
         carve(ep, d, g->local);
-        d->results = g->results;
+        g->captured = g->results;
+        d->results = (int64_t *)(g->captured + 1);
         kind = mpix_boot_agree(ep->boot, kind ? mpix_fail(kind, NULL, "a handle in GPU memory: %s", why) : 0);
     }
     if (kind)
@@ -370,6 +374,8 @@ void mpix_ep_gpu_handle_free(struct mpix_ep_handle *handle) {
         ops->pinned_free(g->results);
     if (g->event)
         ops->event_destroy(g->event);
+    if (g->capture_event)
+        ops->event_destroy(g->capture_event);
     free(g);
     handle->gpu = NULL;
 }

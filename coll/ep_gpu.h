@@ -13,7 +13,9 @@ typedef struct mpix_ep_gpu_window {
     int used;
 } mpix_ep_gpu_window;
 
-enum { MPIX_EP_GPU_REPORTS = 1024, MPIX_EP_GPU_KNOWN = 128 };
+enum { MPIX_EP_GPU_REPORTS = 4096, MPIX_EP_GPU_KNOWN = 128 };
+/* Places of reports: free, of an enqueued call (whose place may be taken over), of a transfer. */
+enum { MPIX_EP_GPU_SLOT_FREE, MPIX_EP_GPU_SLOT_ENQUEUED, MPIX_EP_GPU_SLOT_HELD };
 
 typedef struct mpix_ep_gpu {
     const mpix_cuda_ops *ops;
@@ -26,7 +28,7 @@ typedef struct mpix_ep_gpu {
     int32_t *tables, *failed;     /* device: owner, local, mine */
     mpix_cuda_status *reports;    /* pinned, a ring */
     int64_t next_report;
-    unsigned char enqueued[MPIX_EP_GPU_REPORTS]; /* nobody waits for this report */
+    unsigned char slots[MPIX_EP_GPU_REPORTS];
     const void *known[MPIX_EP_GPU_KNOWN]; /* pointers found to be memory of this device */
     MPIX_Error async;             /* first error of an enqueued call */
 } mpix_ep_gpu;
@@ -35,9 +37,42 @@ typedef struct mpix_ep_gpu_handle {
     mpix_ep_gpu_window window;
     mpix_cuda_handle dev;
     void *local, *results;
-    void *event, *last_stream;    /* the last call of the handle, and where it went */
+    void *event, *last_stream;    /* the last eager call of the handle, and where it went */
     int started;
+    unsigned long long capture;   /* the last captured call: its capture, 0: none */
+    void *capture_event, *capture_stream;
+    mpix_cuda_status *captured;   /* pinned: the report of captured calls */
+    int open;                     /* MPIX_CUDA_DISPATCH or COMBINE: begun and not ended */
+    unsigned long long open_capture;
+    mpix_cuda_dispatch dispatch;  /* of the open call */
+    mpix_cuda_combine combine;
 } mpix_ep_gpu_handle;
+
+typedef struct mpix_ep_gpu_copy { /* an output in pageable memory, filled at the end */
+    MPI_Count *to;
+    const int64_t *from;
+    int64_t n;
+} mpix_ep_gpu_copy;
+
+typedef struct mpix_ep_gpu_call { /* a blocking or nonblocking call, while it is waited for */
+    struct mpix_xfer xfer; /* first */
+    mpix_ep *ep;
+    struct mpix_ep_handle *handle;
+    void *event;
+    mpix_cuda_status *report;
+    mpix_ep_gpu_copy copies[6];
+    int ncopies, broken;
+    char why[MPIX_CUDA_WHY];
+} mpix_ep_gpu_call;
+
+typedef struct mpix_ep_gpu_begun { /* a call between its start and its launch */
+    int how, kind;                /* kind: an error of the caller's that is known already */
+    void *stream;
+    unsigned long long capture;   /* the stream is in this capture, 0: in none */
+    mpix_ep_gpu_call *call;       /* NULL: nobody waits */
+    MPIX_Xfer *xfer;
+    mpix_cuda_status *report;
+} mpix_ep_gpu_begun;
 
 /* Whether a live handle belongs to a context in GPU memory. */
 int mpix_ep_gpu_is(struct mpix_ep_handle *handle);
@@ -56,13 +91,22 @@ int mpix_ep_gpu_find(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride, 
 int mpix_ep_gpu_window_create(mpix_ep *ep, size_t bytes, mpix_ep_gpu_window *window);
 void mpix_ep_gpu_window_free(mpix_ep *ep, mpix_ep_gpu_window *window);
 
-/* The calls. how: blocking, nonblocking (xfer), or on a stream. Return codes, raised. */
-enum { MPIX_EP_GPU_BLOCKING, MPIX_EP_GPU_XFER, MPIX_EP_GPU_ENQUEUE };
+/* The calls. how: blocking, nonblocking (xfer), on a stream, or only the first half on a stream. Return codes, raised. */
+enum { MPIX_EP_GPU_BLOCKING, MPIX_EP_GPU_XFER, MPIX_EP_GPU_ENQUEUE, MPIX_EP_GPU_BEGIN };
 int mpix_ep_gpu_route(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts, MPIX_Xfer *xfer, int how, void *stream);
 int mpix_ep_gpu_dispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, MPIX_Xfer *xfer, int how,
                          void *stream);
 int mpix_ep_gpu_combine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, MPIX_Xfer *xfer, int how,
                         void *stream);
+/* The second half of a call that was begun. what: MPIX_CUDA_DISPATCH or MPIX_CUDA_COMBINE. */
+int mpix_ep_gpu_end(MPIX_Ep_handle handle, int what, void *stream);
+
+/* The frame of every call (ep_gpu_stream.c): start, checks of arguments (if they fail in a capture, the call ends there), order, launch,
+ * finish. start: 0, or 1 and the code to return; end: the call that this one ends, 0: none. order: kind, why on error.
+ * finish: the code to return; kind: the caller's own error, launch: order's or the launch's. */
+int mpix_ep_gpu_start(MPIX_Ep_handle handle, MPIX_Xfer *xfer, int how, int end, void *stream, mpix_ep_gpu_begun *s, int *code);
+int mpix_ep_gpu_order(struct mpix_ep_handle *handle, const mpix_ep_gpu_begun *s, char *why);
+int mpix_ep_gpu_finish(struct mpix_ep_handle *handle, mpix_ep_gpu_begun *s, int kind, int launch, const char *why);
 /* Looks at what enqueued calls have reported. */
 void mpix_ep_gpu_poll(mpix_ep *ep);
 #endif

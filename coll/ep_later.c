@@ -1,4 +1,4 @@
-/* ep_later.c - calls that this version declares but does not have. */
+/* ep_later.c - stream-ordered calls, which host memory does not have, and calls that this version declares but does not have. */
 #include "config.h"
 
 #include "coll/ep_gpu.h"
@@ -11,7 +11,6 @@ static int later(MPIX_Ep_handle handle, const char *call, const char *why) {
 }
 
 static const char gpu[] = "stream-ordered calls need a context in GPU memory (MPIX_EP_CUDA)";
-static const char halves[] = "the halves of a call apart are not there yet";
 
 #define LATER(name, args, why)                                                                                                             \
     int PMPIX_##name args { return later(handle, "MPIX_" #name, why); }                                                                   \
@@ -31,10 +30,24 @@ int PMPIX_Ep_combine_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in
     return mpix_ep_gpu_is(handle) ? mpix_ep_gpu_combine(handle, in, out, NULL, MPIX_EP_GPU_ENQUEUE, stream) : later(handle, "MPIX_Ep_combine_enqueue", gpu);
 }
 MPIX_WEAK_ALIAS(Ep_combine_enqueue);
-LATER(Ep_dispatch_begin_enqueue, (MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, void *stream), halves);
-LATER(Ep_dispatch_end_enqueue, (MPIX_Ep_handle handle, void *stream), halves);
-LATER(Ep_combine_begin_enqueue, (MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, void *stream), halves);
-LATER(Ep_combine_end_enqueue, (MPIX_Ep_handle handle, void *stream), halves);
+int PMPIX_Ep_dispatch_begin_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, void *stream) {
+    return mpix_ep_gpu_is(handle) ? mpix_ep_gpu_dispatch(handle, in, out, NULL, MPIX_EP_GPU_BEGIN, stream)
+                                  : later(handle, "MPIX_Ep_dispatch_begin_enqueue", gpu);
+}
+MPIX_WEAK_ALIAS(Ep_dispatch_begin_enqueue);
+int PMPIX_Ep_dispatch_end_enqueue(MPIX_Ep_handle handle, void *stream) {
+    return mpix_ep_gpu_is(handle) ? mpix_ep_gpu_end(handle, MPIX_CUDA_DISPATCH, stream) : later(handle, "MPIX_Ep_dispatch_end_enqueue", gpu);
+}
+MPIX_WEAK_ALIAS(Ep_dispatch_end_enqueue);
+int PMPIX_Ep_combine_begin_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, void *stream) {
+    return mpix_ep_gpu_is(handle) ? mpix_ep_gpu_combine(handle, in, out, NULL, MPIX_EP_GPU_BEGIN, stream)
+                                  : later(handle, "MPIX_Ep_combine_begin_enqueue", gpu);
+}
+MPIX_WEAK_ALIAS(Ep_combine_begin_enqueue);
+int PMPIX_Ep_combine_end_enqueue(MPIX_Ep_handle handle, void *stream) {
+    return mpix_ep_gpu_is(handle) ? mpix_ep_gpu_end(handle, MPIX_CUDA_COMBINE, stream) : later(handle, "MPIX_Ep_combine_end_enqueue", gpu);
+}
+MPIX_WEAK_ALIAS(Ep_combine_end_enqueue);
 LATER(Ep_combine_buffer, (MPIX_Ep_handle handle, MPIX_Ep_rows *rows), "use memory from MPIX_Ep_alloc, which combine reads in place");
 #pragma GCC diagnostic pop
 

@@ -376,13 +376,14 @@ __global__ void __launch_bounds__(HOW == BULK ? 480 : 512) combine_kernel(const 
     if (call_refused(h, c.report))
         return;
     uint64_t epoch = h.state->epoch[MPIX_CUDA_COMBINE] + 1;
-    if (blockIdx.x == 0) {
+    if (blockIdx.x == 0 && c.part != MPIX_CUDA_END) {
         mpix_cuda_offer mine = c.offer;
         int64_t rows = h.state->recv_total;
-        if (!mine.status && !h.state->routed) {
+        int fault = mine.status ? 0 : routing_fault(h, c.tokens, c.topk);
+        if (fault) {
             mine.status = 1;
             if (threadIdx.x == 0)
-                report(h, MPIX_CUDA_NOT_ROUTED, 0, -1, 0, 0);
+                report(h, fault, 0, -1, h.state->tokens, c.tokens);
         } else if (!mine.status && mine.rows < rows && !h.drop) {
             mine.status = 2;
             if (threadIdx.x == 0)
@@ -392,6 +393,8 @@ __global__ void __launch_bounds__(HOW == BULK ? 480 : 512) combine_kernel(const 
             mine.rows = rows;
         offer_send(h, mine, h.offered, offsetof(mpix_cuda_words, rows_offered), epoch);
     }
+    if (c.part == MPIX_CUDA_BEGIN) /* the peers may read; this rank reads in the second half */
+        return;
     if (!wait_all(h, offsetof(mpix_cuda_words, rows_offered), epoch, c.wait_ns, c.report))
         return;
     if (offers_read(h, offers, c.offer, h.offered, epoch)) {
@@ -461,6 +464,8 @@ cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_
     int sms = c->num_sms ? c->num_sms : 14, size = c->xdtype == F32 ? 4 : 2;
     if (sms > d->sms)
         sms = d->sms;
+    if (c->part == MPIX_CUDA_BEGIN)
+        sms = 1;
     uint64_t bits = (uint64_t)c->x | (uint64_t)c->x_stride | (uint64_t)c->y | (uint64_t)c->y_stride | (uint64_t)(c->hidden * size);
     for (int b = 0; b < c->num_bias; b++)
         bits |= (uint64_t)c->bias[b] | (uint64_t)c->bias_stride[b];

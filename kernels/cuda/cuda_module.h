@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 enum {
-    MPIX_CUDA_ABI = 1,
+    MPIX_CUDA_ABI = 2,
     MPIX_CUDA_RANKS = 32,    /* ranks of a context at most: one lane of a warp each */
     MPIX_CUDA_WINDOWS = 256, /* allocations of a context at most */
     MPIX_CUDA_WHY = 256,
@@ -38,8 +38,11 @@ enum {
     MPIX_CUDA_SCALES,   /* peer, a: its, b: ours */
     MPIX_CUDA_WEIGHTS,  /* peer: gave none */
     MPIX_CUDA_SLOTS,    /* peer: gave none */
-    MPIX_CUDA_FAILED    /* an earlier call timed out */
+    MPIX_CUDA_FAILED,   /* an earlier call timed out */
+    MPIX_CUDA_STALE     /* the routing is not the one that the call was made for; a: its tokens, b: the call's */
 };
+/* A call in one, or its halves (MPIX_Ep_..._begin_enqueue, ..._end_enqueue). */
+enum { MPIX_CUDA_WHOLE, MPIX_CUDA_BEGIN, MPIX_CUDA_END };
 enum { MPIX_CUDA_PATH_AUTO, MPIX_CUDA_PATH_BULK, MPIX_CUDA_PATH_VECTOR };
 /* Kinds of memory behind a pointer. */
 enum { MPIX_CUDA_PTR_PAGEABLE, MPIX_CUDA_PTR_PINNED, MPIX_CUDA_PTR_DEVICE, MPIX_CUDA_PTR_OTHER_DEVICE, MPIX_CUDA_PTR_MANAGED };
@@ -59,13 +62,14 @@ typedef struct mpix_cuda_words {
     uint64_t route, ready, rows_here, rows_offered, read_done, pad[3];
 } mpix_cuda_words;
 
-/* In pinned host memory, one per call. */
+/* In pinned host memory, one per call; of captured calls, one per handle. code is written last. */
 typedef struct mpix_cuda_status { int32_t code, kind, peer, pad; int64_t a, b; } mpix_cuda_status;
 
 /* In device memory, one per handle. */
 typedef struct mpix_cuda_state {
     uint64_t epoch[MPIX_CUDA_KINDS];
     uint32_t ticket[MPIX_CUDA_KINDS];
+    int32_t outcome[MPIX_CUDA_KINDS]; /* code of the last call of each kind */
     int32_t routed, topk, width;  /* of the last route; routed: it succeeded */
     int32_t err;                  /* lock of status */
     mpix_cuda_status status;      /* of the call that runs */
@@ -80,6 +84,7 @@ typedef struct mpix_cuda_handle {
     int64_t rows_limit;            /* config.max_recv_rows if going beyond is an error, else -1 */
     int32_t drop, check;
     uint64_t timeout_ns;           /* UINT64_MAX: none */
+    uint64_t delay_ns;             /* tests: random pauses up to this, 0: none */
     uint64_t block, ready, offered, counts, counts_bytes, meta, meta_record; /* offsets in a window, sizes */
     char *window[MPIX_CUDA_RANKS];
     void **bases;                  /* device: [MPIX_CUDA_WINDOWS][MPIX_CUDA_RANKS] allocations of each rank */
@@ -106,7 +111,7 @@ typedef struct mpix_cuda_dispatch {
     const char *x, *scales;
     const float *weights;
     int64_t tokens, x_stride, scale_stride, row, scale_row; /* bytes; row: without padding */
-    int32_t topk, num_sms, path, status;
+    int32_t topk, num_sms, path, status, part, pad;
     mpix_cuda_offer offer;
     int64_t out_scale_stride;
     mpix_cuda_status *report;
@@ -126,7 +131,7 @@ typedef struct mpix_cuda_combine {
     char *y;
     float *out_slots;
     int64_t tokens, x_stride, scale_stride, y_stride, bias_stride[2], hidden;
-    int32_t xdtype, ydtype, scale_kind, num_bias, topk, num_sms, path, status;
+    int32_t xdtype, ydtype, scale_kind, num_bias, topk, num_sms, path, status, part;
     mpix_cuda_offer offer;
     mpix_cuda_status *report;
     int64_t *wait_ns;
@@ -165,12 +170,13 @@ typedef struct mpix_cuda_ops {
     int (*copy)(const mpix_cuda_device *device, void *to, const void *from, size_t bytes, char *why); /* any kinds, blocking */
     int (*stream_create)(const mpix_cuda_device *device, void **stream, char *why);
     void (*stream_destroy)(void *stream);
-    int (*stream_check)(const mpix_cuda_device *device, void *stream, int *capturing, char *why);
+    /* capture: the number of the capture that the stream is in, 0: none. */
+    int (*stream_check)(const mpix_cuda_device *device, void *stream, unsigned long long *capture, char *why);
     int (*event_create)(const mpix_cuda_device *device, void **event, char *why);
     void (*event_destroy)(void *event);
     int (*event_record)(const mpix_cuda_device *device, void *event, void *stream, char *why);
-    int (*event_done)(void *event, char *why); /* 1: yes, 0: no, -1: the device failed */
-    int (*stream_wait)(void *stream, void *event, char *why);
+    int (*event_done)(const mpix_cuda_device *device, void *event, char *why); /* 1: yes, 0: no, -1: the device failed */
+    int (*stream_wait)(const mpix_cuda_device *device, void *stream, void *event, char *why);
     void (*device_sync)(const mpix_cuda_device *device);
     int (*route)(const mpix_cuda_device *, const mpix_cuda_handle *, const mpix_cuda_route *, void *stream, char *why);
     int (*dispatch)(const mpix_cuda_device *, const mpix_cuda_handle *, mpix_cuda_dispatch *, void *stream, char *why);

@@ -62,6 +62,39 @@ __device__ __forceinline__ mpix_cuda_offer *offer_of(const mpix_cuda_handle &h, 
     return (mpix_cuda_offer *)(block_of(h, owner, source) + at) + (epoch & 1);
 }
 
+/* Tests only (parameter gpu_delay_us): a pause whose length is a hash of who is where, so that orders come up that a quiet machine does
+ * not show. One call in four pauses. */
+static __device__ __noinline__ void delay_take(const mpix_cuda_handle &h, uint32_t point) {
+    uint64_t x = (uint64_t)point << 48 ^ (uint64_t)h.rank << 40 ^ (uint64_t)blockIdx.x << 20 ^ (uint64_t)(threadIdx.x / 32) << 12;
+    for (int k = 0; k < MPIX_CUDA_KINDS; k++)
+        x = (x + h.state->epoch[k] + 1) * 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 31) * 0xbf58476d1ce4e5b9u;
+    x ^= x >> 29;
+    if (x & 3)
+        return;
+    uint64_t start = now_ns(), pause = (x >> 2) % h.delay_ns;
+    while (now_ns() - start < pause)
+        __nanosleep(500);
+}
+__device__ __forceinline__ void delay(const mpix_cuda_handle &h, uint32_t point) {
+    if (h.delay_ns)
+        delay_take(h, point);
+}
+
+/* To pinned memory, where the host may be looking: what is there already stays, the code comes last. */
+__device__ inline void status_write(mpix_cuda_status *to, const mpix_cuda_status &s) {
+    volatile mpix_cuda_status *v = to;
+    if (v->code)
+        return;
+    v->kind = s.kind;
+    v->peer = s.peer;
+    v->a = s.a;
+    v->b = s.b;
+    __threadfence_system();
+    v->code = s.code;
+    __threadfence_system();
+}
+
 /* The first error of a call stays. */
 __device__ inline void report(const mpix_cuda_handle &h, int code, int kind, int peer, int64_t a, int64_t b) {
     if (atomicCAS(&h.state->err, 0, code) == 0) {
@@ -74,14 +107,14 @@ __device__ inline void report(const mpix_cuda_handle &h, int code, int kind, int
  * source r. Bounded; gives false in all threads after a time-out. */
 __device__ inline bool wait_all(const mpix_cuda_handle &h, int word, uint64_t epoch, int64_t *wait_ns, mpix_cuda_status *to) {
     int bad = 0;
+    delay(h, 1);
     if ((int)threadIdx.x < h.size) {
         const uint64_t *p = (const uint64_t *)((const char *)words_of(h, h.rank, threadIdx.x) + word);
         uint64_t start = now_ns();
         while (word_load(p) < epoch) {
             if (now_ns() - start > h.timeout_ns || *(volatile int32_t *)h.failed) {
                 /* Told at once: blocks that start from now on do nothing, so the end of the call may never come. */
-                *to = {MPIX_CUDA_TIMEOUT, 0, (int32_t)threadIdx.x, 0, 0, 0};
-                __threadfence_system();
+                status_write(to, {MPIX_CUDA_TIMEOUT, 0, (int32_t)threadIdx.x, 0, 0, 0});
                 *(volatile int32_t *)h.failed = 1;
                 bad = 1;
                 break;
@@ -96,6 +129,7 @@ __device__ inline bool wait_all(const mpix_cuda_handle &h, int word, uint64_t ep
 /* The offer of this rank, to everybody; by the first block of a kernel, before anything waits. */
 __device__ inline void offer_send(const mpix_cuda_handle &h, const mpix_cuda_offer &offer, uint64_t at, int word, uint64_t epoch) {
     if ((int)threadIdx.x < h.size) {
+        delay(h, 2 + threadIdx.x);
         *offer_of(h, threadIdx.x, h.rank, at, epoch) = offer;
         word_store((uint64_t *)((char *)words_of(h, threadIdx.x, h.rank) + word), epoch);
     }
@@ -105,6 +139,7 @@ __device__ inline void offer_send(const mpix_cuda_handle &h, const mpix_cuda_off
  * the block meets, one thread takes part in the device-scope atomic. */
 __device__ inline bool last_block(const mpix_cuda_handle &h, int kind) {
     __shared__ int last;
+    delay(h, 50);
     __threadfence_system();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -119,20 +154,28 @@ __device__ inline bool last_block(const mpix_cuda_handle &h, int kind) {
 __device__ inline void call_end(const mpix_cuda_handle &h, int kind, uint64_t epoch, mpix_cuda_status *to) {
     h.state->ticket[kind] = 0;
     h.state->epoch[kind] = epoch;
-    if (h.state->err) {
-        *to = h.state->status;
-        __threadfence_system();
-    }
+    h.state->outcome[kind] = h.state->err;
+    if (h.state->err)
+        status_write(to, h.state->status);
     h.state->err = 0;
 }
 
 /* A call of a context that has failed does nothing. True: it has. */
 __device__ inline bool call_refused(const mpix_cuda_handle &h, mpix_cuda_status *to) {
-    if (!*(volatile int32_t *)h.failed)
+    if (!*(volatile int32_t *)h.failed) {
+        delay(h, 51);
         return false;
-    if (blockIdx.x == 0 && threadIdx.x == 0 && !to->code)
-        *to = {MPIX_CUDA_FAILED, 0, -1, 0, 0, 0};
+    }
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        status_write(to, {MPIX_CUDA_FAILED, 0, -1, 0, 0, 0});
     return true;
+}
+
+/* Whether the routing can serve a call of so many tokens: a call in a graph keeps the numbers that it was captured with. 0: yes. */
+__device__ inline int routing_fault(const mpix_cuda_handle &h, int64_t tokens, int topk) {
+    if (!h.state->routed)
+        return MPIX_CUDA_NOT_ROUTED;
+    return h.state->tokens != tokens || h.state->topk != topk ? MPIX_CUDA_STALE : 0;
 }
 
 /* The offers of all ranks, into shared memory; differences make the call fail alike everywhere. By all threads of a block. */

@@ -207,10 +207,11 @@ __global__ void __launch_bounds__(512) dispatch_kernel(const __grid_constant__ m
     uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
     if (blockIdx.x == 0) {
         mpix_cuda_offer mine = c.offer;
-        if (!mine.status && !h.state->routed) {
+        int fault = mine.status ? 0 : routing_fault(h, c.tokens, c.topk);
+        if (fault) {
             mine.status = 1;
             if (threadIdx.x == 0)
-                report(h, MPIX_CUDA_NOT_ROUTED, 0, -1, 0, 0);
+                report(h, fault, 0, -1, h.state->tokens, c.tokens);
         } else if (!mine.status && h.state->recv_total > c.capacity && !h.drop) {
             mine.status = 2;
             if (threadIdx.x == 0)
@@ -246,6 +247,23 @@ __global__ void __launch_bounds__(512) dispatch_kernel(const __grid_constant__ m
         return;
     if ((int)threadIdx.x < h.size)
         word_store(&words_of(h, threadIdx.x, h.rank)->rows_here, epoch);
+    if (c.part == MPIX_CUDA_BEGIN) { /* the rest is dispatch_end_kernel's */
+        if (threadIdx.x == 0)
+            h.state->ticket[MPIX_CUDA_DISPATCH] = 0;
+        return;
+    }
+    if (!wait_all(h, offsetof(mpix_cuda_words, rows_here), epoch, c.wait_ns, c.report))
+        return;
+    fence_async();
+    if (threadIdx.x == 0)
+        call_end(h, MPIX_CUDA_DISPATCH, epoch, c.report);
+}
+
+/* The second half of a call that was begun: waits for the peers' rows. One block. */
+__global__ void dispatch_end_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_dispatch c) {
+    if (call_refused(h, c.report))
+        return;
+    uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
     if (!wait_all(h, offsetof(mpix_cuda_words, rows_here), epoch, c.wait_ns, c.report))
         return;
     fence_async();
@@ -255,7 +273,7 @@ __global__ void __launch_bounds__(512) dispatch_kernel(const __grid_constant__ m
 
 /* Records to the caller's arrays; the rows of source s are [first[s], first[s] + recv[s]). */
 __global__ void __launch_bounds__(1024) unpack_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_dispatch c) {
-    if (*(volatile int32_t *)h.failed || c.report->code)
+    if (*(volatile int32_t *)h.failed || h.state->outcome[MPIX_CUDA_DISPATCH])
         return;
     const mpix_cuda_state *st = h.state;
     int64_t rows = st->recv_total < c.capacity ? st->recv_total : c.capacity;
@@ -295,7 +313,9 @@ cudaError_t mpix_cuda_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda
     int sms = c->num_sms ? c->num_sms : 14;
     if (sms > d->sms)
         sms = d->sms;
-    if (bulk_fits(d, c)) {
+    if (c->part == MPIX_CUDA_END) {
+        dispatch_end_kernel<<<1, 32, 0, stream>>>(*h, *c);
+    } else if (bulk_fits(d, c)) {
         c->warps = 8;
         c->stages = 6;
         c->local_blocks = h->size == 2 && sms >= 24 ? sms / 2 : 0; /* more than 14 that store to the peer at once slow each other down */
@@ -314,7 +334,7 @@ cudaError_t mpix_cuda_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda
         dispatch_kernel<0><<<sms, c->warps * 32, 0, stream>>>(*h, *c);
     }
     cudaError_t err = cudaGetLastError();
-    if (err == cudaSuccess && (c->local_ids || c->src_rank || c->src_token || c->out_weights || c->cumulative)) {
+    if (err == cudaSuccess && c->part != MPIX_CUDA_BEGIN && (c->local_ids || c->src_rank || c->src_token || c->out_weights || c->cumulative)) {
         unpack_kernel<<<sms, 1024, 0, stream>>>(*h, *c);
         err = cudaGetLastError();
     }

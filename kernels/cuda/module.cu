@@ -38,16 +38,20 @@ static int fail_drv(int kind, char *why, const char *what, CUresult err) {
     return err == CUDA_ERROR_OUT_OF_MEMORY ? KIND_NO_MEM : kind;
 }
 
-/* The caller's current device is the caller's: put back when this goes out of scope. */
+/* The caller's current device is the caller's: put back when this goes out of scope. And another stream of the calling thread may be in
+ * a capture that calls like cudaEventQuery would break: none of ours belong to it. */
 struct on_device {
     int was = -1;
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     explicit on_device(int ordinal) {
+        cudaThreadExchangeStreamCaptureMode(&mode);
         if (cudaGetDevice(&was) == cudaSuccess && was != ordinal)
             cudaSetDevice(ordinal);
         else
             was = -1;
     }
     ~on_device() {
+        cudaThreadExchangeStreamCaptureMode(&mode);
         if (was >= 0)
             cudaSetDevice(was);
     }
@@ -256,21 +260,28 @@ static int m_stream_create(const mpix_cuda_device *d, void **stream, char *why) 
     return err == cudaSuccess ? 0 : fail(KIND_NO_MEM, why, "a CUDA stream", err);
 }
 static void m_stream_destroy(void *stream) { cudaStreamDestroy((cudaStream_t)stream); }
-static int m_stream_check(const mpix_cuda_device *d, void *stream, int *capturing, char *why) {
+static int m_stream_check(const mpix_cuda_device *d, void *stream, unsigned long long *capture, char *why) {
     on_device guard(d->ordinal);
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    cudaError_t err = cudaStreamIsCapturing((cudaStream_t)stream, &status);
-    *capturing = status != cudaStreamCaptureStatusNone;
+    unsigned long long id = 0;
+    cudaError_t err = cudaStreamGetCaptureInfo((cudaStream_t)stream, &status, &id);
+    if (err != cudaSuccess)
+        return fail(1, why, "stream can't be used", err); /* ARG */
+    if (status == cudaStreamCaptureStatusInvalidated) {
+        snprintf(why, MPIX_CUDA_WHY, "the capture that stream is in has been invalidated");
+        return 1;
+    }
+    *capture = status == cudaStreamCaptureStatusNone ? 0 : id + 1;
     int device = d->ordinal;
 #if CUDART_VERSION >= 12080
-    if (err == cudaSuccess && stream && cudaStreamGetDevice((cudaStream_t)stream, &device) != cudaSuccess)
-        device = d->ordinal;
+    if (stream && (err = cudaStreamGetDevice((cudaStream_t)stream, &device)) != cudaSuccess)
+        return fail(1, why, "stream can't be used", err);
 #endif
     if (device != d->ordinal) {
         snprintf(why, MPIX_CUDA_WHY, "stream belongs to CUDA device %d, the context to device %d", device, d->ordinal);
-        return 1; /* ARG */
+        return 1;
     }
-    return err == cudaSuccess ? 0 : fail(1, why, "stream can't be used", err);
+    return 0;
 }
 static int m_event_create(const mpix_cuda_device *d, void **event, char *why) {
     on_device guard(d->ordinal);
@@ -283,7 +294,8 @@ static int m_event_record(const mpix_cuda_device *d, void *event, void *stream, 
     cudaError_t err = cudaEventRecord((cudaEvent_t)event, (cudaStream_t)stream);
     return err == cudaSuccess ? 0 : fail(KIND_TRANSPORT, why, "recording a CUDA event", err);
 }
-static int m_event_done(void *event, char *why) {
+static int m_event_done(const mpix_cuda_device *d, void *event, char *why) {
+    on_device guard(d->ordinal);
     cudaError_t err = cudaEventQuery((cudaEvent_t)event);
     if (err == cudaErrorNotReady) {
         cudaGetLastError();
@@ -294,7 +306,8 @@ static int m_event_done(void *event, char *why) {
     fail(KIND_TRANSPORT, why, "the GPU failed", err);
     return -1;
 }
-static int m_stream_wait(void *stream, void *event, char *why) {
+static int m_stream_wait(const mpix_cuda_device *d, void *stream, void *event, char *why) {
+    on_device guard(d->ordinal);
     cudaError_t err = cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)event, 0);
     return err == cudaSuccess ? 0 : fail(KIND_TRANSPORT, why, "waiting for a CUDA event", err);
 }

@@ -160,6 +160,8 @@ static const mpix_param_desc param_table[] = {
      "How GPU memory is shared: allocations with descriptors, CUDA IPC, or the first that all ranks' drivers have.", FIELD(gpu_memory)},
     {"gpu_path", "enum", "auto|bulk|vector", "auto",
      "How kernels move rows: bulk copies (where the GPU and the rows' alignment allow them), or vector loads and stores.", FIELD(gpu_path)},
+    {"gpu_delay_us", "int", "0..1000000", "0",
+     "For tests: kernels pause for up to so many microseconds, at random, where they meet other ranks or blocks; 0: never.", FIELD(gpu_delay_us)},
 };
 
 enum { PARAM_COUNT = sizeof param_table / sizeof *param_table };

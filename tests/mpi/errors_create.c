@@ -24,7 +24,6 @@ static int owners[64]; /* all rank 0 */
     X(layout_negative, ARG, "config.layout", "-1", NULL, c->layout = -1)                                   \
     X(layout_slots, UNSUPPORTED, "config.layout", "SLOTS", NULL, c->layout = MPIX_EP_SLOTS)                \
     X(memkind, ARG, "config.memkind", "4", NULL, c->memkind = 4)                                           \
-    X(memkind_cuda, UNSUPPORTED, "config.memkind", "CUDA", NULL, c->memkind = MPIX_EP_CUDA)                \
     X(device, ARG, "config.device", "1", "0", c->device = 1)                                               \
     X(topk_zero, ARG, "config.max_topk", "0", "1", c->max_topk = 0)                                        \
     X(topk_negative, ARG, "config.max_topk", "-6", "1", c->max_topk = -6)                                  \
@@ -92,6 +91,20 @@ static void spoiled_configs(void)
             }
             refused(&config, MPI_INFO_NULL, victim == t_rank, victim, faults[i].kind, faults[i].arg, faults[i].texts);
         }
+}
+
+/* GPU memory without its module, which can be had on a machine with GPUs and without: by a name that is no file. */
+static void no_cuda_module(void)
+{
+    MPIX_Ep_config config;
+    MPI_Info info;
+    e_config(&config, MPIX_EP_COMPACT);
+    config.memkind = MPIX_EP_CUDA;
+    MPI_Info_create(&info);
+    MPI_Info_set(info, "mpix_ep_cuda_module", "/nowhere/libmpixep_cuda.so");
+    t_where("create: GPU memory without the CUDA module");
+    refused(&config, info, 1, 0, MPIX_ERRK_UNSUPPORTED, "config.memkind", (const char *const[]){"CUDA", "/nowhere", NULL});
+    MPI_Info_free(&info);
 }
 
 static void pointers(void)
@@ -283,6 +296,7 @@ void e_create_all(void)
     MPI_Comm_dup(MPI_COMM_WORLD, &test_comm);
     window_size();
     spoiled_configs();
+    no_cuda_module();
     pointers();
     infos();
     environment();
