@@ -29,9 +29,9 @@
  * proxy over RDMA (parameter transport). In GPU memory (MPIX_EP_CUDA): the COMPACT layout among at most 32 ranks of one host, whose
  * dispatch outputs and combine inputs lie in memory from MPIX_Ep_alloc; ids, other rows and outputs in any memory of the context's
  * device; counts also in host memory (pinned for ..._enqueue). What returns MPIX_ERRK_UNSUPPORTED: MPIX_EP_LL, MPIX_EP_SLOTS, masking,
- * dispatch's conversion of dtypes in GPU memory, a wire dtype other than x's, MPIX_Ep_combine_buffer, set_mask, the ..._begin and ..._end calls, the
- * ..._enqueue calls in host memory, and in GPU memory: MPIX_EP_EXPERT, several hosts, rows that peers reach elsewhere than in memory
- * from MPIX_Ep_alloc, streams that are being captured, a build or machine without CUDA.
+ * dispatch's conversion of dtypes in GPU memory, a wire dtype other than x's, MPIX_Ep_combine_buffer, set_mask, the ..._enqueue calls in
+ * host memory, and in GPU memory: MPIX_EP_EXPERT, several hosts, rows that peers reach elsewhere than in memory from MPIX_Ep_alloc, a
+ * build or machine without CUDA.
  *
  * Sources. Dispatch with one copy of a token per rank, handles and both layouts follow what DeepEP and NCCL EP offer; the
  * algorithms (direct placement, ready/signal words) are described in doc/architecture.md.
@@ -352,12 +352,20 @@ int MPIX_Ep_icombine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const 
 int MPIX_Ep_combine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out);
 
 /** Stream-ordered forms for GPU memory: stream is a cudaStream_t of the context's device. Nothing waits for the host. What fails on the
- *  device is told by MPIX_Ep_get_async_error; a time-out fails the context, the stream stays usable. UNSUPPORTED in host memory. */
+ *  device is told by MPIX_Ep_get_async_error; a time-out fails the context, the stream stays usable. UNSUPPORTED in host memory.
+ *
+ *  CUDA graphs. A stream that is being captured takes any number of these calls; all ranks must replay what they have captured in the
+ *  same order, and replays and eager calls of a handle must be ordered by the caller's streams, as the library can't see a launch of a
+ *  graph. Replays may be mixed with eager calls. A call whose arguments fail while its stream is captured (pageable counts, say) returns
+ *  its error and adds nothing to the graph; the capture goes on, and the peers are not told. A replay whose routing has been replaced by
+ *  one of another size fails with ARG on this rank and REMOTE on the others. Both halves of a call belong in one capture or in none. */
 int MPIX_Ep_route_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts, void *stream);
 int MPIX_Ep_dispatch_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, void *stream);
 int MPIX_Ep_combine_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, void *stream);
 
-/** Both halves of a call apart; between them no SM is held. UNSUPPORTED in this version. */
+/** Both halves of a call apart; between them no SM is held. begin of dispatch sends this rank's rows and returns the SMs, end waits for
+ *  the peers' rows; begin of combine lets the peers read in.x, end reads theirs and sums. Until end the handle takes no other call
+ *  (MPIX_ERRK_ARG, on this rank alone), and no buffer of the call may be touched. After a begin that fails there is nothing to end. */
 int MPIX_Ep_dispatch_begin_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, void *stream);
 int MPIX_Ep_dispatch_end_enqueue(MPIX_Ep_handle handle, void *stream);
 int MPIX_Ep_combine_begin_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, void *stream);

@@ -497,3 +497,17 @@ cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_
            : c->xdtype == F16 ? launch_typed<F16>(bulk, sms, smem, h, c, stream)
                               : launch_typed<BF16>(bulk, sms, smem, h, c, stream);
 }
+
+template <int X> static cudaError_t load_typed(void) {
+    cudaFuncAttributes a;
+    cudaError_t err = cudaFuncGetAttributes(&a, combine_kernel<VECTOR, X>);
+    return err == cudaSuccess ? cudaFuncGetAttributes(&a, combine_kernel<BULK, X>) : err;
+}
+
+cudaError_t mpix_cuda_combine_load(void) {
+    cudaFuncAttributes a;
+    cudaError_t err = cudaFuncGetAttributes(&a, combine_kernel<ANY, BF16>);
+    err = err == cudaSuccess ? load_typed<F32>() : err;
+    err = err == cudaSuccess ? load_typed<F16>() : err;
+    return err == cudaSuccess ? load_typed<BF16>() : err;
+}

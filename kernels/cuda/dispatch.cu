@@ -340,3 +340,11 @@ cudaError_t mpix_cuda_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda
     }
     return err;
 }
+
+cudaError_t mpix_cuda_dispatch_load(void) {
+    cudaFuncAttributes a;
+    cudaError_t err = cudaFuncGetAttributes(&a, dispatch_kernel<0>);
+    err = err == cudaSuccess ? cudaFuncGetAttributes(&a, dispatch_kernel<1>) : err;
+    err = err == cudaSuccess ? cudaFuncGetAttributes(&a, dispatch_end_kernel) : err;
+    return err == cudaSuccess ? cudaFuncGetAttributes(&a, unpack_kernel) : err;
+}

@@ -5,6 +5,10 @@
 
 #include <cuda_runtime.h>
 
+/* Loads all kernels on the current device. */
+cudaError_t mpix_cuda_route_load(void);
+cudaError_t mpix_cuda_dispatch_load(void);
+cudaError_t mpix_cuda_combine_load(void);
 cudaError_t mpix_cuda_route_launch(const mpix_cuda_handle *h, const mpix_cuda_route *c, cudaStream_t stream);
 cudaError_t mpix_cuda_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream);
 cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream);

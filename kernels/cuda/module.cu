@@ -78,6 +78,10 @@ static int m_open(int device, mpix_cuda_device *out, char *why) {
         snprintf(why, MPIX_CUDA_WHY, "device %d (%.63s) has compute capability %d.%d, 8.0 is needed", out->ordinal, prop.name, prop.major, prop.minor);
         return KIND_UNSUPPORTED;
     }
+    /* Kernels are loaded now: loading one at its first launch may wait for the kernels that run, and those may be waiting for it. */
+    if ((err = mpix_cuda_route_load()) != cudaSuccess || (err = mpix_cuda_dispatch_load()) != cudaSuccess ||
+        (err = mpix_cuda_combine_load()) != cudaSuccess)
+        return fail(KIND_UNSUPPORTED, why, "the kernels can't be loaded", err);
     out->major = prop.major;
     out->minor = prop.minor;
     out->sms = prop.multiProcessorCount;
@@ -274,7 +278,7 @@ static int m_stream_check(const mpix_cuda_device *d, void *stream, unsigned long
     *capture = status == cudaStreamCaptureStatusNone ? 0 : id + 1;
     int device = d->ordinal;
 #if CUDART_VERSION >= 12080
-    if (stream && (err = cudaStreamGetDevice((cudaStream_t)stream, &device)) != cudaSuccess)
+    if (stream && !*capture && (err = cudaStreamGetDevice((cudaStream_t)stream, &device)) != cudaSuccess) /* not allowed in a capture */
         return fail(1, why, "stream can't be used", err);
 #endif
     if (device != d->ordinal) {

@@ -227,3 +227,8 @@ cudaError_t mpix_cuda_route_launch(const mpix_cuda_handle *h, const mpix_cuda_ro
     route_kernel<<<blocks ? blocks : 1, THREADS, 0, stream>>>(*h, *c);
     return cudaGetLastError();
 }
+
+cudaError_t mpix_cuda_route_load(void) {
+    cudaFuncAttributes a;
+    return cudaFuncGetAttributes(&a, route_kernel);
+}

@@ -1,0 +1,424 @@
+/*
+ * ep_streams.c - calls on streams, in graphs, in halves, under stress, and beside ranks that stop.
+ *
+ *   ep_streams [all|stress|ordered|killed [iterations of stress]]
+ *
+ * ordered: one handle after the other, for compute-sanitizer, under which kernels do not run beside each other.
+ *
+ * Rows hold small integers that follow from (round, rank, token), and the experts give back what they got, so a token's sum is its row
+ * times the number of ranks that it went to, exactly.
+ */
+#include "gpu.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+enum { TOKENS = 96, TOPK = 4, EXPERTS = 24, HIDDEN = 512 };
+
+static int rank, size, devices, failures;
+#define CHECK(cond, ...)                                                                                                                   \
+    do {                                                                                                                                   \
+        if (!(cond) && ++failures <= 20) {                                                                                                 \
+            fprintf(stderr, "rank %d line %d: ", rank, __LINE__);                                                                          \
+            fprintf(stderr, __VA_ARGS__);                                                                                                  \
+            fputc('\n', stderr);                                                                                                           \
+        }                                                                                                                                  \
+    } while (0)
+
+static int kind_of(int code) {
+    int kind = -1;
+    MPIX_Error_kind(code, &kind);
+    return kind;
+}
+
+/* A handle with its buffers. Host copies are pinned, so that copies are in stream order. */
+typedef struct lane {
+    MPIX_Ep_handle h;
+    cudaStream_t stream;
+    int32_t *ids, *hids, *src, *hsrc;
+    int64_t *tok, *htok;
+    float *x, *rows, *y, *hx, *hrows, *hy;
+    MPI_Count *total;
+    uint64_t seed;
+    int tokens, hidden, topk;
+    MPIX_Ep_routing r;
+    MPIX_Ep_counts c;
+    MPIX_Ep_dispatch_in in;
+    MPIX_Ep_dispatch_out out;
+    MPIX_Ep_combine_in ci;
+    MPIX_Ep_combine_out co;
+} lane;
+
+static void *dev(size_t n) {
+    void *p;
+    CU(cudaMalloc(&p, n));
+    return p;
+}
+static void *pin(size_t n) {
+    void *p;
+    CU(cudaHostAlloc(&p, n, cudaHostAllocDefault));
+    memset(p, 0, n);
+    return p;
+}
+
+static void lane_make(MPIX_Ep ep, lane *l) {
+    size_t rows = (size_t)TOKENS * (size_t)size, row = HIDDEN * sizeof(float);
+    memset(l, 0, sizeof *l);
+    EP(MPIX_Ep_handle_create(ep, &l->h));
+    EP(MPIX_Ep_alloc(ep, (MPI_Count)(rows * row), MPI_INFO_NULL, &l->rows));
+    CU(cudaStreamCreateWithFlags(&l->stream, cudaStreamNonBlocking));
+    l->ids = dev(TOKENS * TOPK * 4), l->hids = pin(TOKENS * TOPK * 4);
+    l->src = dev(rows * 4), l->hsrc = pin(rows * 4);
+    l->tok = dev(rows * 8), l->htok = pin(rows * 8);
+    l->x = dev(TOKENS * row), l->hx = pin(TOKENS * row);
+    l->y = dev(TOKENS * row), l->hy = pin(TOKENS * row);
+    l->hrows = pin(rows * row);
+    l->total = pin(8);
+}
+
+static void lane_free(MPIX_Ep ep, lane *l) {
+    CU(cudaStreamSynchronize(l->stream));
+    EP(MPIX_Ep_dealloc(ep, l->rows));
+    EP(MPIX_Ep_handle_free(&l->h));
+    CU(cudaStreamDestroy(l->stream));
+    CU(cudaFree(l->ids)); CU(cudaFree(l->src)); CU(cudaFree(l->tok)); CU(cudaFree(l->x)); CU(cudaFree(l->y));
+    CU(cudaFreeHost(l->hids)); CU(cudaFreeHost(l->hsrc)); CU(cudaFreeHost(l->htok)); CU(cudaFreeHost(l->hx)); CU(cudaFreeHost(l->hy));
+    CU(cudaFreeHost(l->hrows)); CU(cudaFreeHost(l->total));
+}
+
+static int tokens_of(uint64_t seed, int r) { return (int)(g_mix(seed ^ (uint64_t)r * 7919) % (TOKENS + 1)); }
+static float value_of(uint64_t seed, int r, int64_t t, int j) { return (float)((int)(g_mix(seed + (uint64_t)r * 131071 + (uint64_t)t * 31 + (uint64_t)j * 8191) % 199) - 99); }
+
+/* What a round is: its shape, rows and routing, copied in stream order. */
+static void lane_shape(lane *l, uint64_t seed) {
+    uint64_t s = g_mix(seed);
+    l->seed = seed;
+    l->tokens = tokens_of(seed, rank);
+    l->hidden = (int)g_range(&s, 0, 2) ? (int)g_range(&s, 1, HIDDEN / 8) * 8 : (int)g_range(&s, 1, HIDDEN);
+    l->topk = (int)g_range(&s, 1, TOPK);
+    MPIX_INIT(&l->r); MPIX_INIT(&l->c); MPIX_INIT(&l->in); MPIX_INIT(&l->out); MPIX_INIT(&l->ci); MPIX_INIT(&l->co);
+    l->r.num_tokens = l->tokens;
+    l->r.topk = l->topk;
+    l->r.ids = l->ids;
+    l->c.recv_total = l->total;
+    l->in.hidden = l->ci.hidden = l->hidden;
+    l->in.x = (MPIX_Ep_rows){l->x, 0, MPIX_EP_F32, 0, NULL, 0};
+    l->out.capacity_rows = (MPI_Count)TOKENS * size;
+    l->out.x = (MPIX_Ep_rows){l->rows, 0, MPIX_EP_F32, 0, NULL, 0};
+    l->out.src_rank = l->src;
+    l->out.src_token = (MPI_Count *)l->tok;
+    l->ci.x = l->out.x;
+    l->co.y = (MPIX_Ep_rows){l->y, 0, MPIX_EP_F32, 0, NULL, 0};
+}
+static void lane_fill(lane *l, uint64_t content) {
+    for (int t = 0; t < l->tokens; t++) {
+        g_ids(l->seed, rank, t, l->topk, EXPERTS, 15, l->hids + t * l->topk);
+        for (int j = 0; j < l->hidden; j++)
+            l->hx[t * l->hidden + j] = value_of(content, rank, t, j);
+    }
+    CU(cudaMemcpyAsync(l->ids, l->hids, TOKENS * TOPK * 4, cudaMemcpyHostToDevice, l->stream));
+    CU(cudaMemcpyAsync(l->x, l->hx, TOKENS * HIDDEN * 4, cudaMemcpyHostToDevice, l->stream));
+    CU(cudaMemsetAsync(l->y, 0xA5, TOKENS * HIDDEN * 4, l->stream));
+    CU(cudaMemsetAsync(l->rows, 0xA5, (size_t)TOKENS * (size_t)size * HIDDEN * 4, l->stream));
+}
+static void lane_fetch(lane *l) {
+    size_t rows = (size_t)TOKENS * (size_t)size;
+    CU(cudaMemcpyAsync(l->hrows, l->rows, rows * HIDDEN * 4, cudaMemcpyDeviceToHost, l->stream));
+    CU(cudaMemcpyAsync(l->hsrc, l->src, rows * 4, cudaMemcpyDeviceToHost, l->stream));
+    CU(cudaMemcpyAsync(l->htok, l->tok, rows * 8, cudaMemcpyDeviceToHost, l->stream));
+    CU(cudaMemcpyAsync(l->hy, l->y, TOKENS * HIDDEN * 4, cudaMemcpyDeviceToHost, l->stream));
+}
+static void lane_call(lane *l) {
+    EP(MPIX_Ep_route_enqueue(l->h, &l->r, &l->c, l->stream));
+    EP(MPIX_Ep_dispatch_enqueue(l->h, &l->in, &l->out, l->stream));
+    EP(MPIX_Ep_combine_enqueue(l->h, &l->ci, &l->co, l->stream));
+}
+
+static int goes(const int32_t *ids, int topk, int to) {
+    for (int k = 0; k < topk; k++)
+        if (ids[k] >= 0 && ids[k] / (EXPERTS / size) == to)
+            return 1;
+    return 0;
+}
+/* After a fetch and a synchronization. */
+static void lane_check(const lane *l, uint64_t content, const char *what) {
+    int32_t ids[TOPK];
+    int64_t at = 0;
+    int before = failures;
+    for (int s = 0; s < size; s++)
+        for (int t = 0; t < tokens_of(l->seed, s); t++) {
+            g_ids(l->seed, s, t, l->topk, EXPERTS, 15, ids);
+            if (!goes(ids, l->topk, rank))
+                continue;
+            int wrong = l->hsrc[at] != s || l->htok[at] != t;
+            for (int j = 0; j < l->hidden; j++)
+                wrong += l->hrows[at * l->hidden + j] != value_of(content, s, t, j);
+            CHECK(!wrong, "%s: row %lld (rank %d, token %d) is wrong in %d places", what, (long long)at, s, t, wrong);
+            at++;
+        }
+    CHECK(*l->total == at, "%s: recv_total %lld, expected %lld", what, (long long)*l->total, (long long)at);
+    for (int t = 0; t < l->tokens; t++) {
+        int n = 0, wrong = 0;
+        for (int q = 0; q < size; q++)
+            n += goes(l->hids + t * l->topk, l->topk, q);
+        for (int j = 0; j < l->hidden; j++)
+            wrong += l->hy[t * l->hidden + j] != (float)n * value_of(content, rank, t, j);
+        CHECK(!wrong, "%s: sum of token %d is wrong in %d places", what, t, wrong);
+    }
+    if (failures > before)
+        fprintf(stderr, "rank %d: %s: seed %llu, %d tokens, hidden %d, topk %d\n", rank, what, (unsigned long long)l->seed, l->tokens, l->hidden, l->topk);
+}
+
+static int async_kind(MPIX_Ep ep) {
+    MPIX_Error e;
+    MPIX_INIT(&e);
+    EP(MPIX_Ep_get_async_error(ep, &e));
+    return e.kind;
+}
+
+/* Several calls in one graph, replayed with other rows, eager calls in between. */
+static void run_graph(MPIX_Ep ep, lane *l) {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    size_t nodes = 0;
+    MPI_Count pageable;
+    lane_shape(l, 42);
+    lane_fill(l, 1);
+    CU(cudaStreamSynchronize(l->stream));
+    CU(cudaStreamBeginCapture(l->stream, cudaStreamCaptureModeGlobal));
+    lane_call(l);
+    lane_call(l);
+    /* What would need the host is refused, and the capture goes on. */
+    MPIX_Ep_counts host = l->c;
+    host.recv_total = &pageable;
+    CHECK(kind_of(MPIX_Ep_route_enqueue(l->h, &l->r, &host, l->stream)) == MPIX_ERRK_ARG, "pageable counts in a capture");
+    EP(MPIX_Ep_dispatch_begin_enqueue(l->h, &l->in, &l->out, l->stream));
+    EP(MPIX_Ep_dispatch_end_enqueue(l->h, l->stream));
+    EP(MPIX_Ep_combine_enqueue(l->h, &l->ci, &l->co, l->stream));
+    CU(cudaStreamEndCapture(l->stream, &graph));
+    CU(cudaGraphGetNodes(graph, NULL, &nodes));
+    CHECK(nodes <= 2 * 4 + 4, "%zu kernels for two turns and a split one", nodes);
+    CU(cudaGraphInstantiate(&exec, graph, 0));
+    for (uint64_t i = 0; i < 12; i++) {
+        lane_fill(l, 100 + i);
+        if (i % 3 == 1)
+            lane_call(l);
+        else
+            CU(cudaGraphLaunch(exec, l->stream));
+        lane_fetch(l);
+        CU(cudaStreamSynchronize(l->stream));
+        lane_check(l, 100 + i, i % 3 == 1 ? "eager between replays" : "replay");
+    }
+    EP(MPIX_Ep_dispatch(l->h, &l->in, &l->out)); /* on the context's own stream */
+    CU(cudaGraphLaunch(exec, l->stream));
+    CU(cudaStreamSynchronize(l->stream));
+    CHECK(async_kind(ep) == 0, "an asynchronous error");
+    CU(cudaGraphExecDestroy(exec));
+    CU(cudaGraphDestroy(graph));
+
+    /* A graph without a route of its own, replayed after the routing has changed: told, and the next replay works again. */
+    CU(cudaStreamBeginCapture(l->stream, cudaStreamCaptureModeGlobal));
+    EP(MPIX_Ep_dispatch_enqueue(l->h, &l->in, &l->out, l->stream));
+    CU(cudaStreamEndCapture(l->stream, &graph));
+    CU(cudaGraphGetNodes(graph, NULL, &nodes));
+    CHECK(nodes <= 2, "a dispatch is %zu launches", nodes);
+    CU(cudaGraphInstantiate(&exec, graph, 0));
+    MPIX_Ep_routing other = l->r;
+    other.num_tokens = l->tokens ? l->tokens - 1 : 1;
+    EP(MPIX_Ep_route(l->h, &other, NULL));
+    CU(cudaGraphLaunch(exec, l->stream));
+    CU(cudaStreamSynchronize(l->stream));
+    int kind = async_kind(ep);
+    CHECK(kind == MPIX_ERRK_ARG || kind == MPIX_ERRK_REMOTE, "a replay with another routing: kind %d", kind);
+    EP(MPIX_Ep_route(l->h, &l->r, NULL));
+    lane_fill(l, 7);
+    CU(cudaGraphLaunch(exec, l->stream));
+    EP(MPIX_Ep_combine_enqueue(l->h, &l->ci, &l->co, l->stream));
+    lane_fetch(l);
+    CU(cudaStreamSynchronize(l->stream));
+    lane_check(l, 7, "replay after an error");
+    CU(cudaGraphExecDestroy(exec));
+    CU(cudaGraphDestroy(graph));
+}
+
+static void run_halves(lane *l) {
+    lane_shape(l, 77);
+    CHECK(kind_of(MPIX_Ep_dispatch_end_enqueue(l->h, l->stream)) == MPIX_ERRK_ARG, "end of nothing");
+    for (uint64_t i = 0; i < 5; i++) {
+        lane_shape(l, 77 + i);
+        lane_fill(l, 300 + i);
+        EP(MPIX_Ep_route_enqueue(l->h, &l->r, &l->c, l->stream));
+        EP(MPIX_Ep_dispatch_begin_enqueue(l->h, &l->in, &l->out, l->stream));
+        CHECK(kind_of(MPIX_Ep_route_enqueue(l->h, &l->r, &l->c, l->stream)) == MPIX_ERRK_ARG, "route between the halves");
+        CHECK(kind_of(MPIX_Ep_combine_end_enqueue(l->h, l->stream)) == MPIX_ERRK_ARG, "end of another call");
+        EP(MPIX_Ep_dispatch_end_enqueue(l->h, l->stream));
+        EP(MPIX_Ep_combine_begin_enqueue(l->h, &l->ci, &l->co, l->stream));
+        EP(MPIX_Ep_combine_end_enqueue(l->h, l->stream));
+        lane_fetch(l);
+        CU(cudaStreamSynchronize(l->stream));
+        lane_check(l, 300 + i, "halves");
+    }
+}
+
+static void run_wrong(lane *l) {
+    lane_shape(l, 5);
+    lane_fill(l, 5);
+    CU(cudaStreamSynchronize(l->stream));
+    EP(MPIX_Ep_route(l->h, &l->r, &l->c));
+    MPIX_Ep_combine_out co = l->co;
+    co.y.data = malloc(TOKENS * HIDDEN * 4);
+    MPIX_Ep_dispatch_in in = l->in;
+    in.x.data = co.y.data;
+    int any = l->tokens > 0, kind = kind_of(MPIX_Ep_dispatch(l->h, &in, &l->out));
+    CHECK(kind == (any ? MPIX_ERRK_ARG : MPIX_ERRK_REMOTE) || !any, "rows in host memory: kind %d", kind);
+    EP(MPIX_Ep_dispatch(l->h, &l->in, &l->out));
+    kind = kind_of(MPIX_Ep_combine(l->h, &l->ci, &co));
+    CHECK(kind == MPIX_ERRK_ARG || !any, "sums in host memory: kind %d", kind);
+    free(co.y.data);
+    if (devices > 1 && CUDART_VERSION >= 12080) {
+        int here;
+        cudaStream_t other;
+        CU(cudaGetDevice(&here));
+        CU(cudaSetDevice((here + 1) % devices));
+        CU(cudaStreamCreate(&other));
+        CU(cudaSetDevice(here));
+        CHECK(kind_of(MPIX_Ep_dispatch_enqueue(l->h, &l->in, &l->out, other)) == MPIX_ERRK_ARG, "a stream of another device");
+        CU(cudaStreamDestroy(other));
+    }
+    MPIX_Xfer xfer;
+    kind = kind_of(MPIX_Ep_idispatch(l->h, &l->in, &l->out, rank == 0 ? NULL : &xfer));
+    if (rank != 0)
+        kind = kind_of(MPIX_Xfer_wait(&xfer));
+    CHECK(kind == (rank == 0 ? MPIX_ERRK_ARG : MPIX_ERRK_REMOTE), "no place for the transfer on rank 0: kind %d", kind);
+    EP(MPIX_Ep_dispatch(l->h, &l->in, &l->out));
+}
+
+/* Random shapes and routings; two handles on two streams, and ranks start them in different orders. */
+static void run_stress(MPIX_Ep ep, lane *l, int iterations, int ordered) {
+    for (int i = 0; i < iterations; i++) {
+        uint64_t seed = g_mix((uint64_t)i + 1);
+        for (int k = 0; k < 2; k++) {
+            lane *one = &l[ordered ? k : (k + rank + i) % 2];
+            uint64_t own = seed + (uint64_t)(one - l);
+            lane_shape(one, own);
+            lane_fill(one, own);
+            lane_call(one);
+            lane_fetch(one);
+            if (ordered)
+                CU(cudaStreamSynchronize(one->stream));
+        }
+        for (int k = 0; k < 2; k++) {
+            CU(cudaStreamSynchronize(l[k].stream));
+            lane_check(&l[k], seed + (uint64_t)k, "stress");
+        }
+        if (failures || (i % 64 == 0 && async_kind(ep))) {
+            CHECK(0, "stress: iteration %d, asynchronous error %d", i, async_kind(ep));
+            return;
+        }
+    }
+}
+
+/* The last rank stops in the middle of its calls: the others are told who does not answer, and their GPU goes on. */
+static void run_stopped(const MPIX_Ep_config *like) {
+    MPIX_Ep_config c = *like;
+    MPIX_Ep ep;
+    lane l;
+    int pids[64], mine = (int)getpid();
+    c.timeout_s = 1;
+    EP(MPIX_Ep_create(MPI_COMM_WORLD, &c, MPI_INFO_NULL, &ep));
+    lane_make(ep, &l);
+    lane_shape(&l, 9);
+    lane_fill(&l, 9);
+    CU(cudaStreamSynchronize(l.stream));
+    EP(MPIX_Ep_route(l.h, &l.r, NULL));
+    MPI_Allgather(&mine, 1, MPI_INT, pids, 1, MPI_INT, MPI_COMM_WORLD);
+    if (rank == size - 1) {
+        raise(SIGSTOP);
+    } else {
+        usleep(200000);
+        int kind = kind_of(MPIX_Ep_dispatch(l.h, &l.in, &l.out));
+        MPIX_Error e;
+        MPIX_INIT(&e);
+        MPIX_Error_last(&e);
+        CHECK(kind == MPIX_ERRK_TIMEOUT, "a stopped peer: kind %d", kind);
+        CHECK(size > 2 || e.rank == size - 1, "a stopped peer: rank %d is blamed", e.rank);
+        CHECK(kind_of(MPIX_Ep_dispatch_enqueue(l.h, &l.in, &l.out, l.stream)) == MPIX_ERRK_TIMEOUT, "the context has failed");
+        CU(cudaMemsetAsync(l.y, 1, 64, l.stream));
+        CU(cudaStreamSynchronize(l.stream));
+        usleep(300000); /* all have seen it */
+        if (rank == 0)
+            kill(pids[size - 1], SIGCONT);
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    CU(cudaDeviceSynchronize());
+    EP(MPIX_Ep_free(&ep));
+}
+
+/* The last rank dies. Ranks leave by _exit, since MPI may not be able to finalize; the script looks at what was printed. */
+static void run_killed(const MPIX_Ep_config *like) {
+    MPIX_Ep_config c = *like;
+    MPIX_Ep ep;
+    lane l;
+    c.timeout_s = 2;
+    EP(MPIX_Ep_create(MPI_COMM_WORLD, &c, MPI_INFO_NULL, &ep));
+    lane_make(ep, &l);
+    lane_shape(&l, 9);
+    lane_fill(&l, 9);
+    CU(cudaStreamSynchronize(l.stream));
+    EP(MPIX_Ep_route(l.h, &l.r, NULL));
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank == size - 1)
+        raise(SIGKILL);
+    usleep(300000);
+    int kind = kind_of(MPIX_Ep_dispatch(l.h, &l.in, &l.out));
+    CU(cudaMemsetAsync(l.y, 1, 64, l.stream));
+    CU(cudaStreamSynchronize(l.stream));
+    fprintf(stderr, "ep_streams: killed peer: rank %d: %s (kind %d)\n", rank, kind == MPIX_ERRK_PEER ? "passed" : "FAILED", kind);
+    sleep(1);
+    _exit(kind != MPIX_ERRK_PEER);
+}
+
+int main(int argc, char **argv) {
+    const char *what = argc > 1 ? argv[1] : "all";
+    int iterations = argc > 2 ? atoi(argv[2]) : 200;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    CU(cudaGetDeviceCount(&devices));
+    CU(cudaSetDevice(rank % devices));
+    MPIX_Ep_config c;
+    MPIX_INIT(&c);
+    c.memkind = MPIX_EP_CUDA;
+    c.max_topk = TOPK;
+    c.num_experts = EXPERTS;
+    c.max_tokens = TOKENS;
+    c.max_row_bytes = HIDDEN * 4;
+    c.num_sms = 6;
+    c.timeout_s = 60;
+    if (!strcmp(what, "killed"))
+        run_killed(&c);
+    MPIX_Ep ep;
+    lane l[2];
+    EP(MPIX_Ep_create(MPI_COMM_WORLD, &c, MPI_INFO_NULL, &ep));
+    lane_make(ep, &l[0]);
+    lane_make(ep, &l[1]);
+    if (!strcmp(what, "all")) {
+        run_wrong(&l[1]);
+        run_halves(&l[1]);
+    }
+    run_stress(ep, l, iterations, !strcmp(what, "ordered"));
+    if (!strcmp(what, "all"))
+        run_graph(ep, &l[0]);
+    lane_free(ep, &l[0]);
+    lane_free(ep, &l[1]);
+    EP(MPIX_Ep_free(&ep));
+    if (!strcmp(what, "all") && size > 1)
+        run_stopped(&c);
+    int all = 0;
+    MPI_Allreduce(&failures, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    if (rank == 0)
+        printf("ep_streams: %d ranks on %d GPUs, %s, %d iterations of stress: %s\n", size, devices, what, iterations, all ? "FAILED" : "passed");
+    MPI_Finalize();
+    return all != 0;
+}
