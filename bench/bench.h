@@ -15,7 +15,8 @@
 
 enum { BENCH_EXIT_OK, BENCH_EXIT_FAILED, BENCH_EXIT_USAGE, BENCH_EXIT_ERROR };
 enum { BENCH_UNIFORM, BENCH_ZIPF, BENCH_FILE };
-enum { BENCH_NO_BASELINE, BENCH_MPI };
+enum { BENCH_NO_BASELINE, BENCH_MPI, BENCH_NCCL };
+enum { BENCH_SMS = 32 };
 enum { BENCH_ALLOC = 1, BENCH_MALLOC = 2, BENCH_BOTH = 3 };
 enum { BENCH_BLOCK = 10, BENCH_DROP = 3, BENCH_KEEP = BENCH_BLOCK - BENCH_DROP };
 
@@ -31,6 +32,7 @@ typedef struct bench_options {
     uint64_t seed;
     int metadata; /* ids and weights travel with the rows */
     int baseline, overlap, buffers, progress_thread;
+    int cuda, nsms, sms[BENCH_SMS]; /* GPU memory; numbers of SMs to go through */
     int iterations, warmup, validate, full;
     char routing_path[1024], json_path[1024];
 } bench_options;
@@ -69,6 +71,8 @@ typedef struct bench {
     bench_npy file;
     char mpi_version[128], cpu_model[128], host[64];
     int cores;
+    char gpu[64]; /* GPU memory only */
+    int nccl_version, sms;
 } bench;
 
 /* Prints on standard error and ends the job: for what can't go wrong short of a defect or lack of memory. */
@@ -228,6 +232,7 @@ typedef struct bench_stats {
 
 typedef struct bench_side { /* one kind of buffers of ours */
     bench_stats route, dispatch, route_dispatch, combine, total;
+    bench_stats gpu_route, gpu_dispatch, gpu_combine, gpu_total; /* GPU memory only */
 } bench_side;
 
 typedef struct bench_overlap {
@@ -258,6 +263,8 @@ typedef struct bench_result {
     bench_net net[2]; /* of a dispatch, of a combine */
     int noverlap;
     bench_overlap overlap[4];
+    int sms, has_gpu_base; /* GPU memory only */
+    bench_stats gpu_base_dispatch[4], gpu_base_combine[4], gpu_base_bare; /* three phases and the whole */
     int verified; /* 1 yes, 0 no, -1 not looked at */
     int base_verified;
 } bench_result;
@@ -265,6 +272,8 @@ typedef struct bench_result {
 void bench_measure(const bench *b, const bench_plan *plan, bench_ours *o, bench_base *m, bench_result *r);
 /* samples [n] of this rank; the statistics are of the maximum over ranks. Collective. samples are overwritten. */
 bench_stats bench_stats_of(const bench *b, double *samples, int n);
+/* Bytes that move and are written, of all ranks. Collective. */
+void bench_measure_bytes(const bench *b, const bench_plan *plan, bench_result *r);
 void bench_overlap_run(const bench *b, const bench_plan *plan, long capacity, bench_result *r);
 
 /* ---- verify.c ---- */
@@ -272,7 +281,24 @@ void bench_overlap_run(const bench *b, const bench_plan *plan, long capacity, be
 /* Collective: 1 if all ranks found everything right. The first few faults of each rank are printed on standard error.
  */
 int bench_verify_ours(const bench *b, bench_ours *o, const bench_plan *plan, int buf, int round, int exact);
+/* The parts, for what was brought from elsewhere; NULL: not delivered. */
+int bench_verify_received(const bench *b, const bench_plan *plan, const char *who, const void *x, size_t stride,
+                          const void *scales, size_t scale_stride, const int *local_ids, const int *src_rank,
+                          const MPI_Count *src_token, const float *weights, int round);
+int bench_verify_sums(const bench *b, const bench_plan *plan, const char *who, const void *y, int round, int exact);
 int bench_verify_base(const bench *b, bench_base *m, const bench_plan *plan, int round, int exact);
+
+/* ---- cuda.c, cuda_base.c ---- */
+
+/* NULL, or why this build can't. */
+const char *bench_cuda_available(int nccl);
+int bench_cuda_default(void); /* baseline */
+/* Chooses this rank's GPU and loads NCCL if it is wanted; NULL, or what is wrong. Collective. */
+const char *bench_cuda_open(bench *b);
+const char *bench_cuda_nccl(int *version);
+/* Verification and times of one number of tokens in GPU memory. Collective. */
+void bench_cuda_size(const bench *b, const bench_plan *plans, int rounds, long capacity, long recv_capacity,
+                     bench_result *r);
 
 /* ---- report.c, json.c ---- */
 

@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BENCH_ROUNDS = 3, BENCH_SIZES = 40 };
+enum { BENCH_ROUNDS = 3, BENCH_RESULTS = 200 };
 
 /* ---- what all parts use ---- */
 
@@ -269,6 +269,12 @@ static void bench_size(const bench *b, long n, bench_result *r) {
     bench_base base, *m = b->opt.baseline == BENCH_MPI ? &base : NULL;
     memset(r, 0, sizeof *r);
     bench_plans_make(b, n, &p);
+    if (b->opt.cuda) {
+        bench_cuda_size(b, p.plan, p.count, p.capacity, p.recv_capacity, r);
+        for (int i = 0; i < p.count; i++)
+            bench_plan_free(&p.plan[i]);
+        return;
+    }
     bench_ours_create(b, n, p.capacity, b->opt.buffers, b->opt.progress_thread ? "thread" : NULL, &o);
     if (m)
         bench_base_create(b, &o, n, p.capacity, p.recv_capacity, m);
@@ -289,19 +295,21 @@ static void bench_size(const bench *b, long n, bench_result *r) {
         bench_plan_free(&p.plan[i]);
 }
 
-static int bench_run(const bench *b) {
-    static bench_result results[BENCH_SIZES];
+static int bench_run(bench *b) {
+    static bench_result results[BENCH_RESULTS];
     char err[256] = "";
     int n = 0, good = 1;
     if (b->rank == 0)
         bench_report_head(b);
-    for (long tokens = b->opt.tokens_min; tokens <= b->opt.tokens_max && n < BENCH_SIZES;
+    for (long tokens = b->opt.tokens_min; tokens <= b->opt.tokens_max && n < BENCH_RESULTS;
          tokens = tokens ? tokens * 2 : 1) {
-        bench_size(b, tokens, &results[n]);
-        if (b->rank == 0)
-            bench_report_result(b, &results[n]);
-        good &= results[n].verified != 0 && results[n].base_verified != 0;
-        n++;
+        for (int i = 0; (i == 0 || i < b->opt.nsms) && n < BENCH_RESULTS; i++, n++) {
+            b->sms = b->opt.sms[i];
+            bench_size(b, tokens, &results[n]);
+            if (b->rank == 0)
+                bench_report_result(b, &results[n]);
+            good &= results[n].verified != 0 && results[n].base_verified != 0;
+        }
     }
     if (b->rank == 0 && *b->opt.json_path)
         bench_json_write(b, results, n, err, sizeof err);
@@ -348,7 +356,13 @@ int main(int argc, char **argv) {
     MPI_Comm_set_errhandler(b.ep_comm, MPI_ERRORS_RETURN);
     bench_derive(&b);
     bench_describe(&b);
-    rc = bench_run(&b);
+    if (b.opt.cuda) {
+        const char *why = bench_cuda_open(&b);
+        snprintf(err, sizeof err, "%s", why ? why : "");
+        rc = BENCH_EXIT_ERROR;
+    }
+    if (!bench_refused(&b, err))
+        rc = bench_run(&b);
     MPI_Comm_free(&b.ep_comm);
 finalize:
     free(b.file.ids);

@@ -35,7 +35,7 @@ static json_t *json_env(const bench *b) {
                             b->hosts, "mpi", b->mpi_version);
     json_t *config =
         json_pack("{s:s, s:s, s:s, s:i, s:s, s:s, s:I, s:i, s:i, s:s, s:I, s:b, s:s, s:s, s:s}", "mode", "ht", "memory",
-                  "host", "layout", o->layout == MPIX_EP_EXPERT ? "expert" : "compact", "expert_align", o->expert_align,
+                  o->cuda ? "cuda" : "host", "layout", o->layout == MPIX_EP_EXPERT ? "expert" : "compact", "expert_align", o->expert_align,
                   "dtype", bench_dtype_name(o->dtype), "scales", scales[o->scale_kind], "hidden", (json_int_t)o->hidden,
                   "topk", o->topk, "num_experts", o->num_experts, "routing", routing, "seed", (json_int_t)o->seed,
                   "metadata", o->metadata, "buffers", buffers[o->buffers], "progress",
@@ -53,9 +53,10 @@ static json_t *json_phases(const bench_stats *s, int n, const char *const names[
     return phases;
 }
 
-static void json_add_baseline(json_t *entry, const bench_stats *whole, const bench_stats *ours, json_t *phases,
+static void json_add_baseline(const bench *b, json_t *entry, const bench_stats *whole, const bench_stats *ours, json_t *phases,
                               int verified) {
-    json_t *base = json_pack("{s:s, s:o}", "name", "mpi", "time_us", json_stats(whole));
+    const char *name = b->opt.baseline == BENCH_NCCL ? "nccl" : "mpi";
+    json_t *base = json_pack("{s:s, s:o}", "name", name, "time_us", json_stats(whole));
     if (phases)
         json_object_set_new(base, "phases_us", phases);
     if (verified >= 0)
@@ -74,6 +75,8 @@ static json_t *json_entry(const bench *b, const bench_result *r, int side, const
         json_object_set_new(entry, "logical_gbps", json_real(r->bytes / s->median / 1e3));
         json_object_set_new(entry, "wire_gbps", json_real(r->wire_bytes / s->median / 1e3));
     }
+    if (b->opt.cuda)
+        json_object_set_new(entry, "num_sms", json_integer(r->sms));
     json_object_set_new(entry, "verified", r->verified < 0 ? json_null() : json_boolean(r->verified));
     return entry;
 }
@@ -110,6 +113,21 @@ static void json_add_net(json_t *entry, const bench_net *net) {
                                       net->messages, "most_messages", net->most, "wire_bytes_per_peer", net->bytes));
 }
 
+/* Times by events on the GPU: "kernel_..." entries. */
+static void json_add_gpu(const bench *b, const bench_result *r, json_t *list) {
+    const bench_side *s = &r->side[0];
+    json_t *dispatch = json_entry(b, r, 0, "kernel_dispatch", &s->gpu_dispatch, 1), *combine = json_entry(b, r, 0, "kernel_combine", &s->gpu_combine, 1);
+    if (r->has_gpu_base) {
+        json_add_baseline(b, dispatch, &r->gpu_base_dispatch[3], &s->gpu_dispatch, NULL, r->base_verified);
+        json_add_baseline(b, combine, &r->gpu_base_combine[3], &s->gpu_combine, NULL, r->base_verified);
+        json_object_set_new(json_object_get(dispatch, "baseline"), "bare_alltoallv_us", json_stats(&r->gpu_base_bare));
+    }
+    json_array_append_new(list, json_entry(b, r, 0, "kernel_route", &s->gpu_route, 0));
+    json_array_append_new(list, dispatch);
+    json_array_append_new(list, combine);
+    json_array_append_new(list, json_entry(b, r, 0, "kernel_total", &s->gpu_total, 0));
+}
+
 static void json_add_side(const bench *b, const bench_result *r, int i, json_t *list) {
     static const char *const dispatch_phases[] = {"counts", "pack", "alltoallv", "unpack"};
     static const char *const combine_phases[] = {"local_reduce", "alltoallv", "reduce"};
@@ -118,9 +136,10 @@ static void json_add_side(const bench *b, const bench_result *r, int i, json_t *
     json_t *dispatch = json_entry(b, r, i, "dispatch", &s->dispatch, 1);
     json_object_set_new(dispatch, "with_route_us", json_stats(&s->route_dispatch));
     if (r->has_base) {
-        json_add_baseline(dispatch, &r->base_dispatch_all, &s->route_dispatch,
-                          json_phases(r->base_dispatch, BASE_DISPATCH_PHASES, dispatch_phases), r->base_verified);
-        json_object_set_new(json_object_get(dispatch, "baseline"), "bare_alltoallv_us", json_stats(&r->base_bare));
+        json_add_baseline(b, dispatch, &r->base_dispatch_all, &s->route_dispatch,
+                          b->opt.cuda ? NULL : json_phases(r->base_dispatch, BASE_DISPATCH_PHASES, dispatch_phases), r->base_verified);
+        if (!b->opt.cuda)
+            json_object_set_new(json_object_get(dispatch, "baseline"), "bare_alltoallv_us", json_stats(&r->base_bare));
     }
     json_add_copy(dispatch, r, &s->dispatch);
     json_add_net(dispatch, &r->net[0]);
@@ -131,16 +150,18 @@ static void json_add_side(const bench *b, const bench_result *r, int i, json_t *
         return;
     json_t *combine = json_entry(b, r, i, "combine", &s->combine, 1);
     if (r->has_base)
-        json_add_baseline(combine, &r->base_combine_all, &s->combine,
-                          json_phases(r->base_combine, BASE_COMBINE_PHASES, combine_phases), r->base_verified);
+        json_add_baseline(b, combine, &r->base_combine_all, &s->combine,
+                          b->opt.cuda ? NULL : json_phases(r->base_combine, BASE_COMBINE_PHASES, combine_phases), r->base_verified);
     json_add_net(combine, &r->net[1]);
     if (i == 0)
         json_add_overlap(combine, r, "combine");
     json_array_append_new(list, combine);
     json_t *total = json_entry(b, r, i, "total", &s->total, 0);
     if (r->has_base)
-        json_add_baseline(total, &r->base_total, &s->total, NULL, r->base_verified);
+        json_add_baseline(b, total, &r->base_total, &s->total, NULL, r->base_verified);
     json_array_append_new(list, total);
+    if (b->opt.cuda)
+        json_add_gpu(b, r, list);
 }
 
 int bench_json_write(const bench *b, const bench_result *r, int n, char *err, size_t errlen) {

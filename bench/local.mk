@@ -1,9 +1,19 @@
 # bench/ - mpix_ep_bench: the benchmark of MPIX_Ep_*, a user of the installed headers and library only.
 bin_PROGRAMS += mpix_ep_bench
 mpix_ep_bench_SOURCES = bench/bench.h bench/ep_bench.c bench/options.c bench/npy.c bench/routing.c bench/content.c bench/ours.c \
-    bench/baseline_mpi.c bench/reduce.c bench/copy.c bench/measure.c bench/overlap.c bench/verify.c bench/report.c bench/json.c
+    bench/baseline_mpi.c bench/reduce.c bench/copy.c bench/measure.c bench/overlap.c bench/verify.c bench/report.c bench/json.c bench/cuda.c bench/cuda_base.c bench/cuda.h bench/cuda_kernels.h
 mpix_ep_bench_CPPFLAGS = $(AM_CPPFLAGS) $(JANSSON_CFLAGS)
+EXTRA_DIST += bench/cuda_kernels.cu
 mpix_ep_bench_LDADD = libmpixep.la $(JANSSON_LIBS) $(MPI_LIBS) -lm
+
+# In GPU memory: the baselines' kernels and the CUDA runtime, which is linked statically. NCCL is loaded when it is asked for.
+CLEANFILES += bench/cuda_kernels.nv.o
+if HAVE_CUDA
+mpix_ep_bench_CPPFLAGS += -isystem $(CUDA_HOME_USED)/include $(NCCL_CFLAGS)
+mpix_ep_bench_LDADD += bench/cuda_kernels.nv.o -L$(CUDA_HOME_USED)/lib64 -lcudart_static -lstdc++ -ldl -lrt -lpthread
+bench/cuda_kernels.nv.o: bench/cuda_kernels.cu bench/cuda_kernels.h
+	$(AM_V_GEN)$(MKDIR_P) bench && $(NVCC) -std=c++17 $(NVCCFLAGS) $(NVCC_GENCODE) -Xcompiler -fPIC -c -o $@ $(top_srcdir)/bench/cuda_kernels.cu
+endif
 
 # What a command of the proxy costs. It looks inside the library, so it is not installed.
 noinst_PROGRAMS += bench/mpix_fifo_bench

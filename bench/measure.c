@@ -221,7 +221,7 @@ static void measure_collect(measure *x, bench_result *r) {
 
 /* Rows of both layouts count once per (token, rank), as they would have to travel; what is written counts as the layout
  * has it. */
-static void measure_bytes(const bench *b, const bench_plan *plan, bench_result *r) {
+void bench_measure_bytes(const bench *b, const bench_plan *plan, bench_result *r) {
     double row = (double)(b->row_bytes + b->scale_bytes);
     double sums[3] = {(double)plan->pairs * row, (double)plan->pairs_remote * row,
                       (double)plan->sent_rows * (double)b->row_bytes};
@@ -284,7 +284,7 @@ void bench_measure(const bench *b, const bench_plan *plan, bench_ours *o, bench_
     r->samples = blocks * BENCH_KEEP;
     r->nside = o->nbuf;
     r->has_base = m != NULL;
-    measure_bytes(b, plan, r);
+    bench_measure_bytes(b, plan, r);
     measure_copy_setup(&x);
     measure_list(&x, r->samples);
     /* Every handle needs a routing, and every buffer of the baseline its counts, before a kind is measured by itself.

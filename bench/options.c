@@ -91,8 +91,8 @@ static const bench_word bench_on_off[] = {{"on", 1}, {"off", 0}, {"1", 1}, {"0",
 
 static const char bench_usage_text[] =
     "usage: mpirun -n RANKS mpix_ep_bench [options]\n"
-    "Times MPIX_Ep_route, dispatch and combine in host memory, checks what they deliver, and compares them with "
-    "MPI_Alltoallv.\n"
+    "Times MPIX_Ep_route, dispatch and combine in host or GPU memory, checks what they deliver, and compares them with "
+    "MPI_Alltoallv or NCCL.\n"
     "\n"
     "  --num-tokens N        tokens of each rank (default 1024)\n"
     "  -m, --message-size [MIN:]MAX\n"
@@ -110,8 +110,11 @@ static const char bench_usage_text[] =
     "  --seed N              of everything random (default 1)\n"
     "  --metadata on|off     whether ids and weights travel with the rows, on both sides (default on)\n"
     "  --mode ht             the mode; ll is not in this version\n"
-    "  --memory host         the memory; cuda is not in this version\n"
-    "  --baseline mpi|none   what to compare with (default mpi); nccl is not in this version\n"
+    "  --memory host|cuda    the memory (default host); cuda: whole calls, and GPU times by events\n"
+    "  --num-sms N[,N...]    with --memory cuda: SMs to use, one after the other (default 0, the library's choice)\n"
+    "  --baseline B          what to compare with: mpi (default; in GPU memory staged through the host's), nccl (GPU "
+    "memory only,\n"
+    "                        default there if this build has it) or none\n"
     "  --buffers B           where outputs and combine's input live: alloc (MPIX_Ep_alloc, default), malloc, or both: "
     "malloc's\n"
     "                        figures beside\n"
@@ -243,7 +246,24 @@ static int bench_parse_seed(const char *text, uint64_t *seed, char *err, size_t 
     return BENCH_OPTIONS_OK;
 }
 
-/* Features that have a name but are not here yet. */
+/* N[,N...] */
+static int bench_parse_sms(const char *text, bench_options *opt, char *err, size_t errlen) {
+    char *end;
+    opt->nsms = 0;
+    for (const char *at = text; opt->nsms < BENCH_SMS; at = end + 1) {
+        errno = 0;
+        long v = strtol(at, &end, 10);
+        if (errno || end == at || v < -1 || v > 1024 || (*end && *end != ','))
+            break;
+        opt->sms[opt->nsms++] = (int)v;
+        if (!*end)
+            return BENCH_OPTIONS_OK;
+    }
+    return bench_bad(err, errlen, "--num-sms is '%s'; it must be up to %d whole numbers separated by commas", text,
+                     BENCH_SMS);
+}
+
+/* Where a word of the command line depends on what this build has, or on this version. */
 static int bench_parse_feature(int c, const char *text, bench_options *opt, char *err, size_t errlen) {
     switch (c) {
     case OPT_MODE:
@@ -253,20 +273,19 @@ static int bench_parse_feature(int c, const char *text, bench_options *opt, char
             return bench_bad(err, errlen, "--mode ll: the low-latency mode is not in this version; use ht");
         return bench_bad(err, errlen, "--mode is '%s'; it must be ht", text);
     case OPT_MEMORY:
+        opt->cuda = 0;
         if (!strcmp(text, "host"))
             return BENCH_OPTIONS_OK;
-        if (!strcmp(text, "cuda"))
-            return bench_bad(err, errlen, "--memory cuda: GPU memory is not in this version; use host");
-        return bench_bad(err, errlen, "--memory is '%s'; it must be host", text);
+        opt->cuda = !strcmp(text, "cuda");
+        if (opt->cuda)
+            return bench_cuda_available(0) ? bench_bad(err, errlen, "--memory cuda: %s", bench_cuda_available(0)) : BENCH_OPTIONS_OK;
+        return bench_bad(err, errlen, "--memory is '%s'; it must be host or cuda", text);
     case OPT_BASELINE:
-        opt->baseline = !strcmp(text, "mpi") ? BENCH_MPI : BENCH_NO_BASELINE;
-        if (opt->baseline == BENCH_MPI || !strcmp(text, "none"))
+        opt->baseline = !strcmp(text, "mpi") ? BENCH_MPI : !strcmp(text, "nccl") ? BENCH_NCCL : BENCH_NO_BASELINE;
+        if (opt->baseline != BENCH_NO_BASELINE || !strcmp(text, "none"))
             return BENCH_OPTIONS_OK;
-        if (!strcmp(text, "nccl"))
-            return bench_bad(err, errlen,
-                             "--baseline nccl needs GPU memory, which is not in this version; use mpi or none");
-        return bench_bad(err, errlen, "--baseline is '%s'; it must be mpi or none", text);
-    default: return bench_bad(err, errlen, "--num-sms is for GPU memory, which is not in this version");
+        return bench_bad(err, errlen, "--baseline is '%s'; it must be nccl, mpi or none", text);
+    default: return bench_parse_sms(text, opt, err, errlen);
     }
 }
 
@@ -323,6 +342,18 @@ static int bench_options_settle(bench_options *opt, long tokens, char *err, size
     if (opt->routing != BENCH_FILE && opt->topk > opt->num_experts)
         return bench_bad(err, errlen, "--num-topk %d needs as many experts, but --num-experts is %d", opt->topk,
                          opt->num_experts);
+    if (opt->baseline < 0)
+        opt->baseline = !opt->cuda ? BENCH_MPI : opt->layout == MPIX_EP_EXPERT ? BENCH_NO_BASELINE : bench_cuda_default();
+    if (!opt->cuda && opt->baseline == BENCH_NCCL)
+        return bench_bad(err, errlen, "--baseline nccl is for --memory cuda");
+    if (!opt->cuda && opt->nsms)
+        return bench_bad(err, errlen, "--num-sms is for --memory cuda");
+    if (opt->cuda && (opt->overlap || opt->progress_thread || opt->buffers != BENCH_ALLOC))
+        return bench_bad(err, errlen, "--overlap, --progress-thread and --buffers are for --memory host");
+    if (opt->cuda && opt->layout == MPIX_EP_EXPERT && opt->baseline != BENCH_NO_BASELINE)
+        return bench_bad(err, errlen, "the baselines of --memory cuda have --layout compact only; use --baseline none");
+    if (opt->baseline == BENCH_NCCL && bench_cuda_available(1))
+        return bench_bad(err, errlen, "--baseline nccl: %s", bench_cuda_available(1));
     const char *why = *opt->json_path ? bench_json_available() : NULL;
     if (why)
         return bench_bad(err, errlen, "--json: %s", why);
@@ -341,7 +372,7 @@ int bench_options_parse(int argc, char **argv, bench_options *opt, char *err, si
     opt->expert_align = 1;
     opt->seed = 1;
     opt->metadata = 1;
-    opt->baseline = BENCH_MPI;
+    opt->baseline = -1;
     opt->buffers = BENCH_ALLOC;
     opt->iterations = 50;
     opt->warmup = 5;

@@ -27,7 +27,9 @@ void bench_report_head(const bench *b) {
            minor, patch);
     printf("# Machine: %s, %s, %d cores; %d ranks on %d hosts; %s\n", b->host, b->cpu_model, b->cores, b->size,
            b->hosts, b->mpi_version);
-    printf("# Configuration: mode ht, host memory, layout %s", o->layout == MPIX_EP_EXPERT ? "expert" : "compact");
+    if (o->cuda)
+        printf("# GPU: %s; NCCL %d\n", b->gpu, b->nccl_version);
+    printf("# Configuration: mode ht, %s memory, layout %s", o->cuda ? "GPU" : "host", o->layout == MPIX_EP_EXPERT ? "expert" : "compact");
     if (o->layout == MPIX_EP_EXPERT)
         printf(" (align %d)", o->expert_align);
     printf(", %s%s, hidden %ld, top-%d of %d experts,\n", bench_dtype_name(o->dtype), scales[o->scale_kind], o->hidden,
@@ -35,7 +37,7 @@ void bench_report_head(const bench *b) {
     printf("#   routing %s, seed %llu, ids and weights %s, buffers %s, progress %s, baseline %s\n",
            report_routing(b, routing, sizeof routing), (unsigned long long)o->seed,
            o->metadata ? "carried" : "not carried", buffers[o->buffers], o->progress_thread ? "thread" : "default",
-           o->baseline == BENCH_MPI ? "mpi" : "none");
+           o->baseline == BENCH_MPI ? "mpi" : o->baseline == BENCH_NCCL ? "nccl" : "none");
     printf("# Times in us, maximum over ranks, of %d calls: %d blocks of %d alternating with the other kinds, the "
            "first %d of each dropped\n",
            blocks * BENCH_KEEP, blocks, BENCH_BLOCK, BENCH_DROP);
@@ -49,8 +51,8 @@ void bench_report_head(const bench *b) {
     else
         printf(" %11s", "Median");
     printf(" %12s %9s", "Logical GB/s", "Wire GB/s");
-    if (o->baseline == BENCH_MPI)
-        printf(" %11s %8s", "MPI", "Speedup");
+    if (o->baseline != BENCH_NO_BASELINE)
+        printf(" %11s %8s", o->baseline == BENCH_MPI ? "MPI" : "NCCL", "Speedup");
     printf("\n");
     fflush(stdout);
 }
@@ -75,7 +77,7 @@ static void report_row(const bench *b, const bench_result *r, const char *op, co
         printf(" %12s %9s", "-", "-");
     if (base)
         printf(" %11.2f %7.2fx", base->median, bench_speedup(base, s));
-    else if (b->opt.baseline == BENCH_MPI)
+    else if (b->opt.baseline != BENCH_NO_BASELINE)
         printf(" %11s %8s", "-", "-");
     printf("\n");
 }
@@ -90,6 +92,25 @@ static void report_side(const bench *b, const bench_result *r, int i) {
         return;
     report_row(b, r, "combine", kind, &s->combine, 1, r->has_base ? &r->base_combine_all : NULL);
     report_row(b, r, "total", kind, &s->total, 0, r->has_base ? &r->base_total : NULL);
+}
+
+/* GPU memory: times by events, and the baseline's phases. */
+static void report_gpu(const bench *b, const bench_result *r) {
+    const bench_side *s = &r->side[0];
+    const bench_stats *d = r->gpu_base_dispatch, *c = r->gpu_base_combine;
+    report_row(b, r, "route", " (GPU)", &s->gpu_route, 0, NULL);
+    report_row(b, r, "dispatch", " (GPU)", &s->gpu_dispatch, 1, r->has_gpu_base ? &d[3] : NULL);
+    if (b->has_combine) {
+        report_row(b, r, "combine", " (GPU)", &s->gpu_combine, 1, r->has_gpu_base ? &c[3] : NULL);
+        report_row(b, r, "total", " (GPU)", &s->gpu_total, 0, NULL);
+    }
+    if (r->has_base)
+        printf("# Baseline: counts to the host and to the peers %.2f of the whole dispatch %.2f\n", r->base_dispatch[BASE_COUNTS].median,
+               r->base_dispatch_all.median);
+    if (r->has_gpu_base)
+        printf("# NCCL dispatch (GPU): pack %.2f + exchange %.2f + unpack %.2f; combine: exchange %.2f + sums %.2f; bare all-to-all-v of packed "
+               "rows %.2f, %.2f of our dispatch\n", d[0].median, d[1].median, d[2].median, c[1].median, c[2].median, r->gpu_base_bare.median,
+               bench_speedup(&r->gpu_base_bare, &s->gpu_dispatch));
 }
 
 static void report_base(const bench *b, const bench_result *r) {
@@ -110,11 +131,15 @@ static void report_base(const bench *b, const bench_result *r) {
 }
 
 void bench_report_result(const bench *b, const bench_result *r) {
+    if (b->opt.cuda)
+        printf("# SMs: %d\n", r->sms);
     for (int i = 0; i < r->nside; i++)
         report_side(b, r, i);
-    if (r->has_base)
+    if (b->opt.cuda)
+        report_gpu(b, r);
+    else if (r->has_base)
         report_base(b, r);
-    for (int i = 0; i < r->nside && r->written > 0; i++)
+    for (int i = 0; i < r->nside && r->written > 0 && !b->opt.cuda; i++)
         printf("# Bytes written by dispatch%s: %.2f GB/s; copy of as many (%s) %.2f GB/s, ratio %.3f; each token read "
                "once %.2f GB/s, ratio %.3f\n",
                b->opt.buffers == BENCH_MALLOC || i == 1 ? " (malloc)" : "",

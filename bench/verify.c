@@ -313,3 +313,20 @@ int bench_verify_base(const bench *b, bench_base *m, const bench_plan *plan, int
     }
     return verify_agree(&v);
 }
+
+int bench_verify_received(const bench *b, const bench_plan *plan, const char *who, const void *x, size_t stride,
+                          const void *scales, size_t scale_stride, const int *local_ids, const int *src_rank,
+                          const MPI_Count *src_token, const float *weights, int round) {
+    verify v = {b, who, 0};
+    verify_rows got = {x, scales, stride, scale_stride, local_ids, src_rank, src_token, weights};
+    verify_dispatch(&v, plan, &got, round);
+    return verify_agree(&v);
+}
+
+int bench_verify_sums(const bench *b, const bench_plan *plan, const char *who, const void *y, int round, int exact) {
+    verify v = {b, who, 0};
+    bench_values values;
+    bench_values_make(b, exact, &values);
+    verify_combine(&v, plan, &values, y, round, exact, 0);
+    return verify_agree(&v);
+}

@@ -14,6 +14,7 @@ cat <<EOF
     Check          $mpix_sum_CHECK
     verbs          $mpix_sum_VERBS
     CUDA           $mpix_sum_CUDA
+    NCCL           $mpix_sum_NCCL
     sanitizers     ${MPIX_SANITIZE:-none}
     warnings       `test "x$enable_werror" = xyes && echo "are errors" || echo "are shown"`
 

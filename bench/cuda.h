@@ -1,0 +1,46 @@
+/* cuda.h - GPU memory for mpix_ep_bench: the CUDA runtime and NCCL behind functions that end the job on an error. */
+#ifndef BENCH_CUDA_H
+#define BENCH_CUDA_H
+#include "bench/bench.h"
+#include "bench/cuda_kernels.h"
+
+typedef struct cuda_base {
+    int nccl; /* otherwise MPI, staged through host memory */
+    void *comm;
+    int64_t record, scale_at, meta_at, ein_stride, send_rows, recv_rows;
+    char *send, *recv, *back_recv, *ein, *y, *host_send, *host_recv;
+    int32_t *place, *counts, *owner, *local_ids;
+    float *weights;
+    int32_t *host_counts; /* pinned: [ranks] */
+    int send_counts[BENCH_CUDA_RANKS], recv_counts[BENCH_CUDA_RANKS];
+    int64_t send_at[BENCH_CUDA_RANKS], recv_at[BENCH_CUDA_RANKS];
+} cuda_base;
+
+typedef struct cuda_run {
+    const bench *b;
+    const bench_plan *plan; /* in use */
+    long n, capacity;
+    MPIX_Ep ep;
+    MPIX_Ep_handle handle;
+    void *stream, *event[4];
+    int32_t *ids, *local_ids, *src_rank;
+    float *weights, *out_weights;
+    char *x, *x_scales, *out, *out_scales, *ein, *ein_scales, *y;
+    MPI_Count *src_token;
+    int has_base;
+    cuda_base base;
+} cuda_run;
+
+/* ---- cuda_base.c ---- */
+void cuda_base_create(cuda_run *x, long recv_capacity);
+void cuda_base_free(cuda_run *x);
+void cuda_base_counts(cuda_run *x);
+/* On the stream; events 1 and 2 stand between the phases. Staged MPI waits for the host in between. */
+void cuda_base_dispatch(cuda_run *x);
+void cuda_base_combine(cuda_run *x);
+void cuda_base_bare(cuda_run *x); /* all-to-all-v of packed rows, those of the own rank too */
+
+/* ---- cuda.c ---- */
+void cuda_check(const bench *b, int err, const char *call);
+#define CUDA(call) cuda_check(x->b, (int)(call), #call)
+#endif
