@@ -218,6 +218,8 @@ static int create_local(mpix_ep *ep) {
     if (!kind)
         kind = gpu->ops->pinned_alloc(MPIX_EP_GPU_REPORTS * sizeof *gpu->reports, (void **)&gpu->reports, why);
     if (!kind)
+        kind = gpu->ops->pinned_alloc(sizeof *gpu->alarm, (void **)&gpu->alarm, why);
+    if (!kind)
         kind = gpu->ops->stream_create(&gpu->device, &gpu->stream, why);
     free(tables);
     return kind ? mpix_fail(kind, NULL, "a context in GPU memory: %s", why) : 0;
@@ -272,6 +274,8 @@ void mpix_ep_gpu_free(mpix_ep *ep) {
         gpu->ops->local_free(&gpu->device, gpu->failed);
     if (gpu->reports)
         gpu->ops->pinned_free(gpu->reports);
+    if (gpu->alarm)
+        gpu->ops->pinned_free(gpu->alarm);
     free(gpu->windows);
     free(gpu);
     ep->gpu = NULL;
@@ -331,6 +335,7 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
     d->meta_record = 8 + 8 * (size_t)ep->config.max_topk;
     d->bases = gpu->bases;
     d->failed = gpu->failed;
+    d->alarm = gpu->alarm;
     d->owner = gpu->tables;
     d->local = gpu->tables + e;
     d->mine = gpu->tables + 2 * e;

@@ -25,6 +25,7 @@ typedef struct mpix_ep_gpu {
     mpix_ep_gpu_window *windows;  /* MPIX_Ep_alloc */
     int nwindows;
     void **bases;                 /* device */
+    int32_t *alarm;               /* pinned: some report has been written */
     int32_t *tables, *failed;     /* device: owner, local, mine */
     mpix_cuda_status *reports;    /* pinned, a ring */
     int64_t next_report;

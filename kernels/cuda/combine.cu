@@ -290,18 +290,18 @@ __device__ static void bulk_sum(const mpix_cuda_handle &h, const mpix_cuda_combi
     size_t stage = (size_t)c.piece * c.terms;
     char *ring = smem + (size_t)w * S * stage;
     uint64_t *bars = (uint64_t *)(smem + (size_t)c.warps * S * stage) + w * S;
-    uint32_t *masks = (uint32_t *)((uint64_t *)(smem + (size_t)c.warps * S * stage) + c.warps * S) + w * S;
-    float *weights = (float *)((uint32_t *)((uint64_t *)(smem + (size_t)c.warps * S * stage) + c.warps * S) + c.warps * S) + (size_t)w * S * h.size;
+    uint2 *held = (uint2 *)((uint64_t *)(smem + (size_t)c.warps * S * stage) + c.warps * S) + w * S; /* {mask of ranks, item} */
+    float *weights = (float *)((uint2 *)((uint64_t *)(smem + (size_t)c.warps * S * stage) + c.warps * S) + c.warps * S) + (size_t)w * S * h.size;
     if (lane < S)
         bar_init(&bars[lane], 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     fence_async();
     __syncwarp();
-    uint32_t pieces = c.pieces, step = gridDim.x * c.warps, total = (uint32_t)(c.tokens * c.pieces), item = blockIdx.x * c.warps + w, next = item;
+    /* The first pieces are dealt out, the others taken as warps get to them; see dispatch.cu. */
+    uint32_t pieces = c.pieces, step = gridDim.x * c.warps, total = (uint32_t)(c.tokens * c.pieces), next = blockIdx.x * c.warps + w;
+    uint32_t *taken = &h.state->item[MPIX_CUDA_COMBINE], ticket = 0, dealt = 0;
     int ls = 0, ss = 0, ahead = 0;
     uint32_t parity = 0, map = 0, blk = 0, rel = 0;
-    int64_t base = lane < h.size ? h.state->base[lane] : 0, rows = lane < h.size ? offers[lane].rows : 0;
-    int64_t stride = lane < h.size ? (int64_t)offers[lane].at[MPIX_CUDA_AT_X].stride : 0;
     auto ask = [&](uint32_t i) {
         if (i < total && lane < h.size) {
             uint32_t t = i / pieces;
@@ -311,14 +311,18 @@ __device__ static void bulk_sum(const mpix_cuda_handle &h, const mpix_cuda_combi
         }
     };
     ask(next);
-    while (item < total) {
+    if (lane == 0)
+        ticket = atomicAdd(taken, 1);
+    int64_t base = lane < h.size ? h.state->base[lane] : 0, rows = lane < h.size ? offers[lane].rows : 0;
+    int64_t stride = lane < h.size ? (int64_t)offers[lane].at[MPIX_CUDA_AT_X].stride : 0;
+    while (next < total || ahead > 0) {
         while (next < total && ahead < S) {
             int off = (int)(next % pieces) * c.piece, n = row_bytes - off < c.piece ? row_bytes - off : c.piece;
             int64_t row = base + blk + rel;
             bool there = lane < h.size && (map >> lane & 1) && row < rows;
             uint32_t mask = __ballot_sync(~0u, there);
             if (lane == 0) {
-                masks[ls] = mask;
+                held[ls] = {mask, next};
                 bar_expect(&bars[ls], (uint32_t)n * __popc(mask));
             }
             __syncwarp(); /* also: all lanes have read what was in this stage */
@@ -328,22 +332,28 @@ __device__ static void bulk_sum(const mpix_cuda_handle &h, const mpix_cuda_combi
                     weights[ls * h.size + lane] = ((const float *)src.w[lane])[row];
             }
             ahead++;
-            next += step;
             ls = ls + 1 == S ? 0 : ls + 1;
+            if (++dealt < (uint32_t)S) {
+                next += step;
+            } else {
+                next = S * step + __shfl_sync(~0u, ticket, 0);
+                if (lane == 0 && next < total)
+                    ticket = atomicAdd(taken, 1);
+            }
             ask(next);
         }
-        int64_t t = item / pieces;
-        int off = (int)(item % pieces) * c.piece, n = row_bytes - off < c.piece ? row_bytes - off : c.piece;
         bar_wait(&bars[ss], parity >> ss & 1);
         parity ^= 1u << ss;
-        uint32_t mask = masks[ss];
+        uint2 what = held[ss];
+        int64_t t = what.y / pieces;
+        int off = (int)(what.y % pieces) * c.piece, n = row_bytes - off < c.piece ? row_bytes - off : c.piece;
+        uint32_t mask = what.x;
         const char *mine = ring + ss * stage + (size_t)__popc(mask & ((1u << lane) - 1)) * c.piece;
         float my_w = weighted >> lane & 1 && mask >> lane & 1 ? weights[ss * h.size + lane] : 1.0f;
         piece_sum<X>(c, mask, mine, my_w, weighted, t, off, n, lane);
         __syncwarp();
         ahead--;
         ss = ss + 1 == S ? 0 : ss + 1;
-        item += step;
     }
 }
 #endif
@@ -373,14 +383,17 @@ __global__ void __launch_bounds__(HOW == BULK ? 480 : 512) combine_kernel(const 
     extern __shared__ __align__(128) char smem[];
     __shared__ mpix_cuda_offer offers[MPIX_CUDA_RANKS];
     __shared__ sources src;
+    __shared__ int fine;
+    TRACE(0);
+    /* All that the start needs is asked for at once. */
+    uint64_t epoch = h.state->epoch[MPIX_CUDA_COMBINE] + 1;
+    int64_t rows = h.state->recv_total;
+    int fault = routing_fault(h, c.tokens, c.topk);
     if (call_refused(h, c.report))
         return;
-    uint64_t epoch = h.state->epoch[MPIX_CUDA_COMBINE] + 1;
-    if (blockIdx.x == 0 && c.part != MPIX_CUDA_END) {
+    if (blockIdx.x == 0 && threadIdx.x < 32 && c.part != MPIX_CUDA_END) {
         mpix_cuda_offer mine = c.offer;
-        int64_t rows = h.state->recv_total;
-        int fault = mine.status ? 0 : routing_fault(h, c.tokens, c.topk);
-        if (fault) {
+        if (!mine.status && fault) {
             mine.status = 1;
             if (threadIdx.x == 0)
                 report(h, fault, 0, -1, h.state->tokens, c.tokens);
@@ -395,9 +408,18 @@ __global__ void __launch_bounds__(HOW == BULK ? 480 : 512) combine_kernel(const 
     }
     if (c.part == MPIX_CUDA_BEGIN) /* the peers may read; this rank reads in the second half */
         return;
-    if (!wait_all(h, offsetof(mpix_cuda_words, rows_offered), epoch, c.wait_ns, c.report))
+    if (threadIdx.x < 32) {
+        mpix_cuda_offer o;
+        int bad = offers_wait(h, c.offer, h.offered, offsetof(mpix_cuda_words, rows_offered), epoch, blockIdx.x == 0 ? c.wait_ns : nullptr, c.report, &o);
+        offers[threadIdx.x] = o;
+        if (threadIdx.x == 0)
+            fine = bad;
+    }
+    __syncthreads();
+    if (fine == 2)
         return;
-    if (offers_read(h, offers, c.offer, h.offered, epoch)) {
+    TRACE(1);
+    if (fine == 0) {
         int bad = 0;
         if ((int)threadIdx.x < h.size) {
             int r = threadIdx.x;
@@ -438,15 +460,23 @@ __global__ void __launch_bounds__(HOW == BULK ? 480 : 512) combine_kernel(const 
                 slots_fetch(h, c, offers, src);
         }
     }
+    TRACE(2);
+    __syncthreads();
+    lane_signal(h, offsetof(mpix_cuda_words, read_done), epoch);
+    TRACE(3);
     if (!last_block(h, MPIX_CUDA_COMBINE))
         return;
-    if ((int)threadIdx.x < h.size)
-        word_store(&words_of(h, threadIdx.x, h.rank)->read_done, epoch);
-    if (!wait_all(h, offsetof(mpix_cuda_words, read_done), epoch, nullptr, c.report))
+    TRACE(4);
+    if (!lanes_wait(h, offsetof(mpix_cuda_words, read_done), h.offered, epoch, nullptr, c.report))
         return;
+    TRACE(5);
     if (threadIdx.x == 0)
         call_end(h, MPIX_CUDA_COMBINE, epoch, c.report);
 }
+
+#ifdef MPIX_TRACE
+extern "C" void mpix_trace_combine(uint64_t *to) { cudaMemcpyFromSymbol(to, mpix_trace, sizeof mpix_trace); }
+#endif
 
 template <int X> static cudaError_t launch_typed(int bulk, int sms, size_t smem, const mpix_cuda_handle *h, const mpix_cuda_combine *c, cudaStream_t stream) {
     if (!bulk) {
@@ -461,9 +491,12 @@ template <int X> static cudaError_t launch_typed(int bulk, int sms, size_t smem,
 }
 
 cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream) {
-    int sms = c->num_sms ? c->num_sms : 14, size = c->xdtype == F32 ? 4 : 2;
+    int sms = TUNE("SMS", c->num_sms ? c->num_sms : 14), size = c->xdtype == F32 ? 4 : 2;
     if (sms > d->sms)
         sms = d->sms;
+    if (sms > MPIX_CUDA_LANES)
+        sms = MPIX_CUDA_LANES;
+    c->offer.lanes = sms; /* of the kernel that reads */
     if (c->part == MPIX_CUDA_BEGIN)
         sms = 1;
     uint64_t bits = (uint64_t)c->x | (uint64_t)c->x_stride | (uint64_t)c->y | (uint64_t)c->y_stride | (uint64_t)(c->hidden * size);
@@ -480,14 +513,14 @@ cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_
     size_t smem = 0;
     c->terms = h->size < h->max_topk ? h->size : h->max_topk;
     if (bulk) {
-        c->warps = 15;
-        c->stages = 2;
+        c->warps = TUNE("CWARPS", 15);
+        c->stages = TUNE("CSTAGES", 2);
         int most = (int)(220 * 1024 / ((size_t)c->warps * c->stages * c->terms)) / 16 * 16;
-        if (most > 3584)
-            most = 3584;
+        if (most > TUNE("CPIECE", 3584))
+            most = TUNE("CPIECE", 3584);
         c->pieces = (row + most - 1) / most;
         c->piece = ((row + c->pieces - 1) / c->pieces + 15) / 16 * 16;
-        smem = (size_t)c->warps * c->stages * ((size_t)c->piece * c->terms + 8 + 4 + 4 * (size_t)h->size);
+        smem = (size_t)c->warps * c->stages * ((size_t)c->piece * c->terms + 8 + 8 + 4 * (size_t)h->size);
     } else {
         c->warps = 16;
         c->piece = 8192;

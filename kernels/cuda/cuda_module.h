@@ -16,11 +16,12 @@
 #include <stdint.h>
 
 enum {
-    MPIX_CUDA_ABI = 2,
+    MPIX_CUDA_ABI = 3,
     MPIX_CUDA_RANKS = 32,    /* ranks of a context at most: one lane of a warp each */
+    MPIX_CUDA_LANES = 192,   /* blocks of a kernel that signal a peer at most, each by a word of its own */
     MPIX_CUDA_WINDOWS = 256, /* allocations of a context at most */
     MPIX_CUDA_WHY = 256,
-    MPIX_CUDA_BLOCK_TOKENS = 256 /* tokens per block of the route kernel */
+    MPIX_CUDA_BLOCK_TOKENS = 128 /* tokens per block of the route kernel */
 };
 enum { MPIX_CUDA_ROUTE, MPIX_CUDA_DISPATCH, MPIX_CUDA_COMBINE, MPIX_CUDA_KINDS };
 /* What a kernel says about a failure; the core makes the sentence. */
@@ -53,13 +54,16 @@ enum { MPIX_CUDA_OFFER_META = 1, MPIX_CUDA_OFFER_WEIGHTS = 2, MPIX_CUDA_OFFER_GI
 enum { MPIX_CUDA_AT_X, MPIX_CUDA_AT_SCALES, MPIX_CUDA_AT_WEIGHTS, MPIX_CUDA_AT_SLOTS, MPIX_CUDA_PLACES };
 
 typedef struct mpix_cuda_offer {
-    int32_t status, flags, dtype, scale_kind;
+    int32_t status, flags;
+    int16_t dtype, scale_kind;
+    int32_t lanes; /* blocks of the call's kernel that signal */
     int64_t hidden, rows;
     mpix_cuda_place at[MPIX_CUDA_PLACES];
 } mpix_cuda_offer; /* 128 bytes */
 
 typedef struct mpix_cuda_words {
-    uint64_t route, ready, rows_here, rows_offered, read_done, pad[3];
+    uint64_t route, ready, rows_offered, pad[5];
+    uint64_t rows_here[MPIX_CUDA_LANES], read_done[MPIX_CUDA_LANES]; /* by lane: a block of the source's kernel */
 } mpix_cuda_words;
 
 /* In pinned host memory, one per call; of captured calls, one per handle. code is written last. */
@@ -69,6 +73,7 @@ typedef struct mpix_cuda_status { int32_t code, kind, peer, pad; int64_t a, b; }
 typedef struct mpix_cuda_state {
     uint64_t epoch[MPIX_CUDA_KINDS];
     uint32_t ticket[MPIX_CUDA_KINDS];
+    uint32_t item[MPIX_CUDA_KINDS]; /* work taken beyond what each warp begins with */
     int32_t outcome[MPIX_CUDA_KINDS]; /* code of the last call of each kind */
     int32_t routed, topk, width;  /* of the last route; routed: it succeeded */
     int32_t err;                  /* lock of status */
@@ -91,6 +96,7 @@ typedef struct mpix_cuda_handle {
     const int32_t *owner, *local, *mine; /* device: [experts], [experts], [local_experts] */
     mpix_cuda_state *state;
     int32_t *failed;               /* device: the context timed out */
+    int32_t *alarm;                /* pinned: some report has been written */
     uint32_t *bitmap, *rel, *blk, *histogram; /* device: [tokens], [tokens][size], [blocks][size], [2 * experts] */
     int32_t *ids;                  /* device: [tokens][max_topk] */
     int64_t *results;              /* pinned: recv_total, hosts, recv_per_rank[size], send_per_rank[size], recv_per_expert[], send_per_expert[] */
@@ -122,7 +128,7 @@ typedef struct mpix_cuda_dispatch {
     float *out_weights;
     int64_t *cumulative;
     int64_t capacity;
-    int32_t pieces, piece, stages, warps, local_blocks; /* filled in by the module */
+    int32_t pieces, piece, stages, warps, pending; /* filled in by the module */
 } mpix_cuda_dispatch;
 
 typedef struct mpix_cuda_combine {

@@ -4,6 +4,7 @@
 #include "cuda_module.h"
 
 #include <cuda_runtime.h>
+#include <stddef.h>
 
 /* ---- words. Publication: plain or bulk stores, then a release at system scope; a reader acquires at system scope. ---- */
 __device__ __forceinline__ uint64_t word_load(const uint64_t *p) {
@@ -52,6 +53,13 @@ template <int N> __device__ __forceinline__ void bulk_wait_read() { asm volatile
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 #endif
 
+#ifdef MPIX_TRACE /* times of each block, for tuning */
+static __device__ uint64_t mpix_trace[256][8];
+#define TRACE(i) (threadIdx.x == 0 ? (void)(mpix_trace[blockIdx.x][i] = now_ns()) : (void)0)
+#else
+#define TRACE(i) ((void)0)
+#endif
+
 /* ---- the window of a handle ---- */
 /* The block that source writes in the window of owner. */
 __device__ __forceinline__ char *block_of(const mpix_cuda_handle &h, int owner, int source) { return h.window[owner] + h.block * source; }
@@ -82,7 +90,7 @@ __device__ __forceinline__ void delay(const mpix_cuda_handle &h, uint32_t point)
 }
 
 /* To pinned memory, where the host may be looking: what is there already stays, the code comes last. */
-__device__ inline void status_write(mpix_cuda_status *to, const mpix_cuda_status &s) {
+__device__ inline void status_write(const mpix_cuda_handle &h, mpix_cuda_status *to, const mpix_cuda_status &s) {
     volatile mpix_cuda_status *v = to;
     if (v->code)
         return;
@@ -92,6 +100,8 @@ __device__ inline void status_write(mpix_cuda_status *to, const mpix_cuda_status
     v->b = s.b;
     __threadfence_system();
     v->code = s.code;
+    __threadfence_system();
+    *(volatile int32_t *)h.alarm = 1;
     __threadfence_system();
 }
 
@@ -103,60 +113,124 @@ __device__ inline void report(const mpix_cuda_handle &h, int code, int kind, int
     }
 }
 
-/* Waits until every source's word (at byte `word` of its words) has reached epoch. Called by all threads of a block; thread r watches
- * source r. Bounded; gives false in all threads after a time-out. */
-__device__ inline bool wait_all(const mpix_cuda_handle &h, int word, uint64_t epoch, int64_t *wait_ns, mpix_cuda_status *to) {
-    int bad = 0;
-    delay(h, 1);
-    if ((int)threadIdx.x < h.size) {
-        const uint64_t *p = (const uint64_t *)((const char *)words_of(h, h.rank, threadIdx.x) + word);
-        uint64_t start = now_ns();
-        while (word_load(p) < epoch) {
-            if (now_ns() - start > h.timeout_ns || *(volatile int32_t *)h.failed) {
-                /* Told at once: blocks that start from now on do nothing, so the end of the call may never come. */
-                status_write(to, {MPIX_CUDA_TIMEOUT, 0, (int32_t)threadIdx.x, 0, 0, 0});
-                *(volatile int32_t *)h.failed = 1;
-                bad = 1;
-                break;
-            }
+/* Waits until a word that source writes has reached epoch; bounded. False: time-out, and the context has failed. */
+__device__ inline bool word_wait(const mpix_cuda_handle &h, const uint64_t *p, uint64_t epoch, int source, mpix_cuda_status *to) {
+    if (word_load(p) >= epoch)
+        return true;
+    uint64_t start = now_ns();
+    while (word_load(p) < epoch) {
+        if (now_ns() - start > h.timeout_ns || *(volatile int32_t *)h.failed) {
+            /* Told at once: blocks that start from now on do nothing, so the end of the call may never come. */
+            status_write(h, to, {MPIX_CUDA_TIMEOUT, 0, source, 0, 0, 0});
+            *(volatile int32_t *)h.failed = 1;
+            return false;
         }
-        if (wait_ns && (int)threadIdx.x != h.rank)
-            wait_ns[threadIdx.x] += (int64_t)(now_ns() - start);
     }
-    return !__syncthreads_or(bad);
+    return true;
 }
 
-/* The offer of this rank, to everybody; by the first block of a kernel, before anything waits. */
+/* The offer of this rank, to everybody; by the first warp of a kernel's first block, before anything waits. */
 __device__ inline void offer_send(const mpix_cuda_handle &h, const mpix_cuda_offer &offer, uint64_t at, int word, uint64_t epoch) {
-    if ((int)threadIdx.x < h.size) {
-        delay(h, 2 + threadIdx.x);
-        *offer_of(h, threadIdx.x, h.rank, at, epoch) = offer;
-        word_store((uint64_t *)((char *)words_of(h, threadIdx.x, h.rank) + word), epoch);
+    int lane = threadIdx.x % 32;
+    if (lane < h.size) {
+        delay(h, 2 + lane);
+        *offer_of(h, lane, h.rank, at, epoch) = offer;
+        word_store((uint64_t *)((char *)words_of(h, lane, h.rank) + word), epoch);
     }
 }
 
-/* Whether this block is the last of the call to get here. What the others wrote before, this one may publish: every thread fences,
- * the block meets, one thread takes part in the device-scope atomic. */
+/* By a warp: lane r awaits the offer of rank r and gets it. 0: all are fine; 1: the call fails, alike on all ranks, and that is
+ * reported; 2: time-out. An offer is judged against this rank's own: if any two ranks differ, every rank finds one that differs from it. */
+__device__ inline int offers_wait(const mpix_cuda_handle &h, const mpix_cuda_offer &mine, uint64_t at, int word, uint64_t epoch,
+                                  int64_t *wait_ns, mpix_cuda_status *to, mpix_cuda_offer *o) {
+    int lane = threadIdx.x % 32, bad = 0;
+    delay(h, 1);
+    memset(o, 0, sizeof *o);
+    uint64_t start = wait_ns ? now_ns() : 0;
+    if (lane < h.size && !word_wait(h, (const uint64_t *)((const char *)words_of(h, h.rank, lane) + word), epoch, lane, to))
+        bad = 2;
+    if (wait_ns && lane < h.size && lane != h.rank)
+        wait_ns[lane] += (int64_t)(now_ns() - start);
+    if (__any_sync(~0u, bad))
+        return 2;
+    if (lane < h.size) {
+        const volatile uint64_t *from = (const volatile uint64_t *)offer_of(h, h.rank, lane, at, epoch);
+#pragma unroll
+        for (unsigned i = 0; i < sizeof *o / 8; i++)
+            ((uint64_t *)o)[i] = from[i];
+        bad = o->status != 0;
+        if (bad && lane != h.rank)
+            report(h, MPIX_CUDA_REMOTE, 0, lane, o->status, 0);
+    }
+    if (__any_sync(~0u, bad))
+        return 1;
+    bool wanted = __any_sync(~0u, lane < h.size && (o->flags & MPIX_CUDA_OFFER_WEIGHTS));
+    if (lane < h.size) {
+        if (o->hidden != mine.hidden)
+            bad = 1, report(h, MPIX_CUDA_HIDDEN, 0, lane, o->hidden, mine.hidden);
+        else if (o->dtype != mine.dtype)
+            bad = 1, report(h, MPIX_CUDA_DTYPE, 0, lane, o->dtype, mine.dtype);
+        else if (o->scale_kind != mine.scale_kind)
+            bad = 1, report(h, MPIX_CUDA_SCALES, 0, lane, o->scale_kind, mine.scale_kind);
+        else if (wanted && !(o->flags & MPIX_CUDA_OFFER_GIVES))
+            bad = 1, report(h, MPIX_CUDA_WEIGHTS, 0, lane, 0, 0);
+    }
+    return __any_sync(~0u, bad) ? 1 : 0;
+}
+
+/* Tells everybody that this block's part is complete: what its threads wrote before the barrier that precedes this call. By the first
+ * warp. The release of one thread after a block barrier covers the whole block's writes; each block has a word of its own at each
+ * peer, so no block waits for another before it signals. */
+__device__ inline void lane_signal(const mpix_cuda_handle &h, int words, uint64_t epoch) {
+    if ((int)threadIdx.x < h.size) {
+        delay(h, 52 + threadIdx.x);
+        word_store((uint64_t *)((char *)words_of(h, threadIdx.x, h.rank) + words) + blockIdx.x, epoch);
+    }
+}
+
+/* By one thread of the last block: the counters are ready for the next call. */
+__device__ inline void counters_reset(const mpix_cuda_handle &h, int kind) {
+    h.state->ticket[kind] = 0;
+    h.state->item[kind] = 0;
+}
+
+/* Whether this block is the last of the call to get here; after a block barrier. */
 __device__ inline bool last_block(const mpix_cuda_handle &h, int kind) {
     __shared__ int last;
     delay(h, 50);
-    __threadfence_system();
     __syncthreads();
     if (threadIdx.x == 0) {
+        __threadfence();
         last = atomicAdd(&h.state->ticket[kind], 1) == gridDim.x - 1;
-        __threadfence_system();
+        __threadfence();
     }
     __syncthreads();
     return last;
 }
 
+/* By the last block: waits until all lanes of all sources have signalled; a warp per source. False in all threads: time-out. */
+__device__ inline bool lanes_wait(const mpix_cuda_handle &h, int words, uint64_t at, uint64_t epoch, int64_t *wait_ns, mpix_cuda_status *to) {
+    int lane = threadIdx.x % 32, bad = 0;
+    uint64_t start = now_ns();
+    for (int s = threadIdx.x / 32; s < h.size; s += blockDim.x / 32) {
+        int n = *(const volatile int32_t *)&offer_of(h, h.rank, s, at, epoch)->lanes;
+        const uint64_t *p = (const uint64_t *)((const char *)words_of(h, h.rank, s) + words);
+        for (int i = lane; i < n && i < MPIX_CUDA_LANES; i += 32)
+            bad |= !word_wait(h, p + i, epoch, s, to);
+        __syncwarp();
+        if (wait_ns && lane == 0 && s != h.rank)
+            wait_ns[s] += (int64_t)(now_ns() - start);
+    }
+    return !__syncthreads_or(bad);
+}
+
 /* By one thread of the last block, when everything else is done. */
 __device__ inline void call_end(const mpix_cuda_handle &h, int kind, uint64_t epoch, mpix_cuda_status *to) {
-    h.state->ticket[kind] = 0;
+    counters_reset(h, kind);
     h.state->epoch[kind] = epoch;
     h.state->outcome[kind] = h.state->err;
     if (h.state->err)
-        status_write(to, h.state->status);
+        status_write(h, to, h.state->status);
     h.state->err = 0;
 }
 
@@ -166,8 +240,8 @@ __device__ inline bool call_refused(const mpix_cuda_handle &h, mpix_cuda_status 
         delay(h, 51);
         return false;
     }
-    if (blockIdx.x == 0 && threadIdx.x == 0)
-        status_write(to, {MPIX_CUDA_FAILED, 0, -1, 0, 0, 0});
+    if (blockIdx.x == 0 && threadIdx.x % 32 == 0)
+        status_write(h, to, {MPIX_CUDA_FAILED, 0, -1, 0, 0, 0});
     return true;
 }
 
@@ -176,43 +250,6 @@ __device__ inline int routing_fault(const mpix_cuda_handle &h, int64_t tokens, i
     if (!h.state->routed)
         return MPIX_CUDA_NOT_ROUTED;
     return h.state->tokens != tokens || h.state->topk != topk ? MPIX_CUDA_STALE : 0;
-}
-
-/* The offers of all ranks, into shared memory; differences make the call fail alike everywhere. By all threads of a block. */
-__device__ inline bool offers_read(const mpix_cuda_handle &h, mpix_cuda_offer *offers, const mpix_cuda_offer &mine, uint64_t at, uint64_t epoch) {
-    int bad = 0;
-    if ((int)threadIdx.x < h.size) {
-        int r = threadIdx.x;
-        const volatile uint64_t *from = (const volatile uint64_t *)offer_of(h, h.rank, r, at, epoch);
-        for (unsigned i = 0; i < sizeof(mpix_cuda_offer) / 8; i++)
-            ((uint64_t *)&offers[r])[i] = from[i];
-        const mpix_cuda_offer &o = offers[r];
-        if (o.status) {
-            bad = 1;
-            if (r != h.rank)
-                report(h, MPIX_CUDA_REMOTE, 0, r, o.status, 0);
-        }
-    }
-    if (__syncthreads_or(bad))
-        return false;
-    if ((int)threadIdx.x < h.size) {
-        int r = threadIdx.x;
-        const mpix_cuda_offer &o = offers[r];
-        if (o.hidden != mine.hidden)
-            bad = 1, report(h, MPIX_CUDA_HIDDEN, 0, r, o.hidden, mine.hidden);
-        else if (o.dtype != mine.dtype)
-            bad = 1, report(h, MPIX_CUDA_DTYPE, 0, r, o.dtype, mine.dtype);
-        else if (o.scale_kind != mine.scale_kind)
-            bad = 1, report(h, MPIX_CUDA_SCALES, 0, r, o.scale_kind, mine.scale_kind);
-        for (int q = 0; q < h.size && !bad; q++) {
-            if ((offers[q].flags & MPIX_CUDA_OFFER_WEIGHTS) && !(o.flags & MPIX_CUDA_OFFER_GIVES))
-                bad = 1, report(h, MPIX_CUDA_WEIGHTS, 0, r, 0, 0);
-            /* any two that differ: all must stop alike */
-            if (offers[q].hidden != o.hidden || offers[q].dtype != o.dtype || offers[q].scale_kind != o.scale_kind)
-                bad = 1, report(h, MPIX_CUDA_REMOTE, 0, r, 1, 0);
-        }
-    }
-    return !__syncthreads_or(bad);
 }
 
 /* Where a place of rank r is mapped here. */

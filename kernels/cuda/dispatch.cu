@@ -51,116 +51,199 @@ __device__ static void warp_copy_any(const char *src, char *dst, int64_t n, int 
         warp_copy<uint8_t, 4>(src, dst, n, lane);
 }
 
-/* Where token t goes at rank lane: the row there, or -1 (not needed, dropped, no such rank). */
-__device__ __forceinline__ int64_t lane_row(const mpix_cuda_handle &h, const mpix_cuda_offer *offers, int64_t t, int lane) {
-    if (lane >= h.size)
-        return -1;
-    int64_t row = row_of(h, t, lane);
-    return row < offers[lane].rows ? row : -1;
+/* What a lane knows about the rank of its number, once that rank's READY is here. */
+struct target { char *x, *scales; int64_t stride, scale_stride, rows; int32_t flags; };
+
+__device__ static target target_of(const mpix_cuda_handle &h, const mpix_cuda_offer &o, int lane) {
+    target t = {nullptr, nullptr, 0, 0, 0, 0};
+    if (lane < h.size) {
+        t.x = place_at(h, lane, o.at[MPIX_CUDA_AT_X]);
+        t.scales = place_at(h, lane, o.at[MPIX_CUDA_AT_SCALES]);
+        t.stride = (int64_t)o.at[MPIX_CUDA_AT_X].stride;
+        t.scale_stride = (int64_t)o.at[MPIX_CUDA_AT_SCALES].stride;
+        t.rows = o.rows;
+        t.flags = o.flags;
+    }
+    return t;
 }
 
-__device__ static void vector_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const mpix_cuda_offer *offers, char *const *xs) {
-    int lane = threadIdx.x % 32, nwarps = blockDim.x / 32;
-    for (int64_t i = (int64_t)(threadIdx.x / 32) * gridDim.x + blockIdx.x; i < c.tokens * c.pieces; i += (int64_t)gridDim.x * nwarps) {
-        int64_t t = i / c.pieces, off = i % c.pieces * c.piece, row = lane_row(h, offers, t, lane);
+/* The row of token t at rank lane, or -1 (not needed, dropped, no such rank). */
+__device__ __forceinline__ int64_t lane_row(const mpix_cuda_handle &h, const target &to, int64_t t, int lane) {
+    int64_t row = lane < h.size ? row_of(h, t, lane) : -1;
+    return row < to.rows ? row : -1;
+}
+
+__device__ static void vector_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const target &to) {
+    int lane = threadIdx.x % 32;
+    for (int64_t i = (int64_t)(threadIdx.x / 32) * gridDim.x + blockIdx.x; i < c.tokens * c.pieces; i += (int64_t)gridDim.x * c.warps) {
+        int64_t t = i / c.pieces, off = i % c.pieces * c.piece, row = lane_row(h, to, t, lane);
         int64_t n = c.row - off < c.piece ? c.row - off : c.piece;
-        char *dst = row >= 0 ? xs[lane] + row * (int64_t)offers[lane].at[MPIX_CUDA_AT_X].stride + off : nullptr;
-        warp_copy_any(c.x + t * c.x_stride + off, dst, n, lane);
+        warp_copy_any(c.x + t * c.x_stride + off, row >= 0 ? to.x + row * to.stride + off : nullptr, n, lane);
     }
 }
 
+/* What this rank says about its own part, as its READY does. */
+__device__ __forceinline__ int own_status(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c) {
+    return c.offer.status ? c.offer.status : routing_fault(h, c.tokens, c.topk) ? 1 : h.state->recv_total > c.capacity && !h.drop ? 2 : 0;
+}
+
 #if __CUDA_ARCH__ >= 900
-/* Shared memory: the rings, then places [warps][stages][size], then bars [warps][stages].
- * Only the lane that wrote a place reads it. */
-__device__ static void bulk_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const mpix_cuda_offer *offers, char *const *xs, char *smem) {
-    int lane = threadIdx.x % 32, w = threadIdx.x / 32, S = c.stages;
+template <int N> __device__ __forceinline__ void pending_wait(int n) {
+    if (n == N)
+        bulk_wait_read<N>();
+    else if (N > 0)
+        pending_wait<(N > 0 ? N - 1 : 0)>(n);
+}
+
+/*
+ * One warp's share of the rows. Shared memory: the rings, then {row, offset} [warps][stages][size], then bars [warps][stages]; only the
+ * lane that wrote a {row, offset} reads it.
+ *
+ * This rank's own rows need no READY but its own, which its stream's order gives: while the peers' READYs are on their way, the warp
+ * fills its whole ring and stores what of it is for this rank. Then the same stages go to the peers, and from there on each stage goes
+ * everywhere at once. Each warp's first two tokens are dealt out, the others taken as warps get to them: multiprocessors do not all
+ * reach the peer at the same rate. 0: sent; 1: the call fails; 2: time-out, or the context had failed before.
+ */
+__device__ static int bulk_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, char *smem) {
+    int lane = threadIdx.x % 32, w = threadIdx.x / 32, S = c.stages, P = c.pending;
     char *ring = smem + (size_t)w * S * c.piece;
-    char **places = (char **)(smem + (size_t)c.warps * S * c.piece) + (size_t)w * S * h.size;
-    uint64_t *bars = (uint64_t *)((char **)(smem + (size_t)c.warps * S * c.piece) + (size_t)c.warps * S * h.size) + w * S;
+    uint2 *rows = (uint2 *)(smem + (size_t)c.warps * S * c.piece) + (size_t)w * S * h.size;
+    uint64_t *bars = (uint64_t *)((uint2 *)(smem + (size_t)c.warps * S * c.piece) + (size_t)c.warps * S * h.size) + w * S;
+    const uint32_t NONE = ~0u;
+    uint32_t step = gridDim.x * c.warps, tokens = (uint32_t)c.tokens, token = w * gridDim.x + blockIdx.x, after = token + step, ticket = 0;
+    uint32_t *taken = &h.state->item[MPIX_CUDA_DISPATCH];
+    int piece = 0, loaded = 0, stored = 0, ls = 0, ss = 0, limit = S;
+    uint32_t parity = 0;
+    /* The numbers behind a token's row are asked for one token ahead, and added up when they are needed; so is the token after it. */
+    struct { uint32_t map, blk, rel; } now = {0, 0, 0}, then = {0, 0, 0};
+    auto ask = [&](uint32_t t) {
+        if (t < tokens && lane < h.size) {
+            then.map = h.bitmap[t];
+            then.blk = h.blk[(size_t)(t / MPIX_CUDA_BLOCK_TOKENS) * h.size + lane];
+            then.rel = h.rel[(size_t)t * h.size + lane];
+        }
+    };
+    /* All that the start needs is asked for at once. */
+    ask(token);
+    now = then;
+    ask(after);
+    int refused = *(volatile int32_t *)h.failed, status = own_status(h, c);
+    int64_t base = lane < h.size ? h.state->base[lane] : 0;
+    uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
+    if (lane == 0)
+        ticket = atomicAdd(taken, 1);
     if (lane < S)
         bar_init(&bars[lane], 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     fence_async();
     __syncwarp();
-    /* The first blocks store to peers, the last local_blocks copy this rank's own rows; with none, every block does both. */
-    uint32_t local = c.local_blocks, remote = gridDim.x - local, is_local = blockIdx.x >= remote;
-    uint32_t blocks = is_local ? local : remote, block = is_local ? blockIdx.x - remote : blockIdx.x;
-    uint32_t part = local == 0 ? ~0u : is_local ? 1u << h.rank : ~(1u << h.rank);
-    uint32_t pieces = c.pieces, step = blocks * c.warps, total = (uint32_t)(c.tokens * c.pieces);
-    uint32_t item = w * blocks + block, next = item;
-    int loaded = 0, stored = 0, ls = 0, ss = 0;
-    uint32_t parity = 0;
-    constexpr int PENDING = 2;
-    uint64_t stride = lane < h.size ? offers[lane].at[MPIX_CUDA_AT_X].stride : 0;
-    int64_t base = lane < h.size ? h.state->base[lane] : 0, rows = lane < h.size ? offers[lane].rows : 0;
-    /* The numbers behind a token's row are asked for one item ahead, and added up when they are needed. */
-    uint32_t map = 0, blk = 0, rel = 0;
-    auto ask = [&](uint32_t i) {
-        if (i < total && lane < h.size) {
-            uint32_t t = i / pieces;
-            map = h.bitmap[t] & part;
-            blk = h.blk[(size_t)(t / MPIX_CUDA_BLOCK_TOKENS) * h.size + lane];
-            rel = h.rel[(size_t)t * h.size + lane];
-        }
-    };
-    ask(next);
-    while (item < total) {
-        /* loads as far ahead as stages are free: a stage is free when all lanes' stores have read it */
-        while (next < total && loaded - stored < S - PENDING) {
-            uint32_t t = next / pieces;
-            int off = (int)(next % pieces) * c.piece, n = c.row - off < c.piece ? (int)(c.row - off) : c.piece;
-            int64_t row = base + blk + rel;
-            bool goes = lane < h.size && (map >> lane & 1) && row < rows;
+    if (refused)
+        return 2;
+    /* Loads as far ahead as stages are free: a stage is free when all lanes' stores have read it. */
+    auto fill = [&]() {
+        while (token < tokens && loaded - stored < limit) {
+            int off = piece * c.piece, n = c.row - off < c.piece ? (int)(c.row - off) : c.piece;
+            bool goes = lane < h.size && (now.map >> lane & 1);
             if (lane < h.size)
-                places[ls * h.size + lane] = goes ? xs[lane] + row * (int64_t)stride + off : nullptr;
-            bulk_wait_read<PENDING>();
+                rows[ls * h.size + lane] = {goes ? (uint32_t)(base + now.blk + now.rel) : NONE, (uint32_t)off};
+            if (limit < S)
+                pending_wait<4>(P);
             uint32_t any = __ballot_sync(~0u, goes);
             if (lane == 0) {
                 bar_expect(&bars[ls], any ? n : 0);
                 if (any)
-                    bulk_load(ring + (size_t)ls * c.piece, c.x + t * c.x_stride + off, n, &bars[ls]);
+                    bulk_load(ring + (size_t)ls * c.piece, c.x + token * c.x_stride + off, n, &bars[ls]);
             }
             loaded++;
-            next += step;
             ls = ls + 1 == S ? 0 : ls + 1;
-            ask(next);
+            if (++piece == c.pieces) {
+                piece = 0;
+                token = after;
+                now = then;
+                after = 2 * step + __shfl_sync(~0u, ticket, 0);
+                if (lane == 0 && after < tokens)
+                    ticket = atomicAdd(taken, 1);
+                ask(after);
+            }
         }
-        int off = (int)(item % pieces) * c.piece, n = c.row - off < c.piece ? (int)(c.row - off) : c.piece;
-        bar_wait(&bars[ss], parity >> ss & 1);
-        parity ^= 1u << ss;
-        if (lane < h.size) {
-            char *to = places[ss * h.size + lane];
-            if (to)
-                bulk_store(to, ring + (size_t)ss * c.piece, n);
+    };
+    /* Stage s to the lanes' ranks. */
+    target to = {nullptr, nullptr, 0, 0, 0, 0};
+    auto store = [&](int s, bool mine) {
+        if (mine && lane < h.size) {
+            uint2 r = rows[s * h.size + lane];
+            int off = (int)r.y, n = c.row - off < c.piece ? (int)(c.row - off) : c.piece;
+            if (r.x != NONE && (int64_t)r.x < to.rows)
+                bulk_store(to.x + (int64_t)r.x * to.stride + off, ring + (size_t)s * c.piece, n);
         }
         bulk_commit();
+    };
+    fill();
+    bool early = false;
+    if (status == 0) {
+        to = target_of(h, c.offer, lane == h.rank ? lane : MPIX_CUDA_RANKS);
+        early = !__any_sync(~0u, ((uint64_t)to.x | (uint64_t)to.stride) % 16) && c.tokens > 0;
+    }
+    for (int i = 0; i < loaded; i++) {
+        bar_wait(&bars[i], 0);
+        if (early)
+            store(i, lane == h.rank);
+    }
+    TRACE(1);
+    mpix_cuda_offer o;
+    int bad = offers_wait(h, c.offer, h.ready, offsetof(mpix_cuda_words, ready), epoch, nullptr, c.report, &o);
+    TRACE(2);
+    if (bad) {
+        bulk_wait();
+        fence_async();
+        return bad;
+    }
+    to = target_of(h, o, lane);
+    if (__any_sync(~0u, to.rows > 0 && ((uint64_t)to.x | (uint64_t)to.stride) % 16)) { /* bulk copies need 16-byte places */
+        bulk_wait();
+        fence_async();
+        vector_send(h, c, to);
+        return 0;
+    }
+    for (int i = 0; i < loaded; i++)
+        store(i, !early || lane != h.rank);
+    stored = loaded;
+    ss = loaded == S ? 0 : loaded;
+    parity = (1u << loaded) - 1;
+    limit = S - P;
+    while (token < tokens || stored < loaded) {
+        fill();
+        bar_wait(&bars[ss], parity >> ss & 1);
+        parity ^= 1u << ss;
+        store(ss, true);
         stored++;
         ss = ss + 1 == S ? 0 : ss + 1;
-        item += step;
         __syncwarp();
     }
+    TRACE(3);
     bulk_wait();
     fence_async();
+    return 0;
 }
 #endif
 
 /* What goes beside the rows, by threads first .. of each block, one element each: scales, and records (the token's number, then for each
  * choice the local expert at the receiver, then the weights). */
 template <typename V>
-__device__ static void scales_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const mpix_cuda_offer *offers, char *const *scales, int first) {
+__device__ static void scales_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const target *to, int first) {
     int n = (int)(c.scale_row / sizeof(V)), threads = blockDim.x - first;
     for (int64_t i = (int64_t)blockIdx.x * threads + threadIdx.x - first; i < c.tokens * n; i += (int64_t)gridDim.x * threads) {
         int64_t t = i / n, k = i % n;
         V v = *(const V *)(c.scales + t * c.scale_stride + k * (int64_t)sizeof(V));
         for (int r = 0; r < h.size; r++) {
             int64_t row = row_of(h, t, r);
-            if (row >= 0 && row < offers[r].rows)
-                *(V *)(scales[r] + row * (int64_t)offers[r].at[MPIX_CUDA_AT_SCALES].stride + k * (int64_t)sizeof(V)) = v;
+            if (row >= 0 && row < to[r].rows)
+                *(V *)(to[r].scales + row * to[r].scale_stride + k * (int64_t)sizeof(V)) = v;
         }
     }
 }
 
-__device__ static void records_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const mpix_cuda_offer *offers, int first) {
+__device__ static void records_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const target *to, int first) {
     int n = c.topk > 0 ? c.topk : 1, threads = blockDim.x - first;
     for (int64_t i = (int64_t)blockIdx.x * threads + threadIdx.x - first; i < c.tokens * n; i += (int64_t)gridDim.x * threads) {
         int64_t t = i / n;
@@ -168,92 +251,105 @@ __device__ static void records_send(const mpix_cuda_handle &h, const mpix_cuda_d
         int32_t id = c.topk > 0 ? h.ids[t * h.max_topk + k] : -1, owner = id >= 0 ? h.owner[id] : -1, local = id >= 0 ? h.local[id] : -1;
         for (int r = 0; r < h.size; r++) {
             int64_t row = row_of(h, t, r);
-            if (row < 0 || row >= offers[r].rows || !(offers[r].flags & MPIX_CUDA_OFFER_META))
+            if (row < 0 || row >= to[r].rows || !(to[r].flags & MPIX_CUDA_OFFER_META))
                 continue;
             char *rec = h.window[r] + h.meta + row * h.meta_record;
             if (k == 0)
                 *(int64_t *)rec = t;
             ((int32_t *)(rec + 8))[k] = owner == r ? local : -1;
-            if (offers[r].flags & MPIX_CUDA_OFFER_WEIGHTS)
+            if (to[r].flags & MPIX_CUDA_OFFER_WEIGHTS)
                 ((float *)(rec + 8))[h.max_topk + k] = c.weights[t * c.topk + k];
         }
     }
 }
 
-__device__ static void beside_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const mpix_cuda_offer *offers, char *const *scales, int first) {
-    int meta = 0;
+/* A barrier of threads first .. of the block. Whether any of them says yes. */
+__device__ __forceinline__ bool beside_meet(int first, bool yes) {
+    if (first == 0)
+        return __syncthreads_or(yes);
+    int any;
+    asm volatile("{\n.reg .pred p, q;\nsetp.ne.s32 p, %1, 0;\nbarrier.cta.red.or.aligned.pred q, 1, %2, p;\nselp.s32 %0, 1, 0, q;\n}"
+                 : "=r"(any)
+                 : "r"((int)yes), "r"(blockDim.x - first)
+                 : "memory");
+    return any;
+}
+
+/* By warps first / 32 .. of each block, all of them; to: in shared memory, filled by the first of them. refused: the context had failed. */
+__device__ static int beside_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, uint64_t epoch, target *to, int first, bool refused) {
+    int lane = threadIdx.x % 32;
+    mpix_cuda_offer o;
+    int bad = refused ? 2 : offers_wait(h, c.offer, h.ready, offsetof(mpix_cuda_words, ready), epoch, nullptr, c.report, &o);
+    target mine = {nullptr, nullptr, 0, 0, 0, 0};
+    if (!bad)
+        mine = target_of(h, o, lane);
+    if (!bad && lane < h.size && (int)threadIdx.x / 32 == first / 32)
+        to[lane] = mine;
+    if (beside_meet(first, bad == 2)) /* warps can differ in what they saw: then none goes on */
+        return 2;
+    if (bad)
+        return bad;
+    bool meta = __any_sync(~0u, mine.flags & MPIX_CUDA_OFFER_META);
     uint64_t bits = (uint64_t)c.scales | (uint64_t)c.scale_stride | (uint64_t)c.scale_row;
-    for (int r = 0; r < h.size; r++) {
-        meta |= offers[r].flags & MPIX_CUDA_OFFER_META;
-        bits |= offers[r].rows > 0 ? (uint64_t)scales[r] | offers[r].at[MPIX_CUDA_AT_SCALES].stride : 0;
-    }
-    if (c.scale_row > 0 && bits % 16 == 0)
-        scales_send<uint4>(h, c, offers, scales, first);
-    else if (c.scale_row > 0 && bits % 4 == 0)
-        scales_send<uint32_t>(h, c, offers, scales, first);
+    bits |= mine.rows > 0 ? (uint64_t)mine.scales | (uint64_t)mine.scale_stride : 0;
+    if (c.scale_row > 0 && !__any_sync(~0u, bits % 16))
+        scales_send<uint4>(h, c, to, first);
+    else if (c.scale_row > 0 && !__any_sync(~0u, bits % 4))
+        scales_send<uint32_t>(h, c, to, first);
     else if (c.scale_row > 0)
-        scales_send<uint8_t>(h, c, offers, scales, first);
+        scales_send<uint8_t>(h, c, to, first);
     if (meta)
-        records_send(h, c, offers, first);
+        records_send(h, c, to, first);
+    return 0;
 }
 
 template <int BULK>
 __global__ void __launch_bounds__(512) dispatch_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_dispatch c) {
     extern __shared__ __align__(128) char smem[];
-    __shared__ mpix_cuda_offer offers[MPIX_CUDA_RANKS];
-    __shared__ char *xs[MPIX_CUDA_RANKS], *scales[MPIX_CUDA_RANKS];
-    if (call_refused(h, c.report))
-        return;
+    __shared__ target to[MPIX_CUDA_RANKS];
+    TRACE(0);
     uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
-    if (blockIdx.x == 0) {
+    int status = own_status(h, c);
+    bool refused = (!BULK || (int)threadIdx.x >= c.warps * 32) && call_refused(h, c.report); /* bulk_send looks itself */
+    /* READY before anything waits; by a warp that has no rows to move where there is one */
+    if (blockIdx.x == 0 && !refused && (int)threadIdx.x / 32 == (BULK ? c.warps : 0)) {
         mpix_cuda_offer mine = c.offer;
-        int fault = mine.status ? 0 : routing_fault(h, c.tokens, c.topk);
-        if (fault) {
-            mine.status = 1;
-            if (threadIdx.x == 0)
-                report(h, fault, 0, -1, h.state->tokens, c.tokens);
-        } else if (!mine.status && h.state->recv_total > c.capacity && !h.drop) {
-            mine.status = 2;
-            if (threadIdx.x == 0)
-                report(h, MPIX_CUDA_CAPACITY, 0, -1, h.state->recv_total, c.capacity);
-        }
+        mine.status = status;
         offer_send(h, mine, h.ready, offsetof(mpix_cuda_words, ready), epoch);
+        if (threadIdx.x % 32 == 0 && !c.offer.status && mine.status == 1)
+            report(h, routing_fault(h, c.tokens, c.topk), 0, -1, h.state->tokens, c.tokens);
+        else if (threadIdx.x % 32 == 0 && !c.offer.status && mine.status == 2)
+            report(h, MPIX_CUDA_CAPACITY, 0, -1, h.state->recv_total, c.capacity);
     }
-    if (!wait_all(h, offsetof(mpix_cuda_words, ready), epoch, nullptr, c.report))
-        return;
-    if (offers_read(h, offers, c.offer, h.ready, epoch)) {
-        if ((int)threadIdx.x < h.size) {
-            xs[threadIdx.x] = place_at(h, threadIdx.x, offers[threadIdx.x].at[MPIX_CUDA_AT_X]);
-            scales[threadIdx.x] = place_at(h, threadIdx.x, offers[threadIdx.x].at[MPIX_CUDA_AT_SCALES]);
-        }
-        __syncthreads();
+    int bad;
 #if __CUDA_ARCH__ >= 900
-        uint64_t bits = 0; /* bulk copies need 16-byte places, which only the offers tell */
-        for (int r = 0; r < h.size; r++)
-            bits |= offers[r].rows > 0 ? (uint64_t)xs[r] | offers[r].at[MPIX_CUDA_AT_X].stride : 0;
-        if (BULK && bits % 16 == 0) { /* some warps drive the rings, the others send what goes beside */
-            if ((int)threadIdx.x < c.warps * 32)
-                bulk_send(h, c, offers, xs, smem);
-            else
-                beside_send(h, c, offers, scales, c.warps * 32);
-        } else
+    if (BULK) { /* some warps drive the rings, the others send what goes beside */
+        if ((int)threadIdx.x < c.warps * 32)
+            bad = bulk_send(h, c, smem);
+        else
+            bad = beside_send(h, c, epoch, to, c.warps * 32, refused);
+    } else
 #endif
-        {
-            vector_send(h, c, offers, xs);
-            beside_send(h, c, offers, scales, 0);
-        }
+    {
+        bad = beside_send(h, c, epoch, to, 0, refused);
+        if (!bad)
+            vector_send(h, c, (int)threadIdx.x % 32 < h.size ? to[threadIdx.x % 32] : target{nullptr, nullptr, 0, 0, 0, 0});
     }
+    if (__syncthreads_or(bad == 2))
+        return;
+    lane_signal(h, offsetof(mpix_cuda_words, rows_here), epoch);
+    TRACE(4);
     if (!last_block(h, MPIX_CUDA_DISPATCH))
         return;
-    if ((int)threadIdx.x < h.size)
-        word_store(&words_of(h, threadIdx.x, h.rank)->rows_here, epoch);
+    TRACE(5);
     if (c.part == MPIX_CUDA_BEGIN) { /* the rest is dispatch_end_kernel's */
         if (threadIdx.x == 0)
-            h.state->ticket[MPIX_CUDA_DISPATCH] = 0;
+            counters_reset(h, MPIX_CUDA_DISPATCH);
         return;
     }
-    if (!wait_all(h, offsetof(mpix_cuda_words, rows_here), epoch, c.wait_ns, c.report))
+    if (!lanes_wait(h, offsetof(mpix_cuda_words, rows_here), h.ready, epoch, c.wait_ns, c.report))
         return;
+    TRACE(6);
     fence_async();
     if (threadIdx.x == 0)
         call_end(h, MPIX_CUDA_DISPATCH, epoch, c.report);
@@ -264,12 +360,16 @@ __global__ void dispatch_end_kernel(const __grid_constant__ mpix_cuda_handle h, 
     if (call_refused(h, c.report))
         return;
     uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
-    if (!wait_all(h, offsetof(mpix_cuda_words, rows_here), epoch, c.wait_ns, c.report))
+    if (!lanes_wait(h, offsetof(mpix_cuda_words, rows_here), h.ready, epoch, c.wait_ns, c.report))
         return;
     fence_async();
     if (threadIdx.x == 0)
         call_end(h, MPIX_CUDA_DISPATCH, epoch, c.report);
 }
+
+#ifdef MPIX_TRACE
+extern "C" void mpix_trace_dispatch(uint64_t *to) { cudaMemcpyFromSymbol(to, mpix_trace, sizeof mpix_trace); }
+#endif
 
 /* Records to the caller's arrays; the rows of source s are [first[s], first[s] + recv[s]). */
 __global__ void __launch_bounds__(1024) unpack_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_dispatch c) {
@@ -310,23 +410,27 @@ static bool bulk_fits(const mpix_cuda_device *d, const mpix_cuda_dispatch *c) {
 }
 
 cudaError_t mpix_cuda_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
-    int sms = c->num_sms ? c->num_sms : 14;
+    int sms = TUNE("SMS", c->num_sms ? c->num_sms : 14);
     if (sms > d->sms)
         sms = d->sms;
+    if (sms > MPIX_CUDA_LANES)
+        sms = MPIX_CUDA_LANES;
+    c->offer.lanes = sms;
     if (c->part == MPIX_CUDA_END) {
-        dispatch_end_kernel<<<1, 32, 0, stream>>>(*h, *c);
+        dispatch_end_kernel<<<1, 1024, 0, stream>>>(*h, *c);
     } else if (bulk_fits(d, c)) {
-        c->warps = 8;
-        c->stages = 6;
-        c->local_blocks = h->size == 2 && sms >= 24 ? sms / 2 : 0; /* more than 14 that store to the peer at once slow each other down */
-        int most = 3584; /* a quarter of a row of 7168 bf16: see doc/performance.md */
+        c->warps = TUNE("WARPS", 8);
+        c->stages = TUNE("STAGES", 6);
+        c->pending = TUNE("PENDING", 2);
+        int most = TUNE("PIECE", 3584); /* a quarter of a row of 7168 bf16: see doc/performance.md */
+        int beside = TUNE("BESIDE", 8); /* warps: scales, and records, which peers may ask for; the first sends READY */
         c->pieces = (int)((c->row + most - 1) / most);
         c->piece = (int)(((c->row + c->pieces - 1) / c->pieces + 15) / 16 * 16);
         size_t smem = (size_t)c->warps * c->stages * (c->piece + 8 * (size_t)h->size + 8);
         cudaError_t err = cudaFuncSetAttribute(dispatch_kernel<1>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
         if (err != cudaSuccess)
             return err;
-        dispatch_kernel<1><<<sms, c->warps * 32 + 256, smem, stream>>>(*h, *c);
+        dispatch_kernel<1><<<sms, (c->warps + beside) * 32, smem, stream>>>(*h, *c);
     } else {
         c->warps = 16;
         c->piece = 4096;

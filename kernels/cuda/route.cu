@@ -1,7 +1,7 @@
 /*
  * route.cu - routing on the device: one kernel.
  *
- * Each block takes 256 tokens: ids to a bitmap of ranks, and for each rank the token's place among the block's. The last block to
+ * Each block takes MPIX_CUDA_BLOCK_TOKENS tokens: ids to a bitmap of ranks, and for each rank the token's place among the block's. The last block to
  * finish adds the blocks up, gives every rank this rank's counts, waits for theirs and computes where this rank's rows begin at each
  * rank. Only that block waits, so blocks that have not started yet are never needed by one that does. Nobody else's output is written.
  *
@@ -214,7 +214,11 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ 
     }
     blocks_scan(h, gridDim.x, send);
     counts_send(h, c, send, epoch);
-    if (wait_all(h, offsetof(mpix_cuda_words, route), epoch, nullptr, c.report))
+    int bad = 0;
+    delay(h, 1);
+    if ((int)threadIdx.x < h.size)
+        bad = !word_wait(h, &words_of(h, h.rank, threadIdx.x)->route, epoch, threadIdx.x, c.report);
+    if (!__syncthreads_or(bad))
         counts_use(h, c, send, epoch);
     __threadfence_system();
     __syncthreads();
