@@ -384,7 +384,6 @@ __global__ void __launch_bounds__(HOW == BULK ? 480 : 512) combine_kernel(const 
     __shared__ mpix_cuda_offer offers[MPIX_CUDA_RANKS];
     __shared__ sources src;
     __shared__ int fine;
-    TRACE(0);
     /* All that the start needs is asked for at once. */
     uint64_t epoch = h.state->epoch[MPIX_CUDA_COMBINE] + 1;
     int64_t rows = h.state->recv_total;
@@ -418,7 +417,6 @@ __global__ void __launch_bounds__(HOW == BULK ? 480 : 512) combine_kernel(const 
     __syncthreads();
     if (fine == 2)
         return;
-    TRACE(1);
     if (fine == 0) {
         int bad = 0;
         if ((int)threadIdx.x < h.size) {
@@ -460,23 +458,15 @@ __global__ void __launch_bounds__(HOW == BULK ? 480 : 512) combine_kernel(const 
                 slots_fetch(h, c, offers, src);
         }
     }
-    TRACE(2);
     __syncthreads();
     lane_signal(h, offsetof(mpix_cuda_words, read_done), epoch);
-    TRACE(3);
     if (!last_block(h, MPIX_CUDA_COMBINE))
         return;
-    TRACE(4);
     if (!lanes_wait(h, offsetof(mpix_cuda_words, read_done), h.offered, epoch, nullptr, c.report))
         return;
-    TRACE(5);
     if (threadIdx.x == 0)
         call_end(h, MPIX_CUDA_COMBINE, epoch, c.report);
 }
-
-#ifdef MPIX_TRACE
-extern "C" void mpix_trace_combine(uint64_t *to) { cudaMemcpyFromSymbol(to, mpix_trace, sizeof mpix_trace); }
-#endif
 
 template <int X> static cudaError_t launch_typed(int bulk, int sms, size_t smem, const mpix_cuda_handle *h, const mpix_cuda_combine *c, cudaStream_t stream) {
     if (!bulk) {
@@ -491,7 +481,7 @@ template <int X> static cudaError_t launch_typed(int bulk, int sms, size_t smem,
 }
 
 cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream) {
-    int sms = TUNE("SMS", c->num_sms ? c->num_sms : 14), size = c->xdtype == F32 ? 4 : 2;
+    int sms = c->num_sms ? c->num_sms : MPIX_CUDA_SMS, size = c->xdtype == F32 ? 4 : 2;
     if (sms > d->sms)
         sms = d->sms;
     if (sms > MPIX_CUDA_LANES)
@@ -513,11 +503,11 @@ cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_
     size_t smem = 0;
     c->terms = h->size < h->max_topk ? h->size : h->max_topk;
     if (bulk) {
-        c->warps = TUNE("CWARPS", 15);
-        c->stages = TUNE("CSTAGES", 2);
+        c->warps = 15;
+        c->stages = 2;
         int most = (int)(220 * 1024 / ((size_t)c->warps * c->stages * c->terms)) / 16 * 16;
-        if (most > TUNE("CPIECE", 3584))
-            most = TUNE("CPIECE", 3584);
+        if (most > 3584)
+            most = 3584;
         c->pieces = (row + most - 1) / most;
         c->piece = ((row + c->pieces - 1) / c->pieces + 15) / 16 * 16;
         smem = (size_t)c->warps * c->stages * ((size_t)c->piece * c->terms + 8 + 8 + 4 * (size_t)h->size);

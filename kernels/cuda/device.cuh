@@ -53,13 +53,6 @@ template <int N> __device__ __forceinline__ void bulk_wait_read() { asm volatile
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 #endif
 
-#ifdef MPIX_TRACE /* times of each block, for tuning */
-static __device__ uint64_t mpix_trace[256][8];
-#define TRACE(i) (threadIdx.x == 0 ? (void)(mpix_trace[blockIdx.x][i] = now_ns()) : (void)0)
-#else
-#define TRACE(i) ((void)0)
-#endif
-
 /* ---- the window of a handle ---- */
 /* The block that source writes in the window of owner. */
 __device__ __forceinline__ char *block_of(const mpix_cuda_handle &h, int owner, int source) { return h.window[owner] + h.block * source; }

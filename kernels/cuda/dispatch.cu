@@ -189,10 +189,8 @@ __device__ static int bulk_send(const mpix_cuda_handle &h, const mpix_cuda_dispa
         if (early)
             store(i, lane == h.rank);
     }
-    TRACE(1);
     mpix_cuda_offer o;
     int bad = offers_wait(h, c.offer, h.ready, offsetof(mpix_cuda_words, ready), epoch, nullptr, c.report, &o);
-    TRACE(2);
     if (bad) {
         bulk_wait();
         fence_async();
@@ -220,7 +218,6 @@ __device__ static int bulk_send(const mpix_cuda_handle &h, const mpix_cuda_dispa
         ss = ss + 1 == S ? 0 : ss + 1;
         __syncwarp();
     }
-    TRACE(3);
     bulk_wait();
     fence_async();
     return 0;
@@ -307,7 +304,6 @@ template <int BULK>
 __global__ void __launch_bounds__(512) dispatch_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_dispatch c) {
     extern __shared__ __align__(128) char smem[];
     __shared__ target to[MPIX_CUDA_RANKS];
-    TRACE(0);
     uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
     int status = own_status(h, c);
     bool refused = (!BULK || (int)threadIdx.x >= c.warps * 32) && call_refused(h, c.report); /* bulk_send looks itself */
@@ -338,10 +334,8 @@ __global__ void __launch_bounds__(512) dispatch_kernel(const __grid_constant__ m
     if (__syncthreads_or(bad == 2))
         return;
     lane_signal(h, offsetof(mpix_cuda_words, rows_here), epoch);
-    TRACE(4);
     if (!last_block(h, MPIX_CUDA_DISPATCH))
         return;
-    TRACE(5);
     if (c.part == MPIX_CUDA_BEGIN) { /* the rest is dispatch_end_kernel's */
         if (threadIdx.x == 0)
             counters_reset(h, MPIX_CUDA_DISPATCH);
@@ -349,7 +343,6 @@ __global__ void __launch_bounds__(512) dispatch_kernel(const __grid_constant__ m
     }
     if (!lanes_wait(h, offsetof(mpix_cuda_words, rows_here), h.ready, epoch, c.wait_ns, c.report))
         return;
-    TRACE(6);
     fence_async();
     if (threadIdx.x == 0)
         call_end(h, MPIX_CUDA_DISPATCH, epoch, c.report);
@@ -366,10 +359,6 @@ __global__ void dispatch_end_kernel(const __grid_constant__ mpix_cuda_handle h, 
     if (threadIdx.x == 0)
         call_end(h, MPIX_CUDA_DISPATCH, epoch, c.report);
 }
-
-#ifdef MPIX_TRACE
-extern "C" void mpix_trace_dispatch(uint64_t *to) { cudaMemcpyFromSymbol(to, mpix_trace, sizeof mpix_trace); }
-#endif
 
 /* Records to the caller's arrays; the rows of source s are [first[s], first[s] + recv[s]). */
 __global__ void __launch_bounds__(1024) unpack_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_dispatch c) {
@@ -410,7 +399,7 @@ static bool bulk_fits(const mpix_cuda_device *d, const mpix_cuda_dispatch *c) {
 }
 
 cudaError_t mpix_cuda_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
-    int sms = TUNE("SMS", c->num_sms ? c->num_sms : 14);
+    int sms = c->num_sms ? c->num_sms : MPIX_CUDA_SMS;
     if (sms > d->sms)
         sms = d->sms;
     if (sms > MPIX_CUDA_LANES)
@@ -419,14 +408,17 @@ cudaError_t mpix_cuda_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda
     if (c->part == MPIX_CUDA_END) {
         dispatch_end_kernel<<<1, 1024, 0, stream>>>(*h, *c);
     } else if (bulk_fits(d, c)) {
-        c->warps = TUNE("WARPS", 8);
-        c->stages = TUNE("STAGES", 6);
-        c->pending = TUNE("PENDING", 2);
-        int most = TUNE("PIECE", 3584); /* a quarter of a row of 7168 bf16: see doc/performance.md */
-        int beside = TUNE("BESIDE", 8); /* warps: scales, and records, which peers may ask for; the first sends READY */
+        /* Whole rows, in few warps, are best where they are large; small ones need more in flight. See doc/performance.md. */
+        int most = 14336, beside = 8; /* warps: scales, and records, which peers may ask for; the first sends READY */
         c->pieces = (int)((c->row + most - 1) / most);
         c->piece = (int)(((c->row + c->pieces - 1) / c->pieces + 15) / 16 * 16);
-        size_t smem = (size_t)c->warps * c->stages * (c->piece + 8 * (size_t)h->size + 8);
+        size_t stage = c->piece + 8 * (size_t)h->size + 8;
+        c->warps = c->piece >= 7168 ? 4 : 8;
+        c->stages = c->warps == 4 ? 3 : (int)(172032 / (8 * stage));
+        if (c->stages > 24)
+            c->stages = 24;
+        c->pending = c->warps == 4 ? 1 : 2;
+        size_t smem = c->warps * c->stages * stage;
         cudaError_t err = cudaFuncSetAttribute(dispatch_kernel<1>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
         if (err != cudaSuccess)
             return err;
