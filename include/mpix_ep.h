@@ -94,7 +94,8 @@ typedef struct {
     int max_topk;     /**< most choices per token, >= 1; a limit only: it may exceed num_experts, routing.topk may not */
     int expert_align; /**< EXPERT layout: rows to which each expert's block is aligned; 0: 1. Must be 0 or 1 in COMPACT */
     int depth;        /**< batches in flight per context whose rows or row data must be staged; 0: 2; at most 64 */
-    int num_sms;      /**< GPU only; must be 0 with MPIX_EP_HOST */
+    int num_sms;      /**< multiprocessors that a dispatch or combine takes at most; 0: 15, the fewest that were fastest. Must be 0 with
+                           MPIX_EP_HOST. Ranks may differ in it */
     int overflow;     /**< MPIX_EP_OVERFLOW_ERROR or MPIX_EP_OVERFLOW_DROP */
     int masking;      /**< 1: go on without dead ranks (UNSUPPORTED in this version) */
     int check;        /**< of ids in route: 1 yes, -1 no, 0: yes in host memory. Unchecked bad ids are undefined behaviour */

@@ -283,6 +283,9 @@ __device__ __noinline__ void vector_sum(const mpix_cuda_handle &h, const mpix_cu
 }
 
 #if __CUDA_ARCH__ >= 900
+/* What a stage of the ring holds: pieces of a token's rows, of the ranks in mask. */
+struct stage_of { uint32_t mask, token, off; };
+
 template <int X>
 __device__ static void bulk_sum(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const mpix_cuda_offer *offers, const sources &src, uint32_t weighted,
                                 char *smem) {
@@ -290,39 +293,42 @@ __device__ static void bulk_sum(const mpix_cuda_handle &h, const mpix_cuda_combi
     size_t stage = (size_t)c.piece * c.terms;
     char *ring = smem + (size_t)w * S * stage;
     uint64_t *bars = (uint64_t *)(smem + (size_t)c.warps * S * stage) + w * S;
-    uint2 *held = (uint2 *)((uint64_t *)(smem + (size_t)c.warps * S * stage) + c.warps * S) + w * S; /* {mask of ranks, item} */
-    float *weights = (float *)((uint2 *)((uint64_t *)(smem + (size_t)c.warps * S * stage) + c.warps * S) + c.warps * S) + (size_t)w * S * h.size;
+    uint64_t *all_bars = (uint64_t *)(smem + (size_t)c.warps * S * stage);
+    stage_of *held = (stage_of *)(all_bars + c.warps * S) + w * S;
+    float *weights = (float *)((stage_of *)(all_bars + c.warps * S) + c.warps * S) + (size_t)w * S * h.size;
     if (lane < S)
         bar_init(&bars[lane], 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     fence_async();
     __syncwarp();
-    /* The first pieces are dealt out, the others taken as warps get to them; see dispatch.cu. */
-    uint32_t pieces = c.pieces, step = gridDim.x * c.warps, total = (uint32_t)(c.tokens * c.pieces), next = blockIdx.x * c.warps + w;
-    uint32_t *taken = &h.state->item[MPIX_CUDA_COMBINE], ticket = 0, dealt = 0;
-    int ls = 0, ss = 0, ahead = 0;
-    uint32_t parity = 0, map = 0, blk = 0, rel = 0;
-    auto ask = [&](uint32_t i) {
-        if (i < total && lane < h.size) {
-            uint32_t t = i / pieces;
-            map = h.bitmap[t];
-            blk = h.blk[(size_t)(t / MPIX_CUDA_BLOCK_TOKENS) * h.size + lane];
-            rel = h.rel[(size_t)t * h.size + lane];
+    /* Each warp's first two tokens are dealt out, the others taken as warps get to them; see dispatch.cu. */
+    uint32_t step = gridDim.x * c.warps, tokens = (uint32_t)c.tokens, token = w * gridDim.x + blockIdx.x, after = token + step, ticket = 0;
+    uint32_t *taken = &h.state->item[MPIX_CUDA_COMBINE];
+    int piece = 0, ls = 0, ss = 0, ahead = 0;
+    uint32_t parity = 0;
+    struct { uint32_t map, blk, rel; } now = {0, 0, 0}, then = {0, 0, 0};
+    auto ask = [&](uint32_t t) {
+        if (t < tokens && lane < h.size) {
+            then.map = h.bitmap[t];
+            then.blk = h.blk[(size_t)(t / MPIX_CUDA_BLOCK_TOKENS) * h.size + lane];
+            then.rel = h.rel[(size_t)t * h.size + lane];
         }
     };
-    ask(next);
+    ask(token);
+    now = then;
+    ask(after);
     if (lane == 0)
         ticket = atomicAdd(taken, 1);
     int64_t base = lane < h.size ? h.state->base[lane] : 0, rows = lane < h.size ? offers[lane].rows : 0;
     int64_t stride = lane < h.size ? (int64_t)offers[lane].at[MPIX_CUDA_AT_X].stride : 0;
-    while (next < total || ahead > 0) {
-        while (next < total && ahead < S) {
-            int off = (int)(next % pieces) * c.piece, n = row_bytes - off < c.piece ? row_bytes - off : c.piece;
-            int64_t row = base + blk + rel;
-            bool there = lane < h.size && (map >> lane & 1) && row < rows;
+    while (token < tokens || ahead > 0) {
+        while (token < tokens && ahead < S) {
+            int off = piece * c.piece, n = row_bytes - off < c.piece ? row_bytes - off : c.piece;
+            int64_t row = base + now.blk + now.rel;
+            bool there = lane < h.size && (now.map >> lane & 1) && row < rows;
             uint32_t mask = __ballot_sync(~0u, there);
             if (lane == 0) {
-                held[ls] = {mask, next};
+                held[ls] = {mask, token, (uint32_t)off};
                 bar_expect(&bars[ls], (uint32_t)n * __popc(mask));
             }
             __syncwarp(); /* also: all lanes have read what was in this stage */
@@ -333,21 +339,22 @@ __device__ static void bulk_sum(const mpix_cuda_handle &h, const mpix_cuda_combi
             }
             ahead++;
             ls = ls + 1 == S ? 0 : ls + 1;
-            if (++dealt < (uint32_t)S) {
-                next += step;
-            } else {
-                next = S * step + __shfl_sync(~0u, ticket, 0);
-                if (lane == 0 && next < total)
+            if (++piece == c.pieces) {
+                piece = 0;
+                token = after;
+                now = then;
+                after = 2 * step + __shfl_sync(~0u, ticket, 0);
+                if (lane == 0 && after < tokens)
                     ticket = atomicAdd(taken, 1);
+                ask(after);
             }
-            ask(next);
         }
         bar_wait(&bars[ss], parity >> ss & 1);
         parity ^= 1u << ss;
-        uint2 what = held[ss];
-        int64_t t = what.y / pieces;
-        int off = (int)(what.y % pieces) * c.piece, n = row_bytes - off < c.piece ? row_bytes - off : c.piece;
-        uint32_t mask = what.x;
+        stage_of what = held[ss];
+        int64_t t = what.token;
+        int off = (int)what.off, n = row_bytes - off < c.piece ? row_bytes - off : c.piece;
+        uint32_t mask = what.mask;
         const char *mine = ring + ss * stage + (size_t)__popc(mask & ((1u << lane) - 1)) * c.piece;
         float my_w = weighted >> lane & 1 && mask >> lane & 1 ? weights[ss * h.size + lane] : 1.0f;
         piece_sum<X>(c, mask, mine, my_w, weighted, t, off, n, lane);
@@ -505,12 +512,12 @@ cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_
     if (bulk) {
         c->warps = 15;
         c->stages = 2;
-        int most = (int)(220 * 1024 / ((size_t)c->warps * c->stages * c->terms)) / 16 * 16;
+        int most = (int)(214 * 1024 / ((size_t)c->warps * c->stages * c->terms)) / 16 * 16;
         if (most > 3584)
             most = 3584;
         c->pieces = (row + most - 1) / most;
         c->piece = ((row + c->pieces - 1) / c->pieces + 15) / 16 * 16;
-        smem = (size_t)c->warps * c->stages * ((size_t)c->piece * c->terms + 8 + 8 + 4 * (size_t)h->size);
+        smem = (size_t)c->warps * c->stages * ((size_t)c->piece * c->terms + 8 + 12 + 4 * (size_t)h->size);
     } else {
         c->warps = 16;
         c->piece = 8192;
