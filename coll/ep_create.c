@@ -3,10 +3,7 @@
 
 #include "coll/ep_gpu.h"
 
-#include <poll.h>
 #include <stdlib.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 static int info_set(void *params, const char *key, const char *value) { return mpix_params_set(params, key, value); }
@@ -71,32 +68,13 @@ static int create_local(mpix_ep *ep) {
     ep->targets = malloc((size_t)ep->size * sizeof *ep->targets);
     ep->pidfds = malloc((size_t)ep->size * sizeof *ep->pidfds);
     for (int i = 0; ep->pidfds && i < ep->size; i++)
-        ep->pidfds[i] = -1;
+        ep->pidfds[i] = mpix_boot_watch(ep->boot, i);
     if (!ep->banks || !ep->slots_used || !ep->slot_epochs || !ep->dst || !ep->terms || !ep->targets || !ep->pidfds)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a context of %d ranks", ep->size);
     ep->stream_bytes = stream_limit(ep);
     int threads = ep->params.progress == MPIX_PROGRESS_THREAD ? 2 : 1;
     ep->crowded = ep->boot->local_size * threads > mpix_topo_get()->pus_host;
     return 0;
-}
-
-/* Descriptors that tell when a process of this host has ended. Only where process numbers mean the same to both sides; where they
- * can't be had, a death is noticed by the time limit alone. */
-static int create_watch(mpix_ep *ep) {
-    struct stat st;
-    uint64_t mine = stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0, *every = malloc((size_t)ep->size * sizeof *every);
-    int kind = mpix_boot_agree(ep->boot, every ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d ranks", ep->size));
-    if (!kind)
-        kind = mpix_boot_allgather(ep->boot, &mine, sizeof mine, every);
-    for (int r = 0; !kind && r < ep->size; r++) {
-        if (r == ep->rank || ep->boot->host_of[r] != ep->boot->host_of[ep->rank] || mine == 0 || every[r] != mine)
-            continue;
-#ifdef SYS_pidfd_open
-        ep->pidfds[r] = (int)syscall(SYS_pidfd_open, ep->boot->pids[r], 0); /* close-on-exec by itself */
-#endif
-    }
-    free(every);
-    return kind;
 }
 
 static void finalize_hook(void *object) {
@@ -147,8 +125,6 @@ static int create_stages(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info inf
     boot->proxied = 1; /* peers that can't be mapped are the proxy's */
     if (!kind)
         kind = mpix_win_create(boot, &ep->params, ep->bank_bytes * (size_t)ep->config.depth, 0, &ep->stage);
-    if (!kind)
-        kind = create_watch(ep);
     mpix_win *ctl = NULL;
     if (!kind)
         kind = mpix_win_create(boot, &ep->params, ep->layout.total, 0, &ctl);

@@ -9,7 +9,6 @@
 #include "coll/ep.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <stdlib.h>
 
 #define CHECK_NS 5000000u /* how often deaths are looked for */
@@ -207,13 +206,6 @@ static void progress_all(mpix_ep *ep) {
         ;
 }
 
-static int is_dead(mpix_ep *ep, int peer) {
-    if (ep->pidfds[peer] < 0)
-        return 0;
-    struct pollfd p = {ep->pidfds[peer], POLLIN, 0};
-    return poll(&p, 1, 0) == 1;
-}
-
 static int missing(const mpix_ep_call *call, int peer) { return call->waiting && !call->seen[peer]; }
 
 /* A proxied peer whose connection has failed, or to which nothing can be queued: everybody's calls need it. */
@@ -252,7 +244,7 @@ static void check_deaths(mpix_ep *ep) {
         int needed = 0;
         for (mpix_ep_call *c = ep->first; c && !needed; c = c->next)
             needed = missing(c, peer);
-        if (!needed || !is_dead(ep, peer))
+        if (!needed || !mpix_boot_ended(ep->pidfds[peer]))
             continue;
         progress_all(ep);
         for (mpix_ep_call *c = ep->first; c; c = c->next) {

@@ -14,16 +14,9 @@
 
 #include "coll/ep_gpu.h"
 
-#include <poll.h>
 #include <stdlib.h>
 
 /* ---- what kernels report --------------------------------------------------------------------------------------------------- */
-
-
-static int peer_ended(const mpix_ep *ep, int peer) {
-    struct pollfd p = {.fd = ep->pidfds[peer], .events = POLLIN};
-    return peer >= 0 && p.fd >= 0 && poll(&p, 1, 0) == 1;
-}
 
 static int report_fail(mpix_ep *ep, const mpix_cuda_status *s) {
     int p = s->peer >= 0 && s->peer < ep->size ? s->peer : ep->rank;
@@ -31,7 +24,7 @@ static int report_fail(mpix_ep *ep, const mpix_cuda_status *s) {
     long long a = s->a, b = s->b;
     switch (s->code) {
     case MPIX_CUDA_TIMEOUT:
-        if (peer_ended(ep, p))
+        if (mpix_boot_ended(ep->pidfds[p]))
             return mpix_fail_peer(MPIX_ERRK_PEER, p, host, "rank %d (pid %d on %s) ended; the context has failed", p, (int)ep->boot->pids[p], host);
         return mpix_fail_peer(MPIX_ERRK_TIMEOUT, p, host, "rank %d on %s did not answer within %g s; the context has failed", p, host,
                               ep->config.timeout_s);

@@ -10,8 +10,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <sys/random.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -62,7 +60,7 @@ int p2p_raise(mpix_p2p *p2p, int kind) {
 /* What must be alike on all ranks, and what everybody must know of everybody. */
 typedef struct p2p_card {
     int32_t version, slots, ring, lanes;
-    uint64_t eager, pid_ns, random[2], token_addr;
+    uint64_t eager, random[2], token_addr;
 } p2p_card;
 
 static int info_set(void *params, const char *key, const char *value) {
@@ -132,14 +130,12 @@ static int create_probe_cma(const mpix_p2p *p2p, int r, const p2p_card *card) {
 }
 
 static int create_meet(mpix_p2p *p2p) {
-    struct stat st;
     p2p_card card = {.version = P2P_MAGIC, .slots = p2p->slots, .ring = p2p->ring, .lanes = p2p->lanes, .eager = p2p->eager};
     p2p_card *cards = calloc((size_t)p2p->size, sizeof *cards);
     int kind = mpix_boot_agree(p2p->boot, cards ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d ranks", p2p->size));
 
     if (kind)
         goto free_cards;
-    card.pid_ns = stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0;
     memcpy(card.random, p2p->random, sizeof card.random);
     card.token_addr = (uint64_t)(uintptr_t)p2p->random;
     kind = mpix_boot_allgather(p2p->boot, &card, sizeof card, cards);
@@ -148,12 +144,10 @@ static int create_meet(mpix_p2p *p2p) {
     for (int r = 0; !kind && r < p2p->size; r++) {
         p2p_peer *peer = &p2p->peers[r];
         peer->pid = p2p->boot->pids[r];
-        if (r == p2p->rank || p2p->boot->host_of[r] != p2p->boot->host_of[p2p->rank] || !card.pid_ns || cards[r].pid_ns != card.pid_ns)
+        if (!mpix_boot_knows_pid(p2p->boot, r))
             continue;
         peer->cma = create_probe_cma(p2p, r, &cards[r]);
-#ifdef SYS_pidfd_open
-        peer->pidfd = (int)syscall(SYS_pidfd_open, peer->pid, 0);
-#endif
+        peer->pidfd = mpix_boot_watch(p2p->boot, r);
     }
 free_cards:
     free(cards);

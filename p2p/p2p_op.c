@@ -7,8 +7,6 @@
 
 #include "p2p/p2p.h"
 
-#include <poll.h>
-
 enum { OP_CHECK_NS = 5000000, OP_PAUSE_NS = 100000000 };
 
 static const mpix_xfer_ops op_ops;
@@ -222,7 +220,6 @@ void p2p_fail(mpix_p2p *p2p, int kind) {
 /* Whether its process has ended, or its connection is broken; then the object fails, after what it still sent was taken. */
 static int peer_lost(mpix_p2p *p2p, int r) {
     p2p_peer *peer = &p2p->peers[r];
-    struct pollfd fd = {.fd = peer->pidfd, .events = POLLIN};
     MPIX_Error error;
     int kind;
 
@@ -230,9 +227,7 @@ static int peer_lost(mpix_p2p *p2p, int r) {
         *mpix_error_tls() = error;
         return kind;
     }
-    if (peer->pidfd < 0 || poll(&fd, 1, 0) != 1)
-        return 0;
-    return MPIX_ERRK_PEER;
+    return mpix_boot_ended(peer->pidfd) ? MPIX_ERRK_PEER : 0;
 }
 
 static int peer_needed(const mpix_p2p *p2p, int r) {

@@ -6,9 +6,12 @@
 #include "boot/boot.h"
 
 #include <limits.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -17,6 +20,7 @@
 typedef struct boot_card {
     int leader; /* lowest rank of its host */
     int pid;
+    uint64_t pid_ns; /* its name space of process numbers, 0: unknown */
     char host[64];
 } boot_card;
 
@@ -53,6 +57,7 @@ static int boot_check(MPI_Comm comm) {
 static void boot_release(mpix_boot *boot) {
     free(boot->host_of);
     free(boot->pids);
+    free(boot->same_pids);
     free(boot->hostnames);
     free(boot);
 }
@@ -114,6 +119,7 @@ static void boot_number_hosts(mpix_boot *boot, const boot_card *cards) {
         int leader = cards[r].leader;
         boot->host_of[r] = leader == r ? boot->nhosts++ : boot->host_of[leader];
         boot->pids[r] = cards[r].pid;
+        boot->same_pids[r] = cards[r].pid_ns != 0 && cards[r].pid_ns == cards[boot->rank].pid_ns;
         memcpy(boot->hostnames[r], cards[r].host, sizeof cards[r].host);
     }
 }
@@ -121,6 +127,7 @@ static void boot_number_hosts(mpix_boot *boot, const boot_card *cards) {
 int mpix_boot_create(MPI_Comm comm, mpix_boot **out) {
     boot_card card = {0}, *cards = NULL;
     mpix_boot *boot;
+    struct stat st;
     int kind = boot_check(comm), world_rank;
 
     if (kind)
@@ -142,9 +149,10 @@ int mpix_boot_create(MPI_Comm comm, mpix_boot **out) {
 
     boot->host_of = calloc((size_t)boot->size, sizeof *boot->host_of);
     boot->pids = calloc((size_t)boot->size, sizeof *boot->pids);
+    boot->same_pids = calloc((size_t)boot->size, sizeof *boot->same_pids);
     boot->hostnames = calloc((size_t)boot->size, sizeof *boot->hostnames);
     cards = calloc((size_t)boot->size, sizeof *cards);
-    if (!boot->host_of || !boot->pids || !boot->hostnames || !cards)
+    if (!boot->host_of || !boot->pids || !boot->same_pids || !boot->hostnames || !cards)
         kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the description of %d ranks", boot->size);
     kind = mpix_boot_agree(boot, kind);
     if (kind)
@@ -154,6 +162,7 @@ int mpix_boot_create(MPI_Comm comm, mpix_boot **out) {
     if (kind)
         goto free_boot;
     card.pid = (int)getpid();
+    card.pid_ns = stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0;
     gethostname(card.host, sizeof card.host - 1);
     kind = mpix_boot_allgather(boot, &card, sizeof card, cards);
     if (kind)
@@ -168,6 +177,26 @@ free_boot:
     /* Where MPI itself failed, nothing collective is tried with it any more. */
     mpix_boot_free(boot, kind == MPIX_ERRK_INTERNAL);
     return kind;
+}
+
+int mpix_boot_knows_pid(const mpix_boot *boot, int rank) {
+    return rank != boot->rank && boot->host_of[rank] == boot->host_of[boot->rank] && boot->same_pids[rank];
+}
+
+int mpix_boot_watch(const mpix_boot *boot, int rank) {
+#ifdef SYS_pidfd_open
+    if (mpix_boot_knows_pid(boot, rank))
+        return (int)syscall(SYS_pidfd_open, boot->pids[rank], 0); /* close-on-exec by itself */
+#else
+    (void)boot, (void)rank;
+#endif
+    return -1;
+}
+
+int mpix_boot_ended(int pidfd) {
+    struct pollfd p = {.fd = pidfd, .events = POLLIN};
+
+    return pidfd >= 0 && poll(&p, 1, 0) == 1;
 }
 
 void mpix_boot_free(mpix_boot *boot, int abandoned) {

@@ -18,7 +18,8 @@ typedef struct mpix_boot {
     int *host_of; /* [size] host of each rank; ranks of one host: those MPI says can share memory */
     int local_rank, local_size;
     int proxied;           /* set by an object that reaches ranks of other hosts through a proxy: windows skip them */
-    pid_t *pids;           /* [size] pid of each rank, meaningful on the same host */
+    pid_t *pids;           /* [size] pid of each rank; for use, see mpix_boot_knows_pid */
+    unsigned char *same_pids; /* [size] 1: the rank counts processes in this rank's name space */
     char (*hostnames)[64]; /* [size] */
 } mpix_boot;
 
@@ -27,6 +28,13 @@ typedef struct mpix_boot {
 int mpix_boot_create(MPI_Comm comm, mpix_boot **boot);
 /* Frees the duplicate unless abandoned (a peer is dead: nothing collective is called). NULL is fine. */
 void mpix_boot_free(mpix_boot *boot, int abandoned);
+/* Whether pids[rank] names that rank's process here: another rank of this host whose process numbers mean the same. */
+int mpix_boot_knows_pid(const mpix_boot *boot, int rank);
+/* A descriptor, close-on-exec, for mpix_boot_ended; -1 where there can't be one: then a death is noticed by time limits
+ * alone. */
+int mpix_boot_watch(const mpix_boot *boot, int rank);
+/* Whether the process behind a descriptor of mpix_boot_watch has ended; 0 for -1. */
+int mpix_boot_ended(int pidfd);
 int mpix_boot_set_errhandler(mpix_boot *boot, MPI_Errhandler errhandler);
 
 /* Collective and blocking. recv is [size][bytes]. */
