@@ -177,7 +177,7 @@ static int flush_step(mpix_ep_call *call, int *banks_open) {
 
 /* Steps every call once; whether work was done that should go on at once. With the lock held. */
 static int progress(mpix_ep *ep) {
-    int banks_open = 1, worked = ep->far && mpix_proxy_step(ep->far->proxy);
+    int banks_open = 1, worked = 0;
     mpix_ep_call *prev = NULL, *next;
     for (mpix_ep_call *call = ep->first; call; call = next) {
         int did = call->step(call, &banks_open);
@@ -195,8 +195,9 @@ static int progress(mpix_ep *ep) {
             worked |= did == MPIX_EP_STEP_WORKED;
         }
     }
-    /* What the steps queued goes out now: after the start of a nonblocking call the caller may not come back for long. */
-    if (ep->far && ep->first)
+    /* What the steps queued goes out now: after the start of a nonblocking call the caller may not come back for long. What arrives
+     * makes another round. */
+    if (ep->far)
         worked |= mpix_proxy_step(ep->far->proxy);
     return worked;
 }
@@ -320,7 +321,7 @@ static int ep_test(struct mpix_xfer *xfer) {
 /* Whether everything that this context waits for rings its doorbell: a network device that writes words by itself does not, and a proxy
  * that the caller runs needs to be run. */
 static int rings(const mpix_ep *ep) {
-    return !ep->far || (mpix_proxy_threaded(ep->far->proxy) && mpix_proxy_counted(ep->far->proxy));
+    return !ep->far || mpix_proxy_rings(ep->far->proxy);
 }
 
 static void ep_wait_start(struct mpix_xfer *xfer, mpix_wait *wait) {

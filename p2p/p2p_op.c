@@ -327,9 +327,9 @@ static int op_test(struct mpix_xfer *xfer) {
  * for us when the caller does it: then sleeps are timed. With a thread of ours the doorbell is the thread's.
  */
 void p2p_wait_start(mpix_p2p *p2p, mpix_wait *wait) {
-    int timed = p2p->threaded || (p2p->proxy && (!mpix_proxy_threaded(p2p->proxy) || !p2p->counted));
+    int rung = !p2p->threaded && mpix_proxy_rings(p2p->proxy);
 
-    mpix_wait_start(wait, timed ? NULL : &p2p->ctl->bell, p2p->params.spin_us, p2p->crowded);
+    mpix_wait_start(wait, rung ? &p2p->ctl->bell : NULL, p2p->params.spin_us, p2p->crowded);
 }
 
 static void op_wait_start(struct mpix_xfer *xfer, mpix_wait *wait) {

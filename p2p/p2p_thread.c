@@ -9,7 +9,7 @@ static void *thread_main(void *arg) {
     mpix_p2p *p2p = arg;
     mpix_wait wait;
     /* Its own waiter rings nobody: it is woken through the doorbell by peers that map our window, and by time otherwise. */
-    mpix_doorbell *bell = p2p->proxy && (!mpix_proxy_threaded(p2p->proxy) || !p2p->counted) ? NULL : &p2p->ctl->bell;
+    mpix_doorbell *bell = mpix_proxy_rings(p2p->proxy) ? &p2p->ctl->bell : NULL;
 
     mpix_wait_start(&wait, bell, p2p->params.spin_us, p2p->crowded);
     while (!atomic_load_explicit(&p2p->stop, memory_order_acquire)) {

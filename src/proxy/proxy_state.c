@@ -61,6 +61,10 @@ int mpix_proxy_threaded(const mpix_proxy *proxy) {
     return proxy->threaded;
 }
 
+int mpix_proxy_rings(const mpix_proxy *proxy) {
+    return !proxy || (proxy->threaded && proxy->counted);
+}
+
 static int state_lane_idle(const proxy_lane *lane) {
     return lane->done == lane->head && atomic_load_explicit(&lane->admitted, memory_order_relaxed) ==
                                            atomic_load_explicit(&lane->retired, memory_order_relaxed);
