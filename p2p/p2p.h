@@ -282,6 +282,7 @@ struct mpix_mem *p2p_mem_find(mpix_p2p *p2p, uint64_t id, uint64_t off, uint64_t
 void p2p_mems_free(mpix_p2p *p2p);
 /* All pieces are valid and of one peer (or, rmems = 0, of this object): fills p2p and peer. */
 int p2p_check(const MPIX_P2p_iov iov[], int n, int rmems, mpix_p2p **p2p, int *peer);
+int p2p_check_peer(const mpix_p2p *p2p, int peer); /* a rank of the object */
 
 /* ---- p2p_copy.c --- */
 /* Moves pieces that need no operation, from *at on, until one does: DIRECT and CMA. 0 or a kind. */
@@ -289,10 +290,12 @@ int p2p_copy(mpix_p2p *p2p, int put, const p2p_piece *pieces, int n, int *at);
 int p2p_copy_iov(mpix_p2p *p2p, int put, const MPIX_P2p_iov iov[], int n);
 
 /* ---- p2p_op.c --- */
-/* NULL: no memory. The pieces are copied and held. With the lock. */
+/* Takes the lock, which p2p_op_give takes off. NULL: no memory, and no lock. The pieces are copied and held. */
 p2p_op *p2p_op_new(mpix_p2p *p2p, int type, int peer, const MPIX_P2p_iov iov[], int n);
 /* The same for an addition, whose piece has no local side. */
 p2p_op *p2p_op_add(mpix_p2p *p2p, struct mpix_rmem *rmem, uint64_t roff);
+/* The tail of a call that moves pieces: posts what it can and gives the operation to the caller, as p2p_op_give. */
+int p2p_op_run(p2p_op *op, MPIX_Xfer *xfer);
 void p2p_op_fail(p2p_op *op, int kind); /* with the thread's error */
 void p2p_op_done(p2p_op *op);
 p2p_op *p2p_op_find(mpix_p2p *p2p, uint64_t id);

@@ -332,11 +332,10 @@ int PMPIX_P2p_import(MPIX_P2p p2p, int peer, const void *buf, MPI_Count buflen, 
 
     if (kind)
         return mpix_boot_raise(NULL, kind);
-    if (peer < 0 || peer >= p2p->size)
-        kind = mpix_fail(MPIX_ERRK_ARG, "peer", "peer = %d is not in [0, %d)", peer, p2p->size);
-    else if (!buf || buflen < 0 || !rmem)
+    kind = p2p_check_peer(p2p, peer);
+    if (!kind && (!buf || buflen < 0 || !rmem))
         kind = mpix_fail(MPIX_ERRK_ARG, !rmem ? "rmem" : !buf ? "buf" : "buflen", "buf or rmem is NULL, or buflen negative");
-    else if (!(kind = p2p_alive(p2p))) {
+    if (!kind && !(kind = p2p_alive(p2p))) {
         pthread_mutex_lock(&p2p->lock);
         kind = p2p_import(p2p, peer, buf, (uint64_t)buflen, 0, rmem);
         pthread_mutex_unlock(&p2p->lock);
@@ -425,6 +424,10 @@ static int check_remote(const MPIX_P2p_iov *v, int i, const struct mpix_rmem *fi
     if (rmem->gen && atomic_load_explicit(rmem->gen, memory_order_acquire) != rmem->id)
         return mpix_fail_peer(MPIX_ERRK_ARG, rmem->peer, NULL, "iov[%d].rmem: rank %d has deregistered this memory", i, rmem->peer);
     return check_range(v->roff, v->len, rmem->bytes, i, "iov.roff");
+}
+
+int p2p_check_peer(const mpix_p2p *p2p, int peer) {
+    return peer >= 0 && peer < p2p->size ? 0 : mpix_fail(MPIX_ERRK_ARG, "peer", "peer = %d is not in [0, %d)", peer, p2p->size);
 }
 
 int p2p_check(const MPIX_P2p_iov iov[], int n, int rmems, mpix_p2p **out, int *peer) {

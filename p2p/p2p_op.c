@@ -78,8 +78,10 @@ static void op_drop(p2p_op *op) {
 }
 
 p2p_op *p2p_op_new(mpix_p2p *p2p, int type, int peer, const MPIX_P2p_iov iov[], int n) {
-    p2p_op *op = p2p->pool;
+    p2p_op *op;
 
+    pthread_mutex_lock(&p2p->lock);
+    op = p2p->pool;
     if (op)
         p2p->pool = op->next;
     else
@@ -89,6 +91,7 @@ p2p_op *p2p_op_new(mpix_p2p *p2p, int type, int peer, const MPIX_P2p_iov iov[], 
             op->next = p2p->pool;
             p2p->pool = op;
         }
+        pthread_mutex_unlock(&p2p->lock);
         mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a transfer of %d pieces", n);
         return NULL;
     }
@@ -125,6 +128,7 @@ p2p_op *p2p_op_add(mpix_p2p *p2p, struct mpix_rmem *rmem, uint64_t roff) {
     if (op && !op_room(op, 1)) {
         p2p_op_done(op);
         op_release(op);
+        pthread_mutex_unlock(&p2p->lock);
         mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for an addition");
         return NULL;
     }
@@ -384,6 +388,15 @@ int p2p_op_give(p2p_op *op, MPIX_Xfer *xfer) {
     }
     *xfer = &op->xfer;
     return MPI_SUCCESS;
+}
+
+int p2p_op_run(p2p_op *op, MPIX_Xfer *xfer) {
+    mpix_proxy *proxy = op->p2p->proxy;
+
+    p2p_move(op);
+    if (proxy && mpix_proxy_step(proxy)) /* posts what was queued just now */
+        p2p_move(op);
+    return p2p_op_give(op, xfer);
 }
 
 int p2p_wait_turn(mpix_p2p *p2p, mpix_wait *wait, int peer, uint64_t start_ns, const char *what) {

@@ -36,19 +36,13 @@ static int rma_copy(mpix_p2p *p2p, int put, const MPIX_P2p_iov iov[], int n) {
 }
 
 static int rma_later(mpix_p2p *p2p, int type, int peer, const MPIX_P2p_iov iov[], int n, int notify, int slot, uint64_t add, MPIX_Xfer *xfer) {
-    pthread_mutex_lock(&p2p->lock);
     p2p_op *op = p2p_op_new(p2p, type, peer, iov, n);
-    if (!op) {
-        pthread_mutex_unlock(&p2p->lock);
+    if (!op)
         return p2p_raise(p2p, MPIX_ERRK_NO_MEM);
-    }
     op->notify = notify;
     op->slot = slot;
     op->add = add;
-    p2p_move(op);
-    if (p2p->proxy && mpix_proxy_step(p2p->proxy)) /* posts what was queued just now */
-        p2p_move(op);
-    return p2p_op_give(op, xfer);
+    return p2p_op_run(op, xfer);
 }
 
 static int rma_call(int type, const MPIX_P2p_iov iov[], int n, int notify, int slot, uint64_t add, MPIX_Xfer *xfer, int blocking) {
@@ -113,8 +107,9 @@ MPIX_WEAK_ALIAS(P2p_put_notify);
 static int notify_check(MPIX_P2p p2p, int peer, int slot) {
     if (!p2p_live(p2p, MPIX_LIVE_P2P))
         return mpix_fail(MPIX_ERRK_ARG, "p2p", "p2p is NULL or freed");
-    if (peer < 0 || peer >= p2p->size)
-        return mpix_fail(MPIX_ERRK_ARG, "peer", "peer = %d is not in [0, %d)", peer, p2p->size);
+    int kind = p2p_check_peer(p2p, peer);
+    if (kind)
+        return kind;
     if (slot < 0 || slot >= p2p->slots)
         return mpix_fail(MPIX_ERRK_ARG, "slot", "slot = %d is not in [0, %d) (mpix_ep_p2p_slots)", slot, p2p->slots);
     return 0;
@@ -210,18 +205,12 @@ static int add_call(MPIX_P2p_rmem rmem, MPI_Count roff, int64_t add, int64_t *ol
             *xfer = MPIX_XFER_NULL;
         return MPI_SUCCESS;
     }
-    pthread_mutex_lock(&p2p->lock);
     p2p_op *op = p2p_op_add(p2p, rmem, (uint64_t)roff);
-    if (!op) {
-        pthread_mutex_unlock(&p2p->lock);
+    if (!op)
         return p2p_raise(p2p, MPIX_ERRK_NO_MEM);
-    }
     op->add = (uint64_t)add;
     op->old = old;
-    p2p_move(op);
-    if (p2p->proxy && mpix_proxy_step(p2p->proxy))
-        p2p_move(op);
-    return p2p_op_give(op, xfer);
+    return p2p_op_run(op, xfer);
 }
 
 int PMPIX_P2p_ifetch_add(MPIX_P2p_rmem rmem, MPI_Count roff, int64_t add, int64_t *old, MPIX_Xfer *xfer) {

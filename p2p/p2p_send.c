@@ -261,9 +261,16 @@ void p2p_send_arrived(mpix_p2p *p2p, int rank, const p2p_message *message, const
 /* ---- calls -------------------------------------------------------------------------------------------------------------- */
 
 static int call_check(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n) {
-    int kind = peer >= 0 && peer < p2p->size ? 0 : mpix_fail(MPIX_ERRK_ARG, "peer", "peer = %d is not in [0, %d)", peer, p2p->size);
+    int kind = p2p_check_peer(p2p, peer);
 
     return kind ? kind : p2p_check(iov, n, 0, &p2p, NULL);
+}
+
+/* There is no memory for the message. */
+static int call_unsent(p2p_op *op, MPIX_Xfer *xfer) {
+    p2p_op_fail(op, MPIX_ERRK_NO_MEM);
+    p2p_op_done(op);
+    return p2p_op_give(op, xfer);
 }
 
 static int call_send(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPIX_Xfer *xfer, int blocking) {
@@ -272,18 +279,12 @@ static int call_send(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MP
     int kind = blocking || xfer ? call_check(p2p, peer, iov, n) : mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
     if (kind)
         return p2p_raise(p2p, kind);
-    pthread_mutex_lock(&p2p->lock);
     p2p_op *op = p2p_op_new(p2p, P2P_SEND, peer, iov, n);
-    p2p_out *out = op ? p2p_out_new(p2p, 0, p2p_op_id(op)) : NULL;
-    if (!op) {
-        pthread_mutex_unlock(&p2p->lock);
+    if (!op)
         return p2p_raise(p2p, MPIX_ERRK_NO_MEM);
-    }
-    if (!out) {
-        p2p_op_fail(op, MPIX_ERRK_NO_MEM);
-        p2p_op_done(op);
-        return p2p_op_give(op, xfer);
-    }
+    p2p_out *out = p2p_out_new(p2p, 0, p2p_op_id(op));
+    if (!out)
+        return call_unsent(op, xfer);
     for (int i = 0; i < n; i++)
         op->total += op->own[i].len;
     out->op = op;
@@ -313,12 +314,9 @@ static int call_recv(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MP
     int kind = blocking || xfer ? call_check(p2p, peer, iov, n) : mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
     if (kind)
         return p2p_raise(p2p, kind);
-    pthread_mutex_lock(&p2p->lock);
     p2p_op *op = p2p_op_new(p2p, P2P_RECV, peer, iov, n);
-    if (!op) {
-        pthread_mutex_unlock(&p2p->lock);
+    if (!op)
         return p2p_raise(p2p, MPIX_ERRK_NO_MEM);
-    }
     op->received = received;
     op->offer_id = 0;
     p2p_peer *p = &p2p->peers[peer];
@@ -350,24 +348,18 @@ int PMPIX_P2p_advertise(const MPIX_P2p_iov iov[], int n, int peer, int tag) {
     mpix_p2p *p2p = NULL;
     int kind = p2p_check(iov, n, 0, &p2p, NULL);
 
-    if (!kind && (peer < 0 || peer >= p2p->size))
-        kind = mpix_fail(MPIX_ERRK_ARG, "peer", "peer = %d is not in [0, %d)", peer, p2p->size);
+    if (!kind)
+        kind = p2p_check_peer(p2p, peer);
     if (!kind && tag < 0)
         kind = mpix_fail(MPIX_ERRK_ARG, "tag", "tag = %d is negative", tag);
     if (kind)
         return p2p_raise(p2p, kind);
-    pthread_mutex_lock(&p2p->lock);
     p2p_op *op = p2p_op_new(p2p, P2P_TOLD, peer, iov, n);
-    if (!op) {
-        pthread_mutex_unlock(&p2p->lock);
+    if (!op)
         return p2p_raise(p2p, MPIX_ERRK_NO_MEM);
-    }
     p2p_out *out = p2p_out_new(p2p, P2P_MSG_ADVERT, 0);
-    if (!out) {
-        p2p_op_fail(op, MPIX_ERRK_NO_MEM);
-        p2p_op_done(op);
-        return p2p_op_give(op, NULL);
-    }
+    if (!out)
+        return call_unsent(op, NULL);
     out->op = op;
     out->blobs = 1;
     out->head.tag = tag;
