@@ -4,14 +4,9 @@
 # by its exit status.
 set -u
 
-# Under sanitizers a part of the data must do. What MPI's modules leave behind can't be told by name once MPI_Finalize
-# has unloaded them, so leaks are for the unit tests to find.
+. "$MPIX_SRCDIR/tests/mpi_leaks.sh"
 tokens=
-if [ "${MPIX_SANITIZED:-0}" = 1 ]; then
-    tokens="--tokens 100"
-    ASAN_OPTIONS="${ASAN_OPTIONS:-}:detect_leaks=0"
-    export ASAN_OPTIONS
-fi
+if [ "${MPIX_SANITIZED:-0}" = 1 ]; then tokens="--tokens 100"; fi # a part of the data must do
 
 run() { # RANKS [OPTION ...]
     ranks=$1

@@ -1,10 +1,7 @@
 #!/bin/sh
 # test_moe_layer_bad.sh - the C++ example on data and options that are wrong: it has to notice, and to say what.
 set -u
-if [ "${MPIX_SANITIZED:-0}" = 1 ]; then
-    ASAN_OPTIONS="${ASAN_OPTIONS:-}:detect_leaks=0" # see test_moe_layer.sh
-    export ASAN_OPTIONS
-fi
+. "$MPIX_SRCDIR/tests/mpi_leaks.sh"
 good=$MPIX_SRCDIR/data/moe_layer
 bad=$(mktemp -d) || exit 99
 trap 'rm -rf "$bad"' EXIT

@@ -22,7 +22,7 @@ else
 MPIX_SANITIZED = 0
 endif
 
-EXTRA_DIST += tests/mpirun.sh tests/lsan.supp
+EXTRA_DIST += tests/mpirun.sh tests/mpi_leaks.sh tests/lsan.supp
 
 # Run by tests/mpirun.sh itself.
 check_PROGRAMS += tests/probe_size

@@ -3,6 +3,7 @@
  */
 #include "harness.h"
 
+#include <dirent.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -241,4 +242,27 @@ int64_t t_range(t_rng *rng, int64_t lo, int64_t hi)
 int t_chance(t_rng *rng, int percent)
 {
     return t_range(rng, 0, 99) < percent;
+}
+
+int t_open_files(void)
+{
+    int n = 0;
+    DIR *dir = opendir("/proc/self/fd");
+    while (dir && readdir(dir))
+        n++;
+    if (dir)
+        closedir(dir);
+    return n;
+}
+
+int t_mappings(const char *part)
+{
+    char line[512];
+    int n = 0;
+    FILE *file = fopen("/proc/self/maps", "r");
+    while (file && fgets(line, sizeof line, file))
+        n += strstr(line, part) != NULL;
+    if (file)
+        fclose(file);
+    return n;
 }

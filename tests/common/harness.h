@@ -34,6 +34,10 @@ void t_where(const char *fmt, ...) T_PRINTF(1, 2);
 long t_option(int argc, char **argv, const char *name, long dflt);
 const char *t_option_text(int argc, char **argv, const char *name, const char *dflt);
 
+/* What this process has open: descriptors (the one that counts them included), and mappings whose line in /proc/self/maps has this in it. */
+int t_open_files(void);
+int t_mappings(const char *part);
+
 /* ---- checks ---- */
 void t_fail(const char *file, int line, const char *fmt, ...) T_PRINTF(3, 4);
 #define CHECK(cond, ...) ((cond) ? 1 : (t_fail(__FILE__, __LINE__, __VA_ARGS__), 0))

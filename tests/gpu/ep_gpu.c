@@ -7,14 +7,6 @@
 #include "gpu.h"
 
 static int rank, size, failures;
-#define CHECK(cond, ...)                                                                                                                   \
-    do {                                                                                                                                   \
-        if (!(cond) && ++failures <= 20) {                                                                                                 \
-            fprintf(stderr, "rank %d line %d: ", rank, __LINE__);                                                                          \
-            fprintf(stderr, __VA_ARGS__);                                                                                                  \
-            fputc('\n', stderr);                                                                                                           \
-        }                                                                                                                                  \
-    } while (0)
 
 typedef struct shape {
     uint64_t seed;
@@ -293,12 +285,6 @@ static void run_shape(MPIX_Ep gpu, MPIX_Ep_handle hg, MPIX_Ep_handle hh, const s
         free(gw), free(row);
 }
 
-static int kind_of(int code) {
-    int kind = -1;
-    MPIX_Error_kind(code, &kind);
-    return kind;
-}
-
 /* Errors: told with their kind, on all ranks, and the context goes on. */
 static void run_errors(MPIX_Ep gpu, MPIX_Ep_handle h) {
     int32_t host_ids[8] = {0}, *ids = cu(64 * 4, 0);
@@ -307,7 +293,7 @@ static void run_errors(MPIX_Ep gpu, MPIX_Ep_handle h) {
     r.num_tokens = 4;
     r.topk = 1;
     r.ids = rank == 0 ? host_ids : ids;
-    int kind = kind_of(MPIX_Ep_route(h, &r, NULL));
+    int kind = g_kind(MPIX_Ep_route(h, &r, NULL));
     CHECK(kind == (rank == 0 ? MPIX_ERRK_ARG : MPIX_ERRK_REMOTE), "ids in host memory on rank 0: kind %d", kind);
     r.ids = ids; /* all to expert 0 */
     EP(MPIX_Ep_route(h, &r, NULL));
@@ -320,16 +306,16 @@ static void run_errors(MPIX_Ep gpu, MPIX_Ep_handle h) {
     in.x = (MPIX_Ep_rows){x, 0, MPIX_EP_BF16, 0, NULL, 0};
     out.x.data = o;
     out.capacity_rows = 1; /* rank 0 gets 4 * size */
-    kind = kind_of(MPIX_Ep_dispatch(h, &in, &out));
+    kind = g_kind(MPIX_Ep_dispatch(h, &in, &out));
     CHECK(kind == (rank == 0 ? MPIX_ERRK_TRUNCATE : MPIX_ERRK_REMOTE), "too little room on rank 0: kind %d", kind);
     out.capacity_rows = 64;
     void *plain = cu(64 * 64, 0);
     out.x.data = rank == size - 1 ? plain : o;
-    kind = kind_of(MPIX_Ep_dispatch(h, &in, &out));
+    kind = g_kind(MPIX_Ep_dispatch(h, &in, &out));
     CHECK(kind == (rank == size - 1 ? MPIX_ERRK_UNSUPPORTED : MPIX_ERRK_REMOTE), "output outside MPIX_Ep_alloc: kind %d", kind);
     out.x.data = o;
     in.hidden = rank == size - 1 && size > 1 ? 16 : 32;
-    kind = kind_of(MPIX_Ep_dispatch(h, &in, &out));
+    kind = g_kind(MPIX_Ep_dispatch(h, &in, &out));
     CHECK(size == 1 || kind == MPIX_ERRK_ARG || kind == MPIX_ERRK_REMOTE, "hidden differs: kind %d", kind);
     in.hidden = 32;
     EP(MPIX_Ep_dispatch(h, &in, &out));
@@ -347,7 +333,7 @@ static void run_timeout(const MPIX_Ep_config *like) {
     EP(MPIX_Ep_handle_create(ep, &h));
     MPIX_Ep_routing r;
     MPIX_INIT(&r);
-    int kind = rank == 0 ? MPIX_ERRK_TIMEOUT : kind_of(MPIX_Ep_route(h, &r, NULL));
+    int kind = rank == 0 ? MPIX_ERRK_TIMEOUT : g_kind(MPIX_Ep_route(h, &r, NULL));
     CHECK(kind == MPIX_ERRK_TIMEOUT, "route without rank 0: kind %d", kind);
     CU(cudaDeviceSynchronize());
     void *p = cu(1 << 20, 1);

@@ -16,20 +16,6 @@
 enum { TOKENS = 96, TOPK = 4, EXPERTS = 24, HIDDEN = 512 };
 
 static int rank, size, devices, failures;
-#define CHECK(cond, ...)                                                                                                                   \
-    do {                                                                                                                                   \
-        if (!(cond) && ++failures <= 20) {                                                                                                 \
-            fprintf(stderr, "rank %d line %d: ", rank, __LINE__);                                                                          \
-            fprintf(stderr, __VA_ARGS__);                                                                                                  \
-            fputc('\n', stderr);                                                                                                           \
-        }                                                                                                                                  \
-    } while (0)
-
-static int kind_of(int code) {
-    int kind = -1;
-    MPIX_Error_kind(code, &kind);
-    return kind;
-}
 
 /* A handle with its buffers. Host copies are pinned, so that copies are in stream order. */
 typedef struct lane {
@@ -191,7 +177,7 @@ static void run_graph(MPIX_Ep ep, lane *l) {
     /* What would need the host is refused, and the capture goes on. */
     MPIX_Ep_counts host = l->c;
     host.recv_total = &pageable;
-    CHECK(kind_of(MPIX_Ep_route_enqueue(l->h, &l->r, &host, l->stream)) == MPIX_ERRK_ARG, "pageable counts in a capture");
+    CHECK(g_kind(MPIX_Ep_route_enqueue(l->h, &l->r, &host, l->stream)) == MPIX_ERRK_ARG, "pageable counts in a capture");
     EP(MPIX_Ep_dispatch_begin_enqueue(l->h, &l->in, &l->out, l->stream));
     EP(MPIX_Ep_dispatch_end_enqueue(l->h, l->stream));
     EP(MPIX_Ep_combine_enqueue(l->h, &l->ci, &l->co, l->stream));
@@ -243,14 +229,14 @@ static void run_graph(MPIX_Ep ep, lane *l) {
 
 static void run_halves(lane *l) {
     lane_shape(l, 77);
-    CHECK(kind_of(MPIX_Ep_dispatch_end_enqueue(l->h, l->stream)) == MPIX_ERRK_ARG, "end of nothing");
+    CHECK(g_kind(MPIX_Ep_dispatch_end_enqueue(l->h, l->stream)) == MPIX_ERRK_ARG, "end of nothing");
     for (uint64_t i = 0; i < 5; i++) {
         lane_shape(l, 77 + i);
         lane_fill(l, 300 + i);
         EP(MPIX_Ep_route_enqueue(l->h, &l->r, &l->c, l->stream));
         EP(MPIX_Ep_dispatch_begin_enqueue(l->h, &l->in, &l->out, l->stream));
-        CHECK(kind_of(MPIX_Ep_route_enqueue(l->h, &l->r, &l->c, l->stream)) == MPIX_ERRK_ARG, "route between the halves");
-        CHECK(kind_of(MPIX_Ep_combine_end_enqueue(l->h, l->stream)) == MPIX_ERRK_ARG, "end of another call");
+        CHECK(g_kind(MPIX_Ep_route_enqueue(l->h, &l->r, &l->c, l->stream)) == MPIX_ERRK_ARG, "route between the halves");
+        CHECK(g_kind(MPIX_Ep_combine_end_enqueue(l->h, l->stream)) == MPIX_ERRK_ARG, "end of another call");
         EP(MPIX_Ep_dispatch_end_enqueue(l->h, l->stream));
         EP(MPIX_Ep_combine_begin_enqueue(l->h, &l->ci, &l->co, l->stream));
         EP(MPIX_Ep_combine_end_enqueue(l->h, l->stream));
@@ -269,10 +255,10 @@ static void run_wrong(lane *l) {
     co.y.data = malloc(TOKENS * HIDDEN * 4);
     MPIX_Ep_dispatch_in in = l->in;
     in.x.data = co.y.data;
-    int any = l->tokens > 0, kind = kind_of(MPIX_Ep_dispatch(l->h, &in, &l->out));
+    int any = l->tokens > 0, kind = g_kind(MPIX_Ep_dispatch(l->h, &in, &l->out));
     CHECK(kind == (any ? MPIX_ERRK_ARG : MPIX_ERRK_REMOTE) || !any, "rows in host memory: kind %d", kind);
     EP(MPIX_Ep_dispatch(l->h, &l->in, &l->out));
-    kind = kind_of(MPIX_Ep_combine(l->h, &l->ci, &co));
+    kind = g_kind(MPIX_Ep_combine(l->h, &l->ci, &co));
     CHECK(kind == MPIX_ERRK_ARG || !any, "sums in host memory: kind %d", kind);
     free(co.y.data);
     if (devices > 1 && CUDART_VERSION >= 12080) {
@@ -282,13 +268,13 @@ static void run_wrong(lane *l) {
         CU(cudaSetDevice((here + 1) % devices));
         CU(cudaStreamCreate(&other));
         CU(cudaSetDevice(here));
-        CHECK(kind_of(MPIX_Ep_dispatch_enqueue(l->h, &l->in, &l->out, other)) == MPIX_ERRK_ARG, "a stream of another device");
+        CHECK(g_kind(MPIX_Ep_dispatch_enqueue(l->h, &l->in, &l->out, other)) == MPIX_ERRK_ARG, "a stream of another device");
         CU(cudaStreamDestroy(other));
     }
     MPIX_Xfer xfer;
-    kind = kind_of(MPIX_Ep_idispatch(l->h, &l->in, &l->out, rank == 0 ? NULL : &xfer));
+    kind = g_kind(MPIX_Ep_idispatch(l->h, &l->in, &l->out, rank == 0 ? NULL : &xfer));
     if (rank != 0)
-        kind = kind_of(MPIX_Xfer_wait(&xfer));
+        kind = g_kind(MPIX_Xfer_wait(&xfer));
     CHECK(kind == (rank == 0 ? MPIX_ERRK_ARG : MPIX_ERRK_REMOTE), "no place for the transfer on rank 0: kind %d", kind);
     EP(MPIX_Ep_dispatch(l->h, &l->in, &l->out));
 }
@@ -336,13 +322,13 @@ static void run_stopped(const MPIX_Ep_config *like) {
         raise(SIGSTOP);
     } else {
         usleep(200000);
-        int kind = kind_of(MPIX_Ep_dispatch(l.h, &l.in, &l.out));
+        int kind = g_kind(MPIX_Ep_dispatch(l.h, &l.in, &l.out));
         MPIX_Error e;
         MPIX_INIT(&e);
         MPIX_Error_last(&e);
         CHECK(kind == MPIX_ERRK_TIMEOUT, "a stopped peer: kind %d", kind);
         CHECK(size > 2 || e.rank == size - 1, "a stopped peer: rank %d is blamed", e.rank);
-        CHECK(kind_of(MPIX_Ep_dispatch_enqueue(l.h, &l.in, &l.out, l.stream)) == MPIX_ERRK_TIMEOUT, "the context has failed");
+        CHECK(g_kind(MPIX_Ep_dispatch_enqueue(l.h, &l.in, &l.out, l.stream)) == MPIX_ERRK_TIMEOUT, "the context has failed");
         CU(cudaMemsetAsync(l.y, 1, 64, l.stream));
         CU(cudaStreamSynchronize(l.stream));
         usleep(300000); /* all have seen it */
@@ -370,7 +356,7 @@ static void run_killed(const MPIX_Ep_config *like) {
     if (rank == size - 1)
         raise(SIGKILL);
     usleep(300000);
-    int kind = kind_of(MPIX_Ep_dispatch(l.h, &l.in, &l.out));
+    int kind = g_kind(MPIX_Ep_dispatch(l.h, &l.in, &l.out));
     CU(cudaMemsetAsync(l.y, 1, 64, l.stream));
     CU(cudaStreamSynchronize(l.stream));
     fprintf(stderr, "ep_streams: killed peer: rank %d: %s (kind %d)\n", rank, kind == MPIX_ERRK_PEER ? "passed" : "FAILED", kind);

@@ -26,6 +26,23 @@
         }                                                                                                                                  \
     } while (0)
 
+/* A check that counts; in the program's words: its rank, and its failures so far. */
+#define CHECK(cond, ...)                                                                                                                   \
+    do {                                                                                                                                   \
+        if (!(cond) && ++failures <= 20) {                                                                                                 \
+            fprintf(stderr, "rank %d line %d: ", rank, __LINE__);                                                                          \
+            fprintf(stderr, __VA_ARGS__);                                                                                                  \
+            fputc('\n', stderr);                                                                                                           \
+        }                                                                                                                                  \
+    } while (0)
+
+/* The kind of a code, -1 if it is none of the library's. */
+static inline int g_kind(int code) {
+    int kind = -1;
+    MPIX_Error_kind(code, &kind);
+    return kind;
+}
+
 static inline uint64_t g_mix(uint64_t x) {
     x += UINT64_C(0x9e3779b97f4a7c15);
     x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);

@@ -377,30 +377,6 @@ static void forgotten(void)
 
 enum { INJECTED_CALLS = 10 };
 
-static int count_fds(void)
-{
-    int n = 0;
-    DIR *dir = opendir("/proc/self/fd");
-    while (dir && readdir(dir))
-        n++;
-    if (dir)
-        closedir(dir);
-    return n;
-}
-
-/* Mappings of shared memory of the library. */
-static int count_windows(void)
-{
-    char line[512];
-    int n = 0;
-    FILE *file = fopen("/proc/self/maps", "r");
-    while (file && fgets(line, sizeof line, file))
-        n += strstr(line, "memfd:mpix-ep") != NULL;
-    if (file)
-        fclose(file);
-    return n;
-}
-
 /* An error that blames some other rank by number and host. kind 0: any of those that a lost peer gives. */
 static void blames_somebody(int kind, const char *what)
 {
@@ -422,7 +398,7 @@ static void inject(const char *keys, int kind)
     t_ctx ctx;
     t_handle handle;
     t_call *calls[INJECTED_CALLS];
-    int fds = count_fds(), failed = 0;
+    int fds = t_open_files(), failed = 0;
     t_where("%s", keys);
     t_watchdog(60);
     extra = keys;
@@ -459,15 +435,15 @@ static void inject(const char *keys, int kind)
     t_plans_free();
     extra = "";
     MPI_Barrier(MPI_COMM_WORLD);
-    CHECK(count_windows() == 0, "%d mappings of windows are left", count_windows());
-    CHECK(count_fds() <= fds + 2, "%d descriptors, %d before", count_fds(), fds); /* MPI opens some for the first messages */
+    CHECK(t_mappings("memfd:mpix-ep") == 0, "%d mappings of windows are left", t_mappings("memfd:mpix-ep"));
+    CHECK(t_open_files() <= fds + 2, "%d descriptors, %d before", t_open_files(), fds); /* MPI opens some for the first messages */
 }
 
 static void refused(const char *keys, int kind, int others, const char *text)
 {
     t_ctx ctx;
     MPIX_Error error;
-    int fds = count_fds();
+    int fds = t_open_files();
     t_where("%s", keys);
     extra = keys;
     int code = try_make(&ctx, 20);
@@ -482,8 +458,8 @@ static void refused(const char *keys, int kind, int others, const char *text)
         CHECK_OK(MPIX_Ep_free(&ctx.ep));
     }
     extra = "";
-    CHECK(count_fds() <= fds + 2, "%d descriptors, %d before", count_fds(), fds);
-    CHECK(count_windows() == 0, "%d mappings of windows are left", count_windows());
+    CHECK(t_open_files() <= fds + 2, "%d descriptors, %d before", t_open_files(), fds);
+    CHECK(t_mappings("memfd:mpix-ep") == 0, "%d mappings of windows are left", t_mappings("memfd:mpix-ep"));
 }
 
 static void well(const char *keys)

@@ -8,7 +8,6 @@
  */
 #include "call.h"
 
-#include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -291,37 +290,10 @@ static void fresh_rows(long rounds)
     free(x);
 }
 
-static int count_fds(void)
-{
-    int n = 0;
-    DIR *dir = opendir("/proc/self/fd");
-    while (dir && readdir(dir))
-        n++;
-    if (dir)
-        closedir(dir);
-    return n;
-}
-
-/* Mappings of this process: all, and those of anonymous shared memory (what windows are made of). */
-static int count_maps(int *shared)
-{
-    char line[512];
-    int n = 0;
-    FILE *file = fopen("/proc/self/maps", "r");
-    *shared = 0;
-    while (file && fgets(line, sizeof line, file)) {
-        n++;
-        *shared += strstr(line, "memfd:") != NULL;
-    }
-    if (file)
-        fclose(file);
-    return n;
-}
-
 static void many_contexts(long contexts)
 {
     enum { WARM = 4 };
-    int fds = 0, maps = 0, shared, during = 0;
+    int fds = 0, maps = 0, during = 0;
     for (long i = 0; i < contexts; i++) {
         t_ctx ctx;
         t_handle h;
@@ -337,20 +309,19 @@ static void many_contexts(long contexts)
         t_call_run(t_call_route(&h, 1, TOPK, ids, 32, &own), 1);
         t_call_run(t_call_dispatch(&h, &s, &own), 1);
         t_call_run(t_call_combine(&h, &s, &own), 1);
-        count_maps(&shared);
-        during += shared;
+        during += t_mappings("memfd:");
         CHECK_OK(MPIX_Ep_free(&ctx.ep));
         t_plans_free();
-        count_maps(&shared);
+        int shared = t_mappings("memfd:"); /* what windows are made of */
         CHECK(shared == 0, "%d mappings of shared memory are left after free", shared);
         if (i == WARM) {
-            fds = count_fds();
-            maps = count_maps(&shared);
+            fds = t_open_files();
+            maps = t_mappings("");
         }
     }
     CHECK(during > 0, "no window was seen in /proc/self/maps: the test looks for the wrong thing");
-    CHECK(count_fds() == fds, "%d descriptors, %d after the first contexts", count_fds(), fds);
-    int now = count_maps(&shared);
+    CHECK(t_open_files() == fds, "%d descriptors, %d after the first contexts", t_open_files(), fds);
+    int now = t_mappings("");
     CHECK(now - maps < (contexts - WARM) / 2, "%d mappings, %d after the first contexts", now, maps);
 }
 

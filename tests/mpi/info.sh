@@ -2,10 +2,7 @@
 # info.sh - mpix_ep_info under the launcher: the matrix of mapped and proxied pairs, its reasons, and the self-test over both.
 set -u
 
-if [ "${MPIX_SANITIZED:-0}" = 1 ]; then
-    ASAN_OPTIONS="${ASAN_OPTIONS:-}:detect_leaks=0" # MPI's leaks; the library's are for ep_stress and the unit tests to find
-    export ASAN_OPTIONS
-fi
+. "$MPIX_SRCDIR/tests/mpi_leaks.sh"
 info=$MPIX_BUILDDIR/mpix_ep_info
 fail() {
     echo "info.sh: $1" >&2

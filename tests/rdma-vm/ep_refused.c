@@ -9,7 +9,6 @@
  */
 #include "harness.h"
 
-#include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,17 +26,6 @@ static int kind_of(const char *name)
         if (strcmp(kinds[i].name, name) == 0)
             return kinds[i].kind;
     t_die(__FILE__, __LINE__, "no kind is called %s", name);
-}
-
-static int open_files(void)
-{
-    DIR *dir = opendir("/proc/self/fd");
-    int n = 0;
-    while (dir && readdir(dir))
-        n++;
-    if (dir)
-        closedir(dir);
-    return n;
 }
 
 static int create(MPI_Comm comm, int experts, MPIX_Ep *ep)
@@ -88,9 +76,9 @@ int main(int argc, char **argv)
         t_where("attempt %d", i + 1);
         refused(rank, kind, part, i == 0);
         if (i == 0) /* the first one may open what the process keeps: the log, libibverbs' files */
-            files = open_files();
+            files = t_open_files();
     }
-    CHECK(open_files() == files, "%d open files after the attempts, %d after the first", open_files(), files);
+    CHECK(t_open_files() == files, "%d open files after the attempts, %d after the first", t_open_files(), files);
     t_where("a context without the network");
     CHECK_OK(create(MPI_COMM_SELF, 2, &ep));
     CHECK_OK(MPIX_Ep_free(&ep));

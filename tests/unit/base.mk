@@ -6,7 +6,7 @@ UNIT_TESTS += tests/unit/test_base tests/unit/test_window
 tests_unit_test_base_SOURCES = tests/unit/test_base.c
 tests_unit_test_base_CFLAGS = $(UNIT_CFLAGS)
 tests_unit_test_base_LDADD = $(UNIT_LIBS)
-tests_unit_test_window_SOURCES = tests/unit/test_window.c tests/unit/mpi_check.h
+tests_unit_test_window_SOURCES = tests/unit/test_window.c tests/unit/check_suite.h tests/unit/mpi_check.h
 tests_unit_test_window_CFLAGS = $(UNIT_CFLAGS)
 tests_unit_test_window_LDADD = $(UNIT_LIBS)
 endif

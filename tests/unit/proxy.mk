@@ -3,13 +3,13 @@ if HAVE_CHECK
 check_PROGRAMS += tests/unit/test_chaos tests/unit/test_fifo tests/unit/test_proxy
 TESTS += tests/unit/test_chaos tests/unit/test_fifo tests/unit/test_proxy
 UNIT_TESTS += tests/unit/test_chaos tests/unit/test_fifo tests/unit/test_proxy
-tests_unit_test_chaos_SOURCES = tests/unit/test_chaos.c tests/unit/mpi_check.h
+tests_unit_test_chaos_SOURCES = tests/unit/test_chaos.c tests/unit/check_suite.h tests/unit/mpi_check.h
 tests_unit_test_chaos_CFLAGS = $(UNIT_CFLAGS)
 tests_unit_test_chaos_LDADD = $(UNIT_LIBS)
 tests_unit_test_fifo_SOURCES = tests/unit/test_fifo.c
 tests_unit_test_fifo_CFLAGS = $(UNIT_CFLAGS)
 tests_unit_test_fifo_LDADD = $(UNIT_LIBS)
-tests_unit_test_proxy_SOURCES = tests/unit/test_proxy.c tests/unit/mpi_check.h
+tests_unit_test_proxy_SOURCES = tests/unit/test_proxy.c tests/unit/check_suite.h tests/unit/mpi_check.h
 tests_unit_test_proxy_CFLAGS = $(UNIT_CFLAGS)
 tests_unit_test_proxy_LDADD = $(UNIT_LIBS)
 endif

@@ -14,7 +14,6 @@
  */
 #include "config.h"
 
-#include <dirent.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -199,7 +198,7 @@ static int exchange(uint64_t rounds) {
     mpix_wait wait;
     int open = 1;
 
-    mpix_wait_start(&wait, mpix_proxy_threaded(proxy) && mpix_proxy_counted(proxy) ? &bell : NULL, -1, 1);
+    mpix_wait_start(&wait, mpix_proxy_rings(proxy) ? &bell : NULL, -1, 1);
     while (open) {
         int done = 0;
         open = 0;
@@ -411,29 +410,6 @@ static void refusals(void) {
     CHECK(create_kind("", 0) == 0, "%s", mpix_error_tls()->text);
 }
 
-static int count_fds(void) {
-    DIR *dir = opendir("/proc/self/fd");
-    int n = 0;
-
-    while (dir && readdir(dir))
-        n++;
-    if (dir)
-        closedir(dir);
-    return n;
-}
-
-static int count_maps(void) {
-    FILE *file = fopen("/proc/self/maps", "r");
-    char line[512];
-    int n = 0;
-
-    while (file && fgets(line, sizeof line, file))
-        n += strstr(line, "/memfd:mpix-ep") != NULL;
-    if (file)
-        fclose(file);
-    return n;
-}
-
 /* Arguments that no correct caller gives: refused, and nothing is queued. */
 static void misuse(void) {
     uint64_t seq = 77;
@@ -486,12 +462,12 @@ static void cycles(int n) {
         teardown(1);
         params = saved;
         if (i == 3) {
-            fds = count_fds();
-            maps = count_maps();
+            fds = check_open_files();
+            maps = check_windows();
         }
     }
-    CHECK(count_fds() == fds, "%d descriptors, %d at the start", count_fds(), fds);
-    CHECK(count_maps() == maps, "%d mappings, %d at the start", count_maps(), maps);
+    CHECK(check_open_files() == fds, "%d descriptors, %d at the start", check_open_files(), fds);
+    CHECK(check_windows() == maps, "%d mappings, %d at the start", check_windows(), maps);
 }
 
 /* ---- death ------------------------------------------------------------------------------------------------------- */

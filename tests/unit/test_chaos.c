@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "mem/shared.h"
+#include "check_suite.h"
 #include "mpi_check.h"
 #include "transport/net.h"
 
@@ -487,7 +488,6 @@ END_TEST
 int main(int argc, char **argv) {
     Suite *suite = suite_create("chaos");
     TCase *all = tcase_create("chaos");
-    SRunner *runner;
     void *p = NULL;
     int failed;
 
@@ -512,11 +512,7 @@ int main(int argc, char **argv) {
     tcase_add_test(all, limits);
     tcase_add_test(all, arms);
     suite_add_tcase(suite, all);
-    runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK); /* MPI does not survive a fork */
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
+    failed = check_suite_run(suite);
     mpix_mem_shared_free(to);
     free(from);
     mpix_boot_free(boot, 0);

@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "mem/shared.h"
+#include "check_suite.h"
 #include "mpi_check.h"
 #include "proxy/proxy_internal.h"
 
@@ -718,7 +719,6 @@ END_TEST
 int main(int argc, char **argv) {
     Suite *suite = suite_create("proxy");
     TCase *all = tcase_create("proxy");
-    SRunner *runner;
     void *p = NULL, *q = NULL;
     int failed;
 
@@ -745,11 +745,7 @@ int main(int argc, char **argv) {
     tcase_add_test(all, sleep_and_wake);
     tcase_add_test(all, dump);
     suite_add_tcase(suite, all);
-    runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK); /* MPI does not survive a fork */
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
+    failed = check_suite_run(suite);
     mpix_mem_shared_free(to);
     mpix_mem_shared_free(words);
     free(from);

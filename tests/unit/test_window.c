@@ -23,6 +23,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "mem/mem_internal.h"
+#include "check_suite.h"
 #include "mpi_check.h"
 #include "transport/transport.h"
 
@@ -513,7 +514,6 @@ int main(int argc, char **argv) {
     TCase *own = tcase_create("own"), *peer = tcase_create("peer"), *sockets = tcase_create("sockets"),
           *other = tcase_create("other");
     TCase *cases[] = {own, peer, sockets, other};
-    SRunner *runner;
     int failed;
 
     check_mpi_init(&argc, &argv);
@@ -535,11 +535,7 @@ int main(int argc, char **argv) {
         tcase_add_checked_fixture(cases[i], fresh_params, NULL);
         suite_add_tcase(suite, cases[i]);
     }
-    runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK); /* MPI does not survive a fork */
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
+    failed = check_suite_run(suite);
     mpix_boot_free(boot, 0);
     check_leaks();
     MPI_Finalize();

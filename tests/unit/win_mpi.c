@@ -5,7 +5,6 @@
  */
 #include "config.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -20,30 +19,6 @@
 
 static mpix_boot *boot;
 static mpix_params params;
-
-static int count_fds(void) {
-    DIR *dir = opendir("/proc/self/fd");
-    int n = 0;
-
-    while (dir && readdir(dir))
-        n++;
-    if (dir)
-        closedir(dir);
-    return n;
-}
-
-/* Mappings of window memory that this process has. */
-static int count_maps(void) {
-    FILE *file = fopen("/proc/self/maps", "r");
-    char line[512];
-    int n = 0;
-
-    while (file && fgets(line, sizeof line, file))
-        n += strstr(line, "/memfd:mpix-ep") != NULL;
-    if (file)
-        fclose(file);
-    return n;
-}
 
 static unsigned char byte_of(int writer, int owner, size_t at) {
     return (unsigned char)(1 + writer * 37 + owner * 11 + (int)(at % 251));
@@ -94,7 +69,7 @@ static void check_contents(const mpix_win *win, int kind) {
 static void test_sizes(int passing, int flags) {
     for (int kind = 0; kind < SIZE_KINDS; kind++) {
         size_t bytes = size_of(kind, boot->rank);
-        int fds = count_fds(), maps = count_maps(), status;
+        int fds = check_open_files(), maps = check_windows(), status;
         mpix_win *win = NULL;
 
         params.fd_passing = passing;
@@ -115,12 +90,12 @@ static void test_sizes(int passing, int flags) {
             CHECK(mpix_win_commit(win, bytes / 2, bytes - bytes / 2) == 0, "%s", mpix_error_tls()->text);
         }
         /* Only a window that may have to commit more keeps a descriptor, its own. */
-        CHECK(count_fds() == fds + (!(flags & MPIX_WIN_COMMIT) && bytes > 0), "%d descriptors, %d before", count_fds(),
+        CHECK(check_open_files() == fds + (!(flags & MPIX_WIN_COMMIT) && bytes > 0), "%d descriptors, %d before", check_open_files(),
               fds);
         check_contents(win, kind);
         mpix_win_free(win);
-        CHECK(count_fds() == fds, "%d descriptors, %d before", count_fds(), fds);
-        CHECK(count_maps() == maps, "%d mappings, %d before", count_maps(), maps);
+        CHECK(check_open_files() == fds, "%d descriptors, %d before", check_open_files(), fds);
+        CHECK(check_windows() == maps, "%d mappings, %d before", check_windows(), maps);
     }
 }
 
@@ -140,7 +115,7 @@ static void test_mixed_passing(void) {
 
 /* A rank whose window can't be had: its own error there, REMOTE naming it elsewhere, and the next window works. */
 static void test_no_memory(int passing) {
-    int culprit = boot->size / 2, fds = count_fds(), status;
+    int culprit = boot->size / 2, fds = check_open_files(), status;
     mpix_win *win = NULL;
 
     params.fd_passing = passing;
@@ -155,7 +130,7 @@ static void test_no_memory(int passing) {
         CHECK(strstr(mpix_error_tls()->text, "NO_MEM"), "no kind in: %s", mpix_error_tls()->text);
         CHECK(strcmp(mpix_error_tls()->host, boot->hostnames[culprit]) == 0, "host %s", mpix_error_tls()->host);
     }
-    CHECK(count_fds() == fds, "%d descriptors, %d before", count_fds(), fds);
+    CHECK(check_open_files() == fds, "%d descriptors, %d before", check_open_files(), fds);
     CHECK(mpix_win_create(boot, &params, 4096, MPIX_WIN_COMMIT, &win) == 0, "%s", mpix_error_tls()->text);
     mpix_win_free(win);
 }
@@ -208,7 +183,7 @@ static void test_other_host(void) {
 }
 
 static void test_cycles(int cycles) {
-    int fds = count_fds(), maps = count_maps();
+    int fds = check_open_files(), maps = check_windows();
 
     for (int i = 0; i < cycles; i++) {
         mpix_win *win = NULL;
@@ -217,8 +192,8 @@ static void test_cycles(int cycles) {
               mpix_error_tls()->text);
         mpix_win_free(win);
     }
-    CHECK(count_fds() == fds, "%d descriptors, %d before", count_fds(), fds);
-    CHECK(count_maps() == maps, "%d mappings, %d before", count_maps(), maps);
+    CHECK(check_open_files() == fds, "%d descriptors, %d before", check_open_files(), fds);
+    CHECK(check_windows() == maps, "%d mappings, %d before", check_windows(), maps);
 }
 
 /*
