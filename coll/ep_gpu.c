@@ -7,6 +7,7 @@
  */
 #include "config.h"
 
+#include "base/module.h"
 #include "coll/ep_gpu.h"
 #include "mem/mem_internal.h"
 #include "transport/transport.h"
@@ -24,33 +25,9 @@ int mpix_ep_gpu_is(struct mpix_ep_handle *handle) {
 
 /* ---- the module ------------------------------------------------------------------------------------------------------------ */
 
-/* Next to this library, or where the build leaves it. */
-static void *module_open(const mpix_ep *ep, char *why, size_t len) {
-    static const char *const places[] = {"", "../", "../../"};
-    Dl_info info;
-    void *dl = NULL;
-    if (ep->params.cuda_module[0]) {
-        dl = dlopen(ep->params.cuda_module, RTLD_NOW | RTLD_LOCAL);
-    } else if (dladdr((void *)mpix_ep_gpu_create, &info) && info.dli_fname) {
-        const char *slash = strrchr(info.dli_fname, '/');
-        for (size_t i = 0; i < sizeof places / sizeof *places && !dl; i++) {
-            char path[4096];
-            int n = snprintf(path, sizeof path, "%.*s/%slibmpixep_cuda.so", slash ? (int)(slash - info.dli_fname) : 1,
-                             slash ? info.dli_fname : ".", places[i]);
-            if (n > 0 && (size_t)n < sizeof path && access(path, R_OK) == 0)
-                dl = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-        }
-    }
-    if (!dl) {
-        const char *error = dlerror();
-        snprintf(why, len, "%s", error ? error : "libmpixep_cuda.so is not there: this build was made without CUDA");
-    }
-    return dl;
-}
-
 static int module_load(mpix_ep *ep, mpix_ep_gpu *gpu) {
     char why[MPIX_CUDA_WHY] = "";
-    void *dl = module_open(ep, why, sizeof why);
+    void *dl = mpix_module_open(ep->params.cuda_module, "libmpixep_cuda.so", why, sizeof why);
     const mpix_cuda_ops *(*get)(void) = dl ? (const mpix_cuda_ops *(*)(void))(uintptr_t)dlsym(dl, MPIX_CUDA_SYMBOL) : NULL;
     if (!get)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.memkind", "MPIX_EP_CUDA: the CUDA module can't be loaded: %s", why);

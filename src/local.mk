@@ -4,6 +4,8 @@ libmpixep_core_la_SOURCES += \
 	src/base/error_api.c \
 	src/base/log.c \
 	src/base/log.h \
+	src/base/module.c \
+	src/base/module.h \
 	src/base/param.c \
 	src/base/param.h \
 	src/base/status.c \
