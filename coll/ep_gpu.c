@@ -1,171 +1,54 @@
 /*
- * ep_gpu.c - contexts in GPU memory: loading the CUDA module, windows, and the state of handles.
+ * ep_gpu.c - contexts in GPU memory: their windows (mem/gpu.h), and the state of handles.
  *
- * A window is an allocation of each rank, mapped by all. Shareable allocations travel as descriptors, by the sockets of mem/fdpass.c;
- * where a rank's driver can't make them, all ranks use CUDA IPC, whose memory must outlive its importers: it is kept until the context
- * is freed. Windows of a context that has failed are not freed: a peer that was stopped may wake and write.
+ * With CUDA IPC memory must outlive its importers: it is kept until the context is freed. Windows of a context that has failed are not
+ * freed: a peer that was stopped may wake and write.
  */
 #include "config.h"
 
-#include "base/module.h"
 #include "coll/ep_gpu.h"
-#include "mem/mem_internal.h"
-#include "transport/transport.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/random.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 int mpix_ep_gpu_is(struct mpix_ep_handle *handle) {
     return mpix_live_check(handle, MPIX_LIVE_HANDLE) && handle->ep->gpu;
 }
 
-/* ---- the module ------------------------------------------------------------------------------------------------------------ */
+/* ---- the module and windows ------------------------------------------------------------------------------------------------ */
+
+static mpix_gpu gpu_of(const mpix_ep *ep) {
+    return (mpix_gpu){ep->gpu->ops, ep->gpu->device, ep->gpu->ipc};
+}
 
 static int module_load(mpix_ep *ep, mpix_ep_gpu *gpu) {
     char why[MPIX_CUDA_WHY] = "";
-    void *dl = mpix_module_open(ep->params.cuda_module, "libmpixep_cuda.so", why, sizeof why);
-    const mpix_cuda_ops *(*get)(void) = dl ? (const mpix_cuda_ops *(*)(void))(uintptr_t)dlsym(dl, MPIX_CUDA_SYMBOL) : NULL;
-    if (!get)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.memkind", "MPIX_EP_CUDA: the CUDA module can't be loaded: %s", why);
-    gpu->ops = get();
-    if (gpu->ops->abi != MPIX_CUDA_ABI)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.memkind", "MPIX_EP_CUDA: the CUDA module has interface %d, %d is needed", gpu->ops->abi,
-                         MPIX_CUDA_ABI);
-    int kind = gpu->ops->open(ep->config.device, &gpu->device, why);
-    return kind ? mpix_fail(kind, kind == MPIX_ERRK_ARG ? "config.device" : "config.memkind", "MPIX_EP_CUDA: %s", why) : 0;
-}
-
-/* ---- windows --------------------------------------------------------------------------------------------------------------- */
-
-typedef struct passing {
-    mpix_win win; /* first: what mem/fdpass.c knows of it */
-    mpix_ep *ep;
-    mpix_ep_gpu_window *window;
-} passing;
-
-static int import_fd(mpix_boot *boot, const mpix_params *params, mpix_win *win, int peer, const void *blob) {
-    passing *p = (passing *)win;
-    const mpix_win_blob *b = blob;
-    const mpix_ep_gpu *gpu = p->ep->gpu;
-    char why[MPIX_CUDA_WHY] = "";
-    (void)params;
-    int kind = gpu->ops->import(&gpu->device, (size_t)b->reserved, 0, b->local_fd, NULL, &p->window->mem[peer], why);
+    mpix_gpu opened = {0};
+    int kind = mpix_gpu_open(&opened, &ep->params, ep->config.device, why);
     if (kind)
-        return mpix_fail_peer(kind, peer, boot->hostnames[peer], "rank %d can't map the GPU memory of rank %d: %s", boot->rank, peer, why);
-    win->peer_map[peer] = p->window->mem[peer].p;
+        return mpix_fail(kind, kind == MPIX_ERRK_ARG ? "config.device" : "config.memkind", "MPIX_EP_CUDA: %s", why);
+    gpu->ops = opened.ops;
+    gpu->device = opened.device;
     return 0;
-}
-
-static const mpix_transport_ops by_descriptor = {.name = "cuda", .reach = MPIX_REACH_MAPPED, .win_map = import_fd};
-
-static uint64_t net_namespace(void) {
-    struct stat st;
-    return stat("/proc/self/ns/net", &st) == 0 ? (uint64_t)st.st_ino : 0;
-}
-
-/* By sockets. blobs: of all ranks, exchanged here. */
-static int pass_descriptors(mpix_ep *ep, mpix_ep_gpu_window *window) {
-    mpix_boot *boot = ep->boot;
-    int sock = -1, n = ep->size, rank = ep->rank;
-    passing p = {.ep = ep, .window = window};
-    mpix_win_blob mine = {.bytes = window->bytes[rank], .reserved = window->mem[rank].bytes, .fd = window->mem[rank].fd, .local_fd = -1};
-    mine.net_ns = net_namespace();
-    mpix_win_blob *blobs = calloc((size_t)n, sizeof *blobs);
-    p.win.peer_map = calloc((size_t)n, sizeof *p.win.peer_map);
-    p.win.via = calloc((size_t)n, sizeof *p.win.via);
-    p.win.fd = window->mem[rank].fd;
-    p.win.size = n;
-    p.win.rank = rank;
-    int kind = blobs && p.win.peer_map && p.win.via ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to exchange windows");
-    if (!kind && getrandom(mine.random, sizeof mine.random, 0) != (ssize_t)sizeof mine.random)
-        kind = mpix_fail(MPIX_ERRK_TRANSPORT, NULL, "no random number for a window can be had");
-    if (!kind)
-        kind = mpix_fdpass_open(&mine, &sock);
-    kind = mpix_boot_agree(boot, kind);
-    if (!kind)
-        kind = mpix_boot_allgather(boot, &mine, sizeof mine, blobs);
-    for (int r = 0; !kind && r < n; r++) {
-        p.win.via[r] = &by_descriptor;
-        blobs[r].local_fd = -1;
-        window->bytes[r] = (size_t)blobs[r].bytes;
-    }
-    if (!kind)
-        kind = mpix_boot_agree(boot, mpix_fdpass_exchange(boot, &ep->params, &p.win, blobs, sock));
-    if (sock >= 0)
-        close(sock);
-    free(blobs);
-    free(p.win.peer_map);
-    free(p.win.via);
-    return kind;
-}
-
-typedef struct ipc_blob {
-    uint64_t bytes, reserved;
-    unsigned char handle[64];
-} ipc_blob;
-
-static int pass_ipc(mpix_ep *ep, mpix_ep_gpu_window *window) {
-    const mpix_ep_gpu *gpu = ep->gpu;
-    char why[MPIX_CUDA_WHY] = "";
-    ipc_blob mine = {.bytes = window->bytes[ep->rank], .reserved = window->mem[ep->rank].bytes};
-    memcpy(mine.handle, window->mem[ep->rank].ipc, sizeof mine.handle);
-    ipc_blob *every = malloc((size_t)ep->size * sizeof *every);
-    int kind = mpix_boot_agree(ep->boot, every ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to exchange windows"));
-    if (!kind)
-        kind = mpix_boot_allgather(ep->boot, &mine, sizeof mine, every);
-    for (int r = 0; !kind && r < ep->size; r++) {
-        window->bytes[r] = (size_t)every[r].bytes;
-        if (r != ep->rank && (kind = gpu->ops->import(&gpu->device, (size_t)every[r].reserved, 1, -1, every[r].handle, &window->mem[r], why)))
-            kind = mpix_fail_peer(kind, r, ep->boot->hostnames[r], "rank %d can't map the GPU memory of rank %d: %s", ep->rank, r, why);
-    }
-    free(every);
-    return mpix_boot_agree(ep->boot, kind);
 }
 
 int mpix_ep_gpu_window_create(mpix_ep *ep, size_t bytes, mpix_ep_gpu_window *window) {
-    const mpix_ep_gpu *gpu = ep->gpu;
-    char why[MPIX_CUDA_WHY] = "";
-    memset(window, 0, sizeof *window);
-    for (int r = 0; r < MPIX_CUDA_RANKS; r++)
-        window->mem[r].fd = -1;
-    window->used = 1;
-    window->bytes[ep->rank] = bytes;
-    int kind = gpu->ops->alloc(&gpu->device, bytes, gpu->ipc, &window->mem[ep->rank], why);
-    kind = mpix_boot_agree(ep->boot, kind ? mpix_fail(kind, NULL, "%zu bytes of GPU memory can't be had: %s", bytes, why) : 0);
-    if (!kind)
-        kind = gpu->ipc ? pass_ipc(ep, window) : pass_descriptors(ep, window);
-    if (kind) {
-        mpix_ep_gpu_window_free(ep, window);
-        return kind;
-    }
-    if (window->mem[ep->rank].fd >= 0) /* everybody has a descriptor of its own */
-        close(window->mem[ep->rank].fd);
-    window->mem[ep->rank].fd = -1;
-    return 0;
+    mpix_gpu gpu = gpu_of(ep);
+    return mpix_gpu_window_create(&gpu, ep->boot, &ep->params, bytes, window);
 }
 
 void mpix_ep_gpu_window_free(mpix_ep *ep, mpix_ep_gpu_window *window) {
-    for (int r = 0; r < ep->size && window->used; r++)
-        if (window->mem[r].p)
-            ep->gpu->ops->free(&ep->gpu->device, &window->mem[r]);
-    window->used = 0;
+    mpix_gpu gpu = gpu_of(ep);
+    mpix_gpu_window_free(&gpu, ep->size, window);
 }
 
 /* ---- context --------------------------------------------------------------------------------------------------------------- */
 
-/* All ranks must reach each other; all use the same kind of window. */
 static int choose_windows(mpix_ep *ep) {
-    mpix_ep_gpu *gpu = ep->gpu;
-    uint64_t ipc = ep->params.gpu_memory == MPIX_GPU_MEMORY_IPC || !gpu->device.vmm;
-    int kind = mpix_boot_or(ep->boot, &ipc, 1);
-    gpu->ipc = (int)ipc;
-    if (!kind && ipc && ep->params.gpu_memory == MPIX_GPU_MEMORY_VMM)
-        kind = mpix_fail(MPIX_ERRK_UNSUPPORTED, "gpu_memory", "gpu_memory=vmm, but a rank's driver makes no shareable allocations or asks for ipc");
-    return mpix_boot_agree(ep->boot, kind);
+    mpix_gpu gpu = gpu_of(ep);
+    int kind = mpix_gpu_choose(&gpu, ep->boot, &ep->params);
+    ep->gpu->ipc = gpu.ipc;
+    return kind;
 }
 
 static int create_local(mpix_ep *ep) {

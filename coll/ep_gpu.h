@@ -5,13 +5,9 @@
 #ifndef MPIX_COLL_EP_GPU_H
 #define MPIX_COLL_EP_GPU_H
 #include "coll/ep.h"
-#include "kernels/cuda/cuda_module.h"
+#include "mem/gpu.h"
 
-typedef struct mpix_ep_gpu_window {
-    mpix_cuda_mem mem[MPIX_CUDA_RANKS]; /* own and the peers', mapped here */
-    size_t bytes[MPIX_CUDA_RANKS];      /* as asked for */
-    int used;
-} mpix_ep_gpu_window;
+typedef mpix_gpu_window mpix_ep_gpu_window;
 
 enum { MPIX_EP_GPU_REPORTS = 4096, MPIX_EP_GPU_KNOWN = 128 };
 /* Places of reports: free, of an enqueued call (whose place may be taken over), of a transfer. */

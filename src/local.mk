@@ -24,6 +24,8 @@ libmpixep_core_la_SOURCES += \
 	src/mem/avail.c \
 	src/mem/connect.c \
 	src/mem/fdpass.c \
+	src/mem/gpu.c \
+	src/mem/gpu.h \
 	src/mem/mem_internal.h \
 	src/mem/window.c \
 	src/mem/window.h \
