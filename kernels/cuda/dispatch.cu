@@ -12,44 +12,9 @@
  * Bulk path (sm_90): a warp moves pieces of rows through a ring of shared memory; lane r knows the place at rank r and issues and
  * awaits that rank's bulk store. Vector path: a warp loads a row and stores it to each place.
  */
+#include "copy.cuh"
 #include "device.cuh"
 #include "launch.h"
-
-/* n bytes to as many places as lanes have (dst of lane r: rank r, or null), by a warp. V: what src, n and all places are aligned to. */
-template <typename V, int DEPTH>
-__device__ static void warp_copy(const char *src, char *dst, int64_t n, int lane) {
-    uint32_t mask = __ballot_sync(~0u, dst != nullptr);
-    for (int64_t i0 = 0; i0 < n; i0 += 32 * DEPTH * (int64_t)sizeof(V)) {
-        V v[DEPTH];
-#pragma unroll
-        for (int d = 0; d < DEPTH; d++) {
-            int64_t i = i0 + (d * 32 + lane) * (int64_t)sizeof(V);
-            if (i < n)
-                v[d] = *(const V *)(src + i);
-        }
-        for (uint32_t m = mask; m; m &= m - 1) {
-            char *to = (char *)__shfl_sync(~0u, (unsigned long long)dst, __ffs(m) - 1);
-#pragma unroll
-            for (int d = 0; d < DEPTH; d++) {
-                int64_t i = i0 + (d * 32 + lane) * (int64_t)sizeof(V);
-                if (i < n)
-                    *(V *)(to + i) = v[d];
-            }
-        }
-    }
-}
-
-__device__ static void warp_copy_any(const char *src, char *dst, int64_t n, int lane) {
-    uint64_t bits = (uint64_t)src | (uint64_t)n | (uint64_t)dst;
-    for (int d = 16; d; d /= 2)
-        bits |= __shfl_xor_sync(~0u, bits, d);
-    if (bits % 16 == 0)
-        warp_copy<uint4, 8>(src, dst, n, lane);
-    else if (bits % 4 == 0)
-        warp_copy<uint32_t, 8>(src, dst, n, lane);
-    else
-        warp_copy<uint8_t, 4>(src, dst, n, lane);
-}
 
 /* What a lane knows about the rank of its number, once that rank's READY is here. */
 struct target { char *x, *scales; int64_t stride, scale_stride, rows; int32_t flags; };

@@ -1,7 +1,8 @@
 # kernels/cuda/ - the CUDA module, loaded by dlopen from where the library is. The runtime is linked statically, the driver not at all.
 cuda_units = kernels/cuda/combine.cu kernels/cuda/dispatch.cu kernels/cuda/module.cu kernels/cuda/route.cu
-cuda_deps = kernels/cuda/cuda_module.h kernels/cuda/device.cuh kernels/cuda/launch.h
-EXTRA_DIST += $(cuda_units) kernels/cuda/device.cuh kernels/cuda/launch.h
+cuda_headers = kernels/cuda/copy.cuh kernels/cuda/device.cuh kernels/cuda/elem.cuh kernels/cuda/launch.h
+cuda_deps = kernels/cuda/cuda_module.h $(cuda_headers)
+EXTRA_DIST += $(cuda_units) $(cuda_headers)
 CLEANFILES += libmpixep_cuda.so $(cuda_units:.cu=.nv.o)
 
 if HAVE_CUDA
