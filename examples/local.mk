@@ -15,6 +15,14 @@ examples_moe_layer_SOURCES = examples/moe_layer.cpp examples/moe_layer.hpp examp
 	examples/moe_reference.hpp examples/ep_raii.hpp examples/npy.hpp
 examples_moe_layer_CPPFLAGS = $(AM_CPPFLAGS) $(CBLAS_CFLAGS)
 examples_moe_layer_LDADD = libmpixep.la $(CBLAS_LIBS) $(MPI_LIBS)
+
+# --memory cuda: kernels and the CUDA runtime, which is linked statically; cuBLAS is loaded when it is asked for.
+if HAVE_CUBLAS
+examples_moe_layer_CPPFLAGS += -DMOE_CUDA -DMOE_CUDA_LIBS='"$(CUDA_HOME_USED)/lib64"' -isystem $(CUDA_HOME_USED)/include
+examples_moe_layer_LDADD += examples/moe_kernels.nv.o -L$(CUDA_HOME_USED)/lib64 -lcudart_static -ldl -lrt -lpthread
+examples/moe_kernels.nv.o: examples/moe_kernels.cu examples/moe_kernels.hpp
+	$(AM_V_GEN)$(MKDIR_P) examples && $(NVCC) -std=c++17 $(NVCCFLAGS) $(NVCC_GENCODE) -Xcompiler -fPIC -c -o $@ $(top_srcdir)/examples/moe_kernels.cu
+endif
 endif
 endif
 
@@ -26,6 +34,8 @@ TESTS += examples/test_moe_layer.sh examples/test_moe_layer_bad.sh
 endif
 endif
 endif
+CLEANFILES += examples/moe_kernels.nv.o
+EXTRA_DIST += examples/moe_cuda.hpp examples/moe_cublas.hpp examples/moe_kernels.hpp examples/moe_kernels.cu
 EXTRA_DIST += examples/test_halo.sh examples/test_ep_minimal.sh examples/test_moe_layer.sh examples/test_moe_layer_bad.sh
 
 # Real choices of experts, for mpix_ep_bench --routing: of use to an installed benchmark too.

@@ -1,7 +1,7 @@
 /*
  * moe_layer.cpp - an expert-parallel mixture-of-experts layer on real data, checked, for programs in C++ to copy from.
  *
- *     mpirun -n R moe_layer --data DIR [--dtype f32|bf16] [--layout compact|expert] [--backward]
+ *     mpirun -n R moe_layer --data DIR [--dtype f32|bf16] [--layout compact|expert] [--memory host|cuda] [--backward]
  *         [--tokens N] [--repeat N]
  *
  * DIR holds the arrays that data/README.md of mpix-ep describes. Tokens and experts are split over any number of ranks.
@@ -10,9 +10,14 @@
  * usage.
  *
  * The layer itself is moe_layer.hpp. Built by hand:  mpicxx -std=c++17 -O2 moe_layer.cpp -lmpixep -lopenblas
+ * In GPU memory it is moe_cuda.hpp:  nvcc -std=c++17 -O3 -c moe_kernels.cu,  then
+ *     mpicxx -std=c++17 -O2 -DMOE_CUDA moe_layer.cpp moe_kernels.o -lmpixep -lopenblas -lcudart
  */
 #include "moe_data.hpp"
 #include "moe_layer.hpp"
+#ifdef MOE_CUDA
+#include "moe_cuda.hpp"
+#endif
 #include "moe_reference.hpp"
 #include "npy.hpp"
 
@@ -26,6 +31,7 @@ struct Options {
     std::string data;
     moe::LayerConfig layer;
     bool backward = false, help = false;
+    int memory = MPIX_EP_HOST;
     long tokens = 0; /* 0: all */
     long repeat = 5;
 };
@@ -35,10 +41,16 @@ struct Comm {
 };
 
 const char usage[] =
-    "usage: moe_layer --data DIR [--dtype f32|bf16] [--layout compact|expert] [--backward] [--tokens N] [--repeat N]\n"
+    "usage: moe_layer --data DIR [--dtype f32|bf16] [--layout compact|expert] [--memory host|cuda]\n"
+    "                 [--backward] [--tokens N] [--repeat N]\n"
     "  --data DIR       folder with x_bf16.npy, router.npy, w_*_bf16.npy, topk_*.npy and y.npy\n"
     "  --dtype TYPE     of rows on their way between ranks (default f32)\n"
     "  --layout LAYOUT  compact: a row per token and rank; expert: a row per token and expert (default compact)\n"
+    "  --memory MEMORY  of rows and experts: host, or cuda: the GPU, products by cuBLAS"
+#ifndef MOE_CUDA
+    " (not in this build: it had no cuBLAS)"
+#endif
+    "\n"
     "  --backward       compute gradients too, and compare them with a computation on one rank\n"
     "  --tokens N       the first N tokens only\n"
     "  --repeat N       timed repetitions (default 5)\n";
@@ -77,6 +89,8 @@ Options parse(int argc, char **argv)
             o.layer.dtype = one_of(name, value(), {{"f32", MPIX_EP_F32}, {"bf16", MPIX_EP_BF16}});
         else if (name == "--layout")
             o.layer.layout = one_of(name, value(), {{"compact", MPIX_EP_COMPACT}, {"expert", MPIX_EP_EXPERT}});
+        else if (name == "--memory")
+            o.memory = one_of(name, value(), {{"host", MPIX_EP_HOST}, {"cuda", MPIX_EP_CUDA}});
         else if (name == "--backward")
             o.backward = true;
         else if (name == "--tokens")
@@ -90,6 +104,10 @@ Options parse(int argc, char **argv)
     }
     if (o.data.empty() && !o.help)
         throw std::invalid_argument("--data is missing");
+#ifndef MOE_CUDA
+    if (o.memory == MPIX_EP_CUDA)
+        throw std::invalid_argument("--memory cuda is not in this build: cuBLAS (cublas_v2.h) was not found when it was configured");
+#endif
     return o;
 }
 
@@ -233,14 +251,14 @@ std::vector<float> gather(const Comm &comm, const float *part, std::size_t total
  * numbers that are alike, w_k (dw_k - sum_j w_j dw_j), which magnifies that. 2e-2 leaves room for it, and no room for a
  * wrong term.
  */
-bool backward_agrees(const Options &o, const Comm &comm, const moe::Data &d, moe::Layer &layer)
+template <class AnyLayer> bool backward_agrees(const Options &o, const Comm &comm, const moe::Data &d, AnyLayer &layer)
 {
     const std::vector<float> dy = upstream(d.mine, d.hidden);
     const float *dx = nullptr;
     print_speed(comm, "backward", d.tokens, timed(o.repeat, [&] { dx = layer.backward(dy.data()); }));
 
     const std::size_t matrix = d.hidden * d.inner;
-    const moe::ExpertWeights &g = layer.experts().gradient();
+    const moe::ExpertWeights &g = layer.gradient();
     const std::vector<float> all_dx = gather(comm, dx, d.tokens, d.hidden),
                              gate = gather(comm, g.gate.data(), d.experts, matrix),
                              up = gather(comm, g.up.data(), d.experts, matrix),
@@ -268,22 +286,9 @@ bool backward_agrees(const Options &o, const Comm &comm, const moe::Data &d, moe
     return good;
 }
 
-/** Returns whether everything is within its limits. Collective. */
-bool run(const Options &options, const Comm &comm)
+/** Runs the layer and checks what comes out. Collective. */
+template <class AnyLayer> bool layer_agrees(const Options &o, const Comm &comm, const moe::Data &d, AnyLayer &layer)
 {
-    const bool told = moe::blas_use_one_thread();
-    const moe::Data d = moe::load(options.data, static_cast<std::size_t>(options.tokens), comm.rank, comm.size);
-    Options o = options;
-    o.layer.max_tokens = moe::part_of(d.tokens, 0, comm.size).count;
-    if (comm.rank == 0)
-        std::printf(
-            "moe_layer: %zu tokens of %zu values, %zu experts %zu wide, top-%zu; %d ranks, %s rows, %s layout, %s\n",
-            d.tokens, d.hidden, d.experts, d.inner, d.topk, comm.size, o.layer.dtype == MPIX_EP_BF16 ? "bf16" : "f32",
-            o.layer.layout == MPIX_EP_EXPERT ? "expert" : "compact",
-            told ? "1 BLAS thread per rank" : "BLAS threads as the environment says");
-
-    moe::Router router(d.router, static_cast<int>(d.experts), static_cast<int>(d.hidden), static_cast<int>(d.topk));
-    moe::Layer layer(MPI_COMM_WORLD, o.layer, std::move(router), moe::Experts(d.local));
     const float *out = layer.forward(d.x.data(), d.mine.count); /* once untimed: memory is touched, the BLAS wakes up */
     const std::vector<float> first(out, out + d.y.size());
     bool good = routing_agrees(comm, d, layer.router());
@@ -295,6 +300,36 @@ bool run(const Options &options, const Comm &comm)
     print_phases(comm, layer.times());
     if (o.backward)
         good &= backward_agrees(o, comm, d, layer);
+    return good;
+}
+
+/** Returns whether everything is within its limits. Collective. */
+bool run(const Options &options, const Comm &comm)
+{
+    const bool told = moe::blas_use_one_thread(), cuda = options.memory == MPIX_EP_CUDA;
+    const moe::Data d = moe::load(options.data, static_cast<std::size_t>(options.tokens), comm.rank, comm.size);
+    Options o = options;
+    o.layer.max_tokens = moe::part_of(d.tokens, 0, comm.size).count;
+    if (comm.rank == 0)
+        std::printf(
+            "moe_layer: %zu tokens of %zu values, %zu experts %zu wide, top-%zu; %d ranks, %s memory, %s rows, %s layout, %s\n",
+            d.tokens, d.hidden, d.experts, d.inner, d.topk, comm.size, cuda ? "GPU" : "host",
+            o.layer.dtype == MPIX_EP_BF16 ? "bf16" : "f32", o.layer.layout == MPIX_EP_EXPERT ? "expert" : "compact",
+            told ? "1 BLAS thread per rank" : "BLAS threads as the environment says");
+
+    moe::Router router(d.router, static_cast<int>(d.experts), static_cast<int>(d.hidden), static_cast<int>(d.topk));
+    bool good = false;
+#ifdef MOE_CUDA
+    if (cuda) {
+        moe::use_gpu(MPI_COMM_WORLD);
+        moe::CudaLayer layer(MPI_COMM_WORLD, o.layer, std::move(router), d.local);
+        good = layer_agrees(o, comm, d, layer);
+    }
+#endif
+    if (!cuda) {
+        moe::Layer layer(MPI_COMM_WORLD, o.layer, std::move(router), moe::Experts(d.local));
+        good = layer_agrees(o, comm, d, layer);
+    }
     if (comm.rank == 0)
         std::printf("moe_layer: %s\n", good ? "PASS" : "FAIL");
     return good;

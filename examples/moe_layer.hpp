@@ -69,7 +69,8 @@ public:
     }
 
     const Router &router() const { return router_; }
-    const Experts &experts() const { return experts_; }
+    /** The experts' gradients of the last backward. */
+    const ExpertWeights &gradient() const { return experts_.gradient(); }
     const Times &times() const { return times_; }
 
     /** x: [tokens][hidden] of this rank. Returns y: [tokens][hidden], the layer's until the next call. Collective. */
@@ -115,7 +116,6 @@ public:
         return result_.data();
     }
 
-private:
     static MPIX_Ep_config ep_config(const LayerConfig &config, const Router &router, std::size_t hidden)
     {
         MPIX_Ep_config c;
@@ -136,6 +136,7 @@ private:
         since = now;
     }
 
+private:
     /** Whether rows are used for computation where they lie: sorted, and float. */
     bool in_place() const { return config_.layout == MPIX_EP_EXPERT && config_.dtype == MPIX_EP_F32; }
 

@@ -56,3 +56,7 @@ expect "no data" "--data is missing"
 expect "unknown type" "--dtype does not take 'f16'" --data "$good" --dtype f16
 expect "malformed number" "--tokens takes a number from 1 to 1000000000, not '5x'" --data "$good" --tokens 5x
 expect "unknown option" "unknown option '--frobnicate'" --data "$good" --frobnicate
+expect "unknown memory" "--memory does not take 'disk'" --data "$good" --memory disk
+if [ ! -e /dev/nvidiactl ]; then # without a GPU, and maybe without cuBLAS: both have to be said
+    expect "GPU memory" "--memory cuda" --data "$good" --memory cuda
+fi

@@ -15,6 +15,7 @@ cat <<EOF
     verbs          $mpix_sum_VERBS
     CUDA           $mpix_sum_CUDA
     NCCL           $mpix_sum_NCCL
+    cuBLAS         $mpix_sum_CUBLAS
     sanitizers     ${MPIX_SANITIZE:-none}
     warnings       `test "x$enable_werror" = xyes && echo "are errors" || echo "are shown"`
 

@@ -39,6 +39,15 @@ run 2 MPIX_EP_GPU_PATH=vector ep_streams
 run 4 ep_streams all 20
 run 2 MPIX_EP_GPU_DELAY_US=20 ep_streams stress "$stress"
 run 4 MPIX_EP_GPU_DELAY_US=20 ep_streams stress 20
+# The example on its data, if it is built and has cuBLAS.
+if [ -x examples/moe_layer ] && ! ./examples/moe_layer --help | grep -q "not in this build"; then
+    for layer in "1 f32" "2 f32" "2 bf16" "4 f32"; do
+        # shellcheck disable=SC2086 # two words
+        set -- $layer
+        echo "check-gpu: $1 ranks: moe_layer --memory cuda, $2"
+        timeout 600 "$MPIX_MPIRUN" "$1" examples/moe_layer --data "$MPIX_SRCDIR/data/moe_layer" --memory cuda --dtype "$2" --backward --repeat 2
+    done
+fi
 # The launcher must let the other live (see tests/mpi/run.sh); its exit status says nothing, what the rank that is left says counts.
 echo "check-gpu: 2 ranks: ep_streams killed"
 OMPI_MCA_orte_enable_recovery=1 OMPI_MCA_btl=self,tcp OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_pml=ob1 \
