@@ -118,6 +118,7 @@ static void ours(size_t bytes, int window, int active) {
 
 static void theirs(size_t bytes, int window, int active) {
     static MPI_Request requests[2 * WINDOW];
+    static MPI_Status statuses[2 * WINDOW]; /* gcc takes MPICH's MPI_STATUSES_IGNORE for an address */
     int peer = 1 - rank, n = (int)bytes, k = 0;
 
     if (op == SEND) {
@@ -135,7 +136,7 @@ static void theirs(size_t bytes, int window, int active) {
             if (active)
                 MPI_Isend(win_local, n, MPI_BYTE, peer, 0, MPI_COMM_WORLD, &requests[k++]);
         }
-        MPI_Waitall(k, requests, MPI_STATUSES_IGNORE);
+        MPI_Waitall(k, requests, statuses);
         return;
     }
     if (!active)

@@ -1,10 +1,13 @@
-# mpix_sanitizers.m4 - --enable-asan and --enable-ubsan; the first finding ends the program.
+# mpix_sanitizers.m4 - --enable-asan, --enable-ubsan and --enable-tsan (alone); the first finding ends the program.
 AC_DEFUN([MPIX_SANITIZERS], [
 AC_ARG_ENABLE([asan], [AS_HELP_STRING([--enable-asan], [build with the address sanitizer])], [], [enable_asan=no])
 AC_ARG_ENABLE([ubsan], [AS_HELP_STRING([--enable-ubsan], [build with the undefined behaviour sanitizer])], [], [enable_ubsan=no])
+AC_ARG_ENABLE([tsan], [AS_HELP_STRING([--enable-tsan], [build with the thread sanitizer; not with the address sanitizer])], [], [enable_tsan=no])
 MPIX_SANITIZE=
 AS_IF([test "x$enable_asan" = xyes], [MPIX_SANITIZE="$MPIX_SANITIZE -fsanitize=address"])
 AS_IF([test "x$enable_ubsan" = xyes], [MPIX_SANITIZE="$MPIX_SANITIZE -fsanitize=undefined -fno-sanitize-recover=undefined"])
+AS_IF([test "x$enable_tsan" = xyes], [MPIX_SANITIZE="$MPIX_SANITIZE -fsanitize=thread"
+  MPIX_FLAG_IF([MPIX_SANITIZE], [-Wno-tsan])]) # gcc says that it does not follow fences
 AS_IF([test -n "$MPIX_SANITIZE"],
   [MPIX_SANITIZE="$MPIX_SANITIZE -fno-omit-frame-pointer"
    AC_MSG_CHECKING([whether programs link with$MPIX_SANITIZE])

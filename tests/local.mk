@@ -15,6 +15,7 @@ AM_TESTS_ENVIRONMENT = \
 	MPIX_SANITIZED=$(MPIX_SANITIZED); export MPIX_SANITIZED; \
 	MPIX_SPIN='$(SPIN)'; export MPIX_SPIN; \
 	LSAN_OPTIONS="suppressions=$(abs_top_srcdir)/tests/lsan.supp:print_suppressions=0:$$LSAN_OPTIONS"; export LSAN_OPTIONS; \
+	TSAN_OPTIONS="suppressions=$(abs_top_srcdir)/tests/tsan.supp:halt_on_error=1:$$TSAN_OPTIONS"; export TSAN_OPTIONS; \
 	UBSAN_OPTIONS="print_stacktrace=1:$$UBSAN_OPTIONS"; export UBSAN_OPTIONS;
 if SANITIZED
 MPIX_SANITIZED = 1
@@ -22,7 +23,7 @@ else
 MPIX_SANITIZED = 0
 endif
 
-EXTRA_DIST += tests/mpirun.sh tests/mpi_leaks.sh tests/lsan.supp
+EXTRA_DIST += tests/mpirun.sh tests/valgrind.sh tests/mpi_leaks.sh tests/lsan.supp tests/tsan.supp
 
 # Run by tests/mpirun.sh itself.
 check_PROGRAMS += tests/probe_size
@@ -48,11 +49,9 @@ CLEANFILES += tests/mpirun.probe
 # Everything that `make check` builds, without running it.
 check-programs: $(check_PROGRAMS)
 
-# The unit tests under valgrind. They fork, and Check's children are followed; leaks are the address sanitizer's business.
+# The unit tests under valgrind. VALGRIND_TESTS: which; VALGRIND_JOBS: how many at a time.
+VALGRIND_TESTS = $(UNIT_TESTS)
+VALGRIND_JOBS = 1
 check-valgrind: $(check_PROGRAMS)
-	@for t in $(UNIT_TESTS); do \
-	    echo "valgrind $$t"; \
-	    $(AM_TESTS_ENVIRONMENT) CK_DEFAULT_TIMEOUT=300 CK_TIMEOUT_MULTIPLIER=20 \
-	        $(LIBTOOL) --mode=execute valgrind -q --error-exitcode=9 --trace-children=yes --leak-check=no ./$$t || exit 1; \
-	done
+	@$(AM_TESTS_ENVIRONMENT) $(top_srcdir)/tests/valgrind.sh $(VALGRIND_JOBS) '$(LIBTOOL)' $(VALGRIND_TESTS)
 .PHONY: check-programs check-valgrind
