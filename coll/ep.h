@@ -270,6 +270,7 @@ size_t mpix_ep_far_item_size(const MPIX_Ep_config *config); /* at most */
 size_t mpix_ep_far_chunks(const MPIX_Ep_config *config, const mpix_params *params, int ranks, int *nchunks); /* size and number */
 void mpix_ep_far_publish(mpix_ep_call *call, int peer, void *at, size_t bytes, _Atomic uint64_t *word);
 void mpix_ep_far_signal(mpix_ep_call *call, int peer, int32_t status);
+int mpix_ep_far_owed(const mpix_ep_call *call, int peer); /* commands of the call for this peer are not complete */
 int mpix_ep_far_flushed(const mpix_ep_call *call); /* all commands of the call are complete */
 void mpix_ep_far_release(mpix_ep_call *call);      /* gives chunks back */
 /* Room for one more item for peer; 0: no chunk is free. */

@@ -273,6 +273,18 @@ static void time_out(mpix_ep *ep) {
             return;
         }
     }
+    /* Everybody's part is here, but the network has not done this rank's. */
+    for (mpix_ep_call *c = ep->first; c && ep->far; c = c->next) {
+        for (int peer = 0; peer < ep->size; peer++) {
+            if (!mpix_ep_far_owed(c, peer))
+                continue;
+            mpix_ep_fail(ep, mpix_fail_peer(MPIX_ERRK_TIMEOUT, peer, ep->boot->hostnames[peer],
+                                            "what was sent to rank %d on %s for %s number %llu was not delivered within %g s; the context has failed",
+                                            peer, ep->boot->hostnames[peer], mpix_ep_call_name(c), (unsigned long long)c->epoch,
+                                            ep->config.timeout_s));
+            return;
+        }
+    }
     mpix_ep_fail(ep, mpix_fail(MPIX_ERRK_TIMEOUT, NULL, "no progress within %g s; the context has failed", ep->config.timeout_s));
 }
 

@@ -198,12 +198,18 @@ void mpix_ep_far_signal(mpix_ep_call *call, int peer, int32_t status) {
     }
 }
 
-int mpix_ep_far_flushed(const mpix_ep_call *call) {
+int mpix_ep_far_owed(const mpix_ep_call *call, int peer) {
     const mpix_ep_far *far = call->ep->far;
+    for (int l = 0; far->is[peer] && l < far->lanes; l++)
+        if (mpix_proxy_completed(far->proxy, peer, l) < call->far[peer].seq[l])
+            return 1;
+    return 0;
+}
+
+int mpix_ep_far_flushed(const mpix_ep_call *call) {
     for (int p = 0; p < call->ep->size; p++)
-        for (int l = 0; far->is[p] && l < far->lanes; l++)
-            if (mpix_proxy_completed(far->proxy, p, l) < call->far[p].seq[l])
-                return 0;
+        if (mpix_ep_far_owed(call, p))
+            return 0;
     return 1;
 }
 
