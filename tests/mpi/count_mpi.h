@@ -11,6 +11,8 @@
 static _Atomic int counted;          /* MPI calls since the last look, by any thread */
 static const char *_Atomic last_name;
 
+/* Everything is compiled with hidden symbols, and not every mpi.h says that its functions are visible. */
+#pragma GCC visibility push(default)
 #define W(name, params, args)                    \
     int MPI_##name params                        \
     {                                            \
@@ -120,5 +122,6 @@ double MPI_Wtime(void)
     return PMPI_Wtime();
 }
 
+#pragma GCC visibility pop
 #undef W
 #endif

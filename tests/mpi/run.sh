@@ -135,19 +135,4 @@ if [ $deadly = 0 ]; then
     exec "$MPIX_MPIRUN" "$np" "$build/tests/mpi/$program" "$@"
 fi
 
-# A rank dies: the launcher must let the others live, and its exit status says nothing; every other rank's verdict does. Open MPI over
-# TCP, because its shared memory segments would stay behind.
-export OMPI_MCA_orte_enable_recovery=1 OMPI_MCA_btl=self,tcp OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_pml=ob1
-conf_mpiexec=
-# shellcheck source=/dev/null
-[ ! -r "$build/tests/mpirun.conf" ] || . "$build/tests/mpirun.conf"
-launcher=${MPIEXEC:-$conf_mpiexec}
-# shellcheck disable=SC2086
-case $($launcher --version 2>&1) in *HYDRA*) export MPIEXEC="$launcher -disable-auto-cleanup -n" ;; esac
-output=$("$MPIX_MPIRUN" "$np" "$build/tests/mpi/$program" "$@" 2>&1)
-printf '%s\n' "$output"
-passed=$(printf '%s\n' "$output" | grep -c 'passed, 0 failures')
-if [ "$passed" -ne $((np - 1)) ]; then
-    echo "run.sh: $passed of $((np - 1)) survivors passed"
-    exit 1
-fi
+exec "$MPIX_SRCDIR/tests/survivors.sh" "$np" "$build/tests/mpi/$program" "$@"

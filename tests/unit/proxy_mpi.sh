@@ -30,21 +30,7 @@ for seed in 1 2 3; do
     done
 done
 
-# A rank dies: the launcher must let the others live, and its exit status says nothing; every other rank's verdict does. Open MPI over
-# TCP, because its shared memory segments would stay behind.
-export OMPI_MCA_orte_enable_recovery=1 OMPI_MCA_btl=self,tcp OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_pml=ob1
-conf_mpiexec=
-# shellcheck source=/dev/null
-[ ! -r "$build/tests/mpirun.conf" ] || . "$build/tests/mpirun.conf"
-launcher=${MPIEXEC:-$conf_mpiexec}
-# shellcheck disable=SC2086
-case $($launcher --version 2>&1) in *HYDRA*) export MPIEXEC="$launcher -disable-auto-cleanup -n" ;; esac
+# A rank dies.
 for progress in caller thread; do
-    output=$("$MPIX_MPIRUN" 3 "$program" --case killed --progress $progress 2>&1)
-    passed=$(printf '%s\n' "$output" | grep -c 'passed, 0 failures')
-    if [ "$passed" -ne 2 ]; then
-        printf '%s\n' "$output" >&2
-        echo "proxy_mpi, a rank killed, proxy=$progress: $passed of 2 survivors passed" >&2
-        exit 1
-    fi
+    "$MPIX_SRCDIR/tests/survivors.sh" 3 "$program" --case killed --progress $progress || exit
 done
