@@ -13,6 +13,7 @@ cat <<EOF
     jansson        $mpix_sum_JANSSON
     Check          $mpix_sum_CHECK
     verbs          $mpix_sum_VERBS
+    UCX            $mpix_sum_UCX
     CUDA           $mpix_sum_CUDA
     NCCL           $mpix_sum_NCCL
     cuBLAS         $mpix_sum_CUBLAS

@@ -57,6 +57,8 @@ libmpixep_core_la_SOURCES += \
 	src/transport/shm.c \
 	src/transport/transport.c \
 	src/transport/transport.h \
+	src/transport/ucx/load.c \
+	src/transport/ucx/module.h \
 	src/xfer/xfer.c \
 	src/xfer/xfer.h
 
@@ -75,4 +77,14 @@ libmpixep_core_la_SOURCES += \
 	src/transport/verbs/verbs.c \
 	src/transport/verbs/verbs.h \
 	src/transport/verbs/wire.h
+endif
+
+# The transport over libucp, where that was found: a module that is loaded when the transport is opened. It calls the library through a table.
+EXTRA_DIST += src/transport/ucx/ucx.h
+if HAVE_UCX
+lib_LTLIBRARIES += libmpixep_ucx.la
+libmpixep_ucx_la_SOURCES = src/transport/ucx/ucx.c src/transport/ucx/ucx_move.c src/transport/ucx/ucx.h
+libmpixep_ucx_la_CFLAGS = $(AM_CFLAGS) $(UCX_CFLAGS)
+libmpixep_ucx_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared -no-undefined
+libmpixep_ucx_la_LIBADD = $(UCX_LIBS)
 endif

@@ -62,12 +62,12 @@ static const mpix_param_desc param_table[] = {
     {"prefault", "enum", "no|yes", "yes",
      "Whether window memory is touched when it is committed, so that the first calls do not pay for it.",
      FIELD(prefault)},
-    {"transport", "string", "auto, or a transport: verbs, shmem, null, chaos:verbs, chaos:shmem", "auto",
-     "What reaches peers whose memory can't be mapped; auto: shmem if they are all on this host, verbs otherwise.",
+    {"transport", "string", "auto, or a transport: verbs, ucx, shmem, null, chaos:verbs, chaos:ucx, chaos:shmem", "auto",
+     "What reaches peers whose memory can't be mapped; auto: shmem if they are all on this host; otherwise verbs if all ranks have a device, else ucx.",
      FIELD(transport)},
-    {"proxy", "enum", "caller|thread", "caller",
+    {"proxy", "enum", "auto|caller|thread", "auto",
      "Who executes commands for proxied peers: whoever waits for the object, or a thread of its own that sleeps when "
-     "idle.",
+     "idle; auto: a thread where the transport needs the target's work (ucx), else the caller.",
      FIELD(proxy)},
     {"signal", "enum", "auto|ordered|counted", "auto",
      "Form of signals over the network: a word behind the data where the network keeps order, or counted writes; auto: "

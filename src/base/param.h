@@ -11,7 +11,7 @@ enum { MPIX_STORES_AUTO, MPIX_STORES_ORDINARY, MPIX_STORES_STREAMING };
 enum { MPIX_ISA_AUTO, MPIX_ISA_PORTABLE, MPIX_ISA_AVX2, MPIX_ISA_AVX512 };
 enum { MPIX_FD_AUTO, MPIX_FD_PROC, MPIX_FD_SOCKET };
 enum { MPIX_HUGE_NO, MPIX_HUGE_TRY };
-enum { MPIX_PROXY_CALLER, MPIX_PROXY_THREAD };
+enum { MPIX_PROXY_AUTO, MPIX_PROXY_CALLER, MPIX_PROXY_THREAD };
 enum { MPIX_SIGNAL_AUTO, MPIX_SIGNAL_ORDERED, MPIX_SIGNAL_COUNTED };
 enum { MPIX_REACH_AUTO, MPIX_REACH_FORCE_PROXIED };
 enum { MPIX_ORDERED_AUTO, MPIX_ORDERED_YES, MPIX_ORDERED_NO };
@@ -37,7 +37,7 @@ typedef struct mpix_params {
     int prefault;        /* no | yes: touch window memory when it is committed; default yes */
     char transport[MPIX_PARAM_STRING]; /* auto, or a name that mpix_net_find knows: what reaches peers that can't be
                                           mapped */
-    int proxy;                         /* caller | thread: who runs the proxy; default caller */
+    int proxy;                         /* auto | caller | thread: who runs the proxy; default auto */
     int signal;                        /* auto | ordered | counted: form of signals over the network */
     int lanes;                         /* in-order ways to each proxied peer, default 1, 1..16 */
     size_t chunk_bytes; /* pieces in which a batch for a proxied peer is packed and posted, default 256k */

@@ -21,7 +21,8 @@
 typedef struct proxy_card {
     char transport[64];
     int32_t version, counters, lanes, signal;
-    int32_t far; /* a wanted peer is on another host: decides what `auto` means */
+    int32_t far;         /* a wanted peer is on another host: decides what `auto` means */
+    int32_t verbs, ucx;  /* present on this rank */
 } proxy_card;
 
 /* What this rank's net can do. */
@@ -136,11 +137,13 @@ static int proxy_differs(const mpix_boot *boot, int rank, const char *what, long
 static int proxy_compare(mpix_proxy *proxy, const mpix_params *params, const proxy_card *mine,
                          const proxy_card *cards) {
     const mpix_boot *boot = proxy->boot;
-    int far = 0;
+    int far = 0, verbs = 1, ucx = 1;
 
     for (int r = 0; r < proxy->size; r++) {
         const proxy_card *card = &cards[r];
         far |= card->far;
+        verbs &= card->verbs;
+        ucx &= card->ucx;
         if (card->version != mine->version)
             return proxy_differs(boot, r, "the version of the proxy's protocol", mine->version, card->version);
         if (card->lanes != mine->lanes)
@@ -156,7 +159,7 @@ static int proxy_compare(mpix_proxy *proxy, const mpix_params *params, const pro
     }
     snprintf(proxy->net_name, sizeof proxy->net_name, "%.63s",
              strcmp(params->transport, "auto") != 0 ? params->transport
-             : far                                  ? "verbs"
+             : far                                  ? (verbs || !ucx ? "verbs" : "ucx")
                                                     : "shmem");
     return 0;
 }
@@ -274,6 +277,26 @@ static int proxy_table(mpix_proxy *proxy) {
     return mpix_boot_agree(proxy->boot, kind ? kind : failed);
 }
 
+static int proxy_present(const char *name) {
+    const mpix_net_ops *ops = mpix_net_find(name);
+    char why[256] = "this build has none";
+    int present = ops && (!ops->present || ops->present(why, sizeof why));
+
+    if (!present)
+        mpix_log(MPIX_LOG_INFO, "proxy: no transport %s: %s", name, why);
+    return present;
+}
+
+/* Who runs the proxy. A net whose targets work needs a thread: a rank that computes, or waits in MPI, would hold its peers up for ever. */
+static int proxy_start(mpix_proxy *proxy, const mpix_params *params) {
+    int works = proxy->net->caps.target_works;
+
+    if (works && params->proxy == MPIX_PROXY_CALLER)
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "mpix_ep_proxy",
+                         "mpix_ep_proxy=caller: over %s the target of an operation takes part in it, which needs auto or thread", proxy->net_name);
+    return works || params->proxy == MPIX_PROXY_THREAD ? proxy_thread_start(proxy, params) : 0;
+}
+
 /* Compares configurations and opens the net. */
 static int proxy_agree_open(mpix_proxy *proxy, const mpix_params *params, const unsigned char *want) {
     proxy_card card = {
@@ -285,6 +308,10 @@ static int proxy_agree_open(mpix_proxy *proxy, const mpix_params *params, const 
     kind = mpix_boot_agree(proxy->boot, kind);
     if (kind)
         goto free_cards;
+    if (strcmp(params->transport, "auto") == 0) {
+        card.verbs = proxy_present("verbs");
+        card.ucx = proxy_present("ucx");
+    }
     snprintf(card.transport, sizeof card.transport, "%.63s", params->transport);
     for (int r = 0; r < proxy->size; r++)
         card.far |= want[r] && strcmp(proxy->boot->hostnames[r], proxy->boot->hostnames[proxy->boot->rank]) != 0;
@@ -337,7 +364,7 @@ int mpix_proxy_create(mpix_boot *boot, const mpix_params *params, const unsigned
     proxy_limits(proxy, params);
     kind = proxy_table(proxy);
     if (!kind)
-        kind = mpix_boot_agree(boot, params->proxy == MPIX_PROXY_THREAD ? proxy_thread_start(proxy, params) : 0);
+        kind = mpix_boot_agree(boot, proxy_start(proxy, params));
     if (kind)
         goto free_proxy;
     mpix_log(

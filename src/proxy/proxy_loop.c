@@ -353,6 +353,10 @@ static void loop_arrive(mpix_proxy *proxy, const mpix_net_arrival *arrival) {
     const proxy_header *header;
     proxy_rx *rx;
 
+    if (arrival->counter == MPIX_NET_STORED) {
+        proxy->publish = 1;
+        return;
+    }
     if (!peer->rx || counter >= counters) {
         proxy_latch(proxy, arrival->peer, MPIX_ERRK_INTERNAL, 0, "a write arrived with a counter that does not exist");
         return;

@@ -62,7 +62,7 @@ int mpix_proxy_threaded(const mpix_proxy *proxy) {
 }
 
 int mpix_proxy_rings(const mpix_proxy *proxy) {
-    return !proxy || (proxy->threaded && proxy->counted);
+    return !proxy || (proxy->threaded && (proxy->counted || proxy->net->caps.target_works));
 }
 
 static int state_lane_idle(const proxy_lane *lane) {

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-extern const mpix_net_ops mpix_net_chaos, mpix_net_null, mpix_net_shmem;
+extern const mpix_net_ops mpix_net_chaos, mpix_net_null, mpix_net_shmem, mpix_net_ucx;
 #ifdef HAVE_VERBS
 extern const mpix_net_ops mpix_net_verbs;
 #endif
@@ -18,6 +18,7 @@ static const struct {
 #ifdef HAVE_VERBS
     {"verbs", &mpix_net_verbs},
 #endif
+    {"ucx", &mpix_net_ucx},
     {"shmem", &mpix_net_shmem},
     {"null", &mpix_net_null},
     {"chaos:", &mpix_net_chaos},

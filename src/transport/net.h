@@ -15,6 +15,9 @@ typedef struct mpix_net mpix_net;           /* an open transport of one object; 
 typedef struct mpix_net_mem mpix_net_mem;   /* registered local memory */
 typedef struct mpix_net_rmem mpix_net_rmem; /* a peer's registered memory */
 
+/* As an arrival's counter: words were stored for this rank, by a net whose words go through the target's turn. */
+#define MPIX_NET_STORED UINT32_MAX
+
 enum { MPIX_NET_WRITE, MPIX_NET_WORD, MPIX_NET_READ, MPIX_NET_ADD };
 
 typedef struct mpix_net_op {
@@ -43,6 +46,7 @@ typedef struct mpix_net_caps {
     int ordered;         /* a WORD is seen by the target after the WRITEs posted before it on the same lane */
     int counted;         /* counted writes are possible */
     int add_coherent;    /* ADD is atomic also with the additions of the target's processors */
+    int target_works;    /* the target's turns take part in operations: its proxy must run all the time; stored words are told as arrivals */
     int lanes;           /* per peer, >= 1 */
     int depth;           /* operations that may be incomplete per lane */
     uint32_t max_counter; /* counters are below this */
@@ -57,6 +61,8 @@ typedef struct mpix_net_ops {
     const char *name;
     size_t address_bytes; /* of the blob per pair that connect needs */
     size_t key_bytes;     /* of the blob per window */
+    /* Whether open has a chance on this rank, else why not; NULL: always. */
+    int (*present)(char *why, size_t len);
     /* Opens devices for talking to the peers for which want[peer] is set. Local. UNSUPPORTED or TRANSPORT name the device and the remedy. */
     int (*open)(mpix_boot *boot, const mpix_params *params, const unsigned char *want, mpix_net **net);
     void (*close)(mpix_net *net); /* never waits for a peer */
@@ -87,7 +93,7 @@ struct mpix_net {
 };
 
 /* By name, NULL if unknown or not built. "verbs", "shmem" (writes executed by memcpy into windows that this host's ranks map: the proxied
- * protocols without a network), "null" (completes everything, moves nothing). "chaos:X" wraps X. */
+ * protocols without a network), "null" (completes everything, moves nothing), "ucx" (whatever libucp has). "chaos:X" wraps X. */
 const mpix_net_ops *mpix_net_find(const char *name);
 /* The names that this build has, for errors. */
 const char *mpix_net_names(void);

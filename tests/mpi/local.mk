@@ -41,6 +41,11 @@ MPI_TESTS = \
 	tests/mpi/ep_stress_chaos.3.test \
 	tests/mpi/ep_stress_chaosordered.2.test \
 	tests/mpi/ep_stress_chaosthread.4.test \
+	tests/mpi/ep_random_ucx.2.test \
+	tests/mpi/ep_random_ucx.3.test \
+	tests/mpi/ep_stress_ucx.2.test \
+	tests/mpi/ep_faults_killed_ucx.3.test \
+	tests/mpi/ep_faults_stopped_ucx.3.test \
 	tests/mpi/ep_faults_injected.2.test \
 	tests/mpi/ep_faults_injected.3.test \
 	tests/mpi/ep_faults_injected_thread.3.test \
@@ -66,6 +71,7 @@ MPI_TESTS = \
 	tests/mpi/p2p_data_counted.2.test \
 	tests/mpi/p2p_data_mixed.4.test \
 	tests/mpi/p2p_data_chaos.2.test \
+	tests/mpi/p2p_data_ucx.2.test \
 	tests/mpi/p2p_errors.1.test \
 	tests/mpi/p2p_errors.3.test \
 	tests/mpi/p2p_errors_proxied.2.test \

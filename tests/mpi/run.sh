@@ -25,6 +25,14 @@ if [ "${MPIX_SANITIZED:-0}" != 0 ]; then
     export ASAN_OPTIONS="fast_unwind_on_malloc=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
 fi
 
+ucx() { # over TCP on this host; a build without libucp has nothing to test
+    if [ ! -e "$build/.libs/libmpixep_ucx.so" ]; then
+        echo "left out: libmpixep_ucx.so was not built"
+        exit 77
+    fi
+    export MPIX_EP_TRANSPORT=ucx MPIX_EP_REACH=proxied UCX_TLS=tcp,self
+}
+
 program=$name
 deadly=0
 set --
@@ -37,6 +45,8 @@ ep_random_* | ep_stress_*) # over proxied peers, with no network: the proxy copi
     *_counted) export MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted MPIX_EP_LANES=3 MPIX_EP_CHUNK_BYTES=1k ;;
     *_mixed) export MPIX_EP_HOSTS=2 ;;
     *_thread) export MPIX_EP_HOSTS=2 MPIX_EP_SIGNAL=counted MPIX_EP_PROXY=thread ;;
+    # over libucp, TCP on one host
+    *_ucx) ucx ;;
     # over a network that disturbs; each number of ranks has another seed
     *_chaos) export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_REACH=proxied MPIX_EP_LANES=2 MPIX_EP_CHUNK_BYTES=1k MPIX_EP_CHAOS_SEED=$np ;;
     *_chaosordered)
@@ -54,7 +64,10 @@ ep_random_* | ep_stress_*) # over proxied peers, with no network: the proxy copi
     program=${name%_*}
     case $program in
     ep_random) set -- --iterations $((scale / 2 + 2)) --seed 11 ;;
-    *) set -- --rounds $((scale * 6)) --contexts 40 ;; # few would not tell a leak from the allocator's mappings
+    *)
+        set -- --rounds $((scale * 6)) --contexts 40 # few would not tell a leak from the allocator's mappings
+        [ "$name" != ep_stress_ucx ] || set -- --rounds $((scale * 2)) --contexts 24
+        ;;
     esac
     ;;
 ep_traffic_ordered)
@@ -79,6 +92,7 @@ ep_errors_far)
 ep_stress) set -- --rounds $((scale * 30)) --contexts $((scale / 3 + 8)) ;;
 p2p_data | p2p_data_*) # all ways to reach a peer
     program=p2p_data
+    big=$((np == 2 && scale == 100))
     step=$((np * np * 100 / scale / 2))
     case $name in
     p2p_data) ;;
@@ -88,13 +102,17 @@ p2p_data | p2p_data_*) # all ways to reach a peer
     *_counted) export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted MPIX_EP_LANES=2 MPIX_EP_P2P_RING=8 ;;
     *_mixed) export MPIX_EP_TRANSPORT=shmem MPIX_EP_HOSTS=2 MPIX_EP_PROXY=thread ;;
     *_chaos) export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_HOSTS=2 ;;
+    *_ucx)
+        ucx
+        step=$((step * 5)) big=0 # what they take is the time of switching between four threads
+        ;;
     *)
         echo "run.sh: no test is called $name" >&2
         exit 99
         ;;
     esac
     [ "$name" = p2p_data ] || step=$((step * 8))
-    set -- --step $((step < 1 ? 1 : step)) --rounds $((scale / 10 + 2)) --big $((np == 2 && scale == 100))
+    set -- --step $((step < 1 ? 1 : step)) --rounds $((scale / 10 + 2)) --big $big
     ;;
 p2p_errors | p2p_errors_proxied)
     export MPIX_EP_LOG_LEVEL=none
@@ -117,6 +135,11 @@ ep_faults_*)
     program=ep_faults
     variant=${name#ep_faults_}
     case $variant in
+    *_ucx)
+        ucx
+        variant=${variant%_ucx}
+        set -- --case "$variant" --progress caller
+        ;;
     *_thread) set -- --case "${variant%_thread}" --progress thread ;;
     *) set -- --case "$variant" --progress caller ;;
     esac

@@ -71,6 +71,8 @@ static int progress(void) {
               "more completions than operations");
     }
     for (int i = 0; i < m; i++) {
+        if (arrivals[i].counter == MPIX_NET_STORED)
+            continue;
         CHECK(arrivals[i].counter < COUNTED, "counter %u", arrivals[i].counter);
         t.arrived[arrivals[i].peer][arrivals[i].counter % COUNTED]++;
     }
@@ -154,6 +156,7 @@ static void setup(const char *name) {
         want[p] = p != t.rank;
     if ((kind = t.ops->open(t.boot, &t.params, want, &t.net)))
         die("open", kind);
+    t.ops = t.net->ops; /* a transport that is a module has a table of its own */
     out = calloc((size_t)t.size, t.ops->address_bytes);
     in = calloc((size_t)t.size, t.ops->address_bytes);
     PEERS (p)
@@ -243,7 +246,7 @@ static void test_writes(void) {
 static void test_counted(void) {
     enum { PART = 1000 };
     if (!t.net->caps.counted) {
-        CHECK(t.params.net_depth < 0, "the transport has no counted writes");
+        CHECK(t.net->caps.target_works, "the transport has no counted writes");
         return;
     }
     for (int r = 0; r < t.rounds; r++) {
@@ -349,12 +352,14 @@ static void test_sleep(void) {
     if (t.rank == 1) {
         mpix_net_op op = op_of(MPIX_NET_WRITE, 0, 0, source_offset(0), landing_offset(1), 16);
         usleep(200000);
-        op.counter = 7;
+        op.counter = t.net->caps.counted ? 7 : -1;
         post(&op);
+        if (!t.net->caps.counted)
+            post_word(0, 0, 7, 1);
         drain();
     } else if (t.rank == 0) {
         int woken = 0;
-        while (t.arrived[1][7] == 0 && woken < 100) {
+        while (t.arrived[1][7] == 0 && *word_at(1, 7) == 0 && woken < 100) {
             if ((kind = t.ops->arm(t.net, &fd)))
                 die("arm", kind);
             if (progress())
@@ -368,7 +373,7 @@ static void test_sleep(void) {
             }
             woken++;
         }
-        CHECK(t.arrived[1][7] == 1, "no arrival");
+        CHECK(t.arrived[1][7] == t.net->caps.counted && *word_at(1, 7) == (uint64_t)!t.net->caps.counted, "no arrival");
         CHECK(fd < 0 || woken < 20, "woken %d times", woken);
     }
     barrier(2);
@@ -447,7 +452,8 @@ static void bench_bandwidth(size_t len, size_t total, int both) {
 
 int main(int argc, char **argv) {
     const char *name = "verbs";
-    int bench = 0, o, kind, failed;
+    int bench = 0, o, kind, failed = 0;
+    MPI_Request left;
 
     check_mpi_init(&argc, &argv);
     t.rounds = 3;
@@ -486,7 +492,8 @@ int main(int argc, char **argv) {
         }
     }
     barrier(2);
-    MPI_Barrier(MPI_COMM_WORLD);
+    MPI_Ibarrier(MPI_COMM_WORLD, &left);
+    UNTIL((MPI_Test(&left, &failed, MPI_STATUS_IGNORE), failed)); /* a peer's last operations may need this rank's work */
     teardown();
     mpix_boot_free(t.boot, 0);
     failed = check_report("net_pair");

@@ -292,7 +292,7 @@ START_TEST(param_defaults) {
     ck_assert_int_eq(params.spin_us, -1);
     ck_assert_int_eq(params.prefault, 1);
     ck_assert_str_eq(params.transport, "auto");
-    ck_assert_int_eq(params.proxy, MPIX_PROXY_CALLER);
+    ck_assert_int_eq(params.proxy, MPIX_PROXY_AUTO);
     ck_assert_int_eq(params.signal, MPIX_SIGNAL_AUTO);
     ck_assert_int_eq(params.reach, MPIX_REACH_AUTO);
     ck_assert_int_eq(params.lanes, 1);

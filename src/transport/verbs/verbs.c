@@ -234,6 +234,18 @@ static void set_options(verbs_net *net, const mpix_params *params) {
     net->retry_ns = (uint64_t)(params->net_timeout * 1e9);
 }
 
+/* A device, whatever state it is in: open says what is wrong with it. */
+static int verbs_present(char *why, size_t len) {
+    int n = 0;
+    struct ibv_device **list = ibv_get_device_list(&n);
+
+    if (list)
+        ibv_free_device_list(list);
+    if (!list || n == 0)
+        snprintf(why, len, "this host has no RDMA device");
+    return list && n > 0;
+}
+
 static int verbs_open(mpix_boot *boot, const mpix_params *params, const unsigned char *want, mpix_net **out) {
     verbs_net *net = calloc(1, sizeof *net);
     int kind;
@@ -275,6 +287,7 @@ const mpix_net_ops mpix_net_verbs = {
     .name = "verbs",
     .address_bytes = sizeof(verbs_blob),
     .key_bytes = sizeof(verbs_key),
+    .present = verbs_present,
     .open = verbs_open,
     .close = verbs_close,
     .address = verbs_address,

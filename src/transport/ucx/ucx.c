@@ -1,0 +1,402 @@
+/*
+ * ucx.c - the transport's table, opening and closing, endpoints, and registered memory.
+ *
+ * What libucp may use is for its own variables to say: UCX_TLS and UCX_NET_DEVICES as in any program, and the same with MPIXEP_ in
+ * between (UCX_MPIXEP_TLS), which are this library's alone.
+ */
+#include "config.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "transport/ucx/ucx.h"
+
+_Static_assert(sizeof(ucx_key) == MPIX_UCX_KEY_BYTES && sizeof(ucx_blob) == MPIX_UCX_ADDRESS_BYTES, "sizes of blobs");
+
+const mpix_ucx_host *ucx_host;
+
+static int ucx_fail(int kind, ucs_status_t status, const char *what) {
+    return ucx_host->fail(status == UCS_ERR_NO_MEMORY ? MPIX_ERRK_NO_MEM : kind, NULL, "libucp: %s: %s", what, ucs_status_string(status));
+}
+
+/* ---- opening ------------------------------------------------------------------------------------------------------------ */
+
+static int open_context(ucx_net *net, const mpix_params *params) {
+    ucp_params_t want = {.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS | UCP_PARAM_FIELD_NAME,
+                         .features = UCP_FEATURE_RMA | UCP_FEATURE_AMO64 | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+                         .estimated_num_eps = (size_t)net->boot->size,
+                         .name = "mpix-ep"};
+    char seconds[32];
+    ucp_config_t *config;
+    ucs_status_t status = ucp_config_read("MPIXEP", NULL, &config);
+
+    if (status != UCS_OK)
+        return ucx_fail(MPIX_ERRK_TRANSPORT, status, "its configuration can't be read");
+    /* A silent peer that has ended is noticed by this; and additions must agree with the processors'. */
+    snprintf(seconds, sizeof seconds, "%.3fs", params->net_timeout / 2);
+    status = ucp_config_modify(config, "KEEPALIVE_INTERVAL", seconds);
+    if (status == UCS_OK)
+        status = ucp_config_modify(config, "ATOMIC_MODE", "cpu");
+    if (status == UCS_OK)
+        status = ucp_init(&want, config, &net->context);
+    ucp_config_release(config);
+    return status == UCS_OK ? 0 : ucx_fail(MPIX_ERRK_TRANSPORT, status, "no context (is what UCX_TLS and UCX_NET_DEVICES name there?)");
+}
+
+static int open_worker(ucx_net *net) {
+    ucp_worker_params_t want = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE, .thread_mode = UCS_THREAD_MODE_SERIALIZED};
+    ucs_status_t status = ucp_worker_create(net->context, &want, &net->worker);
+
+    if (status != UCS_OK)
+        return ucx_fail(MPIX_ERRK_TRANSPORT, status, "no worker");
+    status = ucp_worker_get_efd(net->worker, &net->fd);
+    if (status != UCS_OK)
+        return ucx_fail(MPIX_ERRK_TRANSPORT, status, "no event descriptor");
+    status = ucp_worker_get_address(net->worker, &net->address, &net->address_bytes);
+    if (status != UCS_OK)
+        return ucx_fail(MPIX_ERRK_TRANSPORT, status, "no address");
+    if (net->address_bytes > sizeof((ucx_blob *)0)->address)
+        return ucx_host->fail(MPIX_ERRK_UNSUPPORTED, NULL,
+                              "the address of libucp's worker has %zu bytes, at most %zu are possible: name fewer devices in UCX_NET_DEVICES or "
+                              "transports in UCX_TLS",
+                              net->address_bytes, sizeof((ucx_blob *)0)->address);
+    return 0;
+}
+
+/* The peer has closed its side: what breaks from now on was to be. */
+static ucs_status_t bye(void *arg, const void *header, size_t header_length, void *data, size_t length, const ucp_am_recv_param_t *param) {
+    ucx_net *net = arg;
+    uint32_t rank;
+
+    (void)data, (void)length, (void)param;
+    if (header_length != sizeof rank)
+        return UCS_OK;
+    memcpy(&rank, header, sizeof rank);
+    if (rank < (uint32_t)net->boot->size && net->peers[rank].lanes)
+        net->peers[rank].bye = 1;
+    return UCS_OK;
+}
+
+static int open_handlers(ucx_net *net) {
+    static const ucp_am_recv_callback_t handlers[] = {ucx_store, bye};
+
+    for (unsigned i = 0; i < 2; i++) {
+        ucp_am_handler_param_t param = {.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
+                                        .id = UCX_AM_STORE + i,
+                                        .cb = handlers[i],
+                                        .arg = net};
+        ucs_status_t status = ucp_worker_set_am_recv_handler(net->worker, &param);
+        if (status != UCS_OK)
+            return ucx_fail(MPIX_ERRK_TRANSPORT, status, "no handler of messages");
+    }
+    return 0;
+}
+
+static int open_peers(ucx_net *net, const unsigned char *want) {
+    size_t npeers = 0, flushes;
+
+    net->peers = calloc((size_t)net->boot->size, sizeof *net->peers);
+    for (int r = 0; net->peers && r < net->boot->size; r++)
+        npeers += want[r] != 0;
+    flushes = npeers * (size_t)net->nlanes * UCX_FLUSHES;
+    net->active = calloc(npeers * (size_t)net->nlanes + 1, sizeof(*net->active));
+    net->flushes = calloc(flushes + 1, sizeof *net->flushes);
+    if (!net->peers || !net->active || !net->flushes)
+        goto no_memory;
+    for (size_t i = 0; i < flushes; i++) {
+        net->flushes[i].next = net->free_flush;
+        net->free_flush = &net->flushes[i];
+    }
+    for (int r = 0; r < net->boot->size; r++) {
+        ucx_peer *peer = &net->peers[r];
+        peer->net = net;
+        peer->rank = r;
+        peer->broken = UCS_OK;
+        if (!want[r])
+            continue;
+        peer->lanes = calloc((size_t)net->nlanes, sizeof *peer->lanes);
+        for (int l = 0; l < net->nlanes; l++) {
+            if (!peer->lanes || !(peer->lanes[l].ring = calloc(UCX_DEPTH, sizeof *peer->lanes[l].ring)))
+                goto no_memory;
+            peer->lanes[l].peer = peer;
+            peer->lanes[l].index = l;
+        }
+    }
+    return 0;
+
+no_memory:
+    return ucx_host->fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d lanes to each of %zu peers", net->nlanes, npeers);
+}
+
+/* ---- closing ------------------------------------------------------------------------------------------------------------ */
+
+static void over(void *request, ucs_status_t status, void *arg) {
+    (void)status;
+    ((ucx_net *)arg)->open--;
+    ucp_request_free(request);
+}
+
+static void wait_for(ucx_net *net) {
+    uint64_t until = mpix_clock_ns() + UCX_CLOSE_NS;
+
+    while (net->open > 0 && mpix_clock_ns() < until)
+        (void)ucp_worker_progress(net->worker);
+}
+
+static void begun(ucx_net *net, ucs_status_ptr_t result) {
+    if (UCS_PTR_IS_PTR(result))
+        net->open++;
+}
+
+/* Peers are told, as far as that takes no waiting for them; then all is given up. */
+static void close_endpoints(ucx_net *net) {
+    ucp_request_param_t send = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
+                                .flags = UCP_AM_SEND_FLAG_EAGER,
+                                .cb.send = over,
+                                .user_data = net};
+    ucp_request_param_t close = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
+                                 .flags = UCP_EP_CLOSE_FLAG_FORCE,
+                                 .cb.send = over,
+                                 .user_data = net};
+
+    net->closing = 1;
+    for (int r = 0; r < net->boot->size; r++)
+        if (net->peers[r].ep && net->peers[r].broken == UCS_OK)
+            begun(net, ucp_am_send_nbx(net->peers[r].ep, UCX_AM_BYE, &net->rank, sizeof net->rank, NULL, 0, &send));
+    wait_for(net);
+    for (int r = 0; r < net->boot->size; r++)
+        if (net->peers[r].ep)
+            begun(net, ucp_ep_close_nbx(net->peers[r].ep, &close));
+    wait_for(net);
+}
+
+static void ucx_close(mpix_net *base) {
+    ucx_net *net = (ucx_net *)base;
+
+    if (!net)
+        return;
+    if (net->worker && net->peers)
+        close_endpoints(net);
+    if (net->address)
+        ucp_worker_release_address(net->worker, net->address);
+    if (net->worker)
+        ucp_worker_destroy(net->worker);
+    if (net->context)
+        ucp_cleanup(net->context);
+    for (int r = 0; net->peers && r < net->boot->size; r++) {
+        for (int l = 0; net->peers[r].lanes && l < net->nlanes; l++)
+            free(net->peers[r].lanes[l].ring);
+        free(net->peers[r].lanes);
+    }
+    free(net->peers);
+    free(net->active);
+    free(net->flushes);
+    free(net);
+}
+
+extern const mpix_net_ops ucx_ops;
+
+static int ucx_open(mpix_boot *boot, const mpix_params *params, const unsigned char *want, mpix_net **out) {
+    ucx_net *net = calloc(1, sizeof *net);
+    unsigned major, minor, release;
+    int kind;
+
+    if (!net)
+        return ucx_host->fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the transport ucx");
+    net->net.ops = &ucx_ops;
+    net->boot = boot;
+    net->rank = (uint32_t)boot->rank;
+    net->nlanes = params->lanes;
+    net->fd = -1;
+    kind = open_context(net, params);
+    if (!kind)
+        kind = open_worker(net);
+    if (!kind)
+        kind = open_handlers(net);
+    if (!kind)
+        kind = open_peers(net, want);
+    if (kind) {
+        ucx_close(&net->net);
+        return kind;
+    }
+    ucp_get_version(&major, &minor, &release);
+    net->net.caps = (mpix_net_caps){.ordered = 1,
+                                    .add_coherent = 1,
+                                    .target_works = 1,
+                                    .lanes = params->lanes,
+                                    .depth = UCX_DEPTH,
+                                    .max_op = (uint64_t)1 << 30,
+                                    .why = "a word follows the end of a flush"};
+    snprintf(net->net.caps.device, sizeof net->net.caps.device, "libucp %u.%u.%u", major, minor, release);
+    snprintf(net->net.caps.address, sizeof net->net.caps.address, "worker address of %zu bytes", net->address_bytes);
+    *out = &net->net;
+    return 0;
+}
+
+/* ---- connections -------------------------------------------------------------------------------------------------------- */
+
+static int ucx_address(mpix_net *base, int peer, void *out) {
+    ucx_net *net = (ucx_net *)base;
+    ucx_blob *blob = out;
+
+    (void)peer;
+    blob->len = (uint32_t)net->address_bytes;
+    memcpy(blob->address, net->address, net->address_bytes);
+    return 0;
+}
+
+static void ep_failed(void *arg, ucp_ep_h ep, ucs_status_t status) {
+    (void)ep;
+    ucx_break(arg, status, "the connection failed");
+}
+
+/* The connection itself is made by libucp when it is first used. */
+static int ucx_connect(mpix_net *base, int peer, const void *in) {
+    ucx_net *net = (ucx_net *)base;
+    const ucx_blob *blob = in;
+    ucp_ep_params_t want = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER,
+                            .address = (const ucp_address_t *)blob->address,
+                            .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+                            .err_handler = {ep_failed, &net->peers[peer]}};
+    ucs_status_t status;
+
+    if (blob->len > sizeof blob->address)
+        return ucx_host->fail_peer(MPIX_ERRK_INTERNAL, peer, net->boot->hostnames[peer], "the address of rank %d is damaged", peer);
+    status = ucp_ep_create(net->worker, &want, &net->peers[peer].ep);
+    if (status == UCS_OK)
+        return 0;
+    net->peers[peer].ep = NULL;
+    return ucx_host->fail_peer(MPIX_ERRK_TRANSPORT, peer, net->boot->hostnames[peer],
+                               "libucp: no endpoint to rank %d on %s: %s (have both hosts a transport of UCX_TLS in common?)", peer,
+                               net->boot->hostnames[peer], ucs_status_string(status));
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------------- */
+
+static void ucx_mem_dereg(mpix_net *base, mpix_net_mem *mem) {
+    ucx_net *net = (ucx_net *)base;
+
+    for (mpix_net_mem **link = &net->mems; *link; link = &(*link)->next)
+        if (*link == mem) {
+            *link = mem->next;
+            break;
+        }
+    if (mem->memh)
+        (void)ucp_mem_unmap(net->context, mem->memh);
+    free(mem);
+}
+
+static int ucx_mem_reg(mpix_net *base, void *start, size_t bytes, mpix_net_mem **out) {
+    ucx_net *net = (ucx_net *)base;
+    ucp_mem_map_params_t want = {
+        .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH, .address = start, .length = bytes};
+    mpix_net_mem *mem = calloc(1, sizeof *mem);
+    void *packed;
+    size_t len = 0;
+    ucs_status_t status = UCS_OK;
+
+    if (!mem)
+        return ucx_host->fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a registration");
+    mem->base = start;
+    mem->bytes = bytes;
+    mem->next = net->mems;
+    net->mems = mem;
+    if (bytes)
+        status = ucp_mem_map(net->context, &want, &mem->memh);
+    if (status != UCS_OK)
+        mem->memh = NULL;
+    if (bytes && status == UCS_OK) { /* that the key fits is seen here, where it can be said */
+        status = ucp_rkey_pack(net->context, mem->memh, &packed, &len);
+        if (status == UCS_OK)
+            ucp_rkey_buffer_release(packed);
+    }
+    if (status == UCS_OK && len <= sizeof((ucx_key *)0)->packed) {
+        *out = mem;
+        return 0;
+    }
+    ucx_mem_dereg(base, mem);
+    if (status == UCS_OK)
+        return ucx_host->fail(MPIX_ERRK_UNSUPPORTED, NULL, "libucp's key of memory has %zu bytes, at most %zu are possible: name fewer transports in UCX_TLS",
+                              len, sizeof((ucx_key *)0)->packed);
+    return ucx_host->fail(status == UCS_ERR_NO_MEMORY ? MPIX_ERRK_NO_MEM : MPIX_ERRK_TRANSPORT, NULL,
+                          "libucp: %zu bytes of memory at %p can't be registered: %s (ulimit -l?)", bytes, start, ucs_status_string(status));
+}
+
+static void ucx_mem_key(mpix_net *base, const mpix_net_mem *mem, void *out) {
+    ucx_net *net = (ucx_net *)base;
+    ucx_key *key = out;
+    void *packed;
+    size_t len;
+
+    *key = (ucx_key){.addr = (uint64_t)(uintptr_t)mem->base, .bytes = mem->bytes};
+    if (!mem->memh || ucp_rkey_pack(net->context, mem->memh, &packed, &len) != UCS_OK)
+        return;
+    if (len <= sizeof key->packed) {
+        key->len = (uint32_t)len;
+        memcpy(key->packed, packed, len);
+    }
+    ucp_rkey_buffer_release(packed);
+}
+
+static int ucx_rmem_open(mpix_net *base, int peer, const void *in, mpix_net_rmem **out) {
+    ucx_net *net = (ucx_net *)base;
+    const ucx_key *key = in;
+    mpix_net_rmem *rmem = calloc(1, sizeof *rmem);
+    ucs_status_t status = UCS_OK;
+
+    if (!rmem)
+        return ucx_host->fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a key of rank %d", peer);
+    rmem->addr = key->addr;
+    rmem->bytes = key->bytes;
+    if (key->bytes)
+        status = net->peers[peer].ep && key->len && key->len <= sizeof key->packed ? ucp_ep_rkey_unpack(net->peers[peer].ep, key->packed, &rmem->rkey)
+                                                                                     : UCS_ERR_INVALID_PARAM;
+    if (status == UCS_OK) {
+        *out = rmem;
+        return 0;
+    }
+    free(rmem);
+    return ucx_host->fail_peer(MPIX_ERRK_TRANSPORT, peer, net->boot->hostnames[peer], "libucp: the key of memory of rank %d can't be used: %s", peer,
+                               ucs_status_string(status));
+}
+
+static void ucx_rmem_close(mpix_net *base, mpix_net_rmem *rmem) {
+    (void)base;
+    if (rmem->rkey)
+        ucp_rkey_destroy(rmem->rkey);
+    free(rmem);
+}
+
+/* ---- the table ---------------------------------------------------------------------------------------------------------- */
+
+const mpix_net_ops ucx_ops = {
+    .name = "ucx",
+    .address_bytes = MPIX_UCX_ADDRESS_BYTES,
+    .key_bytes = MPIX_UCX_KEY_BYTES,
+    .open = ucx_open,
+    .close = ucx_close,
+    .address = ucx_address,
+    .connect = ucx_connect,
+    .mem_reg = ucx_mem_reg,
+    .mem_dereg = ucx_mem_dereg,
+    .mem_key = ucx_mem_key,
+    .rmem_open = ucx_rmem_open,
+    .rmem_close = ucx_rmem_close,
+    .post = ucx_post,
+    .poll = ucx_poll,
+    .poll_arrivals = ucx_poll_arrivals,
+    .arm = ucx_arm,
+    .ack = ucx_ack,
+};
+
+MPIX_EXPORT const mpix_net_ops *mpix_ucx_module(const mpix_ucx_host *host);
+
+const mpix_net_ops *mpix_ucx_module(const mpix_ucx_host *host) {
+    if (host->abi != MPIX_UCX_ABI || host->boot_bytes != sizeof(mpix_boot) || host->params_bytes != sizeof(mpix_params) ||
+        host->op_bytes != sizeof(mpix_net_op))
+        return NULL;
+    ucx_host = host;
+    return &ucx_ops;
+}

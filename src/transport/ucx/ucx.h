@@ -1,0 +1,124 @@
+/*
+ * ucx.h - the state of the transport ucx, shared by its two files: ucx.c opens, connects and registers; ucx_move.c posts and polls.
+ *
+ * libucp (UCX 1.12 or later) carries puts and gets over whatever it finds between two processes: RDMA devices, TCP, shared memory. It
+ * does not say in which order a target sees them, so a word goes only when a flush of the endpoint has shown that the writes before it
+ * are there; and it goes as an active message, which the target's turn stores. Short writes go the same way, in order with the words,
+ * and need no flush. Over TCP the target's processor takes part in puts, gets and flushes too: each rank's proxy must run all the time
+ * (caps.target_works).
+ */
+#ifndef MPIX_TRANSPORT_UCX_H
+#define MPIX_TRANSPORT_UCX_H
+#include <ucp/api/ucp.h>
+
+#include "base/log.h"
+#include "transport/ucx/module.h"
+
+enum {
+    UCX_DEPTH = 256,       /* operations that may be incomplete per lane; a power of two */
+    UCX_SHORT = 512,       /* longest write that travels as a message: one fragment over every transport of libucp */
+    UCX_FLUSHES = 8,       /* under way per lane */
+    UCX_ROUNDS = 16,       /* of progress in a poll, at most */
+    UCX_CLOSE_NS = 50000000 /* for the messages that announce the end; nobody is waited for */
+};
+
+enum { UCX_AM_STORE = 7, UCX_AM_BYE = 8 }; /* ids of active messages */
+
+/* Before a message's data: 8 bytes of a word, or a short write. seq: of all messages on this lane, in order. */
+typedef struct ucx_header {
+    uint32_t rank, seq;
+    uint32_t lane, word; /* word: value is stored, else the data are copied */
+    uint64_t addr, value;
+} ucx_header;
+
+enum { UCX_HELD = 1, UCX_ISSUED };
+
+typedef struct ucx_op {
+    mpix_net_op op;
+    ucx_header header; /* of a message: libucp may read it until the message is complete */
+    int state;
+    int message;   /* goes as a message, in order with other messages */
+    uint64_t need; /* a message goes when the lane's operations before this number are flushed */
+} ucx_op;
+
+/*
+ * Numbers of operations: [done, head) are posted and not reported; those below `flushed` are complete, those below `issued` are with
+ * libucp without a gap (others beyond a held message may be too). `puts`: after the last one that is no message.
+ */
+typedef struct ucx_lane {
+    ucx_op *ring; /* [UCX_DEPTH] */
+    struct ucx_peer *peer;
+    int index, active;
+    uint64_t head, done, flushed, issued, puts, covered; /* covered: by flushes that have begun */
+    uint32_t seq_out, seq_in;
+    int nflushes; /* under way */
+} ucx_lane;
+
+typedef struct ucx_peer {
+    struct ucx_net *net;
+    int rank;
+    ucp_ep_h ep;
+    ucx_lane *lanes; /* NULL: not wanted */
+    ucs_status_t broken; /* UCS_OK: not */
+    int told, bye;       /* bye: it has closed its side, and what breaks now is no failure */
+    char text[96];
+} ucx_peer;
+
+/* A flush under way: which operations are complete with it. */
+typedef struct ucx_flush {
+    ucx_lane *lane;
+    uint64_t upto;
+    struct ucx_flush *next; /* in the list of free ones */
+} ucx_flush;
+
+typedef struct ucx_net {
+    mpix_net net;
+    const mpix_boot *boot;
+    ucp_context_h context;
+    ucp_worker_h worker;
+    ucp_address_t *address;
+    size_t address_bytes;
+    ucx_peer *peers; /* [size] */
+    ucx_lane **active; /* lanes with operations that are not complete */
+    int nlanes, nactive, fd;
+    int closing, open; /* open: requests of the end under way */
+    uint32_t rank;
+    int broken;                    /* peers that broke and were not told of */
+    int stored;                    /* messages were taken in since it was told */
+    ucx_flush *flushes, *free_flush;
+    mpix_net_mem *mems;
+} ucx_net;
+
+struct mpix_net_mem {
+    mpix_net_mem *next;
+    char *base;
+    uint64_t bytes;
+    ucp_mem_h memh; /* NULL: of no bytes */
+};
+
+struct mpix_net_rmem {
+    ucp_rkey_h rkey;
+    uint64_t addr, bytes;
+};
+
+typedef struct ucx_key {
+    uint64_t addr, bytes;
+    uint32_t len;
+    unsigned char packed[MPIX_UCX_KEY_BYTES - 20];
+} ucx_key;
+
+typedef struct ucx_blob {
+    uint32_t len;
+    unsigned char address[MPIX_UCX_ADDRESS_BYTES - 4];
+} ucx_blob;
+
+extern const mpix_ucx_host *ucx_host;
+
+int ucx_post(mpix_net *net, const mpix_net_op *ops, int n);
+int ucx_poll(mpix_net *net, mpix_net_done *done, int max);
+int ucx_poll_arrivals(mpix_net *net, mpix_net_arrival *arrivals, int max);
+int ucx_arm(mpix_net *net, int *fd);
+void ucx_ack(mpix_net *net);
+void ucx_break(ucx_peer *peer, ucs_status_t status, const char *what);
+ucs_status_t ucx_store(void *arg, const void *header, size_t header_length, void *data, size_t length, const ucp_am_recv_param_t *param);
+#endif
