@@ -2,7 +2,9 @@
  * ep_gpu_bench.c - GPU time of dispatch, combine and of a whole turn, by number of SMs; a tool of its own beside mpix_ep_bench because
  * it needs the CUDA runtime.
  *
- *   mpix_ep_gpu_bench [tokens hidden topk experts [iterations [sms ...]]]
+ *   mpix_ep_gpu_bench [expert] [tokens hidden topk experts [iterations [sms ...]]]
+ *
+ * expert: the EXPERT layout, whose default is all SMs (sms 0); combine once with partial sums in the rows' dtype, once in float.
  *
  * Events around each call on each rank's stream; the time of a call is the maximum over ranks, the figure the median over calls. The
  * rows that came are verified after the last call of each line. GB/s count received rows, those of the own rank included.
@@ -60,6 +62,8 @@ static float measure(bench *b, int what, int iterations) {
 
 int main(int argc, char **argv) {
     int rank, size, devices = 0;
+    int expert = argc > 1 && !strcmp(argv[1], "expert");
+    argc -= expert, argv += expert;
     long T = argc > 4 ? atol(argv[1]) : 4096, H = argc > 4 ? atol(argv[2]) : 7168, K = argc > 4 ? atol(argv[3]) : 8, E = argc > 4 ? atol(argv[4]) : 256;
     int iterations = argc > 5 ? atoi(argv[5]) : 30;
     MPI_Init(&argc, &argv);
@@ -77,7 +81,9 @@ int main(int argc, char **argv) {
     int sms[32], nsms = 0;
     for (int i = 6; i < argc && nsms < 32; i++)
         sms[nsms++] = atoi(argv[i]);
-    for (size_t i = 0; argc <= 6 && i < sizeof some / sizeof *some; i++)
+    if (argc <= 6 && expert)
+        sms[nsms++] = 0;
+    for (size_t i = 0; argc <= 6 && !expert && i < sizeof some / sizeof *some; i++)
         sms[nsms++] = some[i];
     int bad = 0;
     for (int fp8 = 0; fp8 < 2; fp8++) {
@@ -92,6 +98,7 @@ int main(int argc, char **argv) {
             c.num_experts = E;
             c.max_tokens = T;
             c.max_row_bytes = 2 * H;
+            c.layout = expert ? MPIX_EP_EXPERT : MPIX_EP_COMPACT;
             c.num_sms = sms[i];
             c.timeout_s = 20;
             EP(MPIX_Ep_create(MPI_COMM_WORLD, &c, MPI_INFO_NULL, &ep));
@@ -144,13 +151,29 @@ int main(int argc, char **argv) {
             b.ci.x = b.out.x;
             b.co.y.data = y;
             b.co.y.dtype = MPIX_EP_BF16;
-            float d = measure(&b, DISPATCH, iterations), m, cb = 0, turn = 0;
+            float d = measure(&b, DISPATCH, iterations), m, cb = 0, turn = 0, exact = 0;
             char *got = malloc((size_t)total * row);
             CU(cudaMemcpy(got, o, (size_t)total * row, cudaMemcpyDefault));
             long at = 0;
             int wrong = 0;
             char *want = malloc(row);
-            for (int r = 0; r < size; r++)
+            if (expert) { /* what came says where from; the tests hold that against the host's */
+                b.out.src_token = (MPI_Count *)st;
+                b.out.src_rank = lid;
+                EP(MPIX_Ep_dispatch(b.h, &b.in, &b.out));
+                int32_t *sr = malloc((size_t)total * 4);
+                int64_t *tok = malloc((size_t)total * 8);
+                CU(cudaMemcpy(sr, lid, (size_t)total * 4, cudaMemcpyDefault));
+                CU(cudaMemcpy(tok, st, (size_t)total * 8, cudaMemcpyDefault));
+                for (at = 0; at < total; at += 1 + at % 13) {
+                    g_row(5, (uint64_t)sr[at], (uint64_t)tok[at], fp8 ? MPIX_EP_F8E4M3 : MPIX_EP_BF16, H, want);
+                    wrong += memcmp(want, got + (size_t)at * row, row) != 0;
+                }
+                at = total;
+                free(sr), free(tok);
+                b.out.src_token = NULL, b.out.src_rank = NULL;
+            }
+            for (int r = 0; r < size && !expert; r++)
                 for (long t = 0; t < T; t++) {
                     int here = 0;
                     g_ids(99, r, t, (int)K, (int)E, 0, one);
@@ -166,10 +189,13 @@ int main(int argc, char **argv) {
             bad += wrong;
             if (!fp8) {
                 cb = measure(&b, COMBINE, iterations);
+                b.ci.wire = expert ? MPIX_EP_F32 : 0;
+                exact = expert ? measure(&b, COMBINE, iterations) : 0;
+                b.ci.wire = 0;
                 turn = measure(&b, ROUTE | DISPATCH | COMBINE, iterations);
             }
             b.in.topk_weights = w;
-            b.out.local_ids = lid;
+            b.out.local_ids = expert ? NULL : lid;
             b.out.topk_weights = ow;
             b.out.src_token = (MPI_Count *)st;
             m = measure(&b, DISPATCH, iterations);
@@ -177,6 +203,8 @@ int main(int argc, char **argv) {
             if (rank == 0) {
                 printf("%-6s %4d %9.1f %6.0f %9.1f %6.0f %9.1f %9.1f  %s\n", fp8 ? "fp8" : "bf16", sms[i], d, bytes / d / 1e3, cb, cb > 0 ? bytes / cb / 1e3 : 0.0, turn, m,
                        wrong ? "NO" : "yes");
+                if (exact > 0)
+                    printf("# combine with partial sums in float: %.1f us\n", exact);
                 fflush(stdout);
             }
             EP(MPIX_Ep_free(&ep));

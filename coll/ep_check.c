@@ -191,7 +191,12 @@ int mpix_ep_check_dispatch(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *i
     return 0;
 }
 
-static int check_sum_dtypes(MPIX_Ep_combine_in *in, MPIX_Ep_combine_out *out) {
+/* Sums of a rank's rows travel where the rows' rank makes them: in x's dtype, or, of bf16 and f16, in float. */
+static int wire_there(const mpix_ep *ep, const MPIX_Ep_combine_in *in) {
+    return in->wire == 0 || in->wire == in->x.dtype || (ep->gpu && ep->config.layout == MPIX_EP_EXPERT && in->wire == MPIX_EP_F32 && in->x.dtype != MPIX_EP_F64);
+}
+
+static int check_sum_dtypes(const mpix_ep *ep, MPIX_Ep_combine_in *in, MPIX_Ep_combine_out *out) {
     if (in->x.dtype == MPIX_EP_BYTES)
         return mpix_fail(MPIX_ERRK_ARG, "in.x.dtype", "in.x.dtype = MPIX_EP_BYTES cannot be summed");
     if (out->y.dtype == 0)
@@ -199,7 +204,7 @@ static int check_sum_dtypes(MPIX_Ep_combine_in *in, MPIX_Ep_combine_out *out) {
     if (out->y.dtype < MPIX_EP_F64 || out->y.dtype > MPIX_EP_BF16)
         return mpix_fail(MPIX_ERRK_ARG, "out.y.dtype", "out.y.dtype = %d must be F64, F32, F16 or BF16 (0 means in.x's, which is %s)",
                          out->y.dtype, mpix_dtype_name(in->x.dtype));
-    if (in->wire != 0 && in->wire != in->x.dtype) {
+    if (!wire_there(ep, in)) {
         if (mpix_dtype_size(in->wire) == 0)
             return mpix_fail(MPIX_ERRK_ARG, "in.wire", "in.wire = %d is not a dtype", in->wire);
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "in.wire", "in.wire = %s differs from in.x.dtype = %s: not in this version",
@@ -230,7 +235,7 @@ int mpix_ep_check_combine(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in,
     int kind = check_size(in->struct_size, sizeof *in, "in.struct_size");
     if (kind || (kind = check_size(out->struct_size, sizeof *out, "out.struct_size")) || (kind = check_routed(handle)) ||
         (kind = check_dtype(&in->x, "in.x")) || (kind = check_hidden(ep, in->hidden, &in->x)) ||
-        (kind = mpix_ep_check_rows(&in->x, "in.x", in->hidden, 0)) || (kind = check_sum_dtypes(in, out)))
+        (kind = mpix_ep_check_rows(&in->x, "in.x", in->hidden, 0)) || (kind = check_sum_dtypes(ep, in, out)))
         return kind;
     if (out->y.scale_kind || out->y.scales)
         return mpix_fail(MPIX_ERRK_ARG, "out.y.scale_kind", "out.y takes no scales (scale_kind = %d)", out->y.scale_kind);

@@ -30,8 +30,6 @@ static int check_later(const MPIX_Ep_config *c) {
         return unsupported("config.mode", "MPIX_EP_LL");
     if (c->layout == MPIX_EP_SLOTS)
         return unsupported("config.layout", "MPIX_EP_SLOTS");
-    if (c->memkind == MPIX_EP_CUDA && c->layout == MPIX_EP_EXPERT)
-        return unsupported("config.memkind", "MPIX_EP_CUDA with the layout MPIX_EP_EXPERT");
     if (c->masking)
         return unsupported("config.masking", "masking of dead ranks");
     return 0;
@@ -143,7 +141,8 @@ typedef struct fields {
 static const char *const field_names[] = {
     "the library's version", "config.mode", "config.layout", "config.memkind", "config.max_topk", "config.expert_align", "config.depth",
     "config.overflow", "config.masking", "config.check", "config.num_experts", "config.max_tokens", "config.max_recv_rows",
-    "config.max_row_bytes", "config.expert_owner", "config.timeout_s", "max_handles", "lanes", "chunk_bytes", "signal"};
+    "config.max_row_bytes", "config.expert_owner", "config.timeout_s", "max_handles", "lanes", "chunk_bytes", "signal",
+    "gpu_partial_bytes"};
 enum { NFIELDS = sizeof field_names / sizeof *field_names };
 
 static int64_t hash_owner(const MPIX_Ep_config *c) {
@@ -158,7 +157,8 @@ int mpix_ep_config_compare(mpix_boot *boot, const MPIX_Ep_config *c, const mpix_
     PMPIX_Ep_get_version(&major, &minor, &patch);
     fields mine = {{(int64_t)major * 1000000 + minor * 1000 + patch, c->mode, c->layout, c->memkind, c->max_topk, c->expert_align, c->depth,
                     c->overflow, c->masking, c->check, c->num_experts, c->max_tokens, c->max_recv_rows, c->max_row_bytes, hash_owner(c),
-                    (int64_t)(c->timeout_s * 1e3), params->max_handles, params->lanes, (int64_t)params->chunk_bytes, params->signal}};
+                    (int64_t)(c->timeout_s * 1e3), params->max_handles, params->lanes, (int64_t)params->chunk_bytes, params->signal,
+                    (int64_t)params->gpu_partial_bytes}};
     fields *every = malloc((size_t)boot->size * sizeof *every);
     int kind = every ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to compare the configurations of %d ranks", boot->size);
     kind = mpix_boot_agree(boot, kind);

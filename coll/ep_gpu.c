@@ -91,6 +91,12 @@ static int create_checks(mpix_ep *ep) {
                          ep->boot->nhosts);
     if (ep->size > MPIX_CUDA_RANKS)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "comm", "MPIX_EP_CUDA: %d ranks, at most %d in this version", ep->size, MPIX_CUDA_RANKS);
+    if (ep->config.layout == MPIX_EP_EXPERT && ep->config.max_topk > 32)
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_topk", "MPIX_EP_CUDA: config.max_topk = %d in the EXPERT layout, at most 32 in this version",
+                         ep->config.max_topk);
+    if (ep->config.layout == MPIX_EP_EXPERT && ep->config.max_tokens * ep->size > INT64_C(0x7fffffff))
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_tokens", "MPIX_EP_CUDA: %lld tokens of all ranks, at most 2^31 - 1 in this version",
+                         (long long)ep->config.max_tokens * ep->size);
     if (ep->max_rows > INT64_C(0x7fffffff))
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_recv_rows", "MPIX_EP_CUDA: a batch of %lld rows, at most 2^31 - 1 in this version",
                          (long long)ep->max_rows);
@@ -157,8 +163,47 @@ static size_t carve(mpix_ep *ep, mpix_cuda_handle *d, char *at) {
     CUT(histogram, e + 1);
     CUT(ids, tokens * (size_t)ep->config.max_topk);
     CUT(recv_expert, (size_t)ep->placement.nlocal[ep->rank] + 1);
+    if (d->expert.on) {
+        size_t topk = (size_t)ep->config.max_topk;
+        CUT(expert.row, tokens * topk);
+        CUT(expert.rel, tokens * topk);
+        CUT(expert.first, tokens * n);
+        CUT(expert.blk, blocks * e);
+        CUT(expert.base, e + 1);
+        CUT(expert.offset, (size_t)ep->placement.nlocal[ep->rank] + 1);
+        CUT(expert.pushed, n * (size_t)d->expert.chunks);
+        CUT(expert.used, n * (size_t)d->expert.chunks);
+    }
 #undef CUT
     return used;
+}
+
+/* What the EXPERT layout adds to a window; d->block and d->meta are set, meta ends the window so far. The window's size. */
+static size_t expert_geometry(mpix_ep *ep, mpix_cuda_handle *d) {
+    mpix_cuda_expert *x = &d->expert;
+    int64_t tokens = ep->config.max_tokens, chunk = MPIX_CUDA_BLOCK_TOKENS;
+    while ((tokens + chunk - 1) / chunk * ep->size > MPIX_CUDA_CHUNKS)
+        chunk *= 2;
+    x->on = 1;
+    x->align = (int32_t)ep->placement.align;
+    x->chunk = (int32_t)chunk;
+    x->chunks = (int32_t)((tokens + chunk - 1) / chunk);
+    x->pairs = tokens * ep->size;
+    if (d->rows_limit >= 0 && x->pairs > d->rows_limit) /* a pair has a row at least */
+        x->pairs = d->rows_limit;
+    x->starts = d->block;
+    x->arrived = up(x->starts + 4 * ((size_t)x->chunks + 1), 64);
+    x->freed = x->arrived + 8 * (size_t)x->chunks;
+    d->block = up(x->freed + 8 * (size_t)x->chunks, 128);
+    d->meta = up(d->block * (size_t)ep->size, 256);
+    d->meta_record = up(12 * (size_t)ep->config.max_topk + 4, 16);
+    x->values = up(d->meta + d->meta_record * (size_t)x->pairs, 256);
+    x->partial = up(x->values + 4 * (size_t)tokens * (size_t)ep->config.max_topk + 1, 4096);
+    /* Partial sums of a peer: all of a batch if that fits, a chunk at least. In float a row of fp8 is four times as long, of bf16 twice. */
+    size_t row = up(4 * (size_t)ep->config.max_row_bytes, 16), least = (size_t)chunk * row, all = (size_t)x->chunks * least;
+    size_t peers = ep->size > 1 ? (size_t)ep->size - 1 : 1, room = ep->params.gpu_partial_bytes / peers;
+    x->partial_bytes = ep->size == 1 ? 0 : up(room < least ? least : room < all ? room : all, 4096);
+    return x->partial + x->partial_bytes * (size_t)(ep->size - 1) + 1;
 }
 
 int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
@@ -199,13 +244,16 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
     d->owner = gpu->tables;
     d->local = gpu->tables + e;
     d->mine = gpu->tables + 2 * e;
-    kind = mpix_ep_gpu_window_create(ep, d->meta + d->meta_record * (size_t)ep->max_rows + 1, &g->window);
+    size_t bytes = d->meta + d->meta_record * (size_t)ep->max_rows + 1;
+    if (ep->config.layout == MPIX_EP_EXPERT)
+        bytes = expert_geometry(ep, d);
+    kind = mpix_ep_gpu_window_create(ep, bytes, &g->window);
     if (!kind) {
         for (int r = 0; r < ep->size; r++)
             d->window[r] = g->window.mem[r].p;
         kind = gpu->ops->local_alloc(&gpu->device, carve(ep, d, NULL), &g->local, why);
         if (!kind)
-            kind = gpu->ops->pinned_alloc(sizeof *g->captured + (2 + 2 * n + (size_t)d->local_experts + e) * sizeof(int64_t), &g->results, why);
+            kind = gpu->ops->pinned_alloc(sizeof *g->captured + (2 + 2 * n + 2 * (size_t)d->local_experts + 1 + e) * sizeof(int64_t), &g->results, why);
         if (!kind)
             kind = gpu->ops->event_create(&gpu->device, &g->event, why);
         if (!kind)

@@ -57,7 +57,7 @@ typedef struct mpix_ep_gpu_call { /* a blocking or nonblocking call, while it is
     struct mpix_ep_handle *handle;
     void *event;
     mpix_cuda_status *report;
-    mpix_ep_gpu_copy copies[6];
+    mpix_ep_gpu_copy copies[7];
     int ncopies, broken;
     char why[MPIX_CUDA_WHY];
 } mpix_ep_gpu_call;

@@ -68,6 +68,8 @@ static int route_outputs(mpix_ep *ep, const MPIX_Ep_counts *o, mpix_cuda_route *
         (kind = count_output(ep, o->recv_per_expert, r + 2 + 2 * n, le, "counts.recv_per_expert", call, &c->recv_per_expert)) ||
         (kind = count_output(ep, o->send_per_expert, r + 2 + 2 * n + le, ep->placement.experts, "counts.send_per_expert", call,
                              &c->send_per_expert)) ||
+        (kind = count_output(ep, o->expert_offset, r + 2 + 2 * n + le + ep->placement.experts, le + 1, "counts.expert_offset", call,
+                             &c->expert_offset)) ||
         (kind = count_output(ep, o->send_per_host, r + 1, 1, "counts.send_per_host", call, &c->send_per_host)))
         return kind;
     if (o->send_per_host && !c->send_per_host)
@@ -209,7 +211,7 @@ static int64_t rows_behind(mpix_ep *ep, const MPIX_Ep_rows *x, int64_t hidden) {
 
 static int combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in, MPIX_Ep_combine_out *out, mpix_cuda_combine *c) {
     mpix_ep *ep = handle->ep;
-    int kind = mpix_ep_check_combine(handle, in, out), alone = ep->size == 1;
+    int kind = mpix_ep_check_combine(handle, in, out), alone = ep->size == 1, expert = ep->config.layout == MPIX_EP_EXPERT;
     if (kind)
         return kind;
     /* How many rows there are is known on the device only; the capacity of the last dispatch bounds them, or the memory behind x. */
@@ -229,7 +231,15 @@ static int combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in, M
     c->offer.at[MPIX_CUDA_AT_X].stride = (uint64_t)in->x.stride; /* read from there too where no peer does */
     c->offer.at[MPIX_CUDA_AT_SCALES].stride = (uint64_t)in->x.scale_stride;
     size_t slot = sizeof(float) * (size_t)(handle->topk > 0 ? handle->topk : 1); /* the agreed width is known on the device only */
-    if (n > 0 && !alone &&
+    if (expert) { /* the rows' rank sums them, so they may lie anywhere; partial sums in float where wire asks for it */
+        c->choice_weights = in->topk_weights;
+        c->offer.flags = (in->wire == MPIX_EP_F32 && in->x.dtype != MPIX_EP_F32 ? MPIX_CUDA_OFFER_EXACT : 0) |
+                         (in->topk_weights && tokens > 0 ? MPIX_CUDA_OFFER_CHOICES : 0) | (in->slot_values ? MPIX_CUDA_OFFER_SLOTS : 0);
+        if (tokens == 0)
+            c->choice_weights = NULL;
+        if ((kind = check_device(ep, c->choice_weights, "in.topk_weights")))
+            return kind;
+    } else if (n > 0 && !alone &&
         ((kind = place_rows(ep, in->x.data, (n - 1) * (size_t)in->x.stride + row, (uint64_t)in->x.stride, "in.x.data", &c->offer.at[MPIX_CUDA_AT_X])) ||
          (scale && (kind = place_rows(ep, in->x.scales, (n - 1) * (size_t)in->x.scale_stride + scale, (uint64_t)in->x.scale_stride, "in.x.scales",
                                       &c->offer.at[MPIX_CUDA_AT_SCALES]))) ||

@@ -26,11 +26,11 @@
  *    listed by `mpix_ep_info --params`. An info key that starts with mpix_ep_ and is unknown or does not parse is MPIX_ERRK_ARG.
  *
  * State of this version: mode HT in host memory; ranks of one host map each other's memory, ranks of other hosts are reached through a
- * proxy over RDMA (parameter transport). In GPU memory (MPIX_EP_CUDA): the COMPACT layout among at most 32 ranks of one host, whose
- * dispatch outputs and combine inputs lie in memory from MPIX_Ep_alloc; ids, other rows and outputs in any memory of the context's
- * device; counts also in host memory (pinned for ..._enqueue). What returns MPIX_ERRK_UNSUPPORTED: MPIX_EP_LL, MPIX_EP_SLOTS, masking,
- * dispatch's conversion of dtypes in GPU memory, a wire dtype other than x's, MPIX_Ep_combine_buffer, set_mask, the ..._enqueue calls in
- * host memory, and in GPU memory: MPIX_EP_EXPERT, several hosts, rows that peers reach elsewhere than in memory from MPIX_Ep_alloc, a
+ * proxy over RDMA (parameter transport). In GPU memory (MPIX_EP_CUDA): at most 32 ranks of one host, whose dispatch outputs, and in
+ * COMPACT combine inputs, lie in memory from MPIX_Ep_alloc; ids, other rows and outputs in any memory of the context's device; counts
+ * also in host memory (pinned for ..._enqueue); in EXPERT max_topk at most 32. What returns MPIX_ERRK_UNSUPPORTED: MPIX_EP_LL, MPIX_EP_SLOTS, masking,
+ * dispatch's conversion of dtypes in GPU memory, a wire dtype other than x's (but see MPIX_Ep_combine_in), MPIX_Ep_combine_buffer, set_mask, the ..._enqueue calls in
+ * host memory, and in GPU memory: several hosts, rows that peers reach elsewhere than in memory from MPIX_Ep_alloc, a
  * build or machine without CUDA.
  *
  * Sources. Dispatch with one copy of a token per rank, handles and both layouts follow what DeepEP and NCCL EP offer; the
@@ -94,8 +94,8 @@ typedef struct {
     int max_topk;     /**< most choices per token, >= 1; a limit only: it may exceed num_experts, routing.topk may not */
     int expert_align; /**< EXPERT layout: rows to which each expert's block is aligned; 0: 1. Must be 0 or 1 in COMPACT */
     int depth;        /**< batches in flight per context whose rows or row data must be staged; 0: 2; at most 64 */
-    int num_sms;      /**< multiprocessors that a dispatch or combine takes at most; 0: 15, the fewest that were fastest. Must be 0 with
-                           MPIX_EP_HOST. Ranks may differ in it */
+    int num_sms;      /**< multiprocessors that a dispatch or combine takes at most; 0: COMPACT 15, the fewest that were fastest, EXPERT
+                           all, since each row is copied or read several times in local memory. Must be 0 with MPIX_EP_HOST. Ranks may differ in it */
     int overflow;     /**< MPIX_EP_OVERFLOW_ERROR or MPIX_EP_OVERFLOW_DROP */
     int masking;      /**< 1: go on without dead ranks (UNSUPPORTED in this version) */
     int check;        /**< of ids in route: 1 yes, -1 no, 0: yes in host memory. Unchecked bad ids are undefined behaviour */
@@ -176,6 +176,11 @@ typedef struct {
  * where w is row_weights[row] if given, times nothing otherwise, and topk_weights[t][k] likewise. Sums and products are in
  * float (double for F64), products rounded before they are added. Dropped rows are left out. A token without rows gives zero.
  * The result is bitwise repeatable for equal routing and shape.
+ *
+ * EXPERT in GPU memory: the inner sums are made where the rows lie, and travel: in float (double for F64) if x is F32, F64 or fp8, or
+ * if any rank sets wire = MPIX_EP_F32, and then the result is bitwise that of a context in host memory; else, wire = 0 or x's dtype,
+ * rounded once to x's dtype, except those of the token's own rank. In that case y differs from the exact sum by at most
+ * u * (sum over other ranks of |inner sum| + |y|), u = 2^-8 (BF16) or 2^-11 (F16), apart from the rounding of float.
  */
 typedef struct {
     size_t struct_size;
@@ -189,7 +194,7 @@ typedef struct {
                                     (out.slot_values) whose tokens have rows here */
     int num_bias;              /**< 0 .. 2 */
     MPIX_Ep_rows bias[2];      /**< [num_tokens] rows each, dtype as y's, added last */
-    int wire;                  /**< dtype on the wire; 0 or x's dtype */
+    int wire;                  /**< dtype on the wire; 0 or x's dtype; EXPERT in GPU memory also MPIX_EP_F32, see above */
 } MPIX_Ep_combine_in;
 
 /** Output of combine. Written until completion. */

@@ -16,12 +16,13 @@
 #include <stdint.h>
 
 enum {
-    MPIX_CUDA_ABI = 3,
+    MPIX_CUDA_ABI = 4,
     MPIX_CUDA_RANKS = 32,    /* ranks of a context at most: one lane of a warp each */
     MPIX_CUDA_LANES = 192,   /* blocks of a kernel that signal a peer at most, each by a word of its own */
     MPIX_CUDA_WINDOWS = 256, /* allocations of a context at most */
     MPIX_CUDA_WHY = 256,
-    MPIX_CUDA_BLOCK_TOKENS = 128 /* tokens per block of the route kernel */
+    MPIX_CUDA_BLOCK_TOKENS = 128, /* tokens per block of the route kernel */
+    MPIX_CUDA_CHUNKS = 4096   /* chunks of a context's sources together at most (EXPERT layout) */
 };
 enum { MPIX_CUDA_ROUTE, MPIX_CUDA_DISPATCH, MPIX_CUDA_COMBINE, MPIX_CUDA_KINDS };
 /* What a kernel says about a failure; the core makes the sentence. */
@@ -50,7 +51,8 @@ enum { MPIX_CUDA_PTR_PAGEABLE, MPIX_CUDA_PTR_PINNED, MPIX_CUDA_PTR_DEVICE, MPIX_
 
 typedef struct mpix_cuda_place { uint64_t off, stride; int32_t window, pad; } mpix_cuda_place; /* window -1: none */
 
-enum { MPIX_CUDA_OFFER_META = 1, MPIX_CUDA_OFFER_WEIGHTS = 2, MPIX_CUDA_OFFER_GIVES = 4, MPIX_CUDA_OFFER_SLOTS = 8 };
+enum { MPIX_CUDA_OFFER_META = 1, MPIX_CUDA_OFFER_WEIGHTS = 2, MPIX_CUDA_OFFER_GIVES = 4, MPIX_CUDA_OFFER_SLOTS = 8,
+       MPIX_CUDA_OFFER_EXACT = 16, MPIX_CUDA_OFFER_CHOICES = 32 }; /* combine in EXPERT: partial sums in float; weights of choices come */
 enum { MPIX_CUDA_AT_X, MPIX_CUDA_AT_SCALES, MPIX_CUDA_AT_WEIGHTS, MPIX_CUDA_AT_SLOTS, MPIX_CUDA_PLACES };
 
 typedef struct mpix_cuda_offer {
@@ -74,6 +76,7 @@ typedef struct mpix_cuda_state {
     uint64_t epoch[MPIX_CUDA_KINDS];
     uint32_t ticket[MPIX_CUDA_KINDS];
     uint32_t item[MPIX_CUDA_KINDS]; /* work taken beyond what each warp begins with */
+    uint32_t more[2];               /* likewise, where a kernel has more than one kind of work */
     int32_t outcome[MPIX_CUDA_KINDS]; /* code of the last call of each kind */
     int32_t routed, topk, width;  /* of the last route; routed: it succeeded */
     int32_t err;                  /* lock of status */
@@ -81,6 +84,24 @@ typedef struct mpix_cuda_state {
     int64_t tokens, recv_total;
     uint32_t send[MPIX_CUDA_RANKS], base[MPIX_CUDA_RANKS], recv[MPIX_CUDA_RANKS], first[MPIX_CUDA_RANKS];
 } mpix_cuda_state;
+
+/*
+ * EXPERT layout. A (token, rank) pair has a number at that rank, the row that it would have in COMPACT; by it the rank finds the pair's
+ * record (at meta in its window, written by the source): for each choice its row here or -1, then a weight for each choice
+ * (dispatch's), another (combine's), the token's number. A chunk is so many tokens of a source, numbered from its first.
+ */
+typedef struct mpix_cuda_expert {
+    int32_t on, align, chunk, chunks; /* chunk: tokens; chunks: of a source at most */
+    int64_t pairs;                    /* that can come here: records of meta */
+    uint64_t starts, arrived, freed;  /* offsets in a source's block: uint32[chunks + 1] its pairs before each chunk, uint64[chunks] twice */
+    uint64_t partial, partial_bytes;  /* combine's partial sums: offset in a window, bytes of each source */
+    uint64_t values;                  /* combine's slot values: float[tokens][max_topk], offset in a window */
+    int32_t *row, *first;             /* device: [tokens][max_topk] row at the expert's rank or -1, [tokens][size] the lowest at each rank */
+    uint8_t *rel;                     /* device: [tokens][max_topk] place among the block's choices of the expert */
+    uint32_t *blk, *base;             /* device: [blocks][experts], [experts] this rank's first row of each expert */
+    int64_t *offset;                  /* device: [local_experts + 1] */
+    uint32_t *pushed, *used;          /* device: [size][chunks], zero between calls */
+} mpix_cuda_expert;
 
 /* A handle as kernels see it; every address is valid in this process. */
 typedef struct mpix_cuda_handle {
@@ -99,8 +120,9 @@ typedef struct mpix_cuda_handle {
     int32_t *alarm;                /* pinned: some report has been written */
     uint32_t *bitmap, *rel, *blk, *histogram; /* device: [tokens], [tokens][size], [blocks][size], [2 * experts] */
     int32_t *ids;                  /* device: [tokens][max_topk] */
-    int64_t *results;              /* pinned: recv_total, hosts, recv_per_rank[size], send_per_rank[size], recv_per_expert[], send_per_expert[] */
+    int64_t *results;              /* pinned: recv_total, hosts, recv_per_rank[size], send_per_rank[size], recv_per_expert[], send_per_expert[], expert_offset[] */
     int64_t *recv_expert;          /* device: [local_experts] */
+    mpix_cuda_expert expert;
 } mpix_cuda_handle;
 
 typedef struct mpix_cuda_route {
@@ -109,7 +131,7 @@ typedef struct mpix_cuda_route {
     const void *ids;
     mpix_cuda_status *report;
     /* outputs that the device can write; NULL: none */
-    int64_t *recv_total, *recv_per_rank, *recv_per_expert, *send_per_rank, *send_per_host, *send_per_expert;
+    int64_t *recv_total, *recv_per_rank, *recv_per_expert, *send_per_rank, *send_per_host, *send_per_expert, *expert_offset;
     unsigned char *token_in_rank;
 } mpix_cuda_route;
 
@@ -128,12 +150,12 @@ typedef struct mpix_cuda_dispatch {
     float *out_weights;
     int64_t *cumulative;
     int64_t capacity;
-    int32_t pieces, piece, stages, warps, pending; /* filled in by the module */
+    int32_t pieces, piece, stages, warps, pending, senders; /* filled in by the module */
 } mpix_cuda_dispatch;
 
 typedef struct mpix_cuda_combine {
     const char *x, *scales, *bias[2];
-    const float *row_weights, *slot_values;
+    const float *row_weights, *slot_values, *choice_weights;
     char *y;
     float *out_slots;
     int64_t tokens, x_stride, scale_stride, y_stride, bias_stride[2], hidden;

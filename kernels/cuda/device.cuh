@@ -50,6 +50,12 @@ __device__ __forceinline__ void bulk_store(void *to, const void *from, uint32_t 
 }
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
+template <int N> __device__ __forceinline__ void pending_wait(int n) {
+    if (n == N)
+        bulk_wait_read<N>();
+    else if (N > 0)
+        pending_wait<(N > 0 ? N - 1 : 0)>(n);
+}
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 #endif
 
@@ -185,6 +191,7 @@ __device__ inline void lane_signal(const mpix_cuda_handle &h, int words, uint64_
 __device__ inline void counters_reset(const mpix_cuda_handle &h, int kind) {
     h.state->ticket[kind] = 0;
     h.state->item[kind] = 0;
+    h.state->more[0] = h.state->more[1] = 0;
 }
 
 /* Whether this block is the last of the call to get here; after a block barrier. */
@@ -243,6 +250,11 @@ __device__ inline int routing_fault(const mpix_cuda_handle &h, int64_t tokens, i
     if (!h.state->routed)
         return MPIX_CUDA_NOT_ROUTED;
     return h.state->tokens != tokens || h.state->topk != topk ? MPIX_CUDA_STALE : 0;
+}
+
+/* What this rank says about its own part, as its READY does. */
+__device__ __forceinline__ int own_status(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c) {
+    return c.offer.status ? c.offer.status : routing_fault(h, c.tokens, c.topk) ? 1 : h.state->recv_total > c.capacity && !h.drop ? 2 : 0;
 }
 
 /* Where a place of rank r is mapped here. */

@@ -47,19 +47,7 @@ __device__ static void vector_send(const mpix_cuda_handle &h, const mpix_cuda_di
     }
 }
 
-/* What this rank says about its own part, as its READY does. */
-__device__ __forceinline__ int own_status(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c) {
-    return c.offer.status ? c.offer.status : routing_fault(h, c.tokens, c.topk) ? 1 : h.state->recv_total > c.capacity && !h.drop ? 2 : 0;
-}
-
 #if __CUDA_ARCH__ >= 900
-template <int N> __device__ __forceinline__ void pending_wait(int n) {
-    if (n == N)
-        bulk_wait_read<N>();
-    else if (N > 0)
-        pending_wait<(N > 0 ? N - 1 : 0)>(n);
-}
-
 /*
  * One warp's share of the rows. Shared memory: the rings, then {row, offset} [warps][stages][size], then bars [warps][stages]; only the
  * lane that wrote a {row, offset} reads it.

@@ -3,6 +3,7 @@
 #define MPIX_KERNELS_CUDA_ELEM_CUH
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <stdint.h>
 
 enum { BYTES, F64, F32, F16, BF16, F8E4M3, F8E5M2 }; /* as in mpix_ep.h */
 

@@ -12,7 +12,14 @@ enum { MPIX_CUDA_SMS = 15 };
 cudaError_t mpix_cuda_route_load(void);
 cudaError_t mpix_cuda_dispatch_load(void);
 cudaError_t mpix_cuda_combine_load(void);
+cudaError_t mpix_cuda_place_load(void);
+cudaError_t mpix_cuda_expert_dispatch_load(void);
+cudaError_t mpix_cuda_expert_combine_load(void);
 cudaError_t mpix_cuda_route_launch(const mpix_cuda_handle *h, const mpix_cuda_route *c, cudaStream_t stream);
 cudaError_t mpix_cuda_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream);
 cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream);
+/* EXPERT layout; place follows route. */
+cudaError_t mpix_cuda_place_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, const mpix_cuda_route *c, cudaStream_t stream);
+cudaError_t mpix_cuda_expert_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream);
+cudaError_t mpix_cuda_expert_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream);
 #endif

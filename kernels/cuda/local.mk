@@ -1,6 +1,8 @@
 # kernels/cuda/ - the CUDA module, loaded by dlopen from where the library is. The runtime is linked statically, the driver not at all.
-cuda_units = kernels/cuda/combine.cu kernels/cuda/dispatch.cu kernels/cuda/module.cu kernels/cuda/route.cu
-cuda_headers = kernels/cuda/copy.cuh kernels/cuda/device.cuh kernels/cuda/elem.cuh kernels/cuda/launch.h
+cuda_units = kernels/cuda/combine.cu kernels/cuda/dispatch.cu kernels/cuda/expert_combine.cu kernels/cuda/expert_dispatch.cu \
+	kernels/cuda/expert_place.cu kernels/cuda/module.cu kernels/cuda/route.cu
+cuda_headers = kernels/cuda/copy.cuh kernels/cuda/device.cuh kernels/cuda/elem.cuh kernels/cuda/expert.cuh \
+	kernels/cuda/expert_route.cuh kernels/cuda/launch.h kernels/cuda/ring.cuh
 cuda_deps = kernels/cuda/cuda_module.h $(cuda_headers)
 EXTRA_DIST += $(cuda_units) $(cuda_headers)
 CLEANFILES += libmpixep_cuda.so $(cuda_units:.cu=.nv.o)
@@ -11,9 +13,12 @@ cudamodule_DATA = libmpixep_cuda.so
 
 kernels/cuda/combine.nv.o: kernels/cuda/combine.cu $(cuda_deps)
 kernels/cuda/dispatch.nv.o: kernels/cuda/dispatch.cu $(cuda_deps)
+kernels/cuda/expert_combine.nv.o: kernels/cuda/expert_combine.cu $(cuda_deps)
+kernels/cuda/expert_dispatch.nv.o: kernels/cuda/expert_dispatch.cu $(cuda_deps)
+kernels/cuda/expert_place.nv.o: kernels/cuda/expert_place.cu $(cuda_deps)
 kernels/cuda/module.nv.o: kernels/cuda/module.cu $(cuda_deps)
 kernels/cuda/route.nv.o: kernels/cuda/route.cu $(cuda_deps)
-kernels/cuda/combine.nv.o kernels/cuda/dispatch.nv.o kernels/cuda/module.nv.o kernels/cuda/route.nv.o:
+$(cuda_units:.cu=.nv.o):
 	$(AM_V_GEN)$(MKDIR_P) kernels/cuda && \
 	  $(NVCC) -std=c++17 $(NVCCFLAGS) $(NVCC_GENCODE) -Xcompiler -fPIC,-fvisibility=default -c -o $@ $(top_srcdir)/kernels/cuda/`basename $@ .nv.o`.cu
 

@@ -80,7 +80,8 @@ static int m_open(int device, mpix_cuda_device *out, char *why) {
     }
     /* Kernels are loaded now: loading one at its first launch may wait for the kernels that run, and those may be waiting for it. */
     if ((err = mpix_cuda_route_load()) != cudaSuccess || (err = mpix_cuda_dispatch_load()) != cudaSuccess ||
-        (err = mpix_cuda_combine_load()) != cudaSuccess)
+        (err = mpix_cuda_combine_load()) != cudaSuccess || (err = mpix_cuda_place_load()) != cudaSuccess ||
+        (err = mpix_cuda_expert_dispatch_load()) != cudaSuccess || (err = mpix_cuda_expert_combine_load()) != cudaSuccess)
         return fail(KIND_UNSUPPORTED, why, "the kernels can't be loaded", err);
     out->major = prop.major;
     out->minor = prop.minor;
@@ -323,15 +324,20 @@ static void m_device_sync(const mpix_cuda_device *d) {
 static int launched(cudaError_t err, char *why, const char *what) { return err == cudaSuccess ? 0 : fail(KIND_TRANSPORT, why, what, err); }
 static int m_route(const mpix_cuda_device *d, const mpix_cuda_handle *h, const mpix_cuda_route *c, void *stream, char *why) {
     on_device guard(d->ordinal);
-    return launched(mpix_cuda_route_launch(h, c, (cudaStream_t)stream), why, "launching route");
+    cudaError_t err = mpix_cuda_route_launch(h, c, (cudaStream_t)stream);
+    if (err == cudaSuccess && h->expert.on)
+        err = mpix_cuda_place_launch(d, h, c, (cudaStream_t)stream);
+    return launched(err, why, "launching route");
 }
 static int m_dispatch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, void *stream, char *why) {
     on_device guard(d->ordinal);
-    return launched(mpix_cuda_dispatch_launch(d, h, c, (cudaStream_t)stream), why, "launching dispatch");
+    cudaError_t err = h->expert.on ? mpix_cuda_expert_dispatch_launch(d, h, c, (cudaStream_t)stream) : mpix_cuda_dispatch_launch(d, h, c, (cudaStream_t)stream);
+    return launched(err, why, "launching dispatch");
 }
 static int m_combine(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, void *stream, char *why) {
     on_device guard(d->ordinal);
-    return launched(mpix_cuda_combine_launch(d, h, c, (cudaStream_t)stream), why, "launching combine");
+    cudaError_t err = h->expert.on ? mpix_cuda_expert_combine_launch(d, h, c, (cudaStream_t)stream) : mpix_cuda_combine_launch(d, h, c, (cudaStream_t)stream);
+    return launched(err, why, "launching combine");
 }
 
 static const mpix_cuda_ops ops = {

@@ -8,16 +8,8 @@
  * Counts of epoch e replace those of e - 2 in the window of a peer: this rank has completed e - 1, for which that peer's counts of
  * e - 1 were seen, and the peer sends those only after it completed e - 2.
  */
-#include "device.cuh"
+#include "expert_route.cuh"
 #include "launch.h"
-
-enum { THREADS = MPIX_CUDA_BLOCK_TOKENS, WARPS = THREADS / 32 };
-
-struct counts_head { int32_t status, topk; int64_t tokens; };
-
-__device__ static uint32_t *counts_at(const mpix_cuda_handle &h, int owner, int source, uint64_t epoch) {
-    return (uint32_t *)(block_of(h, owner, source) + h.counts + (epoch & 1) * h.counts_bytes);
-}
 
 /* The ids of one token: copied, checked, counted. */
 __device__ static uint32_t token_read(const mpix_cuda_handle &h, const mpix_cuda_route &c, int64_t t) {
@@ -115,6 +107,8 @@ __device__ static void counts_use(const mpix_cuda_handle &h, const mpix_cuda_rou
     __syncthreads();
     mpix_cuda_state *st = h.state;
     const int head = sizeof(counts_head) / 4;
+    if (h.expert.on)
+        experts_use(h, c, epoch);
     if (threadIdx.x == 0) {
         int width = -1, first = -1;
         uint32_t total = 0;
@@ -131,7 +125,8 @@ __device__ static void counts_use(const mpix_cuda_handle &h, const mpix_cuda_rou
             st->first[s] = total;
             total += rows[s][h.rank];
         }
-        st->recv_total = total;
+        if (!h.expert.on)
+            st->recv_total = total;
         st->width = width < 0 ? c.topk : width;
         st->topk = c.topk;
         st->tokens = c.tokens;
@@ -142,24 +137,21 @@ __device__ static void counts_use(const mpix_cuda_handle &h, const mpix_cuda_rou
                 all += rows[s][r];
             }
             st->base[r] = base;
-            if (h.rows_limit >= 0 && all > h.rows_limit) {
-                if (r == h.rank)
-                    report(h, MPIX_CUDA_ROWS_LIMIT, 0, -1, all, h.rows_limit);
-                else
-                    report(h, MPIX_CUDA_REMOTE, 0, r, 2, 0);
-            }
+            if (!h.expert.on)
+                limit_check(h, r, all);
         }
         st->routed = !st->err && !c.status;
-        h.results[0] = total;
+        h.results[0] = st->recv_total;
         if (c.recv_total)
-            *c.recv_total = total;
+            *c.recv_total = st->recv_total;
     }
     __syncthreads();
     for (int r = threadIdx.x; r < h.size; r += THREADS) {
-        h.results[2 + r] = rows[r][h.rank];
+        int64_t came = h.expert.on ? experts_from(h, epoch, r) : rows[r][h.rank];
+        h.results[2 + r] = came;
         h.results[2 + h.size + r] = send[r];
         if (c.recv_per_rank)
-            c.recv_per_rank[r] = rows[r][h.rank];
+            c.recv_per_rank[r] = came;
         if (c.send_per_rank)
             c.send_per_rank[r] = send[r];
     }
@@ -198,6 +190,8 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ 
         if (threadIdx.x == THREADS - 1)
             h.blk[blockIdx.x * h.size + r] = before + __popc(mask);
     }
+    if (h.expert.on)
+        experts_rank(h, c, t);
     if (c.send_per_host) { /* all ranks are on one host: tokens that go anywhere */
         int n = __syncthreads_count(map != 0);
         if (threadIdx.x == 0)
@@ -213,6 +207,8 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ 
         h.state->routed = 0;
     }
     blocks_scan(h, gridDim.x, send);
+    if (h.expert.on)
+        experts_scan(h, gridDim.x);
     counts_send(h, c, send, epoch);
     int bad = 0;
     delay(h, 1);

@@ -160,6 +160,9 @@ static const mpix_param_desc param_table[] = {
      "How GPU memory is shared: allocations with descriptors, CUDA IPC, or the first that all ranks' drivers have.", FIELD(gpu_memory)},
     {"gpu_path", "enum", "auto|bulk|vector", "auto",
      "How kernels move rows: bulk copies (where the GPU and the rows' alignment allow them), or vector loads and stores.", FIELD(gpu_path)},
+    {"gpu_partial_bytes", "bytes", "0 or more, suffix k, m or g", "62914560",
+     "GPU memory of a handle for the peers' partial sums (combine, EXPERT layout), equal on all ranks; room for one chunk of 128 tokens per peer at least.",
+     FIELD(gpu_partial_bytes)},
     {"gpu_delay_us", "int", "0..1000000", "0",
      "For tests: kernels pause for up to so many microseconds, at random, where they meet other ranks or blocks; 0: never.", FIELD(gpu_delay_us)},
 };

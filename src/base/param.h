@@ -76,6 +76,7 @@ typedef struct mpix_params {
     char cuda_module[MPIX_PARAM_STRING]; /* default "": libmpixep_cuda.so next to the library */
     int gpu_memory;       /* auto | vmm | ipc; default auto */
     int gpu_path;         /* auto | bulk | vector; default auto */
+    size_t gpu_partial_bytes; /* EXPERT combine: for partial sums from all peers, per handle */
     int gpu_delay_us;     /* tests: random pauses in kernels, 0: none */
 } mpix_params;
 

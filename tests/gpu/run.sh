@@ -33,6 +33,11 @@ names=
     run 2 MPIX_EP_GPU_MEMORY=ipc ep_gpu ${MPIX_GPU_ARGS-}
     run 4 ep_gpu ${MPIX_GPU_ARGS-}
 }
+run 1 ep_expert
+run 2 ep_expert
+run 2 MPIX_EP_GPU_PATH=vector ep_expert
+run 2 MPIX_EP_GPU_DELAY_US=20 MPIX_EP_GPU_PARTIAL_BYTES=0 ep_expert
+run 4 ep_expert
 run 1 ep_streams
 run 2 ep_streams
 run 2 MPIX_EP_GPU_PATH=vector ep_streams
