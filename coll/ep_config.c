@@ -51,7 +51,7 @@ int mpix_ep_config_check(const MPIX_Ep_config *config, int ranks, MPIX_Ep_config
         return kind;
     /* In host memory there is no device and no multiprocessor to choose. */
     if ((kind = check_range(c->device, 0, c->memkind == MPIX_EP_CUDA ? 1 << 16 : 0, "config.device")) ||
-        (kind = check_range(c->num_sms, 0, c->memkind == MPIX_EP_CUDA ? 1 << 16 : 0, "config.num_sms")) ||
+        (kind = check_range(c->num_sms, c->memkind == MPIX_EP_CUDA ? MPIX_EP_SMS_NONE : 0, c->memkind == MPIX_EP_CUDA ? 1 << 16 : 0, "config.num_sms")) ||
         (kind = check_range(c->num_experts, 0, MAX_COUNT, "config.num_experts")) ||
         (kind = check_range(c->max_topk, 1, MAX_COUNT / 64, "config.max_topk")) ||
         (kind = check_range(c->depth, 0, 64, "config.depth")) ||
@@ -142,7 +142,7 @@ static const char *const field_names[] = {
     "the library's version", "config.mode", "config.layout", "config.memkind", "config.max_topk", "config.expert_align", "config.depth",
     "config.overflow", "config.masking", "config.check", "config.num_experts", "config.max_tokens", "config.max_recv_rows",
     "config.max_row_bytes", "config.expert_owner", "config.timeout_s", "max_handles", "lanes", "chunk_bytes", "signal",
-    "gpu_partial_bytes"};
+    "gpu_partial_bytes", "config.num_sms"}; /* the last: that it is MPIX_EP_SMS_NONE */
 enum { NFIELDS = sizeof field_names / sizeof *field_names };
 
 static int64_t hash_owner(const MPIX_Ep_config *c) {
@@ -158,7 +158,7 @@ int mpix_ep_config_compare(mpix_boot *boot, const MPIX_Ep_config *c, const mpix_
     fields mine = {{(int64_t)major * 1000000 + minor * 1000 + patch, c->mode, c->layout, c->memkind, c->max_topk, c->expert_align, c->depth,
                     c->overflow, c->masking, c->check, c->num_experts, c->max_tokens, c->max_recv_rows, c->max_row_bytes, hash_owner(c),
                     (int64_t)(c->timeout_s * 1e3), params->max_handles, params->lanes, (int64_t)params->chunk_bytes, params->signal,
-                    (int64_t)params->gpu_partial_bytes}};
+                    (int64_t)params->gpu_partial_bytes, c->num_sms < 0 ? c->num_sms : 0}};
     fields *every = malloc((size_t)boot->size * sizeof *every);
     int kind = every ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to compare the configurations of %d ranks", boot->size);
     kind = mpix_boot_agree(boot, kind);

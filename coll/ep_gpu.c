@@ -97,6 +97,8 @@ static int create_checks(mpix_ep *ep) {
     if (ep->config.layout == MPIX_EP_EXPERT && ep->config.max_tokens * ep->size > INT64_C(0x7fffffff))
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_tokens", "MPIX_EP_CUDA: %lld tokens of all ranks, at most 2^31 - 1 in this version",
                          (long long)ep->config.max_tokens * ep->size);
+    if (ep->config.layout == MPIX_EP_EXPERT && ep->config.num_sms == MPIX_EP_SMS_NONE)
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.num_sms", "MPIX_EP_SMS_NONE with the layout MPIX_EP_EXPERT is not in this version");
     if (ep->max_rows > INT64_C(0x7fffffff))
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_recv_rows", "MPIX_EP_CUDA: a batch of %lld rows, at most 2^31 - 1 in this version",
                          (long long)ep->max_rows);
@@ -174,6 +176,7 @@ static size_t carve(mpix_ep *ep, mpix_cuda_handle *d, char *at) {
         CUT(expert.pushed, n * (size_t)d->expert.chunks);
         CUT(expert.used, n * (size_t)d->expert.chunks);
     }
+    CUT(engines.signals, 16);
 #undef CUT
     return used;
 }
@@ -236,6 +239,8 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
     d->counts = d->offered + 2 * sizeof(mpix_cuda_offer);
     d->counts_bytes = up(16 + 4 * (n + e), 64);
     d->block = up(d->counts + 2 * d->counts_bytes, 128);
+    if (ep->config.num_sms == MPIX_EP_SMS_NONE)
+        mpix_ep_gpu_engines_block(d);
     d->meta = up(d->block * n, 256);
     d->meta_record = 8 + 8 * (size_t)ep->config.max_topk;
     d->bases = gpu->bases;
@@ -247,6 +252,8 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
     size_t bytes = d->meta + d->meta_record * (size_t)ep->max_rows + 1;
     if (ep->config.layout == MPIX_EP_EXPERT)
         bytes = expert_geometry(ep, d);
+    if (d->engines.on)
+        bytes = mpix_ep_gpu_engines_window(ep, d, bytes);
     kind = mpix_ep_gpu_window_create(ep, bytes, &g->window);
     if (!kind) {
         for (int r = 0; r < ep->size; r++)
@@ -258,6 +265,8 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
             kind = gpu->ops->event_create(&gpu->device, &g->event, why);
         if (!kind)
             kind = gpu->ops->event_create(&gpu->device, &g->capture_event, why);
+        if (!kind && d->engines.on)
+            kind = mpix_ep_gpu_engines_create(ep, d, why);
         carve(ep, d, g->local);
         g->captured = g->results;
         d->results = (int64_t *)(g->captured + 1);
@@ -289,6 +298,7 @@ void mpix_ep_gpu_handle_free(struct mpix_ep_handle *handle) {
         ops->event_destroy(g->event);
     if (g->capture_event)
         ops->event_destroy(g->capture_event);
+    mpix_ep_gpu_engines_free(ep, &g->dev);
     free(g);
     handle->gpu = NULL;
 }

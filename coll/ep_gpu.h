@@ -34,6 +34,7 @@ typedef struct mpix_ep_gpu_handle {
     mpix_ep_gpu_window window;
     mpix_cuda_handle dev;
     void *local, *results;
+    int counted;                  /* copy engines: the host knows the counts of the last route */
     void *event, *last_stream;    /* the last eager call of the handle, and where it went */
     int started;
     unsigned long long capture;   /* the last captured call: its capture, 0: none */
@@ -80,6 +81,14 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle);
 /* Local. */
 void mpix_ep_gpu_free(mpix_ep *ep);
 void mpix_ep_gpu_handle_free(struct mpix_ep_handle *handle);
+
+/* Rows by copy engines (ep_gpu_engines.c). Geometry: what that adds to a source's block; then to a window of so many bytes, whose new
+ * size it returns. Counts: waits until the host knows the routing's; a kind. */
+void mpix_ep_gpu_engines_block(mpix_cuda_handle *d);
+size_t mpix_ep_gpu_engines_window(mpix_ep *ep, mpix_cuda_handle *d, size_t bytes);
+int mpix_ep_gpu_engines_create(mpix_ep *ep, mpix_cuda_handle *d, char *why);
+void mpix_ep_gpu_engines_free(mpix_ep *ep, mpix_cuda_handle *d);
+int mpix_ep_gpu_engines_counts(struct mpix_ep_handle *handle);
 
 /* MPIX_Ep_alloc and dealloc after the first checks; return codes, raised. */
 int mpix_ep_gpu_alloc(mpix_ep *ep, MPI_Count bytes, MPI_Info info, void *baseptr);

@@ -115,6 +115,7 @@ int mpix_ep_gpu_route(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, con
     }
     c.report = s.report;
     handle->routed = !kind;
+    g->counted = 0;
     handle->tokens = c.tokens;
     handle->topk = c.topk;
     handle->capacity = -1;
@@ -137,7 +138,7 @@ static int dispatch_fill(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *in,
         .scale_stride = in->x.scale_stride, .row = (int64_t)row, .scale_row = (int64_t)scale, .topk = handle->topk,
         .num_sms = ep->config.num_sms, .path = ep->params.gpu_path, .local_ids = out->local_ids, .src_rank = out->src_rank,
         .src_token = (int64_t *)out->src_token, .out_weights = out->topk_weights, .cumulative = out->cumulative, .wait_ns = out->wait_ns,
-        .capacity = out->capacity_rows};
+        .capacity = out->capacity_rows, .out = out->x.data, .out_scales = out->x.scales};
     c->offer = (mpix_cuda_offer){.dtype = in->x.dtype, .scale_kind = in->x.scale_kind, .hidden = in->hidden, .rows = out->capacity_rows};
     if (c->offer.rows > ep->max_rows)
         c->offer.rows = ep->max_rows;
@@ -178,6 +179,8 @@ int mpix_ep_gpu_dispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, c
         MPIX_Ep_dispatch_out o = *out;
         kind = dispatch_fill(handle, &i, &o, &c);
     }
+    if (!kind)
+        kind = mpix_ep_gpu_engines_counts(handle);
     if (kind && s.capture)
         return mpix_boot_raise(ep->boot, kind);
     if (kind)
@@ -277,6 +280,8 @@ int mpix_ep_gpu_combine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, con
         MPIX_Ep_combine_out o = *out;
         kind = combine_fill(handle, &i, &o, &c);
     }
+    if (!kind)
+        kind = mpix_ep_gpu_engines_counts(handle);
     if (kind && s.capture)
         return mpix_boot_raise(ep->boot, kind);
     if (kind)

@@ -147,6 +147,8 @@ static const mpix_xfer_ops gpu_xfer_ops = {.test = gpu_test, .wait_start = gpu_w
 static int stream_check(mpix_ep *ep, void *stream, unsigned long long *capture) {
     char why[MPIX_CUDA_WHY] = "";
     int kind = ep->gpu->ops->stream_check(&ep->gpu->device, stream, capture, why);
+    if (!kind && *capture && ep->config.num_sms == MPIX_EP_SMS_NONE) /* sizes of copies are the host's, a replay's routing may be another */
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "stream", "stream is being captured: calls with config.num_sms = MPIX_EP_SMS_NONE can't be");
     return kind ? mpix_fail(kind, "stream", "%s", why) : 0;
 }
 

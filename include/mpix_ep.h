@@ -65,6 +65,15 @@ enum { MPIX_EP_COMPACT, MPIX_EP_EXPERT, MPIX_EP_SLOTS };
 /** Memory kind of all row buffers, ids and outputs of a context (counts of route may be in host memory too). */
 enum { MPIX_EP_HOST, MPIX_EP_CUDA };
 
+/**
+ * config.num_sms: rows are moved by copy engines. Kernels only pack rows before dispatch and sum them in combine, for a short time each and
+ * with all multiprocessors; between the halves of a call (..._begin_enqueue, ..._end_enqueue) no kernel is there, once all ranks have
+ * packed. Copies need their sizes from the host: the first dispatch or combine after a route waits for that route, also when it is
+ * enqueued, so all ranks must make these calls in the same order on the host too. Calls can't be captured (MPIX_ERRK_UNSUPPORTED). Each
+ * handle takes GPU memory for a batch to each other rank and one from each. COMPACT only.
+ */
+enum { MPIX_EP_SMS_NONE = -1 };
+
 /** Element types of rows. BYTES: opaque, hidden counts bytes. F8E4M3 is the "fn" variant (no infinities). */
 enum { MPIX_EP_BYTES, MPIX_EP_F64, MPIX_EP_F32, MPIX_EP_F16, MPIX_EP_BF16, MPIX_EP_F8E4M3, MPIX_EP_F8E5M2 };
 
@@ -95,7 +104,8 @@ typedef struct {
     int expert_align; /**< EXPERT layout: rows to which each expert's block is aligned; 0: 1. Must be 0 or 1 in COMPACT */
     int depth;        /**< batches in flight per context whose rows or row data must be staged; 0: 2; at most 64 */
     int num_sms;      /**< multiprocessors that a dispatch or combine takes at most; 0: COMPACT 15, the fewest that were fastest, EXPERT
-                           all, since each row is copied or read several times in local memory. Must be 0 with MPIX_EP_HOST. Ranks may differ in it */
+                           all, since each row is copied or read several times in local memory; MPIX_EP_SMS_NONE: copy engines move the
+                           rows. Must be 0 with MPIX_EP_HOST. Ranks may differ in it, but not in MPIX_EP_SMS_NONE */
     int overflow;     /**< MPIX_EP_OVERFLOW_ERROR or MPIX_EP_OVERFLOW_DROP */
     int masking;      /**< 1: go on without dead ranks (UNSUPPORTED in this version) */
     int check;        /**< of ids in route: 1 yes, -1 no, 0: yes in host memory. Unchecked bad ids are undefined behaviour */

@@ -13,6 +13,7 @@
  */
 #include "device.cuh"
 #include "elem.cuh"
+#include "engines.cuh"
 #include "launch.h"
 
 /* What a lane knows about the row of rank lane. */
@@ -273,6 +274,35 @@ __device__ static void slots_fetch(const mpix_cuda_handle &h, const mpix_cuda_co
     }
 }
 
+/* Rows of rank r that copy engines brought into this rank's window, numbered as they are there. */
+__device__ static void staged_source(const mpix_cuda_handle &h, const mpix_cuda_combine &c, int r, mpix_cuda_offer *o, sources *src) {
+    int64_t base = h.state->base[r];
+    staged at = staged_of(h.state->send[r], c.row, c.scale_row);
+    char *rows = push_at(h, h.rank, r);
+    src->x[r] = rows - base * c.row;
+    src->scales[r] = c.scale_row ? rows + at.scales - base * c.scale_row : nullptr;
+    src->w[r] = o->at[MPIX_CUDA_AT_WEIGHTS].window < 0 ? nullptr : rows + at.beside - base * 4;
+    src->slots[r] = o->at[MPIX_CUDA_AT_SLOTS].window < 0 ? nullptr : rows + at.slots - base * 4 * h.state->width;
+    o->at[MPIX_CUDA_AT_X].stride = (uint64_t)c.row;
+    o->at[MPIX_CUDA_AT_SCALES].stride = (uint64_t)c.scale_row;
+}
+
+/* By the last block of a piece. The last piece tells the peers that their places are free, and looks whether one has pushed without that. */
+__device__ static void staged_end(const mpix_cuda_handle &h, const mpix_cuda_combine &c, uint64_t epoch) {
+    int r = threadIdx.x;
+    if (c.staged == MPIX_CUDA_STAGED_LAST && r < h.size && r != h.rank) {
+        if (word_load(&engine_words(h, h.rank, r)->revoked) >= epoch)
+            report(h, MPIX_CUDA_REMOTE, 0, r, 0, 0);
+        delay(h, 52 + r);
+        word_store(&engine_words(h, r, h.rank)->summed, epoch);
+    }
+    __syncthreads();
+    if (r == 0 && c.staged == MPIX_CUDA_STAGED_LAST)
+        call_end(h, MPIX_CUDA_COMBINE, epoch, c.report);
+    else if (r == 0)
+        counters_reset(h, MPIX_CUDA_COMBINE);
+}
+
 enum { ANY, VECTOR, BULK };
 
 template <int HOW, int X>
@@ -324,6 +354,8 @@ __global__ void __launch_bounds__(HOW == BULK ? 480 : 512) combine_kernel(const 
             src.slots[r] = place_at(h, r, offers[r].at[MPIX_CUDA_AT_SLOTS]);
             if (r == h.rank)
                 src.x[r] = (char *)c.x, src.scales[r] = (char *)c.scales, src.w[r] = (char *)c.row_weights, src.slots[r] = (char *)c.slot_values;
+            else if (c.staged)
+                staged_source(h, c, r, &offers[r], &src);
             if (c.out_slots && offers[r].rows > 0 && !src.slots[r])
                 bad = 1, report(h, MPIX_CUDA_SLOTS, 0, r, 0, 0);
         }
@@ -356,9 +388,14 @@ __global__ void __launch_bounds__(HOW == BULK ? 480 : 512) combine_kernel(const 
         }
     }
     __syncthreads();
-    lane_signal(h, offsetof(mpix_cuda_words, read_done), epoch);
+    if (!c.staged)
+        lane_signal(h, offsetof(mpix_cuda_words, read_done), epoch);
     if (!last_block(h, MPIX_CUDA_COMBINE))
         return;
+    if (c.staged) {
+        staged_end(h, c, epoch);
+        return;
+    }
     if (!lanes_wait(h, offsetof(mpix_cuda_words, read_done), h.offered, epoch, nullptr, c.report))
         return;
     if (threadIdx.x == 0)

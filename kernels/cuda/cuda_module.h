@@ -16,13 +16,14 @@
 #include <stdint.h>
 
 enum {
-    MPIX_CUDA_ABI = 4,
+    MPIX_CUDA_ABI = 5,
     MPIX_CUDA_RANKS = 32,    /* ranks of a context at most: one lane of a warp each */
     MPIX_CUDA_LANES = 192,   /* blocks of a kernel that signal a peer at most, each by a word of its own */
     MPIX_CUDA_WINDOWS = 256, /* allocations of a context at most */
     MPIX_CUDA_WHY = 256,
     MPIX_CUDA_BLOCK_TOKENS = 128, /* tokens per block of the route kernel */
-    MPIX_CUDA_CHUNKS = 4096   /* chunks of a context's sources together at most (EXPERT layout) */
+    MPIX_CUDA_CHUNKS = 4096,  /* chunks of a context's sources together at most (EXPERT layout) */
+    MPIX_CUDA_PIECES = 8     /* that copy engines may cut a batch into */
 };
 enum { MPIX_CUDA_ROUTE, MPIX_CUDA_DISPATCH, MPIX_CUDA_COMBINE, MPIX_CUDA_KINDS };
 /* What a kernel says about a failure; the core makes the sentence. */
@@ -45,6 +46,8 @@ enum {
 };
 /* A call in one, or its halves (MPIX_Ep_..._begin_enqueue, ..._end_enqueue). */
 enum { MPIX_CUDA_WHOLE, MPIX_CUDA_BEGIN, MPIX_CUDA_END };
+/* Sums of rows that copy engines brought, piece after piece. */
+enum { MPIX_CUDA_STAGED = 1, MPIX_CUDA_STAGED_LAST };
 enum { MPIX_CUDA_PATH_AUTO, MPIX_CUDA_PATH_BULK, MPIX_CUDA_PATH_VECTOR };
 /* Kinds of memory behind a pointer. */
 enum { MPIX_CUDA_PTR_PAGEABLE, MPIX_CUDA_PTR_PINNED, MPIX_CUDA_PTR_DEVICE, MPIX_CUDA_PTR_OTHER_DEVICE, MPIX_CUDA_PTR_MANAGED };
@@ -102,6 +105,18 @@ typedef struct mpix_cuda_expert {
     int64_t *offset;                  /* device: [local_experts + 1] */
     uint32_t *pushed, *used;          /* device: [size][chunks], zero between calls */
 } mpix_cuda_expert;
+/* Words between ranks whose rows are moved by copy engines; see engines.cu. */
+typedef struct mpix_cuda_engine_words { uint64_t cuts, packed, pulled, pushed, summed, revoked, pad[2]; } mpix_cuda_engine_words;
+
+typedef struct mpix_cuda_engines {
+    int32_t on, pad;
+    uint64_t words, cuts;         /* offsets in a source's block: mpix_cuda_engine_words, uint32[2][MPIX_CUDA_PIECES + 1] */
+    uint64_t pack, pack_bytes;    /* dispatch: offset in a window, bytes for each peer: what goes there */
+    uint64_t push, push_bytes;    /* combine: likewise, what comes from there */
+    uint64_t *signals;            /* device: values of the words that copies carry */
+    int64_t *host;                /* pinned: what the host has to know of a routing */
+    void *copies;                 /* the module's streams and events */
+} mpix_cuda_engines;
 
 /* A handle as kernels see it; every address is valid in this process. */
 typedef struct mpix_cuda_handle {
@@ -123,6 +138,7 @@ typedef struct mpix_cuda_handle {
     int64_t *results;              /* pinned: recv_total, hosts, recv_per_rank[size], send_per_rank[size], recv_per_expert[], send_per_expert[], expert_offset[] */
     int64_t *recv_expert;          /* device: [local_experts] */
     mpix_cuda_expert expert;
+    mpix_cuda_engines engines;
 } mpix_cuda_handle;
 
 typedef struct mpix_cuda_route {
@@ -138,6 +154,7 @@ typedef struct mpix_cuda_route {
 typedef struct mpix_cuda_dispatch {
     const char *x, *scales;
     const float *weights;
+    char *out, *out_scales; /* engines: where rows go on this rank */
     int64_t tokens, x_stride, scale_stride, row, scale_row; /* bytes; row: without padding */
     int32_t topk, num_sms, path, status, part, pad;
     mpix_cuda_offer offer;
@@ -164,6 +181,8 @@ typedef struct mpix_cuda_combine {
     mpix_cuda_status *report;
     int64_t *wait_ns;
     int32_t pieces, piece, stages, warps, terms; /* filled in by the module */
+    int32_t staged; /* MPIX_CUDA_STAGED...: a piece of the sums, of rows that lie in this rank's window */
+    int64_t row, scale_row; /* bytes; of staged rows */
 } mpix_cuda_combine;
 
 typedef struct mpix_cuda_device {
@@ -209,6 +228,10 @@ typedef struct mpix_cuda_ops {
     int (*route)(const mpix_cuda_device *, const mpix_cuda_handle *, const mpix_cuda_route *, void *stream, char *why);
     int (*dispatch)(const mpix_cuda_device *, const mpix_cuda_handle *, mpix_cuda_dispatch *, void *stream, char *why);
     int (*combine)(const mpix_cuda_device *, const mpix_cuda_handle *, mpix_cuda_combine *, void *stream, char *why);
+    /* What moves the rows of a handle whose engines are on. split: streams that share each copy. */
+    int (*engines_create)(const mpix_cuda_device *device, int split, void **copies, char *why);
+    void (*engines_destroy)(const mpix_cuda_device *device, void *copies);
+    int (*event_sync)(const mpix_cuda_device *device, void *event, char *why);
 } mpix_cuda_ops;
 
 #define MPIX_CUDA_SYMBOL "mpix_cuda_module"

@@ -351,6 +351,13 @@ static bool bulk_fits(const mpix_cuda_device *d, const mpix_cuda_dispatch *c) {
     return ((uint64_t)c->x | (uint64_t)c->x_stride | (uint64_t)c->row) % 16 == 0 && c->tokens * (c->row / 3584 + 1) < (1 << 30);
 }
 
+cudaError_t mpix_cuda_unpack_launch(const mpix_cuda_handle *h, const mpix_cuda_dispatch *c, int sms, cudaStream_t stream) {
+    if (!c->local_ids && !c->src_rank && !c->src_token && !c->out_weights && !c->cumulative)
+        return cudaSuccess;
+    unpack_kernel<<<sms, 1024, 0, stream>>>(*h, *c);
+    return cudaGetLastError();
+}
+
 cudaError_t mpix_cuda_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
     int sms = c->num_sms ? c->num_sms : MPIX_CUDA_SMS;
     if (sms > d->sms)
@@ -383,11 +390,7 @@ cudaError_t mpix_cuda_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda
         dispatch_kernel<0><<<sms, c->warps * 32, 0, stream>>>(*h, *c);
     }
     cudaError_t err = cudaGetLastError();
-    if (err == cudaSuccess && c->part != MPIX_CUDA_BEGIN && (c->local_ids || c->src_rank || c->src_token || c->out_weights || c->cumulative)) {
-        unpack_kernel<<<sms, 1024, 0, stream>>>(*h, *c);
-        err = cudaGetLastError();
-    }
-    return err;
+    return err == cudaSuccess && c->part != MPIX_CUDA_BEGIN ? mpix_cuda_unpack_launch(h, c, sms, stream) : err;
 }
 
 cudaError_t mpix_cuda_dispatch_load(void) {

@@ -22,4 +22,13 @@ cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_
 cudaError_t mpix_cuda_place_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, const mpix_cuda_route *c, cudaStream_t stream);
 cudaError_t mpix_cuda_expert_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream);
 cudaError_t mpix_cuda_expert_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream);
+/* Rows by copy engines (engines.cu); route follows the route kernel. */
+cudaError_t mpix_cuda_engines_load(void);
+cudaError_t mpix_cuda_engines_create(int split, void **copies);
+void mpix_cuda_engines_destroy(void *copies);
+cudaError_t mpix_cuda_engines_route_launch(const mpix_cuda_handle *h, const mpix_cuda_route *c, cudaStream_t stream);
+cudaError_t mpix_cuda_engines_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream);
+cudaError_t mpix_cuda_engines_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream);
+/* Records to the caller's arrays, if any of them is wanted. */
+cudaError_t mpix_cuda_unpack_launch(const mpix_cuda_handle *h, const mpix_cuda_dispatch *c, int sms, cudaStream_t stream);
 #endif

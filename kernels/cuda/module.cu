@@ -81,7 +81,8 @@ static int m_open(int device, mpix_cuda_device *out, char *why) {
     /* Kernels are loaded now: loading one at its first launch may wait for the kernels that run, and those may be waiting for it. */
     if ((err = mpix_cuda_route_load()) != cudaSuccess || (err = mpix_cuda_dispatch_load()) != cudaSuccess ||
         (err = mpix_cuda_combine_load()) != cudaSuccess || (err = mpix_cuda_place_load()) != cudaSuccess ||
-        (err = mpix_cuda_expert_dispatch_load()) != cudaSuccess || (err = mpix_cuda_expert_combine_load()) != cudaSuccess)
+        (err = mpix_cuda_expert_dispatch_load()) != cudaSuccess || (err = mpix_cuda_expert_combine_load()) != cudaSuccess ||
+        (err = mpix_cuda_engines_load()) != cudaSuccess)
         return fail(KIND_UNSUPPORTED, why, "the kernels can't be loaded", err);
     out->major = prop.major;
     out->minor = prop.minor;
@@ -327,23 +328,43 @@ static int m_route(const mpix_cuda_device *d, const mpix_cuda_handle *h, const m
     cudaError_t err = mpix_cuda_route_launch(h, c, (cudaStream_t)stream);
     if (err == cudaSuccess && h->expert.on)
         err = mpix_cuda_place_launch(d, h, c, (cudaStream_t)stream);
+    if (err == cudaSuccess && h->engines.on)
+        err = mpix_cuda_engines_route_launch(h, c, (cudaStream_t)stream);
     return launched(err, why, "launching route");
 }
 static int m_dispatch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, void *stream, char *why) {
     on_device guard(d->ordinal);
-    cudaError_t err = h->expert.on ? mpix_cuda_expert_dispatch_launch(d, h, c, (cudaStream_t)stream) : mpix_cuda_dispatch_launch(d, h, c, (cudaStream_t)stream);
+    cudaError_t err = h->expert.on ? mpix_cuda_expert_dispatch_launch(d, h, c, (cudaStream_t)stream)
+                      : h->engines.on ? mpix_cuda_engines_dispatch_launch(d, h, c, (cudaStream_t)stream)
+                                      : mpix_cuda_dispatch_launch(d, h, c, (cudaStream_t)stream);
     return launched(err, why, "launching dispatch");
 }
 static int m_combine(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, void *stream, char *why) {
     on_device guard(d->ordinal);
-    cudaError_t err = h->expert.on ? mpix_cuda_expert_combine_launch(d, h, c, (cudaStream_t)stream) : mpix_cuda_combine_launch(d, h, c, (cudaStream_t)stream);
+    cudaError_t err = h->expert.on ? mpix_cuda_expert_combine_launch(d, h, c, (cudaStream_t)stream)
+                      : h->engines.on ? mpix_cuda_engines_combine_launch(d, h, c, (cudaStream_t)stream)
+                                      : mpix_cuda_combine_launch(d, h, c, (cudaStream_t)stream);
     return launched(err, why, "launching combine");
+}
+static int m_engines_create(const mpix_cuda_device *d, int split, void **copies, char *why) {
+    on_device guard(d->ordinal);
+    cudaError_t err = mpix_cuda_engines_create(split, copies);
+    return err == cudaSuccess ? 0 : fail(KIND_NO_MEM, why, "streams for copies", err);
+}
+static void m_engines_destroy(const mpix_cuda_device *d, void *copies) {
+    on_device guard(d->ordinal);
+    mpix_cuda_engines_destroy(copies);
+}
+static int m_event_sync(const mpix_cuda_device *d, void *event, char *why) {
+    on_device guard(d->ordinal);
+    cudaError_t err = cudaEventSynchronize((cudaEvent_t)event);
+    return err == cudaSuccess ? 0 : fail(KIND_TRANSPORT, why, "the GPU failed", err);
 }
 
 static const mpix_cuda_ops ops = {
     MPIX_CUDA_ABI, m_open, m_pointer, m_alloc, m_import, m_free, m_local_alloc, m_local_free, m_pinned_alloc, m_pinned_free, m_copy,
     m_stream_create, m_stream_destroy, m_stream_check, m_event_create, m_event_destroy, m_event_record, m_event_done, m_stream_wait,
-    m_device_sync, m_route, m_dispatch, m_combine,
+    m_device_sync, m_route, m_dispatch, m_combine, m_engines_create, m_engines_destroy, m_event_sync,
 };
 
 extern "C" const mpix_cuda_ops *mpix_cuda_module(void) { return &ops; }

@@ -163,6 +163,8 @@ static const mpix_param_desc param_table[] = {
     {"gpu_partial_bytes", "bytes", "0 or more, suffix k, m or g", "62914560",
      "GPU memory of a handle for the peers' partial sums (combine, EXPERT layout), equal on all ranks; room for one chunk of 128 tokens per peer at least.",
      FIELD(gpu_partial_bytes)},
+    {"gpu_copy_streams", "int", "1..4", "1",
+     "With config.num_sms = MPIX_EP_SMS_NONE: streams that share each copy, so that several copy engines serve a peer.", FIELD(gpu_copy_streams)},
     {"gpu_delay_us", "int", "0..1000000", "0",
      "For tests: kernels pause for up to so many microseconds, at random, where they meet other ranks or blocks; 0: never.", FIELD(gpu_delay_us)},
 };

@@ -77,6 +77,7 @@ typedef struct mpix_params {
     int gpu_memory;       /* auto | vmm | ipc; default auto */
     int gpu_path;         /* auto | bulk | vector; default auto */
     size_t gpu_partial_bytes; /* EXPERT combine: for partial sums from all peers, per handle */
+    int gpu_copy_streams; /* 1..4; default 1 */
     int gpu_delay_us;     /* tests: random pauses in kernels, 0: none */
 } mpix_params;
 

@@ -319,6 +319,10 @@ static void run_errors(MPIX_Ep gpu, MPIX_Ep_handle h) {
     CHECK(size == 1 || kind == MPIX_ERRK_ARG || kind == MPIX_ERRK_REMOTE, "hidden differs: kind %d", kind);
     in.hidden = 32;
     EP(MPIX_Ep_dispatch(h, &in, &out));
+    void *much;
+    kind = g_kind(MPIX_Ep_alloc(gpu, (MPI_Count)1 << 45, MPI_INFO_NULL, &much));
+    CHECK(kind == MPIX_ERRK_NO_MEM || kind == MPIX_ERRK_REMOTE, "32 TB of GPU memory: kind %d", kind);
+    EP(MPIX_Ep_dispatch(h, &in, &out)); /* and the context goes on */
     EP(MPIX_Ep_dealloc(gpu, o));
     CU(cudaFree(ids)); CU(cudaFree(x)); CU(cudaFree(plain));
 }
@@ -347,7 +351,7 @@ int main(int argc, char **argv) {
     int ok = cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
     if (argc > 1 && !strcmp(argv[1], "--probe"))
         return !ok;
-    int rounds = argc > 1 ? atoi(argv[1]) : 40;
+    int rounds = argc > 1 ? atoi(argv[1]) : 40, none = argc > 2 && !strcmp(argv[2], "none"); /* rows by copy engines */
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
@@ -386,7 +390,7 @@ int main(int argc, char **argv) {
         MPIX_Ep_handle hg, hh;
         c.num_experts = s.experts;
         c.memkind = MPIX_EP_CUDA;
-        c.num_sms = (int)g_range(&rng, 0, 5) * 5;
+        c.num_sms = none ? MPIX_EP_SMS_NONE : (int)g_range(&rng, 0, 5) * 5;
         EP(MPIX_Ep_create(MPI_COMM_WORLD, &c, MPI_INFO_NULL, &gpu));
         EP(MPIX_Ep_handle_create(gpu, &hg));
         c.memkind = MPIX_EP_HOST;
@@ -405,12 +409,13 @@ int main(int argc, char **argv) {
         EP(MPIX_Ep_free(&host));
     }
     c.memkind = MPIX_EP_CUDA;
+    c.num_sms = none ? MPIX_EP_SMS_NONE : 0;
     if (size > 1)
         run_timeout(&c);
     int all = 0;
     MPI_Allreduce(&failures, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
     if (rank == 0)
-        printf("ep_gpu: %d ranks on %d GPUs, %d rounds: %s\n", size, devices, rounds, all ? "FAILED" : "passed");
+        printf("ep_gpu: %d ranks on %d GPUs, %d rounds%s: %s\n", size, devices, rounds, none ? " by copy engines" : "", all ? "FAILED" : "passed");
     MPI_Finalize();
     return all != 0;
 }

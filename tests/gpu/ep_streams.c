@@ -1,8 +1,9 @@
 /*
  * ep_streams.c - calls on streams, in graphs, in halves, under stress, and beside ranks that stop.
  *
- *   ep_streams [all|stress|ordered|killed [iterations of stress]]
+ *   ep_streams [all|stress|ordered|killed [iterations of stress [none]]]
  *
+ * none: rows by copy engines; then all ranks start the handles in the same order, since the host waits for routings.
  * ordered: one handle after the other, for compute-sanitizer, under which kernels do not run beside each other.
  *
  * Rows hold small integers that follow from (round, rank, token), and the experts give back what they got, so a token's sum is its row
@@ -15,7 +16,7 @@
 
 enum { TOKENS = 96, TOPK = 4, EXPERTS = 24, HIDDEN = 512 };
 
-static int rank, size, devices, failures;
+static int rank, size, devices, failures, none;
 
 /* A handle with its buffers. Host copies are pinned, so that copies are in stream order. */
 typedef struct lane {
@@ -227,6 +228,27 @@ static void run_graph(MPIX_Ep ep, lane *l) {
     CU(cudaGraphDestroy(graph));
 }
 
+/* Calls whose copies' sizes are the host's are refused, and the capture goes on; so do eager calls. */
+static void run_no_graph(MPIX_Ep ep, lane *l) {
+    cudaGraph_t graph;
+    lane_shape(l, 42);
+    lane_fill(l, 1);
+    lane_call(l);
+    CU(cudaStreamSynchronize(l->stream));
+    CU(cudaStreamBeginCapture(l->stream, cudaStreamCaptureModeGlobal));
+    CHECK(g_kind(MPIX_Ep_route_enqueue(l->h, &l->r, &l->c, l->stream)) == MPIX_ERRK_UNSUPPORTED, "route in a capture");
+    CHECK(g_kind(MPIX_Ep_dispatch_enqueue(l->h, &l->in, &l->out, l->stream)) == MPIX_ERRK_UNSUPPORTED, "dispatch in a capture");
+    CHECK(g_kind(MPIX_Ep_combine_begin_enqueue(l->h, &l->ci, &l->co, l->stream)) == MPIX_ERRK_UNSUPPORTED, "half a combine in a capture");
+    CU(cudaStreamEndCapture(l->stream, &graph));
+    CU(cudaGraphDestroy(graph));
+    lane_fill(l, 2);
+    lane_call(l);
+    lane_fetch(l);
+    CU(cudaStreamSynchronize(l->stream));
+    lane_check(l, 2, "after a refused capture");
+    CHECK(async_kind(ep) == 0, "an asynchronous error");
+}
+
 static void run_halves(lane *l) {
     lane_shape(l, 77);
     CHECK(g_kind(MPIX_Ep_dispatch_end_enqueue(l->h, l->stream)) == MPIX_ERRK_ARG, "end of nothing");
@@ -271,6 +293,19 @@ static void run_wrong(lane *l) {
         CHECK(g_kind(MPIX_Ep_dispatch_enqueue(l->h, &l->in, &l->out, other)) == MPIX_ERRK_ARG, "a stream of another device");
         CU(cudaStreamDestroy(other));
     }
+    if (devices > 1) {
+        int here;
+        void *there;
+        CU(cudaGetDevice(&here));
+        CU(cudaSetDevice((here + 1) % devices));
+        CU(cudaMalloc(&there, TOKENS * HIDDEN * 4));
+        CU(cudaSetDevice(here));
+        in.x.data = there;
+        kind = g_kind(MPIX_Ep_dispatch(l->h, &in, &l->out));
+        CHECK(kind == (any ? MPIX_ERRK_ARG : MPIX_ERRK_REMOTE) || !any, "rows in another device's memory: kind %d", kind);
+        EP(MPIX_Ep_dispatch(l->h, &l->in, &l->out));
+        CU(cudaFree(there));
+    }
     MPIX_Xfer xfer;
     kind = g_kind(MPIX_Ep_idispatch(l->h, &l->in, &l->out, rank == 0 ? NULL : &xfer));
     if (rank != 0)
@@ -284,7 +319,7 @@ static void run_stress(MPIX_Ep ep, lane *l, int iterations, int ordered) {
     for (int i = 0; i < iterations; i++) {
         uint64_t seed = g_mix((uint64_t)i + 1);
         for (int k = 0; k < 2; k++) {
-            lane *one = &l[ordered ? k : (k + rank + i) % 2];
+            lane *one = &l[ordered ? k : (k + (none ? 0 : rank) + i) % 2];
             uint64_t own = seed + (uint64_t)(one - l);
             lane_shape(one, own);
             lane_fill(one, own);
@@ -367,6 +402,7 @@ static void run_killed(const MPIX_Ep_config *like) {
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "all";
     int iterations = argc > 2 ? atoi(argv[2]) : 200;
+    none = argc > 3 && !strcmp(argv[3], "none");
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
@@ -380,7 +416,7 @@ int main(int argc, char **argv) {
     c.num_experts = EXPERTS;
     c.max_tokens = TOKENS;
     c.max_row_bytes = HIDDEN * 4;
-    c.num_sms = 6;
+    c.num_sms = none ? MPIX_EP_SMS_NONE : 6;
     c.timeout_s = 60;
     if (!strcmp(what, "killed"))
         run_killed(&c);
@@ -395,7 +431,7 @@ int main(int argc, char **argv) {
     }
     run_stress(ep, l, iterations, !strcmp(what, "ordered"));
     if (!strcmp(what, "all"))
-        run_graph(ep, &l[0]);
+        (none ? run_no_graph : run_graph)(ep, &l[0]);
     lane_free(ep, &l[0]);
     lane_free(ep, &l[1]);
     EP(MPIX_Ep_free(&ep));
@@ -404,7 +440,7 @@ int main(int argc, char **argv) {
     int all = 0;
     MPI_Allreduce(&failures, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
     if (rank == 0)
-        printf("ep_streams: %d ranks on %d GPUs, %s, %d iterations of stress: %s\n", size, devices, what, iterations, all ? "FAILED" : "passed");
+        printf("ep_streams: %d ranks on %d GPUs, %s%s, %d iterations of stress: %s\n", size, devices, what, none ? " by copy engines" : "", iterations, all ? "FAILED" : "passed");
     MPI_Finalize();
     return all != 0;
 }

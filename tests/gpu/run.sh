@@ -38,10 +38,17 @@ run 2 ep_expert
 run 2 MPIX_EP_GPU_PATH=vector ep_expert
 run 2 MPIX_EP_GPU_DELAY_US=20 MPIX_EP_GPU_PARTIAL_BYTES=0 ep_expert
 run 4 ep_expert
+run 1 ep_gpu 20 none
+run 2 ep_gpu 40 none
+run 4 ep_gpu 20 none
 run 1 ep_streams
 run 2 ep_streams
 run 2 MPIX_EP_GPU_PATH=vector ep_streams
 run 4 ep_streams all 20
+run 2 ep_streams all 200 none
+run 4 ep_streams all 20 none
+run 2 MPIX_EP_GPU_DELAY_US=20 ep_streams stress "$stress" none
+[ ! -x tests/gpu/ep_nccl ] || run 2 ep_nccl
 run 2 MPIX_EP_GPU_DELAY_US=20 ep_streams stress "$stress"
 run 4 MPIX_EP_GPU_DELAY_US=20 ep_streams stress 20
 # The example on its data, if it is built and has cuBLAS.
