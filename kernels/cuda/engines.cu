@@ -73,10 +73,6 @@ cudaError_t mpix_cuda_engines_route_launch(const mpix_cuda_handle *h, const mpix
 
 /* ---- dispatch -------------------------------------------------------------------------------------------------------------- */
 
-__device__ static int dispatch_status(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c) {
-    return c.offer.status ? c.offer.status : routing_fault(h, c.tokens, c.topk) ? 1 : h.state->recv_total > c.capacity && !h.drop ? 2 : 0;
-}
-
 /* Before the first piece: READY, which carries what ranks compare, and the peers have fetched the last batch. One block. */
 __global__ void pack_gate_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_dispatch c) {
     if (call_refused(h, c.report))
@@ -84,7 +80,7 @@ __global__ void pack_gate_kernel(const __grid_constant__ mpix_cuda_handle h, con
     uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
     mpix_cuda_offer mine = c.offer;
     int lane = threadIdx.x;
-    mine.status = dispatch_status(h, c);
+    mine.status = own_status(h, c);
     if (lane == 0) {
         h.engines.signals[SIGNAL_PULLED] = epoch;
         if (!c.offer.status && mine.status == 1)
@@ -123,7 +119,7 @@ __global__ void __launch_bounds__(512) pack_kernel(const __grid_constant__ mpix_
     if (call_refused(h, c.report))
         return;
     uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
-    int status = dispatch_status(h, c), lane = threadIdx.x % 32;
+    int status = own_status(h, c), lane = threadIdx.x % 32;
     int chunks = (int)((c.row + CHUNK - 1) / CHUNK);
     int64_t base = lane == h.rank ? h.state->base[lane] : 0;
     char *rows = nullptr, *scales = nullptr, *records = nullptr;
