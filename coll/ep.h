@@ -52,6 +52,7 @@ struct mpix_ep_handle {
     int topk, routed;            /* routed: that route's arguments were fine */
     int64_t capacity;            /* of the last dispatch started since; -1: none */
     struct mpix_ep_gpu_handle *gpu; /* ep_gpu.h; NULL in host memory */
+    struct mpix_ep_ll_handle *ll; /* ep_ll.h; NULL in mode HT */
     struct mpix_ep_handle *next;
 };
 
@@ -89,6 +90,7 @@ typedef struct mpix_ep {
     char *converted;       /* [max_row_bytes] a row and its scales; scratch of the engine, from the first call on that converts */
     struct mpix_ep_target *targets; /* [ranks] scratch of the engine */
     mpix_row_term *terms;  /* [max_topk + 1] */
+    mpix_row_term *sums;   /* low latency: the same, of the token's owner */
     int failed;            /* kind, 0: fine */
     MPIX_Error failure;
     uint64_t checked_ns;   /* when deaths were last looked for */
@@ -99,6 +101,7 @@ typedef struct mpix_ep {
     mpix_doorbell done_bell; /* rung by the thread when a call completes */
     struct mpix_ep *next;  /* all contexts of the process */
     struct mpix_ep_gpu *gpu; /* ep_gpu.h; NULL in host memory */
+    struct mpix_ep_ll *ll; /* ep_ll.h; NULL in mode HT */
 } mpix_ep;
 
 /* One piece of the send buffer. */
@@ -171,6 +174,10 @@ struct mpix_ep_call {
     int64_t at;            /* progress inside a pass over tokens */
     int streaming;
     mpix_ep_plan *plan;    /* route: the new one */
+    struct mpix_ep_ll_part *ll; /* low latency: [ranks] */
+    int64_t ll_rows;       /* rows of the layout that exist here, others are dropped */
+    int ll_heads, ll_limited, ll_width; /* dispatch: heads seen, ll_rows set, choices per token + 1 */
+    int ll_pulled;         /* combine: peers that read this rank's rows */
     union {
         struct { MPIX_Ep_counts counts; } route;
         struct { MPIX_Ep_dispatch_in in; MPIX_Ep_dispatch_out out; } dispatch;
@@ -273,6 +280,8 @@ void mpix_ep_far_signal(mpix_ep_call *call, int peer, int32_t status);
 int mpix_ep_far_owed(const mpix_ep_call *call, int peer); /* commands of the call for this peer are not complete */
 int mpix_ep_far_flushed(const mpix_ep_call *call); /* all commands of the call are complete */
 void mpix_ep_far_release(mpix_ep_call *call);      /* gives chunks back */
+/* There was no room for a command to peer: lets the proxy work. 0: the time limit is over; the engine finds it. *start: 0 at first. */
+int mpix_ep_far_make_room(mpix_ep_call *call, int peer, uint64_t *start);
 /* Room for one more item for peer; 0: no chunk is free. */
 int mpix_ep_far_room(mpix_ep_call *call, int peer);
 /* The places of the next item in the open chunk. */
@@ -299,6 +308,9 @@ enum { MPIX_EP_STEP_WAITING, MPIX_EP_STEP_COMPLETE, MPIX_EP_STEP_WORKED };
 /* The state machines. *banks_open: no earlier call still has to take its staging bank; cleared by a call that has not. Banks are
  * thus taken in the order of the calls on every rank, and the earliest incomplete call always gets one. */
 int mpix_ep_route_step(mpix_ep_call *call, int *banks_open);
+void mpix_ep_route_sends_fill(mpix_ep_call *call); /* the outputs of route that this rank knows by itself */
+/* Dispatch: what is counted of the rows received. */
+void mpix_ep_received_fill(mpix_ep_call *call, const int64_t *recv_rank, const int64_t *recv_expert, const int64_t *offset);
 int mpix_ep_converts(const mpix_ep_call *call); /* dispatch: rows change their type on the way */
 /* Token t's row and scales as they travel. Where a call does not convert they are the input's. */
 void mpix_ep_token_convert(const mpix_ep_call *call, int64_t t, void *row, void *scales);

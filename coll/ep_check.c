@@ -131,9 +131,17 @@ int mpix_ep_check_counts(mpix_ep *ep, const MPIX_Ep_counts *c) {
                              c->send_per_expert};
     for (size_t i = 0; i < sizeof p / sizeof *p && !kind; i++)
         kind = check_aligned(p[i], _Alignof(MPI_Count), names[i]);
-    if (!kind && c->expert_offset && ep->config.layout == MPIX_EP_COMPACT)
-        kind = mpix_fail(MPIX_ERRK_ARG, "counts.expert_offset", "counts.expert_offset is for the EXPERT layout; the context's is COMPACT");
-    return kind;
+    if (!kind && c->expert_offset && ep->config.layout != MPIX_EP_EXPERT)
+        kind = mpix_fail(MPIX_ERRK_ARG, "counts.expert_offset", "counts.expert_offset is for the EXPERT layout; the context's is %s",
+                         ep->config.layout == MPIX_EP_SLOTS ? "SLOTS" : "COMPACT");
+    if (kind || ep->config.mode == MPIX_EP_HT)
+        return kind;
+    /* Nothing is exchanged in route: what others send is known when it comes. */
+    for (size_t i = ep->config.layout == MPIX_EP_SLOTS; i < 4; i++)
+        if (p[i])
+            return mpix_fail(MPIX_ERRK_UNSUPPORTED, names[i], "%s is not known to route in the mode MPIX_EP_LL, where ranks exchange no counts: "
+                             "dispatch tells it (out.recv_per_rank, out.recv_per_expert, out.expert_offset)", names[i]);
+    return 0;
 }
 
 /* A call on a handle whose last route was refused cannot work; one whose route failed elsewhere is found when it starts. */
@@ -184,8 +192,16 @@ int mpix_ep_check_dispatch(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *i
     if ((kind = check_aligned(in->topk_weights, 4, "in.topk_weights")) || (kind = check_aligned(out->topk_weights, 4, "out.topk_weights")) ||
         (kind = check_aligned(out->local_ids, 4, "out.local_ids")) || (kind = check_aligned(out->src_rank, 4, "out.src_rank")) ||
         (kind = check_aligned(out->src_token, _Alignof(MPI_Count), "out.src_token")) ||
-        (kind = check_aligned(out->cumulative, 8, "out.cumulative")) || (kind = check_aligned(out->wait_ns, 8, "out.wait_ns")))
+        (kind = check_aligned(out->cumulative, 8, "out.cumulative")) || (kind = check_aligned(out->wait_ns, 8, "out.wait_ns")) ||
+        (kind = check_aligned(out->recv_per_rank, _Alignof(MPI_Count), "out.recv_per_rank")) ||
+        (kind = check_aligned(out->recv_per_expert, _Alignof(MPI_Count), "out.recv_per_expert")) ||
+        (kind = check_aligned(out->expert_offset, _Alignof(MPI_Count), "out.expert_offset")))
         return kind;
+    if (out->expert_offset && ep->config.layout != MPIX_EP_EXPERT)
+        return mpix_fail(MPIX_ERRK_ARG, "out.expert_offset", "out.expert_offset is for the EXPERT layout");
+    if (ep->config.memkind == MPIX_EP_CUDA && (out->recv_per_rank || out->recv_per_expert || out->expert_offset))
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "out.recv_per_rank", "out.recv_per_rank, recv_per_expert and expert_offset are not filled in GPU "
+                         "memory in this version: route tells them");
     make_dense(&in->x, in->hidden);
     make_dense(&out->x, in->hidden);
     return 0;
@@ -196,6 +212,21 @@ static int wire_there(const mpix_ep *ep, const MPIX_Ep_combine_in *in) {
     return in->wire == 0 || in->wire == in->x.dtype || (ep->gpu && ep->config.layout == MPIX_EP_EXPERT && in->wire == MPIX_EP_F32 && in->x.dtype != MPIX_EP_F64);
 }
 
+/* In LL the experts' rank sums, so there is a dtype on the way back. */
+static int check_wire(const mpix_ep *ep, MPIX_Ep_combine_in *in) {
+    int fp8 = is_fp8(in->x.dtype);
+    if (in->wire == 0)
+        in->wire = fp8 ? MPIX_EP_BF16 : in->x.dtype;
+    if (mpix_dtype_size(in->wire) == 0)
+        return mpix_fail(MPIX_ERRK_ARG, "in.wire", "in.wire = %d is not a dtype", in->wire);
+    if (in->wire < MPIX_EP_F64 || in->wire > MPIX_EP_BF16)
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "in.wire", "in.wire = %s: sums travel as F64, F32, F16 or BF16", mpix_dtype_name(in->wire));
+    if ((int64_t)mpix_dtype_size(in->wire) > ep->config.max_row_bytes / in->hidden)
+        return mpix_fail(MPIX_ERRK_ARG, "in.wire", "in.wire = %s: a row of %lld exceeds config.max_row_bytes = %lld", mpix_dtype_name(in->wire),
+                         (long long)in->hidden, (long long)ep->config.max_row_bytes);
+    return 0;
+}
+
 static int check_sum_dtypes(const mpix_ep *ep, MPIX_Ep_combine_in *in, MPIX_Ep_combine_out *out) {
     if (in->x.dtype == MPIX_EP_BYTES)
         return mpix_fail(MPIX_ERRK_ARG, "in.x.dtype", "in.x.dtype = MPIX_EP_BYTES cannot be summed");
@@ -204,6 +235,8 @@ static int check_sum_dtypes(const mpix_ep *ep, MPIX_Ep_combine_in *in, MPIX_Ep_c
     if (out->y.dtype < MPIX_EP_F64 || out->y.dtype > MPIX_EP_BF16)
         return mpix_fail(MPIX_ERRK_ARG, "out.y.dtype", "out.y.dtype = %d must be F64, F32, F16 or BF16 (0 means in.x's, which is %s)",
                          out->y.dtype, mpix_dtype_name(in->x.dtype));
+    if (ep->config.mode == MPIX_EP_LL)
+        return check_wire(ep, in);
     if (!wire_there(ep, in)) {
         if (mpix_dtype_size(in->wire) == 0)
             return mpix_fail(MPIX_ERRK_ARG, "in.wire", "in.wire = %d is not a dtype", in->wire);
@@ -241,9 +274,15 @@ int mpix_ep_check_combine(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in,
         return mpix_fail(MPIX_ERRK_ARG, "out.y.scale_kind", "out.y takes no scales (scale_kind = %d)", out->y.scale_kind);
     if ((kind = mpix_ep_check_rows(&out->y, "out.y", in->hidden, handle->tokens)) || (kind = check_bias(in, out, handle->tokens)))
         return kind;
-    if (in->topk_weights && ep->config.layout == MPIX_EP_COMPACT)
-        return mpix_fail(MPIX_ERRK_ARG, "in.topk_weights", "in.topk_weights cannot be applied in the COMPACT layout: a row is the sum over a "
-                         "token's experts on that rank already; weight it there (row_weights, or in the experts)");
+    if (in->topk_weights && ep->config.layout != MPIX_EP_EXPERT)
+        return mpix_fail(MPIX_ERRK_ARG, "in.topk_weights", "in.topk_weights cannot be applied in the %s layout: a row is the sum over a "
+                         "token's experts on that rank already; weight it there (row_weights, or in the experts)",
+                         ep->config.layout == MPIX_EP_SLOTS ? "SLOTS" : "COMPACT");
+    if (in->topk_weights && ep->config.mode == MPIX_EP_LL)
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "in.topk_weights", "in.topk_weights: in the mode MPIX_EP_LL the experts' rank sums a token's rows and "
+                         "applies the weights that dispatch brought it; give them as in.row_weights there (dispatch's out.topk_weights)");
+    if (ep->config.mode == MPIX_EP_LL && handle->capacity < 0)
+        return mpix_fail(MPIX_ERRK_ARG, "handle", "no dispatch has been started since the handle's route: in the mode MPIX_EP_LL a combine follows one");
     if ((kind = check_aligned(in->row_weights, 4, "in.row_weights")) || (kind = check_aligned(in->topk_weights, 4, "in.topk_weights")) ||
         (kind = check_aligned(in->slot_values, 4, "in.slot_values")) || (kind = check_aligned(out->slot_values, 4, "out.slot_values")) ||
         (kind = check_aligned(out->wait_ns, 8, "out.wait_ns")))

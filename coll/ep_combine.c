@@ -13,6 +13,7 @@
 #include "config.h"
 
 #include "coll/ep_gpu.h"
+#include "coll/ep_ll.h"
 
 #include <stdlib.h>
 
@@ -308,6 +309,8 @@ static int combine_call(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, con
     int code = mpix_ep_call_begin(handle, MPIX_EP_COMBINE, mpix_ep_combine_step, &call);
     if (code != MPI_SUCCESS)
         return code;
+    if (handle->ep->ll)
+        call->step = mpix_ep_ll_combine_step;
     int kind = blocking || xfer ? 0 : mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
     if (!kind && (!in || !out))
         kind = mpix_fail(MPIX_ERRK_ARG, in ? "out" : "in", "%s is NULL", in ? "out" : "in");

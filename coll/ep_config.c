@@ -1,7 +1,7 @@
 /* ep_config.c - checking of a configuration, the size of windows, and agreement that all ranks gave the same. */
 #include "config.h"
 
-#include "coll/ep.h"
+#include "coll/ep_ll.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -26,10 +26,12 @@ static int unsupported(const char *arg, const char *what) {
 }
 
 static int check_later(const MPIX_Ep_config *c) {
-    if (c->mode == MPIX_EP_LL)
-        return unsupported("config.mode", "MPIX_EP_LL");
-    if (c->layout == MPIX_EP_SLOTS)
-        return unsupported("config.layout", "MPIX_EP_SLOTS");
+    if (c->mode == MPIX_EP_LL && c->memkind == MPIX_EP_CUDA)
+        return unsupported("config.memkind", "MPIX_EP_CUDA with the mode MPIX_EP_LL");
+    if (c->mode == MPIX_EP_LL && c->layout == MPIX_EP_COMPACT)
+        return unsupported("config.layout", "MPIX_EP_COMPACT with the mode MPIX_EP_LL, which has MPIX_EP_SLOTS and MPIX_EP_EXPERT,");
+    if (c->mode == MPIX_EP_HT && c->layout == MPIX_EP_SLOTS)
+        return unsupported("config.layout", "MPIX_EP_SLOTS with the mode MPIX_EP_HT");
     if (c->masking)
         return unsupported("config.masking", "masking of dead ranks");
     return 0;
@@ -55,7 +57,7 @@ int mpix_ep_config_check(const MPIX_Ep_config *config, int ranks, MPIX_Ep_config
         (kind = check_range(c->num_experts, 0, MAX_COUNT, "config.num_experts")) ||
         (kind = check_range(c->max_topk, 1, MAX_COUNT / 64, "config.max_topk")) ||
         (kind = check_range(c->depth, 0, 64, "config.depth")) ||
-        (kind = check_range(c->expert_align, 0, c->layout == MPIX_EP_COMPACT ? 1 : MAX_COUNT, "config.expert_align")) ||
+        (kind = check_range(c->expert_align, 0, c->layout == MPIX_EP_EXPERT ? MAX_COUNT : 1, "config.expert_align")) ||
         (kind = check_range(c->max_tokens, 0, MAX_COUNT, "config.max_tokens")) ||
         (kind = check_range(c->max_recv_rows, 0, INT64_C(1) << 48, "config.max_recv_rows")) ||
         (kind = check_range(c->max_row_bytes, 1, INT64_C(1) << 40, "config.max_row_bytes")))
@@ -90,6 +92,18 @@ size_t mpix_ep_bank_size(const MPIX_Ep_config *c, int64_t rows, int far_peers) {
     return (bytes + far + 64 * (size_t)far_peers + 4095) / 4096 * 4096 + 4096;
 }
 
+/* Control words, the banks of one handle, and with proxied peers what it sends. */
+static int window_size_ll(const MPIX_Ep_config *c, const mpix_params *params, int ranks, int far_peers, MPI_Count *bytes) {
+    mpix_ep_ctl_layout layout;
+    mpix_ep_ll ll;
+    mpix_ep_ll_sizes(c, ranks, far_peers, &ll);
+    mpix_ep_ll_ctl_layout(&layout, ranks, c->depth, params->max_handles);
+    if (ll.slot_bytes == SIZE_MAX)
+        return mpix_fail(MPIX_ERRK_NO_MEM, "config.max_tokens", "the banks for batches of %lld tokens exceed 2^46 bytes", (long long)c->max_tokens);
+    *bytes = (MPI_Count)(layout.total + ll.slot_bytes + ll.tx_bytes[0] + ll.tx_bytes[1]);
+    return 0;
+}
+
 int PMPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_host, MPI_Count *bytes) {
     MPIX_Ep_config c;
     mpix_params params;
@@ -104,6 +118,8 @@ int PMPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_
         kind = mpix_ep_config_check(config, ranks, &c);
     if (!kind)
         kind = mpix_params_read(&params);
+    if (!kind && c.mode == MPIX_EP_LL)
+        return mpix_boot_raise(NULL, window_size_ll(&c, &params, ranks, ranks - ranks_per_host, bytes));
     if (kind)
         return mpix_boot_raise(NULL, kind);
     size_t most = 0;

@@ -2,6 +2,7 @@
 #include "config.h"
 
 #include "coll/ep_gpu.h"
+#include "coll/ep_ll.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -55,21 +56,30 @@ static int create_local(mpix_ep *ep) {
     int far_peers = 0;
     for (int r = 0; r < ep->size; r++)
         far_peers += ep->boot->host_of[r] != ep->boot->host_of[ep->rank];
+    if (ep->config.mode == MPIX_EP_LL) {
+        int kind = mpix_ep_ll_create(ep, far_peers);
+        if (kind)
+            return kind;
+    }
     ep->max_rows = mpix_ep_worst_rows(&ep->config, &ep->placement, ep->rank);
-    ep->bank_bytes = mpix_ep_bank_size(&ep->config, ep->max_rows, far_peers);
+    ep->bank_bytes = ep->ll ? 0 : mpix_ep_bank_size(&ep->config, ep->max_rows, far_peers);
     if (ep->bank_bytes == SIZE_MAX)
         return mpix_fail(MPIX_ERRK_NO_MEM, "config.max_recv_rows", "a batch in the worst case exceeds 2^46 bytes: set config.max_recv_rows");
-    mpix_ep_ctl_layout_init(&ep->layout, ep->size, ep->config.num_experts, depth, ep->params.max_handles);
+    if (ep->ll)
+        mpix_ep_ll_ctl_layout(&ep->layout, ep->size, depth, ep->params.max_handles);
+    else
+        mpix_ep_ctl_layout_init(&ep->layout, ep->size, ep->config.num_experts, depth, ep->params.max_handles);
     ep->banks = calloc((size_t)depth, sizeof *ep->banks);
     ep->slots_used = calloc(words, sizeof *ep->slots_used);
     ep->slot_epochs = calloc((size_t)ep->params.max_handles, sizeof *ep->slot_epochs);
     ep->dst = malloc((2 * (size_t)ep->config.max_topk + 2) * sizeof *ep->dst);
     ep->terms = malloc(((size_t)ep->config.max_topk + 1) * sizeof *ep->terms);
+    ep->sums = malloc(((size_t)ep->config.max_topk + 1) * sizeof *ep->sums);
     ep->targets = malloc((size_t)ep->size * sizeof *ep->targets);
     ep->pidfds = malloc((size_t)ep->size * sizeof *ep->pidfds);
     for (int i = 0; ep->pidfds && i < ep->size; i++)
         ep->pidfds[i] = mpix_boot_watch(ep->boot, i);
-    if (!ep->banks || !ep->slots_used || !ep->slot_epochs || !ep->dst || !ep->terms || !ep->targets || !ep->pidfds)
+    if (!ep->banks || !ep->slots_used || !ep->slot_epochs || !ep->dst || !ep->terms || !ep->sums || !ep->targets || !ep->pidfds)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a context of %d ranks", ep->size);
     ep->stream_bytes = stream_limit(ep);
     int threads = ep->params.progress == MPIX_PROGRESS_THREAD ? 2 : 1;
@@ -86,14 +96,16 @@ void mpix_ep_destroy(mpix_ep *ep, int abandoned) {
     mpix_live_remove(ep);
     mpix_ep_gpu_free(ep);
     mpix_ep_engine_free(ep);
-    mpix_ep_far_free(ep);
     while (ep->handles) {
         struct mpix_ep_handle *h = ep->handles;
         ep->handles = h->next;
         mpix_live_remove(h);
         mpix_ep_plan_free(h->plan);
+        mpix_ep_ll_handle_free(h, 0);
         free(h);
     }
+    mpix_ep_ll_free(ep);
+    mpix_ep_far_free(ep);
     mpix_ep_memory_free(ep);
     mpix_win_free(ep->stage);
     mpix_win_free(ep->ctl);
@@ -107,6 +119,7 @@ void mpix_ep_destroy(mpix_ep *ep, int abandoned) {
     free(ep->dst);
     free(ep->converted);
     free(ep->terms);
+    free(ep->sums);
     free(ep->targets);
     mpix_ep_placement_free(&ep->placement);
     mpix_boot_free(ep->boot, abandoned);
@@ -124,7 +137,8 @@ static int create_stages(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info inf
         kind = mpix_boot_agree(boot, create_local(ep));
     boot->proxied = 1; /* peers that can't be mapped are the proxy's */
     if (!kind)
-        kind = mpix_win_create(boot, &ep->params, ep->bank_bytes * (size_t)ep->config.depth, 0, &ep->stage);
+        kind = mpix_win_create(boot, &ep->params, ep->ll ? ep->ll->slot_bytes * (size_t)ep->params.max_handles
+                                                         : ep->bank_bytes * (size_t)ep->config.depth, 0, &ep->stage);
     mpix_win *ctl = NULL;
     if (!kind)
         kind = mpix_win_create(boot, &ep->params, ep->layout.total, 0, &ctl);
@@ -180,7 +194,8 @@ int PMPIX_Ep_create(MPI_Comm comm, const MPIX_Ep_config *config, MPI_Info info, 
         return code;
     }
     mpix_log(MPIX_LOG_INFO, "context of %d ranks: %lld experts, staging %d x %zu bytes reserved, control %zu bytes, %s rows, streaming from %zu bytes",
-             ep->size, (long long)ep->config.num_experts, ep->config.depth, ep->bank_bytes, ep->layout.total, ep->rows->name, ep->stream_bytes);
+             ep->size, (long long)ep->config.num_experts, ep->ll ? ep->params.max_handles : ep->config.depth,
+             ep->ll ? ep->ll->slot_bytes : ep->bank_bytes, ep->layout.total, ep->rows->name, ep->stream_bytes);
     *out = ep;
     return MPI_SUCCESS;
 }

@@ -13,6 +13,7 @@
 #include "config.h"
 
 #include "coll/ep_gpu.h"
+#include "coll/ep_ll.h"
 
 #include <stdlib.h>
 
@@ -277,10 +278,23 @@ static void padding_fill(mpix_ep_call *call, int64_t row, int64_t end) {
     }
 }
 
+void mpix_ep_received_fill(mpix_ep_call *call, const int64_t *recv_rank, const int64_t *recv_expert, const int64_t *offset) {
+    const mpix_ep_placement *p = &call->ep->placement;
+    const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
+    int64_t nlocal = p->nlocal[p->rank];
+    for (int64_t e = 0; out->cumulative && e < nlocal; e++)
+        out->cumulative[e] += recv_expert[e];
+    for (int r = 0; out->recv_per_rank && r < p->ranks; r++)
+        out->recv_per_rank[r] = recv_rank[r];
+    for (int64_t e = 0; out->recv_per_expert && e < nlocal; e++)
+        out->recv_per_expert[e] = recv_expert[e];
+    for (int64_t e = 0; out->expert_offset && e <= nlocal; e++)
+        out->expert_offset[e] = offset[e];
+}
+
 static void dispatch_finish(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     const mpix_ep_plan *plan = call->handle->plan;
-    const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
     int64_t rows = (int64_t)mpix_ep_my_offer(call, ep->rank)->rows, nlocal = ep->placement.nlocal[ep->rank];
     for (int64_t i = 0; i < plan->nsegments; i++)
         if (!mpix_ep_is_far(ep, plan->segments[i].source))
@@ -291,8 +305,7 @@ static void dispatch_finish(mpix_ep_call *call) {
         int64_t end = plan->offset[e + 1] < rows ? plan->offset[e + 1] : rows;
         padding_fill(call, plan->offset[e] + plan->recv_expert[e], end);
     }
-    for (int64_t e = 0; out->cumulative && e < nlocal; e++)
-        out->cumulative[e] += plan->recv_expert[e];
+    mpix_ep_received_fill(call, plan->recv_rank, plan->recv_expert, plan->offset);
     if (call->streaming)
         ep->rows->fence(); /* the caller may be another thread */
 }
@@ -362,6 +375,8 @@ static int dispatch_call(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, c
     int code = mpix_ep_call_begin(handle, MPIX_EP_DISPATCH, mpix_ep_dispatch_step, &call);
     if (code != MPI_SUCCESS)
         return code;
+    if (handle->ep->ll)
+        call->step = mpix_ep_ll_dispatch_step;
     int kind = blocking || xfer ? 0 : mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
     if (!kind && (!in || !out))
         kind = mpix_fail(MPIX_ERRK_ARG, in ? "out" : "in", "%s is NULL", in ? "out" : "in");

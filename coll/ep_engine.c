@@ -6,7 +6,7 @@
  */
 #include "config.h"
 
-#include "coll/ep.h"
+#include "coll/ep_ll.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -25,15 +25,16 @@ static mpix_ep_call *call_new(struct mpix_ep_handle *handle, int type) {
     if (call)
         ep->pool = call->next;
     pthread_mutex_unlock(&ep->lock);
-    /* the call, then [ranks] parts for proxied peers, then [ranks] flags */
-    size_t far = ep->far ? (size_t)ep->size * sizeof(mpix_ep_far_call) : 0;
-    if (!call && !(call = malloc(sizeof *call + far + (size_t)ep->size))) {
+    /* the call, then [ranks] parts for proxied peers, then [ranks] parts in low latency, then [ranks] flags */
+    size_t far = ep->far ? (size_t)ep->size * sizeof(mpix_ep_far_call) : 0, ll = ep->ll ? (size_t)ep->size * sizeof(mpix_ep_ll_part) : 0;
+    if (!call && !(call = malloc(sizeof *call + far + ll + (size_t)ep->size))) {
         mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a call");
         return NULL;
     }
     memset(call, 0, sizeof *call + far);
     call->far = far ? (mpix_ep_far_call *)(call + 1) : NULL;
-    call->seen = (unsigned char *)(call + 1) + far;
+    call->ll = ll ? (mpix_ep_ll_part *)(void *)((char *)(call + 1) + far) : NULL;
+    call->seen = (unsigned char *)(call + 1) + far + ll;
     for (int p = 0; far && p < ep->size; p++) {
         call->far[p].rx = UINT64_MAX;
         call->far[p].chunk = -1;
@@ -207,7 +208,8 @@ static void progress_all(mpix_ep *ep) {
         ;
 }
 
-static int missing(const mpix_ep_call *call, int peer) { return call->waiting && !call->seen[peer]; }
+/* Own rows may wait for the others' (low latency), never the other way round. */
+static int missing(const mpix_ep_call *call, int peer) { return call->waiting && peer != call->ep->rank && !call->seen[peer]; }
 
 /* A proxied peer whose connection has failed, or to which nothing can be queued: everybody's calls need it. */
 static void check_far(mpix_ep *ep) {

@@ -38,6 +38,17 @@ size_t mpix_ep_far_chunks(const MPIX_Ep_config *c, const mpix_params *params, in
     return bytes > item ? bytes : item;
 }
 
+/* Low latency: batches lie in the handles' slots (ep_ll.c), control words need no mirror. */
+static int far_alloc_ll(mpix_ep *ep, mpix_ep_far *far) {
+    far->lanes = ep->params.lanes;
+    far->counters_slot = 4 * ep->config.depth;
+    if ((int64_t)far->counters_slot * ep->params.max_handles >= 65536)
+        return mpix_fail(MPIX_ERRK_ARG, "max_handles", "max_handles = %d with depth %d needs more than 65535 counters", ep->params.max_handles,
+                         ep->config.depth);
+    far->is = calloc((size_t)ep->size, 1);
+    return far->is ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for proxied peers");
+}
+
 static int far_alloc(mpix_ep *ep, mpix_ep_far *far) {
     far->chunk_bytes = mpix_ep_far_chunks(&ep->config, &ep->params, ep->size, &far->nchunks);
     far->lanes = ep->params.lanes;
@@ -55,10 +66,6 @@ static int far_alloc(mpix_ep *ep, mpix_ep_far *far) {
                          far->chunk_bytes);
     memset(far->mirror, 0, ep->layout.total);
     memset(far->tx, 0, far->chunk_bytes * (size_t)far->nchunks);
-    for (int r = 0; r < ep->size; r++) {
-        far->is[r] = ep->boot->host_of[r] != ep->boot->host_of[ep->rank];
-        far->npeers += far->is[r];
-    }
     return 0;
 }
 
@@ -66,7 +73,13 @@ int mpix_ep_far_create(mpix_ep *ep) {
     if (ep->boot->nhosts < 2)
         return 0;
     ep->far = calloc(1, sizeof *ep->far);
-    int kind = ep->far ? far_alloc(ep, ep->far) : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for proxied peers");
+    int kind = !ep->far  ? mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for proxied peers")
+               : ep->ll ? far_alloc_ll(ep, ep->far)
+                         : far_alloc(ep, ep->far);
+    for (int r = 0; r < ep->size && !kind; r++) {
+        ep->far->is[r] = ep->boot->host_of[r] != ep->boot->host_of[ep->rank];
+        ep->far->npeers += ep->far->is[r];
+    }
     return mpix_boot_agree(ep->boot, kind);
 }
 
@@ -76,8 +89,8 @@ int mpix_ep_far_windows(mpix_ep *ep) {
         return 0;
     /* What a device reads and writes is pinned, hence committed. */
     size_t stage = ep->bank_bytes * (size_t)ep->config.depth;
-    int kind = mpix_win_commit(ep->stage, 0, stage);
-    for (int b = 0; !kind && b < ep->config.depth; b++)
+    int kind = ep->ll ? 0 : mpix_win_commit(ep->stage, 0, stage);
+    for (int b = 0; !kind && !ep->ll && b < ep->config.depth; b++)
         ep->banks[b].committed = ep->bank_bytes;
     if (!kind)
         kind = mpix_win_commit(ep->ctl, 0, ep->layout.total);
@@ -90,6 +103,8 @@ int mpix_ep_far_windows(mpix_ep *ep) {
         far->lanes = mpix_proxy_caps(far->proxy)->lanes;
     if (!kind)
         kind = mpix_proxy_window(far->proxy, WINDOW_CTL, ep->ctl->base, ep->layout.total);
+    if (ep->ll)
+        return kind;
     if (!kind)
         kind = mpix_proxy_window(far->proxy, WINDOW_MIRROR, far->mirror, ep->layout.total);
     if (!kind)
@@ -131,8 +146,7 @@ static uint32_t counter_data(const mpix_ep_call *call, int lane) {
     return (uint32_t)(base + bank * ep->far->lanes + lane);
 }
 
-/* There was no room for a command to peer: lets the proxy work. 0: the time limit is over; the engine finds it. *start: 0 at first. */
-static int make_room(mpix_ep_call *call, int peer, uint64_t *start) {
+int mpix_ep_far_make_room(mpix_ep_call *call, int peer, uint64_t *start) {
     mpix_ep_far *far = call->ep->far;
     if (!mpix_proxy_step(far->proxy))
         sched_yield();
@@ -149,7 +163,7 @@ static int queue(mpix_ep_call *call, int peer, int lane, int lwin, uint64_t loff
     uint64_t start = 0, seq;
     int did;
     while ((did = mpix_proxy_put(call->ep->far->proxy, peer, lane, lwin, loff, rwin, roff, len, counter, &seq)) == 0)
-        if (!make_room(call, peer, &start))
+        if (!mpix_ep_far_make_room(call, peer, &start))
             return 0;
     if (did > 0)
         call->far[peer].seq[lane] = seq;
@@ -160,7 +174,7 @@ static void queue_signal(mpix_ep_call *call, int peer, int lane, uint64_t roff, 
     uint64_t start = 0, seq;
     int did;
     while ((did = mpix_proxy_signal(call->ep->far->proxy, peer, lane, WINDOW_CTL, roff, call->epoch, counter, writes, &seq)) == 0)
-        if (!make_room(call, peer, &start))
+        if (!mpix_ep_far_make_room(call, peer, &start))
             return;
     if (did > 0)
         call->far[peer].seq[lane] = seq;

@@ -2,6 +2,7 @@
 #include "config.h"
 
 #include "coll/ep_gpu.h"
+#include "coll/ep_ll.h"
 
 #include <stdlib.h>
 
@@ -46,19 +47,27 @@ int PMPIX_Ep_handle_create(MPIX_Ep ep, MPIX_Ep_handle *handle) {
         return mpix_boot_raise(ep->boot, kind);
     struct mpix_ep_handle *h = calloc(1, sizeof *h);
     kind = h ? slot_commit(ep, slot) : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle");
+    if (h) {
+        h->ep = ep;
+        h->slot = slot;
+        h->capacity = -1;
+    }
+    if (!kind && ep->ll)
+        kind = mpix_ep_ll_handle_create(h);
     if (!kind)
         kind = mpix_live_add(h, MPIX_LIVE_HANDLE);
     int own = kind;
     kind = mpix_boot_agree(ep->boot, kind);
+    if (!kind && ep->ll)
+        kind = mpix_ep_ll_slot_open(ep, slot);
     if (kind) {
         if (!own)
             mpix_live_remove(h);
+        if (h)
+            mpix_ep_ll_handle_free(h, 1);
         free(h);
         return mpix_boot_raise(ep->boot, kind);
     }
-    h->ep = ep;
-    h->slot = slot;
-    h->capacity = -1;
     if (ep->gpu && (kind = mpix_ep_gpu_handle_create(h))) {
         mpix_live_remove(h);
         free(h);
@@ -105,6 +114,7 @@ int PMPIX_Ep_handle_free(MPIX_Ep_handle *handle) {
     if (ep->gpu)
         mpix_ep_gpu_handle_free(h);
     mpix_ep_plan_free(h->plan);
+    mpix_ep_ll_handle_free(h, 1);
     free(h);
     *handle = MPIX_EP_HANDLE_NULL;
     return MPI_SUCCESS;

@@ -2,6 +2,7 @@
 #include "config.h"
 
 #include "coll/ep_gpu.h"
+#include "coll/ep_ll.h"
 
 static int later(MPIX_Ep_handle handle, const char *call, const char *why) {
     if (!mpix_live_check(handle, MPIX_LIVE_HANDLE))
@@ -12,12 +13,6 @@ static int later(MPIX_Ep_handle handle, const char *call, const char *why) {
 
 static const char gpu[] = "stream-ordered calls need a context in GPU memory (MPIX_EP_CUDA)";
 
-#define LATER(name, args, why)                                                                                                             \
-    int PMPIX_##name args { return later(handle, "MPIX_" #name, why); }                                                                   \
-    MPIX_WEAK_ALIAS(name)
-
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wunused-parameter"
 int PMPIX_Ep_route_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts, void *stream) {
     return mpix_ep_gpu_is(handle) ? mpix_ep_gpu_route(handle, routing, counts, NULL, MPIX_EP_GPU_ENQUEUE, stream) : later(handle, "MPIX_Ep_route_enqueue", gpu);
 }
@@ -48,8 +43,13 @@ int PMPIX_Ep_combine_end_enqueue(MPIX_Ep_handle handle, void *stream) {
     return mpix_ep_gpu_is(handle) ? mpix_ep_gpu_end(handle, MPIX_CUDA_COMBINE, stream) : later(handle, "MPIX_Ep_combine_end_enqueue", gpu);
 }
 MPIX_WEAK_ALIAS(Ep_combine_end_enqueue);
-LATER(Ep_combine_buffer, (MPIX_Ep_handle handle, MPIX_Ep_rows *rows), "use memory from MPIX_Ep_alloc, which combine reads in place");
-#pragma GCC diagnostic pop
+int PMPIX_Ep_combine_buffer(MPIX_Ep_handle handle, MPIX_Ep_rows *rows) {
+    if (!mpix_live_check(handle, MPIX_LIVE_HANDLE) || !handle->ll)
+        return later(handle, "MPIX_Ep_combine_buffer in the mode MPIX_EP_HT", "use memory from MPIX_Ep_alloc, which combine reads in place");
+    int kind = mpix_ep_alive(handle->ep);
+    return mpix_boot_raise(handle->ep->boot, kind ? kind : mpix_ep_ll_combine_buffer(handle, rows));
+}
+MPIX_WEAK_ALIAS(Ep_combine_buffer);
 
 int PMPIX_Ep_set_mask(MPIX_Ep ep, int rank, int alive) {
     (void)rank, (void)alive;

@@ -12,7 +12,7 @@ int mpix_ep_placement_init(mpix_ep_placement *p, const MPIX_Ep_config *config, i
     p->ranks = ranks;
     p->rank = rank;
     p->experts = experts;
-    p->layout = config->layout;
+    p->layout = config->mode == MPIX_EP_LL ? MPIX_EP_COMPACT : config->layout; /* low latency: a row travels once per rank */
     p->align = config->expert_align > 1 ? config->expert_align : 1;
     p->owner = malloc(((size_t)experts + 1) * sizeof *p->owner);
     p->local = malloc(((size_t)experts + 1) * sizeof *p->local);

@@ -7,6 +7,7 @@
 #include "config.h"
 
 #include "coll/ep_gpu.h"
+#include "coll/ep_ll.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -117,14 +118,10 @@ static void copy_counts(MPI_Count *to, const int64_t *from, int64_t n) {
         to[i] = from[i];
 }
 
-static void outputs_fill(mpix_ep_call *call) {
+void mpix_ep_route_sends_fill(mpix_ep_call *call) {
     const MPIX_Ep_counts *out = &call->route.counts;
     const mpix_ep_plan *plan = call->plan;
     const mpix_ep_placement *p = &call->ep->placement;
-    copy_counts(out->recv_total, &plan->recv_total, 1);
-    copy_counts(out->recv_per_rank, plan->recv_rank, p->ranks);
-    copy_counts(out->recv_per_expert, plan->recv_expert, p->nlocal[p->rank]);
-    copy_counts(out->expert_offset, plan->offset, p->nlocal[p->rank] + 1);
     copy_counts(out->send_per_rank, plan->send_tokens, p->ranks);
     copy_counts(out->send_per_expert, plan->send_experts, p->experts);
     if (out->send_per_host)
@@ -135,6 +132,17 @@ static void outputs_fill(mpix_ep_call *call) {
             for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++)
                 out->token_in_rank[t * p->ranks + plan->entries[i].rank] = 1;
     }
+}
+
+static void outputs_fill(mpix_ep_call *call) {
+    const MPIX_Ep_counts *out = &call->route.counts;
+    const mpix_ep_plan *plan = call->plan;
+    const mpix_ep_placement *p = &call->ep->placement;
+    copy_counts(out->recv_total, &plan->recv_total, 1);
+    copy_counts(out->recv_per_rank, plan->recv_rank, p->ranks);
+    copy_counts(out->recv_per_expert, plan->recv_expert, p->nlocal[p->rank]);
+    copy_counts(out->expert_offset, plan->offset, p->nlocal[p->rank] + 1);
+    mpix_ep_route_sends_fill(call);
 }
 
 static void route_finish(mpix_ep_call *call) {
@@ -191,6 +199,8 @@ static int route_start(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, co
     if (code != MPI_SUCCESS)
         return code;
     mpix_ep *ep = handle->ep;
+    if (ep->ll)
+        call->step = mpix_ep_ll_route_step;
     MPIX_Ep_routing r;
     int kind = blocking || xfer ? 0 : mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
     if (!kind)

@@ -25,12 +25,14 @@
  *  - Configuration beats info, info beats environment, environment beats default. The info keys and environment variables are
  *    listed by `mpix_ep_info --params`. An info key that starts with mpix_ep_ and is unknown or does not parse is MPIX_ERRK_ARG.
  *
- * State of this version: mode HT in host memory; ranks of one host map each other's memory, ranks of other hosts are reached through a
- * proxy over RDMA (parameter transport). In GPU memory (MPIX_EP_CUDA): at most 32 ranks of one host, whose dispatch outputs, and in
- * COMPACT combine inputs, lie in memory from MPIX_Ep_alloc; ids, other rows and outputs in any memory of the context's device; counts
- * also in host memory (pinned for ..._enqueue); in EXPERT max_topk at most 32. What returns MPIX_ERRK_UNSUPPORTED: MPIX_EP_LL, MPIX_EP_SLOTS, masking,
- * dispatch's conversion of dtypes in GPU memory, a wire dtype other than x's (but see MPIX_Ep_combine_in), MPIX_Ep_combine_buffer, set_mask, the ..._enqueue calls in
- * host memory, and in GPU memory: several hosts, rows that peers reach elsewhere than in memory from MPIX_Ep_alloc, a
+ * State of this version: modes HT and LL in host memory; ranks of one host map each other's memory, ranks of other hosts are reached through
+ * a proxy over RDMA (parameter transport). In GPU memory (MPIX_EP_CUDA): mode HT, at most 32 ranks of one host, whose dispatch outputs, and
+ * in COMPACT combine inputs, lie in memory from MPIX_Ep_alloc; ids, other rows and outputs in any memory of the context's device; counts
+ * also in host memory (pinned for ..._enqueue); in EXPERT max_topk at most 32. What returns MPIX_ERRK_UNSUPPORTED: masking, set_mask; in
+ * mode HT MPIX_EP_SLOTS, a wire dtype other than x's (but see MPIX_Ep_combine_in), MPIX_Ep_combine_buffer; in mode LL MPIX_EP_COMPACT, the
+ * counts of route that tell what is received, combine's in.topk_weights, MPIX_Ep_combine_buffer in the EXPERT layout; the ..._enqueue calls
+ * in host memory; in GPU memory MPIX_EP_LL, dispatch's conversion of dtypes and its counts, several hosts, rows that peers reach elsewhere
+ * than in memory from MPIX_Ep_alloc, a
  * build or machine without CUDA.
  *
  * Sources. Dispatch with one copy of a token per rank, handles and both layouts follow what DeepEP and NCCL EP offer; the
@@ -50,7 +52,19 @@ typedef struct mpix_ep_handle *MPIX_Ep_handle;
 #define MPIX_EP_NULL ((MPIX_Ep)0)
 #define MPIX_EP_HANDLE_NULL ((MPIX_Ep_handle)0)
 
-/** Mode: HT for large batches (high throughput), LL for decode-sized ones (low latency; UNSUPPORTED in this version). */
+/**
+ * Mode: HT for large batches (high throughput), LL for decode-sized ones (low latency).
+ *
+ * LL: each handle has fixed banks for `depth` dispatches and `depth` combines in flight, so ranks exchange no counts and grant nothing: a row
+ * travels once per rank, with its choices, as soon as dispatch is called. What differs from HT:
+ *  - route is local. What this rank receives is told by dispatch (out.recv_per_rank, recv_per_expert, expert_offset).
+ *  - A combine needs a dispatch of the same routing before it on the handle.
+ *  - Combine sums a token's rows on the experts' rank, with row_weights, and rounds that to the wire's dtype (MPIX_Ep_combine_in).
+ *  - Layouts SLOTS and EXPERT. overflow, expert_align, max_recv_rows, num_bias, slot_values, conversion in dispatch mean what they mean in HT.
+ *  - What a rank finds only when rows arrive (TRUNCATE in the EXPERT layout, weights that a peer did not give) is an error on that rank
+ *    alone; the others' calls succeed, and learn of it when its next call fails.
+ *  - Both halves of a call in host memory: MPIX_Ep_idispatch or icombine sends, the wait receives; in between no thread is held.
+ */
 enum { MPIX_EP_HT, MPIX_EP_LL };
 
 /**
@@ -58,7 +72,9 @@ enum { MPIX_EP_HT, MPIX_EP_LL };
  * COMPACT: one row per (token, this rank); sources ascending, tokens ascending.
  * EXPERT:  one row per (token, local expert); experts ascending, in each sources ascending, tokens ascending; each expert's rows
  *          begin at a multiple of expert_align rows, and the rows in between are zero.
- * SLOTS:   fixed places, no counts needed (UNSUPPORTED in this version).
+ * SLOTS:   (LL only) one row per (token, this rank) at a fixed place, no counts needed: the i-th token that rank s sends here, in the order of
+ *          its tokens, is row s * max_tokens + i; capacity_rows is at least ranks * max_tokens. Places that no token has taken have src_rank,
+ *          src_token and local_ids -1 and weights 0; their row is not touched.
  */
 enum { MPIX_EP_COMPACT, MPIX_EP_EXPERT, MPIX_EP_SLOTS };
 
@@ -96,13 +112,14 @@ typedef struct {
 /** Configuration of a context. All fields but expert_owner's address and device must be equal on all ranks. */
 typedef struct {
     size_t struct_size;
-    int mode;         /**< MPIX_EP_HT */
-    int layout;       /**< MPIX_EP_COMPACT or MPIX_EP_EXPERT */
-    int memkind;      /**< MPIX_EP_HOST */
+    int mode;         /**< MPIX_EP_HT or MPIX_EP_LL */
+    int layout;       /**< HT: MPIX_EP_COMPACT or MPIX_EP_EXPERT; LL: MPIX_EP_SLOTS or MPIX_EP_EXPERT */
+    int memkind;      /**< MPIX_EP_HOST; HT: or MPIX_EP_CUDA */
     int device;       /**< CUDA device ordinal + 1; 0: the current one. Must be 0 with MPIX_EP_HOST */
     int max_topk;     /**< most choices per token, >= 1; a limit only: it may exceed num_experts, routing.topk may not */
-    int expert_align; /**< EXPERT layout: rows to which each expert's block is aligned; 0: 1. Must be 0 or 1 in COMPACT */
-    int depth;        /**< batches in flight per context whose rows or row data must be staged; 0: 2; at most 64 */
+    int expert_align; /**< EXPERT layout: rows to which each expert's block is aligned; 0: 1. Must be 0 or 1 otherwise */
+    int depth;        /**< HT: batches in flight per context whose rows or row data must be staged. LL: dispatches, and combines, in flight per
+                           handle. 0: 2; at most 64 */
     int num_sms;      /**< multiprocessors that a dispatch or combine takes at most; 0: COMPACT 15, the fewest that were fastest, EXPERT
                            all, since each row is copied or read several times in local memory; MPIX_EP_SMS_NONE: copy engines move the
                            rows. Must be 0 with MPIX_EP_HOST. Ranks may differ in it, but not in MPIX_EP_SMS_NONE */
@@ -169,13 +186,17 @@ typedef struct {
     MPIX_Ep_rows x;          /**< received rows; dtype 0 or the input's; or a narrower one, then rows are converted before they travel:
                                   F64 to F32, F16, BF16, F32 to F16, BF16 (to nearest even), and F32, F16, BF16 to fp8 with scales,
                                   as MPIX_Ep_dispatch_in says. Equal on all ranks, also on one that receives nothing */
-    int *local_ids;          /**< COMPACT: [rows][topk] local expert of each choice or -1 (another rank's, or no choice); EXPERT: must
-                                  be NULL (the row's place says it); NULL: not wanted */
+    int *local_ids;          /**< COMPACT, SLOTS: [rows][topk] local expert of each choice or -1 (another rank's, or no choice), with the topk of
+                                  the ranks that have tokens, if none has, this rank's; EXPERT: must be NULL (the row's place says it);
+                                  NULL: not wanted */
     int *src_rank;           /**< [rows] rank that sent the row, -1 for padding; NULL: not wanted */
     MPI_Count *src_token;    /**< [rows] the token's index there, -1 for padding; NULL: not wanted */
-    float *topk_weights;     /**< COMPACT: [rows][topk]; EXPERT: [rows] the weight of that choice, 0 for padding; NULL: not wanted */
+    float *topk_weights;     /**< COMPACT, SLOTS: [rows][topk]; EXPERT: [rows] the weight of that choice, 0 for padding; NULL: not wanted */
     int64_t *cumulative;     /**< [local experts] recv_per_expert is added to it; NULL: not wanted */
     int64_t *wait_ns;        /**< [ranks] nanoseconds this call waited for each rank's rows, added; NULL: not wanted */
+    MPI_Count *recv_per_rank;   /**< [ranks] rows from each rank, padding not included; NULL: not wanted. These three as route's, host memory */
+    MPI_Count *recv_per_expert; /**< [local experts] (token, choice) pairs for each local expert; NULL: not wanted */
+    MPI_Count *expert_offset;   /**< EXPERT: [local experts + 1] first row of each expert, then the rows, padding included; NULL: not wanted */
 } MPIX_Ep_dispatch_out;
 
 /**
@@ -191,20 +212,27 @@ typedef struct {
  * if any rank sets wire = MPIX_EP_F32, and then the result is bitwise that of a context in host memory; else, wire = 0 or x's dtype,
  * rounded once to x's dtype, except those of the token's own rank. In that case y differs from the exact sum by at most
  * u * (sum over other ranks of |inner sum| + |y|), u = 2^-8 (BF16) or 2^-11 (F16), apart from the rounding of float.
+ *
+ * LL: the sum over a token's rows on one rank is rounded to in.wire there, and the token's owner adds those:
+ *
+ *   y[t] = sum over ranks r ascending of wire( sum over t's rows on r, choices ascending, of row_weights[row] * x[row] ) + bias[0][t] + bias[1][t]
+ *
+ * the same to the bit for its own, mapped and proxied ranks. Each rounding adds at most half a unit in the last place of wire.
  */
 typedef struct {
     size_t struct_size;
     MPI_Count hidden;          /**< elements per row, >= 1, equal on all ranks */
     MPIX_Ep_rows x;            /**< rows in the layout that dispatch produced; any dtype but BYTES, equal on all ranks */
     const float *row_weights;  /**< [rows] applied by the experts' rank; NULL: none */
-    const float *topk_weights; /**< [num_tokens][topk] applied by the token's owner; EXPERT layout only (COMPACT rows are sums already:
-                                    MPIX_ERRK_ARG); NULL: none */
-    const float *slot_values;  /**< COMPACT [rows][topk], EXPERT [rows]: brought back to each token's choice (the router's gradient);
+    const float *topk_weights; /**< [num_tokens][topk] applied by the token's owner; HT, EXPERT layout only (COMPACT and SLOTS rows are sums
+                                    already: MPIX_ERRK_ARG; LL: UNSUPPORTED, use row_weights); NULL: none */
+    const float *slot_values;  /**< COMPACT, SLOTS [rows][topk], EXPERT [rows]: brought back to each token's choice (the router's gradient);
                                     NULL: none. On all ranks that have rows or on none: needed where a rank asks for them
                                     (out.slot_values) whose tokens have rows here */
     int num_bias;              /**< 0 .. 2 */
     MPIX_Ep_rows bias[2];      /**< [num_tokens] rows each, dtype as y's, added last */
-    int wire;                  /**< dtype on the wire; 0 or x's dtype; EXPERT in GPU memory also MPIX_EP_F32, see above */
+    int wire;                  /**< dtype on the wire. HT: 0 or x's dtype; EXPERT in GPU memory also MPIX_EP_F32, see above. LL: F64, F32, F16,
+                                    BF16; 0: x's, of fp8 rows BF16; equal on all ranks, a row of it at most max_row_bytes */
 } MPIX_Ep_combine_in;
 
 /** Output of combine. Written until completion. */
@@ -227,6 +255,11 @@ typedef struct {
  * With ranks of other hosts (F of them, proxied) a bank also has room for their batches, F * max_tokens items (EXPERT: or max_tokens *
  * max_topk if that is more) of max_row_bytes + 66 + 8 * max_topk bytes, the control words are held twice, there is a send
  * buffer of at most 64 MB (or 2 R + 2 rows), and all of it is committed at creation, since a device pins it.
+ *
+ * LL: of one handle, whose banks are committed when it is created; each further handle takes as much again, control words apart. With
+ * L = max_row_bytes, T = max_tokens, K = max_topk:
+ *     depth * (R * T * (L + 36 + 8 * K) + T * min(K, R) * (L + 28 + 4 * K)  +  R * 1024 + 8192)  +  max_handles * R * (32 * depth + 64) + 4096,
+ * and with F proxied ranks a send buffer of (T * min(K, F) + F * T) * (L + 36 + 8 * K) + F * 1024 + 8192 bytes.
  *
  * @param[in]  config          as for MPIX_Ep_create
  * @param[in]  ranks           size of the communicator, >= 1
@@ -387,8 +420,14 @@ int MPIX_Ep_dispatch_end_enqueue(MPIX_Ep_handle handle, void *stream);
 int MPIX_Ep_combine_begin_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, void *stream);
 int MPIX_Ep_combine_end_enqueue(MPIX_Ep_handle handle, void *stream);
 
-/** Rows into which experts may write their output so that combine copies nothing. UNSUPPORTED in this version: use memory from
- *  MPIX_Ep_alloc, which combine reads in place. */
+/**
+ * Rows into which experts may write their output so that combine copies nothing: mapped peers read them there. LL, SLOTS layout only (EXPERT:
+ * UNSUPPORTED, as combine writes a token's sum to its owner without a copy from any memory; HT: UNSUPPORTED, use memory from MPIX_Ep_alloc, which
+ * combine reads in place). The first call on a handle is collective and allocates depth * ranks * max_tokens rows; later ones are local.
+ * To be called for each combine: the memory is that of the handle's next one, which takes it as in.x with this stride. With row_weights, scales
+ * or another wire dtype the rows are copied all the same.
+ * @param[out] rows  data and stride; dtype and the rest are 0, the caller sets them
+ */
 int MPIX_Ep_combine_buffer(MPIX_Ep_handle handle, MPIX_Ep_rows *rows);
 
 /* ---- the same calls for tools that interpose ------------------------------------------------------------------------------ */

@@ -524,6 +524,8 @@ const mpix_net_rmem *mpix_proxy_window_rmem(const mpix_proxy *proxy, int peer, i
 
 /* ---- the end ----------------------------------------------------------------------------------------------------- */
 
+void mpix_proxy_stop(mpix_proxy *proxy) { proxy_thread_stop(proxy); }
+
 void mpix_proxy_free(mpix_proxy *proxy) {
     if (!proxy)
         return;

@@ -32,6 +32,8 @@ typedef struct mpix_proxy mpix_proxy;
 int mpix_proxy_create(mpix_boot *boot, const mpix_params *params, const unsigned char *want, int counters, mpix_doorbell *bell, mpix_proxy **proxy);
 /* Local: stops the thread, abandons what is not complete, closes. NULL is fine. */
 void mpix_proxy_free(mpix_proxy *proxy);
+/* Ends the thread, if there is one: nothing is posted any more by itself. For who has memory by handle to deregister before mpix_proxy_free. */
+void mpix_proxy_stop(mpix_proxy *proxy);
 const mpix_net_caps *mpix_proxy_caps(const mpix_proxy *proxy);
 int mpix_proxy_counted(const mpix_proxy *proxy); /* the signal form in force */
 
