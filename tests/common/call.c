@@ -34,6 +34,7 @@ t_call *t_call_new(t_handle *handle, int kind)
     call->kind = kind;
     call->handle = handle;
     call->plan = handle->plan;
+    call->own_topk = handle->own_topk;
     return call;
 }
 
@@ -86,11 +87,33 @@ int t_gives_row_weights(const t_shape *shape, int rank)
     return shape->weights && t_hash2(shape->seed, 1000u + (uint64_t)rank) % 4 != 0;
 }
 
+/* The rows of a combine into the handle's own buffer, if it can be had now: with `depth` combines in flight it can't. */
+static void rows_to_buffer(t_call *call)
+{
+    MPIX_Ep_combine_in *in = &call->u.combine.in;
+    MPIX_Ep_rows rows;
+    MPIX_Error error;
+    size_t row = (size_t)call->shape.hidden * ref_size(call->shape.dtype), step = in->x.stride ? (size_t)in->x.stride : row;
+    int code = MPIX_Ep_combine_buffer(call->handle->h, &rows);
+    if (code != MPI_SUCCESS) {
+        MPIX_INIT(&error);
+        MPIX_Error_last(&error);
+        CHECK(error.kind == MPIX_ERRK_ARG && strstr(error.text, "in flight"), "MPIX_Ep_combine_buffer: %s", error.text);
+        return;
+    }
+    for (int64_t i = 0; i < call->limit; i++)
+        memcpy((char *)rows.data + i * rows.stride, (const char *)in->x.data + (size_t)i * step, row);
+    in->x.data = rows.data;
+    in->x.stride = rows.stride;
+}
+
 int t_call_start(t_call *call, int blocking)
 {
     MPIX_Ep_handle h = call->handle->h;
     MPIX_Xfer *xfer = &call->xfer;
     int code = MPI_SUCCESS;
+    if (call->kind == T_COMBINE && call->shape.buffer)
+        rows_to_buffer(call);
     switch (call->kind) {
     case T_ROUTE: {
         const MPIX_Ep_counts *out = call->u.route.out.struct_size ? &call->u.route.out : NULL;
@@ -126,7 +149,7 @@ void t_call_check(t_call *call)
     if (t_failures() > before)
         t_fail(__FILE__, __LINE__, "... in a %s of handle %p: layout %s, hidden %lld, %s, scales %d, topk %d, %lld tokens, %lld rows of %lld",
                call->kind == T_ROUTE ? "route" : call->kind == T_DISPATCH ? "dispatch" : "combine", (void *)call->handle->h,
-               call->plan->layout == MPIX_EP_EXPERT ? "EXPERT" : "COMPACT", (long long)call->shape.hidden,
+               call->plan->layout == MPIX_EP_EXPERT ? "EXPERT" : call->plan->layout == MPIX_EP_SLOTS ? "SLOTS" : "COMPACT", (long long)call->shape.hidden,
                ref_name(call->shape.dtype), call->shape.scale_kind, call->plan->topk, (long long)call->plan->ntok[t_rank],
                (long long)call->limit, (long long)call->plan->total[t_rank]);
 }

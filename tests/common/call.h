@@ -24,6 +24,7 @@ typedef struct {
     ref_plan *plan;
     int64_t *limit; /* [ranks] rows that exist there, the others were dropped */
     int own_topk;   /* this rank's routing.topk: differs from the plan's only without tokens */
+    int dispatched; /* since that route */
 } t_handle;
 
 /* What is equal on all ranks in a dispatch or combine. */
@@ -35,6 +36,8 @@ typedef struct {
     int weights;      /* dispatch: topk_weights travel. combine: some ranks give row_weights */
     int slot_values;  /* combine */
     int extra_rows;   /* dispatch: capacity up to so many rows above what is needed */
+    int wire;         /* combine in mode LL: 0 or the dtype on the wire */
+    int buffer;       /* combine in mode LL, SLOTS: the rows go through MPIX_Ep_combine_buffer */
     int drop_percent; /* dispatch: capacity up to so many percent below it (MPIX_EP_OVERFLOW_DROP) */
 } t_shape;
 
@@ -44,6 +47,7 @@ typedef struct {
     int kind;
     t_handle *handle;
     ref_plan *plan; /* shared with the handle and other calls */
+    int own_topk;
     int64_t limit;  /* rows that exist here */
     int64_t *limits; /* [ranks] */
     t_shape shape;
@@ -87,6 +91,7 @@ void *t_call_buf(t_call *call, const char *name, size_t n, size_t align, int row
 t_buf *t_call_find(t_call *call, const void *p);
 const void *t_call_input(t_call *call, const void *p); /* from here on writing to it faults */
 void t_check_route(t_call *call);
+void t_check_received(const ref_plan *plan, const MPIX_Ep_counts *out);
 void t_check_dispatch(t_call *call);
 void t_check_combine(t_call *call);
 int64_t t_stride(int64_t row, int64_t unit, t_rng *own); /* 0 or row + k units */

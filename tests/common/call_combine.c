@@ -3,6 +3,7 @@
  */
 #include "call.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -48,7 +49,7 @@ static void prepare_weights(t_call *call, t_rng *own)
     MPIX_Ep_combine_in *in = &call->u.combine.in;
     const ref_plan *plan = call->plan;
     const t_shape *s = &call->shape;
-    int compact = plan->layout == MPIX_EP_COMPACT;
+    int compact = plan->layout != MPIX_EP_EXPERT;
     int64_t n = call->limit, choices = plan->ntok[t_rank] * plan->topk;
     if (t_gives_row_weights(s, t_rank)) {
         float *w = t_call_buf(call, "in.row_weights", (size_t)n * 4, 4, 0, own);
@@ -56,7 +57,7 @@ static void prepare_weights(t_call *call, t_rng *own)
             w[i] = ref_weight(t_row_seed(s->seed, t_rank, i, SEED_ROW_WEIGHT));
         in->row_weights = t_call_input(call, w);
     }
-    if (!compact && t_chance(own, 50)) {
+    if (!compact && call->handle->ctx->config.mode == MPIX_EP_HT && t_chance(own, 50)) {
         float *w = t_call_buf(call, "in.topk_weights", (size_t)choices * 4, 4, 0, own);
         for (int64_t i = 0; i < choices; i++)
             w[i] = ref_weight(t_row_seed(s->seed, t_rank, i, SEED_TOPK_WEIGHT));
@@ -106,6 +107,8 @@ t_call *t_call_combine(t_handle *handle, const t_shape *shape, t_rng *own)
     MPIX_INIT(out);
     in->hidden = shape->hidden;
     in->wire = t_chance(own, 50) ? 0 : shape->dtype;
+    if (handle->ctx->config.mode == MPIX_EP_LL)
+        in->wire = shape->wire;
     prepare_rows(call, own);
     prepare_weights(call, own);
     prepare_bias(call, own);
@@ -136,7 +139,7 @@ static int terms_of(t_call *call, int64_t token, ref_term *terms, char *contents
             int64_t e = ref_choice(plan, t_rank, token, k), row = plan->place[token * plan->topk + k];
             if (e < 0 || plan->owner[e] != r || row >= call->limits[r])
                 continue;
-            if (plan->layout == MPIX_EP_COMPACT && row == last)
+            if (plan->layout != MPIX_EP_EXPERT && row == last)
                 continue;
             last = row;
             ref_term *term = &terms[n];
@@ -153,7 +156,54 @@ static int terms_of(t_call *call, int64_t token, ref_term *terms, char *contents
     return n;
 }
 
-static void check_token(t_call *call, int64_t token, int nterms, const ref_term *terms, void *expect)
+/* Mode LL: a rank's part of the sum is rounded to the wire's dtype. Replaces the terms by those parts; gives their number. */
+static int parts_of(const t_call *call, int nterms, ref_term *terms, int wire, char *parts)
+{
+    const t_shape *s = &call->shape;
+    int n = 0;
+    for (int i = 0, end; i < nterms; i = end) {
+        int group = terms[i].group;
+        for (end = i; end < nterms && terms[end].group == group; end++)
+            ;
+        char *part = parts + (size_t)n * (size_t)s->hidden * 8;
+        ref_sum(end - i, terms + i, s->dtype, s->scale_kind, 0, NULL, wire, s->hidden, part);
+        terms[n++] = (ref_term){.x = part, .group = group};
+    }
+    return n;
+}
+
+/* How far a sum that was rounded on the way may be from the same sum in double: half a unit in the last place for each rounding, and float's
+ * for each step of float sums. Only for numbers of ordinary size. */
+static void check_error(t_call *call, int64_t token, int nterms, const ref_term *terms, int wire)
+{
+    static const int bits[] = {0, 53, 24, 11, 8};
+    const t_shape *s = &call->shape;
+    const MPIX_Ep_combine_in *in = &call->u.combine.in;
+    const MPIX_Ep_rows *y = &call->u.combine.out.y;
+    int ydtype = call->u.combine.ydtype;
+    int64_t row = s->hidden * (int64_t)ref_size(ydtype);
+    const char *got = (const char *)y->data + token * (y->stride ? y->stride : row);
+    if (s->flavour != REF_MIXED || s->scale_kind || ydtype == MPIX_EP_F16 || wire == MPIX_EP_F16)
+        return;
+    for (int64_t c = 0; c < s->hidden; c++) {
+        double sum = 0, size = 0;
+        for (int i = 0; i < nterms; i++) {
+            double x = ref_load(s->dtype, terms[i].x, c) * (terms[i].nw ? (double)terms[i].w[0] : 1);
+            sum += x;
+            size += fabs(x);
+        }
+        for (int b = 0; b < in->num_bias; b++) {
+            double x = ref_load(ydtype, (const char *)in->bias[b].data + token * (in->bias[b].stride ? in->bias[b].stride : row), c);
+            sum += x;
+            size += fabs(x);
+        }
+        double off = fabs(ref_load(ydtype, got, c) - sum), most = size * (ldexp(1.01, -bits[wire]) + ldexp(1.01, -bits[ydtype]) + (nterms + 4) * ldexp(1, -24)) + 1e-37;
+        if (isfinite(size) && size < 1e37 && !CHECK(off <= most, "y[%lld][%lld] is %g from the sum in double, at most %g", (long long)token, (long long)c, off, most))
+            return;
+    }
+}
+
+static void check_token(t_call *call, int64_t token, int nterms, const ref_term *terms, int xdtype, int scale_kind, void *expect)
 {
     const MPIX_Ep_combine_in *in = &call->u.combine.in;
     const MPIX_Ep_rows *y = &call->u.combine.out.y;
@@ -163,7 +213,7 @@ static void check_token(t_call *call, int64_t token, int nterms, const ref_term 
     const void *bias[2] = {NULL, NULL};
     for (int b = 0; b < in->num_bias; b++)
         bias[b] = (const char *)in->bias[b].data + token * (in->bias[b].stride ? in->bias[b].stride : row);
-    ref_sum(nterms, terms, call->shape.dtype, call->shape.scale_kind, in->num_bias, bias, ydtype, hidden, expect);
+    ref_sum(nterms, terms, xdtype, scale_kind, in->num_bias, bias, ydtype, hidden, expect);
     for (int64_t i = 0; i < hidden; i++)
         if (!CHECK(ref_same(ydtype, got, expect, i), "y[%lld][%lld] (%s) is %a, expected %a; %d terms, %d bias rows", (long long)token,
                    (long long)i, ref_name(ydtype), ref_load(ydtype, got, i), ref_load(ydtype, expect, i), nterms, in->num_bias))
@@ -184,7 +234,7 @@ static void check_slots(t_call *call)
             float expect = 0;
             if (e >= 0 && row < call->limits[plan->owner[e]])
                 expect = ref_weight(t_row_seed(call->shape.seed, plan->owner[e],
-                                               plan->layout == MPIX_EP_COMPACT ? row * plan->topk + k : row, SEED_SLOT));
+                                               plan->layout != MPIX_EP_EXPERT ? row * plan->topk + k : row, SEED_SLOT));
             CHECK(memcmp(&got[i], &expect, 4) == 0, "slot_values[%lld][%d] %g, expected %g", (long long)t, k, (double)got[i],
                   (double)expect);
         }
@@ -198,8 +248,18 @@ void t_check_combine(t_call *call)
     char *contents = malloc(pitch * (size_t)(plan->topk + 1)), *expect = malloc((size_t)s->hidden * 8);
     ref_term *terms = malloc((size_t)(plan->topk + 1) * sizeof *terms);
     REQUIRE(contents && expect && terms, "no memory for the terms of a sum");
-    for (int64_t t = 0; t < plan->ntok[t_rank]; t++)
-        check_token(call, t, terms_of(call, t, terms, contents, bytes, pitch), terms, expect);
+    int ll = call->handle->ctx->config.mode == MPIX_EP_LL, wire = s->wire ? s->wire : s->dtype > MPIX_EP_BF16 ? MPIX_EP_BF16 : s->dtype;
+    char *parts = malloc((size_t)s->hidden * 8 * (size_t)(plan->topk + 1));
+    REQUIRE(parts, "no memory for the parts of a sum");
+    for (int64_t t = 0; t < plan->ntok[t_rank]; t++) {
+        int n = terms_of(call, t, terms, contents, bytes, pitch);
+        if (ll) {
+            check_error(call, t, n, terms, wire);
+            n = parts_of(call, n, terms, wire, parts);
+        }
+        check_token(call, t, n, terms, ll ? wire : s->dtype, ll ? MPIX_EP_NO_SCALES : s->scale_kind, expect);
+    }
+    free(parts);
     check_slots(call);
     for (int r = 0; call->u.combine.out.wait_ns && r < t_size; r++)
         CHECK(call->u.combine.out.wait_ns[r] >= 77 + r && call->u.combine.out.wait_ns[r] < INT64_C(300000000000), "wait_ns[%d] %lld", r,

@@ -38,6 +38,18 @@ static int64_t capacity_of(const t_shape *s, int rank, int64_t rows)
     return rows + (h & 2 ? (int64_t)(h >> 8 & 0xffff) % (s->extra_rows + 1) : 0);
 }
 
+/* Choices per row of local_ids and topk_weights: where nobody has tokens, places that are not taken (SLOTS) have this rank's own number. */
+static int64_t width_of(const t_call *call)
+{
+    const ref_plan *plan = call->plan;
+    int64_t tokens = 0;
+    if (plan->layout == MPIX_EP_EXPERT)
+        return 1;
+    for (int r = 0; r < plan->ranks; r++)
+        tokens += plan->ntok[r];
+    return tokens || plan->layout == MPIX_EP_COMPACT ? plan->topk : call->own_topk;
+}
+
 static void prepare_input(t_call *call, t_rng *own)
 {
     MPIX_Ep_dispatch_in *in = &call->u.dispatch.in;
@@ -77,6 +89,7 @@ t_call *t_call_dispatch(t_handle *handle, const t_shape *shape, t_rng *own)
     int64_t *limits = calloc((size_t)plan->ranks, sizeof *limits);
     t_plans_keep(NULL, limits);
     call->shape = *shape;
+    handle->dispatched = 1;
     prepare_input(call, own);
     MPIX_INIT(out);
     for (int r = 0; r < plan->ranks; r++) {
@@ -93,15 +106,15 @@ t_call *t_call_dispatch(t_handle *handle, const t_shape *shape, t_rng *own)
     out->x = new_rows(call, "out.x", "out.x.scales", n, to_dtype(shape), to_scale(shape), own);
     if (t_chance(own, 50) && !shape->to)
         out->x.dtype = 0;
-    if (plan->layout == MPIX_EP_COMPACT && t_chance(own, 70))
-        out->local_ids = t_call_buf(call, "out.local_ids", (size_t)(n * plan->topk) * sizeof(int), sizeof(int), 0, own);
+    if (plan->layout != MPIX_EP_EXPERT && t_chance(own, 70))
+        out->local_ids = t_call_buf(call, "out.local_ids", (size_t)(n * width_of(call)) * sizeof(int), sizeof(int), 0, own);
     if (t_chance(own, 70))
         out->src_rank = t_call_buf(call, "out.src_rank", (size_t)n * sizeof(int), sizeof(int), 0, own);
     if (t_chance(own, 70))
         out->src_token = t_call_buf(call, "out.src_token", (size_t)n * sizeof(MPI_Count), sizeof(MPI_Count), 0, own);
     if (shape->weights && t_chance(own, 80))
         out->topk_weights = t_call_buf(call, "out.topk_weights",
-                                       (size_t)n * 4 * (size_t)(plan->layout == MPIX_EP_COMPACT ? plan->topk : 1), 4, 0, own);
+                                       (size_t)(n * width_of(call)) * 4, 4, 0, own);
     if (t_chance(own, 50)) {
         int nlocal = plan->nlocal[t_rank];
         out->cumulative = t_call_buf(call, "out.cumulative", (size_t)nlocal * 8, 8, 0, own);
@@ -112,6 +125,15 @@ t_call *t_call_dispatch(t_handle *handle, const t_shape *shape, t_rng *own)
         out->wait_ns = t_call_buf(call, "out.wait_ns", (size_t)t_size * 8, 8, 0, own);
         for (int r = 0; r < t_size; r++)
             out->wait_ns[r] = 1000 * r;
+    }
+    if (handle->ctx->config.mode == MPIX_EP_LL) {
+        int nlocal = plan->nlocal[t_rank];
+        if (t_chance(own, 60))
+            out->recv_per_rank = t_call_buf(call, "out.recv_per_rank", (size_t)t_size * sizeof(MPI_Count), sizeof(MPI_Count), 0, own);
+        if (t_chance(own, 60))
+            out->recv_per_expert = t_call_buf(call, "out.recv_per_expert", (size_t)nlocal * sizeof(MPI_Count), sizeof(MPI_Count), 0, own);
+        if (t_chance(own, 60) && plan->layout == MPIX_EP_EXPERT)
+            out->expert_offset = t_call_buf(call, "out.expert_offset", (size_t)(nlocal + 1) * sizeof(MPI_Count), sizeof(MPI_Count), 0, own);
     }
     return call;
 }
@@ -146,6 +168,11 @@ static void check_rows(t_call *call)
         const ref_row *row = &call->plan->rows[t_rank][i];
         memset(expect, 0, bytes);
         memset(scale, 0, scales);
+        if (row->src < 0 && call->plan->layout == MPIX_EP_SLOTS) { /* nobody's place */
+            int64_t step = x->stride ? x->stride : (int64_t)bytes;
+            CHECK(t_untouched(t_call_find(call, x->data), (size_t)(i * step), bytes), "the place %lld without a row was written", (long long)i);
+            continue;
+        }
         if (row->src >= 0)
             ref_fill(t_row_seed(s->seed, row->src, row->token, SEED_ROW), s->dtype, s->hidden, s->flavour, s->to ? x_sent : expect);
         if (row->src >= 0 && s->to)
@@ -166,7 +193,7 @@ static void check_meta(t_call *call)
     const MPIX_Ep_dispatch_out *out = &call->u.dispatch.out;
     const ref_plan *plan = call->plan;
     const uint64_t seed = call->shape.seed;
-    int topk = plan->topk;
+    int topk = (int)(plan->layout == MPIX_EP_EXPERT ? plan->topk : width_of(call));
     for (int64_t i = 0; i < call->limit; i++) {
         const ref_row *row = &plan->rows[t_rank][i];
         if (out->src_rank)
@@ -174,10 +201,10 @@ static void check_meta(t_call *call)
         if (out->src_token)
             CHECK(out->src_token[i] == row->token, "src_token[%lld] %lld, expected %lld", (long long)i, (long long)out->src_token[i],
                   (long long)row->token);
-        for (int k = 0; plan->layout == MPIX_EP_COMPACT && k < topk; k++) {
-            int64_t e = ref_choice(plan, row->src, row->token, k);
+        for (int k = 0; plan->layout != MPIX_EP_EXPERT && k < topk; k++) {
+            int64_t e = row->src < 0 ? -1 : ref_choice(plan, row->src, row->token, k);
             int local = e >= 0 && plan->owner[e] == t_rank ? plan->local[e] : -1;
-            float w = ref_weight(t_row_seed(seed, row->src, row->token * topk + k, SEED_WEIGHT));
+            float w = row->src < 0 ? 0 : ref_weight(t_row_seed(seed, row->src, row->token * topk + k, SEED_WEIGHT));
             if (out->local_ids)
                 CHECK(out->local_ids[i * topk + k] == local, "local_ids[%lld][%d] %d, expected %d", (long long)i, k,
                       out->local_ids[i * topk + k], local);
@@ -200,7 +227,7 @@ static void check_rest(t_call *call)
     const ref_plan *plan = call->plan;
     const t_shape *s = &call->shape;
     int64_t row = s->hidden * (int64_t)ref_size(to_dtype(s)), step = out->x.stride ? out->x.stride : row;
-    int64_t width = plan->layout == MPIX_EP_COMPACT ? plan->topk : 1, from = call->limit;
+    int64_t width = width_of(call), from = call->limit;
     struct { const void *p; int64_t unit; const char *name; } tails[] = {
         {out->x.data, step, "out.x"}, {out->local_ids, width * (int64_t)sizeof(int), "out.local_ids"},
         {out->src_rank, sizeof(int), "out.src_rank"}, {out->src_token, sizeof(MPI_Count), "out.src_token"},
@@ -225,6 +252,8 @@ static void check_rest(t_call *call)
         n += (int64_t)t_row_seed(s->seed, t_rank, local, SEED_OLD) >> 8;
         CHECK(out->cumulative[local] == n, "cumulative[%d] %lld, expected %lld", (int)local, (long long)out->cumulative[local], (long long)n);
     }
+    const MPIX_Ep_counts counts = {.recv_per_rank = out->recv_per_rank, .recv_per_expert = out->recv_per_expert, .expert_offset = out->expert_offset};
+    t_check_received(plan, &counts);
     for (int r = 0; out->wait_ns && r < t_size; r++)
         CHECK(out->wait_ns[r] >= 1000 * r && out->wait_ns[r] < 1000 * r + INT64_C(300000000000), "wait_ns[%d] %lld", r,
               (long long)out->wait_ns[r]);

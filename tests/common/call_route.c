@@ -34,9 +34,10 @@ static void prepare_ids(t_call *call, int64_t ntok, int topk, const int64_t *ids
 t_call *t_call_route(t_handle *handle, int64_t ntok, int topk, const int64_t *ids, int idx_bits, t_rng *own)
 {
     const MPIX_Ep_config *config = &handle->ctx->config;
-    ref_plan *plan = ref_plan_make((int)config->num_experts, config->expert_owner, config->layout, config->expert_align, ntok, topk, ids);
+    ref_plan *plan = ref_plan_make((int)config->num_experts, config->expert_owner, config->layout, config->expert_align, config->max_tokens, ntok, topk, ids);
     handle->plan = plan;
     handle->own_topk = topk;
+    handle->dispatched = 0;
     handle->limit = calloc((size_t)plan->ranks, sizeof *handle->limit);
     t_plans_keep(plan, handle->limit);
     for (int r = 0; r < plan->ranks; r++) {
@@ -53,14 +54,17 @@ t_call *t_call_route(t_handle *handle, int64_t ntok, int topk, const int64_t *id
         return call; /* counts NULL */
     int nlocal = plan->nlocal[t_rank], hosts = t_size; /* as many hosts as there can be: only those that exist are written */
     MPIX_INIT(out);
-    out->recv_total = wanted(call, "counts.recv_total", 1, sizeof(MPI_Count), own);
-    out->recv_per_rank = wanted(call, "counts.recv_per_rank", t_size, sizeof(MPI_Count), own);
-    out->recv_per_expert = wanted(call, "counts.recv_per_expert", nlocal, sizeof(MPI_Count), own);
+    if (config->mode == MPIX_EP_HT || plan->layout == MPIX_EP_SLOTS)
+        out->recv_total = wanted(call, "counts.recv_total", 1, sizeof(MPI_Count), own);
+    if (config->mode == MPIX_EP_HT)
+        out->recv_per_rank = wanted(call, "counts.recv_per_rank", t_size, sizeof(MPI_Count), own);
+    if (config->mode == MPIX_EP_HT)
+        out->recv_per_expert = wanted(call, "counts.recv_per_expert", nlocal, sizeof(MPI_Count), own);
     out->send_per_rank = wanted(call, "counts.send_per_rank", t_size, sizeof(MPI_Count), own);
     out->send_per_host = wanted(call, "counts.send_per_host", hosts, sizeof(MPI_Count), own);
     out->send_per_expert = wanted(call, "counts.send_per_expert", plan->experts, sizeof(MPI_Count), own);
     out->token_in_rank = wanted(call, "counts.token_in_rank", ntok * t_size, 1, own);
-    if (plan->layout == MPIX_EP_EXPERT)
+    if (plan->layout == MPIX_EP_EXPERT && config->mode == MPIX_EP_HT)
         out->expert_offset = wanted(call, "counts.expert_offset", nlocal + 1, sizeof(MPI_Count), own);
     return call;
 }
@@ -75,7 +79,7 @@ static int goes_to(const ref_plan *plan, int64_t token, int rank)
     return 0;
 }
 
-static void check_received(const ref_plan *plan, const MPIX_Ep_counts *out)
+void t_check_received(const ref_plan *plan, const MPIX_Ep_counts *out)
 {
     const ref_row *rows = plan->rows[t_rank];
     if (out->recv_total)
@@ -146,6 +150,6 @@ void t_check_route(t_call *call)
 {
     if (!call->u.route.out.struct_size)
         return;
-    check_received(call->plan, &call->u.route.out);
+    t_check_received(call->plan, &call->u.route.out);
     check_sent(call, call->plan, &call->u.route.out);
 }

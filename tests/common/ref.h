@@ -9,14 +9,15 @@
 
 /* ---- where rows go ---- */
 typedef struct {
-    int src;       /* rank that sent it, -1: padding */
-    int choice;    /* EXPERT: which choice of the token, COMPACT: -1 */
+    int src;       /* rank that sent it, -1: padding, or a place that is not taken (SLOTS) */
+    int choice;    /* EXPERT: which choice of the token, otherwise -1 */
     int64_t token; /* its index there, -1: padding */
 } ref_row;
 
 /* A routing of all ranks. */
 typedef struct {
     int ranks, experts, layout, align;
+    int64_t slots;     /* SLOTS: places of each source */
     int topk;          /* of the ranks that have tokens; the width of COMPACT's per-choice arrays */
     int *owner, *local; /* [experts] rank that holds it, its number there */
     int *nlocal;       /* [ranks] experts held */
@@ -29,7 +30,7 @@ typedef struct {
 } ref_plan;
 
 /* Collective over MPI_COMM_WORLD. owner NULL: the contiguous blocks of the header. ids: [ntok][topk] of this rank. */
-ref_plan *ref_plan_make(int experts, const int *owner, int layout, int align, int64_t ntok, int topk, const int64_t *ids);
+ref_plan *ref_plan_make(int experts, const int *owner, int layout, int align, int64_t slots, int64_t ntok, int topk, const int64_t *ids);
 void ref_plan_free(ref_plan *plan);
 /* The choice's expert if that choice goes to this rank, else -1. */
 int64_t ref_choice(const ref_plan *plan, int rank, int64_t token, int choice);

@@ -67,11 +67,11 @@ static void note_place(ref_plan *plan, int src, int64_t token, int choice, int64
         plan->place[token * plan->topk + choice] = row;
 }
 
-/* COMPACT: a token once, whatever the number of its experts here. */
+/* COMPACT: a token once, whatever the number of its experts here. SLOTS: the same, each source beginning at its own place. */
 static void rows_compact(ref_plan *plan, int rank)
 {
     int64_t room = 0;
-    for (int src = 0; src < plan->ranks; src++)
+    for (int src = 0; src < plan->ranks; src++) {
         for (int64_t token = 0; token < plan->ntok[src]; token++) {
             int hit = 0;
             for (int k = 0; k < plan->topk; k++) {
@@ -83,6 +83,9 @@ static void rows_compact(ref_plan *plan, int rank)
                 note_place(plan, src, token, k, plan->total[rank] - 1);
             }
         }
+        while (plan->layout == MPIX_EP_SLOTS && plan->total[rank] < (src + 1) * plan->slots)
+            add_row(plan, rank, &room, -1, -1, -1);
+    }
 }
 
 /* EXPERT: expert by expert. Each begins at a multiple of align, and what the alignment leaves free is padding. */
@@ -106,7 +109,7 @@ static void rows_expert(ref_plan *plan, int rank)
     plan->offset[rank][plan->nlocal[rank]] = plan->total[rank];
 }
 
-ref_plan *ref_plan_make(int experts, const int *owner, int layout, int align, int64_t ntok, int topk, const int64_t *ids)
+ref_plan *ref_plan_make(int experts, const int *owner, int layout, int align, int64_t slots, int64_t ntok, int topk, const int64_t *ids)
 {
     ref_plan *plan = take(1, sizeof *plan);
     size_t ranks = (size_t)t_size;
@@ -114,6 +117,7 @@ ref_plan *ref_plan_make(int experts, const int *owner, int layout, int align, in
     plan->experts = experts;
     plan->layout = layout;
     plan->align = align > 0 ? align : 1;
+    plan->slots = slots;
     plan->owner = take((size_t)experts, sizeof *plan->owner);
     plan->local = take((size_t)experts, sizeof *plan->local);
     plan->nlocal = take(ranks, sizeof *plan->nlocal);

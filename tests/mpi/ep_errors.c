@@ -1,7 +1,7 @@
 /*
  * ep_errors.c - every documented error, on all ranks and on one rank alone, and the context that works afterwards.
  *
- *   ep_errors [--group calls|create|memory|objects|handlers|unsupported]
+ *   ep_errors [--group calls|create|memory|objects|handlers|ll|unsupported]
  */
 #include "errors.h"
 
@@ -105,7 +105,7 @@ int main(int argc, char **argv)
 {
     static const struct { const char *name; void (*run)(void); } groups[] = {
         {"calls", e_calls}, {"create", e_create_all}, {"memory", e_memory}, {"objects", e_objects}, {"handlers", e_handlers},
-        {"unsupported", e_unsupported},
+        {"ll", e_ll}, {"unsupported", e_unsupported},
     };
     t_init(&argc, &argv, "ep_errors");
     const char *only = t_option_text(argc, argv, "--group", "");

@@ -1,10 +1,10 @@
 /*
  * ep_random.c - random shapes, routings, forms and orders of calls against the reference.
  *
- *   ep_random [--iterations N] [--seed S] [--first I] [--budget B]
+ *   ep_random [--iterations N] [--seed S] [--first I] [--budget B] [--mode ht|ll]
  *
  * Everything follows from the seed and the number of ranks; a failure prints both and the iteration, and --first I --iterations 1
- * repeats it. An iteration makes one or two contexts with up to three handles each, prepares a schedule of calls, starts them in the
+ * repeats it. With --mode ll most contexts are low-latency ones, the others HT beside them. An iteration makes one or two contexts with up to three handles each, prepares a schedule of calls, starts them in the
  * same order on all ranks, waits in an order that each rank draws for itself, and checks every output.
  */
 #include "call.h"
@@ -20,6 +20,7 @@ typedef struct {
     t_handle handles[MAX_HANDLES];
     int nhandles, threads;
     int *owner;
+    int buffers; /* LL, SLOTS: handles have their own memory for combine */
     int64_t budget;     /* elements that a call's rows may have on a rank, roughly */
     int64_t max_hidden; /* elements of the smallest type */
     int allocated, registered; /* area (also if it is empty), pool */
@@ -31,6 +32,7 @@ static int nworlds;
 static t_call *calls[MAX_CALLS];
 static int ncalls;
 static long budget;
+static int low_latency;
 
 /* ---- contexts ---- */
 
@@ -82,6 +84,12 @@ static void draw_config(world *w)
     c->max_row_bytes = 8 * w->max_hidden;
     w->owner = draw_owner((int)c->num_experts);
     c->expert_owner = w->owner;
+    if (low_latency && t_chance(&common, 85)) {
+        c->mode = MPIX_EP_LL;
+        if (c->layout == MPIX_EP_COMPACT)
+            c->layout = MPIX_EP_SLOTS;
+        w->buffers = c->layout == MPIX_EP_SLOTS && t_chance(&common, 50);
+    }
 }
 
 static const char *draw_info(world *w, MPI_Info *info)
@@ -139,6 +147,10 @@ static int make_world(world *w)
     }
     for (int h = 0; h < w->nhandles; h++)
         t_handle_init(&w->handles[h], &w->ctx);
+    for (int h = 0; h < w->nhandles && w->buffers; h++) { /* the first time it is collective */
+        MPIX_Ep_rows rows;
+        CHECK_OK(MPIX_Ep_combine_buffer(w->handles[h].h, &rows));
+    }
     return 1;
 }
 
@@ -235,10 +247,16 @@ static void prepare_calls(void)
             add_route(w, handle);
             continue;
         }
-        int combine = t_chance(&common, 55);
+        int combine = t_chance(&common, 55), ll = w->ctx.config.mode == MPIX_EP_LL;
+        if (ll && !handle->dispatched)
+            combine = 0;
         draw_shape(w, &shape, combine);
         if (!combine && t_chance(&common, 30))
             draw_conversion(w, &shape);
+        if (ll && combine) {
+            shape.wire = t_chance(&common, 60) ? 0 : (int)t_range(&common, MPIX_EP_F64, MPIX_EP_BF16);
+            shape.buffer = w->buffers && !shape.scale_kind && t_chance(&common, 60);
+        }
         calls[ncalls++] = combine ? t_call_combine(handle, &shape, &own) : t_call_dispatch(handle, &shape, &own);
         if (combine && t_chance(&common, 15)) /* the same once more has to give the same bits: both are compared with the reference */
             calls[ncalls++] = t_call_combine(handle, &shape, &own);
@@ -395,6 +413,7 @@ int main(int argc, char **argv)
     t_init(&argc, &argv, "ep_random");
     long iterations = t_option(argc, argv, "--iterations", 40), first = t_option(argc, argv, "--first", 0);
     uint64_t seed = (uint64_t)t_option(argc, argv, "--seed", 1);
+    low_latency = !strcmp(t_option_text(argc, argv, "--mode", "ht"), "ll");
     budget = t_option(argc, argv, "--budget", t_size > 8 ? 3000 : 40000);
     if (t_rank == 0)
         printf("ep_random: seed %llu, iterations %ld to %ld, %d ranks\n", (unsigned long long)seed, first, first + iterations - 1, t_size);

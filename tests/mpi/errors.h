@@ -30,5 +30,6 @@ void e_create_all(void); /* faults of create, window_size, info, environment */
 void e_memory(void);  /* alloc, register, handles and their limits */
 void e_objects(void); /* NULL and freed objects, transfers in flight, transfers' own faults */
 void e_handlers(void); /* error handlers, MPIX_Error_* */
+void e_ll(void);      /* the low-latency mode */
 void e_unsupported(void); /* what this version does not have */
 #endif

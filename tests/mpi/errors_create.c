@@ -19,10 +19,12 @@ static int owners[64]; /* all rank 0 */
 #define CONFIG_FAULTS(X)                                                                                   \
     X(size, ARG, "config.struct_size", "5", NULL, c->struct_size = 5)                                      \
     X(mode, ARG, "config.mode", "7", NULL, c->mode = 7)                                                    \
-    X(mode_ll, UNSUPPORTED, "config.mode", "LL", NULL, c->mode = MPIX_EP_LL)                               \
+    X(ll_compact, UNSUPPORTED, "config.layout", "LL", NULL, (c->mode = MPIX_EP_LL, c->layout = MPIX_EP_COMPACT, c->expert_align = 0)) \
+    X(ll_cuda, UNSUPPORTED, "config.memkind", "LL", NULL, (c->mode = MPIX_EP_LL, c->memkind = MPIX_EP_CUDA)) \
     X(layout, ARG, "config.layout", "9", NULL, c->layout = 9)                                              \
     X(layout_negative, ARG, "config.layout", "-1", NULL, c->layout = -1)                                   \
     X(layout_slots, UNSUPPORTED, "config.layout", "SLOTS", NULL, c->layout = MPIX_EP_SLOTS)                \
+    X(align_slots, ARG, "config.expert_align", "2", "1", (c->mode = MPIX_EP_LL, c->layout = MPIX_EP_SLOTS, c->expert_align = 2)) \
     X(memkind, ARG, "config.memkind", "4", NULL, c->memkind = 4)                                           \
     X(device, ARG, "config.device", "1", "0", c->device = 1)                                               \
     X(topk_zero, ARG, "config.max_topk", "0", "1", c->max_topk = 0)                                        \
@@ -285,6 +287,25 @@ static void window_size(void)
                 CHECK(more > bytes && more <= bound, "layout %d, %d hosts: %lld bytes, bound %lld", layout, ranks, (long long)more,
                       (long long)bound);
         }
+    for (int ranks = 1; ranks < 70; ranks = ranks * 2 + 1) { /* low latency */
+        MPI_Count R = ranks, L = E_ROW_BYTES, T = E_MAX_TOKENS, K = E_MAX_TOPK, few = K < R ? K : R, F = R - 1, far = K < F ? K : F;
+        e_config(&c, MPIX_EP_EXPERT);
+        c.mode = MPIX_EP_LL;
+        MPI_Count rows = 2 * (R * T + T * few) * L, bound = 2 * (R * T * (L + 36 + 8 * K) + T * few * (L + 28 + 4 * K) + R * 1024 + 8192) + 64 * R * (32 * 2 + 64) + 4096;
+        if (CHECK_OK(MPIX_Ep_window_size(&c, ranks, ranks, &bytes)))
+            CHECK(bytes > rows && bytes <= bound, "LL, %d ranks: %lld bytes, bound %lld", ranks, (long long)bytes, (long long)bound);
+        bound += (T * far + F * T) * (L + 36 + 8 * K) + F * 1024 + 8192;
+        if (ranks > 1 && CHECK_OK(MPIX_Ep_window_size(&c, ranks, 1, &more)))
+            CHECK(more > bytes && more <= bound, "LL, %d hosts: %lld bytes, bound %lld", ranks, (long long)more, (long long)bound);
+    }
+    e_config(&c, MPIX_EP_EXPERT); /* the size that the mode is made for */
+    c.mode = MPIX_EP_LL;
+    c.max_topk = 8;
+    c.num_experts = 256;
+    c.max_tokens = 128;
+    c.max_row_bytes = 2 * 7168;
+    if (CHECK_OK(MPIX_Ep_window_size(&c, 8, 8, &bytes)))
+        CHECK(bytes <= 64000000, "128 tokens of 7168 bf16, 8 ranks: %lld bytes", (long long)bytes);
     e_config(&c, MPIX_EP_COMPACT);
     CHECK_OK(MPIX_Ep_window_size(&c, 4, 4, &bytes));
     c.depth = 4;

@@ -9,6 +9,11 @@ MPI_TESTS = \
 	tests/mpi/ep_random.5.test \
 	tests/mpi/ep_random.8.test \
 	tests/mpi/ep_random.33.test \
+	tests/mpi/ep_random_ll.2.test \
+	tests/mpi/ep_random_ll.5.test \
+	tests/mpi/ep_random_ll_mixed.4.test \
+	tests/mpi/ep_random_ll_counted.2.test \
+	tests/mpi/ep_random_ll_chaos.3.test \
 	tests/mpi/ep_files.1.test \
 	tests/mpi/ep_files.3.test \
 	tests/mpi/ep_files.4.test \
@@ -61,6 +66,9 @@ MPI_TESTS = \
 	tests/mpi/ep_faults_gone.3.test \
 	tests/mpi/ep_faults_forgotten.3.test \
 	tests/mpi/ep_faults_forgotten_thread.2.test \
+	tests/mpi/ep_faults_ll_stopped.2.test \
+	tests/mpi/ep_faults_ll_killed.3.test \
+	tests/mpi/ep_faults_ll_injected.2.test \
 	tests/mpi/p2p_data.1.test \
 	tests/mpi/p2p_data.2.test \
 	tests/mpi/p2p_data.3.test \
@@ -138,6 +146,7 @@ tests_mpi_ep_errors_SOURCES = \
 	tests/mpi/errors_calls.c \
 	tests/mpi/errors_create.c \
 	tests/mpi/errors_handlers.c \
+	tests/mpi/errors_ll.c \
 	tests/mpi/errors_memory.c \
 	tests/mpi/errors_objects.c \
 	tests/mpi/errors_unsupported.c

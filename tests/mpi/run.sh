@@ -38,6 +38,24 @@ deadly=0
 set --
 case $name in
 ep_random) set -- --iterations $((scale * 7 / 10 + 2)) ;;
+ep_random_ll) # low latency, HT contexts beside
+    program=ep_random
+    set -- --mode ll --iterations $((scale * 15 / 100 + 2)) --seed $np
+    ;;
+ep_random_ll_*) # over proxied peers
+    export MPIX_EP_TRANSPORT=shmem
+    case $name in
+    *_mixed) export MPIX_EP_HOSTS=2 ;;
+    *_counted) export MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted MPIX_EP_LANES=2 ;;
+    *_chaos) export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_REACH=proxied MPIX_EP_LANES=2 MPIX_EP_CHAOS_SEED=$np ;;
+    *)
+        echo "run.sh: no test is called $name" >&2
+        exit 99
+        ;;
+    esac
+    program=ep_random
+    set -- --mode ll --iterations $((scale * 15 / 100 + 2)) --seed 12
+    ;;
 ep_random_* | ep_stress_*) # over proxied peers, with no network: the proxy copies
     export MPIX_EP_TRANSPORT=shmem
     case $name in
@@ -134,6 +152,8 @@ ep_faults_*)
     export MPIX_EP_LOG_LEVEL=none
     program=ep_faults
     variant=${name#ep_faults_}
+    mode=ht
+    case $variant in ll_*) mode=ll variant=${variant#ll_} ;; esac
     case $variant in
     *_ucx)
         ucx
@@ -143,6 +163,7 @@ ep_faults_*)
     *_thread) set -- --case "${variant%_thread}" --progress thread ;;
     *) set -- --case "$variant" --progress caller ;;
     esac
+    set -- "$@" --mode $mode
     case $variant in
     killed* | gone*) deadly=1 ;;
     injected*) export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_REACH=proxied ;;
