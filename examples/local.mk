@@ -8,6 +8,9 @@ examples_halo_SOURCES = examples/halo.c
 examples_halo_LDADD = libmpixep.la $(MPI_LIBS)
 
 if HAVE_CXX
+noinst_PROGRAMS += examples/ep_minimal_cxx
+examples_ep_minimal_cxx_SOURCES = examples/ep_minimal_cxx.cpp
+examples_ep_minimal_cxx_LDADD = libmpixep.la $(MPI_LIBS)
 if HAVE_CBLAS
 noinst_PROGRAMS += examples/moe_layer
 examples_moe_layer_SOURCES = examples/moe_layer.cpp examples/moe_layer.hpp examples/moe_router.hpp \
@@ -29,6 +32,7 @@ endif
 if HAVE_MPIEXEC
 TESTS += examples/test_ep_minimal.sh examples/test_halo.sh
 if HAVE_CXX
+TESTS += examples/test_cxx.sh
 if HAVE_CBLAS
 TESTS += examples/test_moe_layer.sh examples/test_moe_layer_bad.sh
 endif
@@ -36,7 +40,7 @@ endif
 endif
 CLEANFILES += examples/moe_kernels.nv.o
 EXTRA_DIST += examples/moe_cuda.hpp examples/moe_cublas.hpp examples/moe_kernels.hpp examples/moe_kernels.cu
-EXTRA_DIST += examples/test_halo.sh examples/test_ep_minimal.sh examples/test_moe_layer.sh examples/test_moe_layer_bad.sh
+EXTRA_DIST += examples/ep_minimal_cxx.cpp examples/test_cxx.sh examples/test_halo.sh examples/test_ep_minimal.sh examples/test_moe_layer.sh examples/test_moe_layer_bad.sh
 
 # Real choices of experts, for mpix_ep_bench --routing: of use to an installed benchmark too.
 routingdir = $(pkgdatadir)/routing

@@ -6,6 +6,7 @@ cat <<EOF
     prefix         $prefix
     C compiler     $CC
     C++17          $mpix_sum_CXX
+    Fortran        $mpix_sum_FORTRAN
     MPI            $mpix_sum_MPI
     MPI launcher   ${MPIEXEC:-none found: MPI programs can't be started by make check (set MPIEXEC)}
     hwloc          $mpix_sum_HWLOC

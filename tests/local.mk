@@ -23,7 +23,7 @@ else
 MPIX_SANITIZED = 0
 endif
 
-EXTRA_DIST += tests/mpirun.sh tests/survivors.sh tests/valgrind.sh tests/mpi_leaks.sh tests/lsan.supp tests/tsan.supp
+EXTRA_DIST += tests/mpirun.sh tests/survivors.sh tests/valgrind.sh tests/mpi_leaks.sh tests/lsan.supp tests/tsan.supp tests/api/headers.sh tests/consumer/CMakeLists.txt
 
 # Run by tests/mpirun.sh itself.
 check_PROGRAMS += tests/probe_size
