@@ -18,6 +18,7 @@ cat <<EOF
     CUDA           $mpix_sum_CUDA
     NCCL           $mpix_sum_NCCL
     cuBLAS         $mpix_sum_CUBLAS
+    manual         $mpix_manual
     sanitizers     ${MPIX_SANITIZE:-none}
     warnings       `test "x$enable_werror" = xyes && echo "are errors" || echo "are shown"`
 

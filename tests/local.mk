@@ -23,6 +23,8 @@ else
 MPIX_SANITIZED = 0
 endif
 
+TESTS += tests/api/compare_fails.sh
+EXTRA_DIST += tests/api/compare.sh tests/api/compare_fails.sh
 EXTRA_DIST += tests/mpirun.sh tests/survivors.sh tests/valgrind.sh tests/mpi_leaks.sh tests/lsan.supp tests/tsan.supp tests/api/headers.sh tests/consumer/CMakeLists.txt
 
 # Run by tests/mpirun.sh itself.

@@ -1,0 +1,115 @@
+#!/bin/sh
+# expand.sh - a page of the manual as pandoc's markdown: what the sources say already is taken from there, so it can't differ.
+#
+#   expand.sh SOURCE-TREE PAGE.md SECTION
+#
+# A page begins with its name as "# NAME" and one sentence. Lines of their own:
+#   @calls MPIX_A MPIX_B   prototypes and comments of these calls, from the headers
+#   @type MPIX_T ...       these types with their comments
+#   @usage FILE            the usage text of a tool, from its source
+#   @parameters            the table of parameters, from src/base/param.c
+set -eu
+top=$1 page=$2 section=$3
+version=$(sed -n 's/^version=//p' "$top/VERSION")
+exec awk -v top="$top" -v section="$section" -v version="$version" '
+function slurp(file,   text, line) {
+    text = ""
+    while ((getline line <file) > 0) text = text line "\n"
+    close(file)
+    if (text == "") { print "expand.sh: " file " is empty or not there" >"/dev/stderr"; exit 1 }
+    return text
+}
+function escape(s) { gsub(/[*<>\\`|$~^]/, "\\\\&", s); return s }
+# A comment without its frame; parameters become items, lines indented by more than usual stay as they are.
+function comment(c,   n, lines, i, l, out, item, inside) {
+    sub(/^\/\*\*? ?/, "", c); sub(/ *\*\/$/, "", c)
+    gsub(/ @return/, "\n@return", c); gsub(/ @param/, "\n@param", c)
+    n = split(c, lines, "\n"); out = ""
+    for (i = 1; i <= n; i++) {
+        l = lines[i]; sub(/^ *\* ?/, "", l)
+        if (l == "") inside = 0
+        if (l ~ /^    / && inside) { sub(/^ +/, "", l); out = out escape(l) "\n"; continue } # goes on with an item
+        if (l ~ /^    /) { out = out "\n" l "\n"; continue }
+        sub(/^ +/, "", l)
+        if (l ~ /^@param/) {
+            item = l; sub(/^@param(\[[a-z,]*\])? */, "", item); sub(/ .*/, "", item)
+            sub(/^@param(\[[a-z,]*\])? *[^ ]* */, "", l)
+            out = out "\n\n*" item "*: " escape(l) "\n"; inside = 1
+        } else if (l ~ /^@return/) { inside = 1; sub(/^@return */, "", l); out = out "\n\nReturns " escape(l) "\n" }
+        else if (l ~ /^ *- /) out = out "\n" escape(l) "\n"
+        else out = out escape(l) "\n"
+    }
+    return out
+}
+# The comment that ends right before position p of text.
+function before(text, p,   head, i, j) {
+    head = substr(text, 1, p - 1)
+    if (head !~ /\*\/[ \n]*$/) return ""
+    i = 0
+    while ((j = index(substr(head, i + 1), "/*")) > 0) i += j
+    head = substr(head, i); sub(/[ \n]*$/, "", head)
+    return head
+}
+function find(name, pattern,   i, f) {
+    for (i = 1; i <= 3; i++) if (match(header[i], pattern)) return i
+    print "expand.sh: the headers have no " name >"/dev/stderr"; exit 1
+}
+function calls(list,   n, names, i, h, text, file) {
+    n = split(list, names, " ")
+    file = list ~ /P2p/ ? "mpix_p2p.h" : list ~ /Xfer_|Error_/ ? "mpix_xfer.h" : "mpix_ep.h"
+    print "# SYNOPSIS\n\n    #include <" file ">\n"
+    for (i = 1; i <= n; i++) {
+        h = find(names[i], "\nint " names[i] "\\("); text = substr(header[h], RSTART + 1)
+        print "    " substr(text, 1, index(text, ";"))
+    }
+    print "\n# DESCRIPTION\n"
+    for (i = 1; i <= n; i++) {
+        h = find(names[i], "\nint " names[i] "\\("); text = before(header[h], RSTART + 1)
+        print "## " names[i] "\n"
+        print text == "" ? "As the call before, or its form with another ending; the rules are in mpix-ep(7).\n" : comment(text) "\n"
+    }
+}
+function type(name,   h, text, p, all, i) {
+    h = find(name, "\n} " name ";"); all = substr(header[h], 1, RSTART + RLENGTH)
+    i = 0
+    while ((p = index(substr(all, i + 1), "\ntypedef struct")) > 0) i += p
+    text = before(all, i + 1)
+    print "## " name "\n\n" comment(text) "\n\n```\n" substr(all, i + 1) "```\n"
+}
+# The string literals of C text, joined.
+function literals(c,   out, s) {
+    out = ""
+    while (match(c, /"([^"\\]|\\.)*"/)) { s = substr(c, RSTART + 1, RLENGTH - 2); c = substr(c, RSTART + RLENGTH); out = out s }
+    gsub(/\\n/, "\n", out); gsub(/\\"/, "\"", out); gsub(/%%/, "%", out)
+    return out
+}
+function usage(file,   c) {
+    c = slurp(top "/" file)
+    if (!match(c, /"usage: /)) { print "expand.sh: no usage in " file >"/dev/stderr"; exit 1 }
+    c = substr(c, RSTART); c = substr(c, 1, match(c, /"[ \n]*[;,)]/))
+    print "# SYNOPSIS AND OPTIONS\n\n```\n" literals(c) "```\n"
+}
+function parameters(   c, n, rows, i, row, k, f, help) {
+    c = slurp(top "/src/base/param.c"); c = substr(c, index(c, "param_table[] = {") + 17)
+    c = substr(c, 1, index(c, "\n};")); n = split(c, rows, /FIELD\(/)
+    for (i = 1; i < n; i++) {
+        row = rows[i]; sub(/^[^{]*\{/, "", row)
+        for (k = 1; k <= 4; k++) { match(row, /"([^"\\]|\\.)*"/); f[k] = substr(row, RSTART + 1, RLENGTH - 2); row = substr(row, RSTART + RLENGTH) }
+        help = literals(row)
+        print "**" f[1] "** (" f[2] "; " escape(f[3]) "; default " (f[4] == "" ? "empty" : f[4]) ")\n:   " escape(help) "\n"
+    }
+}
+BEGIN {
+    header[1] = slurp(top "/include/mpix_ep.h"); header[2] = slurp(top "/include/mpix_xfer.h"); header[3] = slurp(top "/include/mpix_p2p.h")
+}
+FNR == 1 { name = substr($0, 3); print "% " toupper(name) "(" section ") mpix-ep " version " | mpix-ep manual\n\n# NAME\n"; next }
+!named && NF { print name " - " $0 "\n"; named = 1; next }
+/^@calls / { calls(substr($0, 8)); next }
+/^@type / { n = split(substr($0, 7), t, " "); for (k = 1; k <= n; k++) type(t[k]); next }
+/^@usage / { usage(substr($0, 8)); next }
+/^@parameters/ { parameters(); next }
+{ print }
+END {
+    if (section == 3) print "\n# RETURN VALUE\n\nMPI_SUCCESS, or an error code whose kind **MPIX_Error_kind**(3) and whose particulars **MPIX_Error_last**(3) tell, after it was\nraised through the error handler of the object.\n"
+    print "\n# SEE ALSO\n\n**mpix-ep**(7), **mpix-ep-parameters**(7), **mpix_ep_info**(1), and the guide in the documentation folder.\n"
+}' "$page"
