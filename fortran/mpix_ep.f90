@@ -36,6 +36,9 @@ module mpix_ep
         enumerator :: MPIX_EP_CUDA = 1
     end enum
     enum, bind(c)
+        enumerator :: MPIX_EP_SMS_NONE = -1
+    end enum
+    enum, bind(c)
         enumerator :: MPIX_EP_BYTES = 0
         enumerator :: MPIX_EP_F64 = 1
         enumerator :: MPIX_EP_F32 = 2
@@ -142,6 +145,9 @@ module mpix_ep
         type(c_ptr) :: topk_weights = c_null_ptr
         type(c_ptr) :: cumulative = c_null_ptr
         type(c_ptr) :: wait_ns = c_null_ptr
+        type(c_ptr) :: recv_per_rank = c_null_ptr
+        type(c_ptr) :: recv_per_expert = c_null_ptr
+        type(c_ptr) :: expert_offset = c_null_ptr
     end type
 
     type, bind(c) :: MPIX_Ep_combine_in
