@@ -3,7 +3,8 @@ libmpixep_core_la_SOURCES += \
 	p2p/p2p.h \
 	p2p/p2p_copy.c \
 	p2p/p2p_create.c \
-	p2p/p2p_later.c \
+	p2p/p2p_gpu.c \
+	p2p/p2p_gpu.h \
 	p2p/p2p_mem.c \
 	p2p/p2p_message.c \
 	p2p/p2p_move.c \

@@ -6,6 +6,7 @@
  *   DIRECT  the memory is mapped here (or is our own): loads, stores and the processor's atomic operations, within the call
  *   CMA     another process's ordinary memory on this host: process_vm_readv/writev, within the call
  *   NET     a rank that the proxy reaches: READ and WRITE by the network device, without the target's part
+ *           (GPU memory of this host's peers is DIRECT too, moved by our GPU: p2p_gpu.c)
  *   ASK     what is left (the system forbids CMA; additions to memory that is not DIRECT): messages, executed by the owner's progress
  *
  * Every ordered pair of ranks has a ring of messages in the receiver's window, for send/recv, advertisements and ASK. The writer
@@ -19,6 +20,7 @@
 #define MPIX_P2P_P2P_H
 #include "base/clock.h"
 #include "base/log.h"
+#include "mem/gpu.h"
 #include "mem/window.h"
 #include "proxy/proxy.h"
 #include "xfer/xfer.h"
@@ -28,11 +30,12 @@
 #include <string.h>
 
 enum {
-    P2P_MAGIC = 0x50325031, /* of exported handles; the last digit is their version */
+    P2P_MAGIC = 0x50325032, /* of exported handles; the last digit is their version */
     P2P_MEMS = 4096,        /* registrations of a rank that are alive at once */
     P2P_LANES = 16,
     P2P_STREAMED = 16384, /* no memcpy streams fewer bytes */
     P2P_SCRATCH = 64,  /* words for old values and for reads that flush, one unit of each in flight */
+    P2P_GPU_WORDS = 2, /* behind the lanes' words of a slot: those that the source's GPU writes */
     P2P_WIN_CTL = 0,   /* windows of the proxy */
     P2P_WIN_MIRROR = 1 /* what is sent to the peers' control windows, and scratch words */
 };
@@ -67,7 +70,7 @@ enum {
 typedef struct p2p_block {
     _Alignas(64) _Atomic uint64_t head; /* messages that the source has written into our ring */
     _Alignas(64) _Atomic uint64_t tail; /* messages of ours that the source has taken from its ring */
-    _Alignas(64) unsigned char rest[];  /* words[slots][lanes], then ring[ring][stride] */
+    _Alignas(64) unsigned char rest[];  /* words[slots][lanes + P2P_GPU_WORDS], then ring[ring][stride] */
 } p2p_block;
 
 typedef struct p2p_ctl {
@@ -80,7 +83,8 @@ typedef struct p2p_ctl {
 /* An allocation of all ranks: mapped everywhere on the host while our part of it, or a handle of a peer's part, is in use. */
 typedef struct p2p_area {
     struct p2p_area *next;
-    mpix_win *win;
+    mpix_win *win;        /* NULL: gpu */
+    mpix_gpu_window *gpu;
     uint64_t number; /* counts alike on all ranks */
     int users;
 } p2p_area;
@@ -90,6 +94,8 @@ struct mpix_mem {
     char *base;
     uint64_t bytes, id; /* id: place in the table, and a number that no other registration of this rank has */
     p2p_area *area;     /* NULL: the caller's memory */
+    int gpu;            /* memory of the object's CUDA device */
+    mpix_cuda_range *range; /* of the caller's GPU memory: how peers get at it */
     mpix_net_mem *net;
     _Atomic int busy; /* pieces of transfers in flight */
     struct mpix_mem *next;
@@ -99,6 +105,8 @@ struct mpix_rmem {
     struct mpix_p2p *p2p;
     int peer, reach;
     char *ptr;                       /* DIRECT */
+    int gpu, atomics;                /* GPU memory; our GPU can add to it */
+    struct p2p_ipc *ipc;             /* the mapping that ptr lies in, if it is one of CUDA IPC */
     uint64_t addr;                   /* CMA: of the range in the owner's address space */
     uint64_t bytes, id, off;         /* the range: length; the owner's registration, and where in it */
     const _Atomic uint64_t *gen;     /* where the owner's registration can be looked at, NULL: it can't */
@@ -117,7 +125,13 @@ typedef struct p2p_blob {
     uint64_t random[2]; /* of the exporter's object */
     uint64_t id, area;  /* area 0: registered */
     uint64_t addr, mem_off, bytes, base_bytes;
+    int32_t gpu, pad;
+    unsigned char uuid[16], ipc[64]; /* GPU memory: of the device; the allocation */
+    uint64_t gpu_off, gpu_bytes;     /* in the allocation; of the allocation */
 } p2p_blob;
+
+/* GPU memory of p2p_blob: of an area; opened by CUDA IPC; can't be opened. */
+enum { P2P_GPU_NOT, P2P_GPU_AREA, P2P_GPU_IPC, P2P_GPU_POOL, P2P_GPU_VMM };
 
 /* ---- operations --------------------------------------------------------------------------------------------------------- */
 
@@ -162,7 +176,11 @@ typedef struct p2p_op {
     uint64_t waited_ns, tested_ns;
     p2p_piece *temp; /* both sides of a large receive */
     int temp_room;
+    int on_gpu;  /* the GPU works on it: what tells of the end */
+    void *event;
 } p2p_op;
+
+enum { P2P_ON_WORD = 1, P2P_ON_EVENT };
 
 /* Something to be written into a peer's ring: one message, or a row of them with data or blobs. */
 typedef struct p2p_out {
@@ -195,7 +213,7 @@ typedef struct p2p_peer {
     p2p_block *in;               /* its block in our window */
     uint64_t written, taken, told; /* messages; told: tail given back */
     uint64_t tails;              /* tail signals so far */
-    _Atomic uint64_t *sent;      /* [slots] sum of the notifications for it */
+    _Atomic uint64_t *sent;      /* [slots] sum of the notifications for it: proxied, or by our GPU on our stream */
     p2p_out *first, *last;
     p2p_op *recv_first, *recv_last;
     p2p_early *early_first, *early_last, *partial;
@@ -241,6 +259,7 @@ struct mpix_p2p {
     struct mpix_rmem *rmems, *rmem_pool;
     p2p_area *areas;
     uint64_t area_number;
+    struct p2p_gpu *gpu; /* NULL: not used so far */
 
     int threaded;
     pthread_t thread;
@@ -248,6 +267,7 @@ struct mpix_p2p {
 };
 
 typedef struct mpix_p2p mpix_p2p;
+typedef struct p2p_gpu p2p_gpu;
 
 /* Between writing a peer's memory and telling of it: copies may have used stores that no release orders. */
 static inline void p2p_fence(void) {
@@ -257,13 +277,17 @@ static inline void p2p_fence(void) {
     atomic_thread_fence(memory_order_release);
 }
 
+static inline size_t p2p_words_bytes(const mpix_p2p *p2p) {
+    return ((size_t)p2p->slots * ((size_t)p2p->lanes + P2P_GPU_WORDS) * 8 + 63) / 64 * 64;
+}
+
+/* The words of a slot, one per lane, and the GPU's. Of a mapped peer the processor writes the first, and its GPU those behind the last. */
 static inline _Atomic uint64_t *p2p_words(const mpix_p2p *p2p, p2p_block *block, int slot) {
-    return (_Atomic uint64_t *)(void *)(block->rest + (size_t)slot * (size_t)p2p->lanes * 8);
+    return (_Atomic uint64_t *)(void *)(block->rest + (size_t)slot * ((size_t)p2p->lanes + P2P_GPU_WORDS) * 8);
 }
 
 static inline p2p_message *p2p_place(const mpix_p2p *p2p, p2p_block *block, uint64_t position) {
-    size_t words = ((size_t)p2p->slots * (size_t)p2p->lanes * 8 + 63) / 64 * 64;
-    return (p2p_message *)(void *)(block->rest + words + (size_t)(position % (uint64_t)p2p->ring) * p2p->stride);
+    return (p2p_message *)(void *)(block->rest + p2p_words_bytes(p2p) + (size_t)(position % (uint64_t)p2p->ring) * p2p->stride);
 }
 
 /* ---- p2p_create.c --- */
@@ -283,6 +307,7 @@ void p2p_mems_free(mpix_p2p *p2p);
 /* All pieces are valid and of one peer (or, rmems = 0, of this object): fills p2p and peer. */
 int p2p_check(const MPIX_P2p_iov iov[], int n, int rmems, mpix_p2p **p2p, int *peer);
 int p2p_check_peer(const mpix_p2p *p2p, int peer); /* a rank of the object */
+int p2p_check_slot(const mpix_p2p *p2p, int slot);
 
 /* ---- p2p_copy.c --- */
 /* Moves pieces that need no operation, from *at on, until one does: DIRECT and CMA. 0 or a kind. */

@@ -68,7 +68,7 @@ int p2p_copy(mpix_p2p *p2p, int put, const p2p_piece *pieces, int n, int *at) {
             kind = copy_cma(p2p, put, pieces, n, at);
             continue;
         }
-        if (p->rmem->reach != P2P_DIRECT)
+        if (p->rmem->reach != P2P_DIRECT || p->rmem->gpu || (p->mem && p->mem->gpu))
             break;
         if (p->len && put)
             memmove(p->rmem->ptr + p->roff, p->local, p->len);

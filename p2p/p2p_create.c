@@ -1,7 +1,7 @@
 /* p2p_create.c - creation and end of an object. Creation is a row of stages, each ending in agreement of all ranks on its status. */
 #include "config.h"
 
-#include "p2p/p2p.h"
+#include "p2p/p2p_gpu.h"
 
 #include "base/topo.h"
 #include "mem/shared.h"
@@ -79,8 +79,7 @@ static int create_configure(mpix_p2p *p2p, MPI_Info info, const MPIX_P2p *out) {
     p2p->lanes = p2p->params.lanes;
     p2p->eager = (p2p->params.p2p_eager + 63) / 64 * 64;
     p2p->stride = (sizeof(p2p_message) + p2p->eager + 63) / 64 * 64;
-    p2p->block_bytes = sizeof(p2p_block) + ((size_t)p2p->slots * (size_t)p2p->lanes * 8 + 63) / 64 * 64 +
-                       (size_t)p2p->ring * p2p->stride;
+    p2p->block_bytes = sizeof(p2p_block) + p2p_words_bytes(p2p) + (size_t)p2p->ring * p2p->stride;
     p2p->block_bytes = (p2p->block_bytes + 63) / 64 * 64;
     p2p->peers = calloc((size_t)p2p->size, sizeof *p2p->peers);
     if (!p2p->peers)
@@ -217,18 +216,22 @@ static int create_window(mpix_p2p *p2p) {
 static void p2p_destroy(mpix_p2p *p2p, int abandoned) {
     p2p_live_end(p2p);
     p2p_thread_stop(p2p);
+    p2p_gpu_sync(p2p);
     p2p_ops_free(p2p);
     p2p_early_free(p2p);
     p2p_mems_free(p2p); /* needs the proxy */
     mpix_proxy_free(p2p->proxy);
     mpix_mem_shared_free(p2p->mirror);
-    mpix_win_free(p2p->ctl_win);
     while (p2p->areas) {
         p2p_area *area = p2p->areas;
         p2p->areas = area->next;
+        if (area->gpu)
+            p2p_gpu_area_free(p2p, area);
         mpix_win_free(area->win);
         free(area);
     }
+    p2p_gpu_free(p2p);
+    mpix_win_free(p2p->ctl_win); /* which the GPU may have been writing */
     for (int r = 0; p2p->peers && r < p2p->size; r++) {
         if (p2p->peers[r].pidfd >= 0)
             close(p2p->peers[r].pidfd);

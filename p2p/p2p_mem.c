@@ -6,14 +6,14 @@
  */
 #include "config.h"
 
-#include "p2p/p2p.h"
+#include "p2p/p2p_gpu.h"
 
 #include <inttypes.h>
 
 /* ---- registrations ------------------------------------------------------------------------------------------------------ */
 
 /* With the lock. */
-static int mem_new(mpix_p2p *p2p, void *base, uint64_t bytes, p2p_area *area, struct mpix_mem **out) {
+static int mem_new(mpix_p2p *p2p, void *base, uint64_t bytes, p2p_area *area, int gpu, struct mpix_mem **out) {
     uint32_t place = 0;
     struct mpix_mem *mem;
     int kind = 0;
@@ -28,9 +28,11 @@ static int mem_new(mpix_p2p *p2p, void *base, uint64_t bytes, p2p_area *area, st
     mem = calloc(1, sizeof *mem);
     if (!mem)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a registration");
-    *mem = (struct mpix_mem){.p2p = p2p, .base = base, .bytes = bytes, .area = area};
+    *mem = (struct mpix_mem){.p2p = p2p, .base = base, .bytes = bytes, .area = area, .gpu = gpu};
     mem->id = (uint64_t)++p2p->mem_turn << 32 | place;
-    if (p2p->proxy && bytes > 0)
+    if (gpu && !area)
+        kind = p2p_gpu_reg(p2p, base, bytes, &mem->range);
+    else if (p2p->proxy && bytes > 0)
         kind = mpix_proxy_mem_reg(p2p->proxy, base, bytes, &mem->net);
     if (kind)
         goto free_mem;
@@ -49,6 +51,7 @@ dereg:
     if (mem->net)
         mpix_proxy_mem_dereg(p2p->proxy, mem->net);
 free_mem:
+    free(mem->range);
     free(mem);
     return kind;
 }
@@ -57,11 +60,13 @@ free_mem:
 static void area_leave(mpix_p2p *p2p, p2p_area *area) {
     p2p_area **at = &p2p->areas;
 
-    if (!area || --area->users > 0)
+    if (!area || --area->users > 0 || (area->gpu && p2p_gpu_area_kept(p2p)))
         return;
     while (*at != area)
         at = &(*at)->next;
     *at = area->next;
+    if (area->gpu)
+        p2p_gpu_area_free(p2p, area);
     mpix_win_free(area->win);
     free(area);
 }
@@ -79,7 +84,10 @@ static void mem_end(struct mpix_mem *mem) {
     p2p->mem_at[place] = NULL;
     if (mem->net)
         mpix_proxy_mem_dereg(p2p->proxy, mem->net);
+    if (mem->gpu)
+        p2p_gpu_sync(p2p); /* what was enqueued */
     area_leave(p2p, mem->area);
+    free(mem->range);
     free(mem);
 }
 
@@ -107,11 +115,33 @@ static int mem_check_object(MPIX_P2p p2p) {
     return 0;
 }
 
+static int alloc_info(void *params, const char *key, const char *value) {
+    if (strcmp(key, "p2p_memory") != 0)
+        return mpix_fail(MPIX_ERRK_ARG, "info", "mpix_ep_%s: MPIX_P2p_alloc knows mpix_ep_p2p_memory only", key);
+    return mpix_params_set(params, key, value);
+}
+
+/* What kind of memory; all ranks must want the same. Collective, ends in agreement. kind: of the arguments so far. */
+static int alloc_agree(mpix_p2p *p2p, MPI_Info info, int kind, int *gpu) {
+    mpix_params params = p2p->params;
+    uint64_t wanted;
+
+    if (!kind)
+        kind = mpix_boot_info_each(info, alloc_info, &params);
+    *gpu = params.p2p_memory == MPIX_P2P_MEMORY_CUDA;
+    kind = mpix_boot_agree(p2p->boot, kind);
+    wanted = *gpu ? 2 : 1;
+    if (!kind)
+        kind = mpix_boot_or(p2p->boot, &wanted, 1);
+    if (!kind && wanted == 3)
+        kind = mpix_fail(MPIX_ERRK_ARG, "info", "some ranks want host memory and some GPU memory (mpix_ep_p2p_memory): it must be the same");
+    return kind;
+}
+
 int PMPIX_P2p_alloc(MPIX_P2p p2p, MPI_Count bytes, MPI_Info info, void *baseptr, MPIX_P2p_mem *mem) {
-    int kind = mem_check_object(p2p), made;
+    int kind = mem_check_object(p2p), made, gpu;
     p2p_area *area = NULL;
 
-    (void)info; /* no keys in this version */
     if (kind)
         return mpix_boot_raise(NULL, kind);
     if ((kind = p2p_alive(p2p)))
@@ -122,8 +152,10 @@ int PMPIX_P2p_alloc(MPIX_P2p p2p, MPI_Count bytes, MPI_Info info, void *baseptr,
         kind = mpix_fail(MPIX_ERRK_ARG, baseptr ? "mem" : "baseptr", "%s is NULL", baseptr ? "mem" : "baseptr");
     else if (!(area = calloc(1, sizeof *area)))
         kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for an allocation");
-    kind = mpix_boot_agree(p2p->boot, kind);
-    if (!kind)
+    kind = alloc_agree(p2p, info, kind, &gpu);
+    if (!kind && gpu)
+        kind = p2p_gpu_area(p2p, (uint64_t)bytes, area);
+    else if (!kind)
         kind = mpix_win_create(p2p->boot, &p2p->params, (size_t)bytes, MPIX_WIN_COMMIT, &area->win);
     if (kind) {
         free(area);
@@ -135,7 +167,8 @@ int PMPIX_P2p_alloc(MPIX_P2p p2p, MPI_Count bytes, MPI_Info info, void *baseptr,
     area->next = p2p->areas;
     p2p->areas = area;
     struct mpix_mem *new_mem = NULL;
-    made = mem_new(p2p, area->win->base, (uint64_t)bytes, area, &new_mem);
+    void *base = gpu ? area->gpu->mem[p2p->rank].p : area->win->base;
+    made = mem_new(p2p, base, (uint64_t)bytes, area, gpu, &new_mem);
     pthread_mutex_unlock(&p2p->lock);
     kind = mpix_boot_agree(p2p->boot, made);
     pthread_mutex_lock(&p2p->lock);
@@ -144,7 +177,7 @@ int PMPIX_P2p_alloc(MPIX_P2p p2p, MPI_Count bytes, MPI_Info info, void *baseptr,
     if (kind && !made)
         mem_end(new_mem);
     if (!kind) {
-        *(void **)baseptr = area->win->base;
+        *(void **)baseptr = base;
         *mem = new_mem;
     }
     area_leave(p2p, area);
@@ -166,8 +199,9 @@ int PMPIX_P2p_reg(MPIX_P2p p2p, void *base, MPI_Count bytes, MPI_Info info, MPIX
     else if (!mem)
         kind = mpix_fail(MPIX_ERRK_ARG, "mem", "mem is NULL");
     else if (!(kind = p2p_alive(p2p))) {
+        int gpu = p2p_gpu_pointer(base);
         pthread_mutex_lock(&p2p->lock);
-        kind = mem_new(p2p, base, (uint64_t)bytes, NULL, mem);
+        kind = mem_new(p2p, base, (uint64_t)bytes, NULL, gpu, mem);
         pthread_mutex_unlock(&p2p->lock);
     }
     return p2p_raise(p2p, kind);
@@ -201,6 +235,8 @@ void p2p_export(struct mpix_mem *mem, uint64_t off, uint64_t len, void *buf) {
                      .addr = (uint64_t)(uintptr_t)mem->base + off, .mem_off = off, .bytes = len, .base_bytes = mem->bytes};
 
     memcpy(blob.random, p2p->random, sizeof blob.random);
+    if (mem->gpu)
+        p2p_gpu_export(mem, off, &blob);
     memset(buf, 0, p2p->blob_bytes);
     memcpy(buf, &blob, sizeof blob);
     if (mem->net)
@@ -259,12 +295,14 @@ static int import_reach(mpix_p2p *p2p, struct mpix_rmem *rmem, const p2p_blob *b
     }
     rmem->gen = &peer->ctl->mem_gen[(uint32_t)blob->id];
     rmem->reach = P2P_DIRECT;
+    if (blob->gpu)
+        return p2p_gpu_import(p2p, rmem, blob, import_area(p2p, blob->area));
     if (rmem->peer == p2p->rank) {
         rmem->ptr = (char *)(uintptr_t)blob->addr;
         return 0;
     }
     p2p_area *area = import_area(p2p, blob->area);
-    if (area && area->win->peer[rmem->peer] && area->win->peer_bytes[rmem->peer] == blob->base_bytes) {
+    if (area && area->win && area->win->peer[rmem->peer] && area->win->peer_bytes[rmem->peer] == blob->base_bytes) {
         rmem->ptr = (char *)area->win->peer[rmem->peer] + blob->mem_off;
         rmem->area = area;
         area->users++;
@@ -322,6 +360,8 @@ void p2p_rmem_close(struct mpix_rmem *rmem) {
         rmem->next->prev = rmem->prev;
     if (rmem->net)
         mpix_proxy_rmem_close(p2p->proxy, rmem->net);
+    if (rmem->gpu)
+        p2p_gpu_rmem_close(rmem);
     area_leave(p2p, rmem->area);
     rmem->next = p2p->rmem_pool;
     p2p->rmem_pool = rmem;
@@ -414,6 +454,8 @@ static int check_range(MPI_Count off, MPI_Count len, uint64_t bytes, int i, cons
 static int check_remote(const MPIX_P2p_iov *v, int i, const struct mpix_rmem *first, const struct mpix_mem *mem) {
     const struct mpix_rmem *rmem = v->rmem;
 
+    if (i > 0 && rmem == v[-1].rmem) /* looked at already */
+        return check_range(v->roff, v->len, rmem->bytes, i, "iov.roff");
     if (rmem != first && !p2p_live(rmem, MPIX_LIVE_RMEM))
         return mpix_fail(MPIX_ERRK_ARG, "iov.rmem", "iov[%d].rmem is NULL or freed", i);
     if (rmem->p2p != mem->p2p)
@@ -440,7 +482,7 @@ int p2p_check(const MPIX_P2p_iov iov[], int n, int rmems, mpix_p2p **out, int *p
         return mpix_fail(MPIX_ERRK_ARG, "n", "n = 0: the pieces say what peer is meant");
     for (int i = 0; i < n; i++) {
         const MPIX_P2p_iov *v = &iov[i];
-        if (!p2p_live(v->mem, MPIX_LIVE_MEM))
+        if ((i == 0 || v->mem != v[-1].mem) && !p2p_live(v->mem, MPIX_LIVE_MEM))
             return mpix_fail(MPIX_ERRK_ARG, "iov.mem", "iov[%d].mem is NULL or deregistered", i);
         p2p = p2p ? p2p : v->mem->p2p;
         *out = p2p; /* to raise through */

@@ -5,7 +5,7 @@
  */
 #include "config.h"
 
-#include "p2p/p2p.h"
+#include "p2p/p2p_gpu.h"
 
 static p2p_out *answer(mpix_p2p *p2p, uint32_t kind, const p2p_message *message) {
     p2p_out *out = p2p_out_new(p2p, kind, message->id);
@@ -19,6 +19,8 @@ static void take_put(mpix_p2p *p2p, int peer, const p2p_message *message, const 
     struct mpix_mem *mem = p2p_mem_find(p2p, message->a, message->b, message->bytes);
     p2p_out *out;
 
+    if (mem && mem->gpu)
+        mem = NULL; /* peers reach that themselves */
     if (mem && message->bytes)
         memcpy(mem->base + message->b, payload, message->bytes);
     if ((!message->last && mem) || !(out = answer(p2p, P2P_MSG_ACK, message)))
@@ -34,6 +36,8 @@ static void take_get(mpix_p2p *p2p, int peer, const p2p_message *message) {
 
     if (!out)
         return;
+    if (mem && mem->gpu)
+        mem = NULL;
     out->head.tag = message->tag;
     out->head.status = mem ? 0 : MPIX_ERRK_ARG;
     if (mem) {
@@ -53,6 +57,8 @@ static void take_add(mpix_p2p *p2p, int peer, const p2p_message *message) {
         return;
     if (!mem || ((uintptr_t)mem->base + message->b) % 8)
         out->head.status = MPIX_ERRK_ARG;
+    else if (mem->gpu)
+        out->head.status = p2p_gpu_add_now(p2p, mem->base + message->b, message->c, &out->head.c);
     else
         out->head.c = atomic_fetch_add_explicit((_Atomic uint64_t *)(void *)(mem->base + message->b), message->c, memory_order_seq_cst);
     p2p_out_add(p2p, peer, out);

@@ -11,7 +11,7 @@
  */
 #include "config.h"
 
-#include "p2p/p2p.h"
+#include "p2p/p2p_gpu.h"
 
 #include <inttypes.h>
 
@@ -102,6 +102,12 @@ static int move_add(p2p_op *op) {
     mpix_p2p *p2p = op->p2p;
     p2p_piece *p = &op->own[0];
 
+    if (p2p_gpu_adds(op)) {
+        int kind = p2p_gpu_add(op);
+        if (kind)
+            move_failed(op, kind);
+        return !kind;
+    }
     if (p->rmem->reach == P2P_NET && p->rmem->shared && mpix_proxy_caps(p2p->proxy)->add_coherent &&
         (op->scratch >= 0 || (op->scratch = p2p_scratch_take(p2p)) >= 0)) {
         mpix_net_op net_op = {.kind = MPIX_NET_ADD, .peer = op->peer, .mem = mpix_proxy_window_mem(p2p->proxy, P2P_WIN_MIRROR),
@@ -181,6 +187,8 @@ static void move_notify(p2p_op *op) {
         notify_signal(op);
         return;
     }
+    if (op->on_gpu && !p2p_gpu_done(op))
+        return; /* the processor tells only of what is complete */
     if (op->asked) { /* behind the data, in the ring */
         if (notify_message(op, 0))
             op->notify = 0;
@@ -198,6 +206,15 @@ static int move_piece(p2p_op *op) {
     const p2p_piece *p = &op->pieces[op->at];
     int kind, did;
 
+    if (p->rmem->gpu || p->mem->gpu) {
+        kind = p->rmem->reach == P2P_DIRECT
+                   ? p2p_gpu_submit(op)
+                   : mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, op->peer, NULL,
+                                    "between GPU memory and host memory of MPIX_P2p_reg of rank %d; MPIX_P2p_alloc's can be reached", op->peer);
+        if (kind)
+            move_failed(op, kind);
+        return !kind;
+    }
     if (p->rmem->reach == P2P_DIRECT || p->rmem->reach == P2P_CMA) {
         kind = p2p_copy(op->p2p, op->type == P2P_PUT, op->pieces, op->n, &op->at);
         if (kind)
@@ -212,8 +229,10 @@ static int move_piece(p2p_op *op) {
     return did;
 }
 
-static int move_complete(const p2p_op *op) {
+static int move_complete(p2p_op *op) {
     if (op->at < op->n || op->left > 0 || (op->notify && !op->kind))
+        return 0;
+    if (op->on_gpu && !p2p_gpu_done(op))
         return 0;
     for (int l = 0; l < P2P_LANES && op->lanes >> l; l++)
         if ((op->lanes >> l & 1) && mpix_proxy_completed(op->p2p->proxy, op->peer, l) < op->seq[l])

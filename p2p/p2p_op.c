@@ -5,7 +5,7 @@
  */
 #include "config.h"
 
-#include "p2p/p2p.h"
+#include "p2p/p2p_gpu.h"
 
 enum { OP_CHECK_NS = 5000000, OP_PAUSE_NS = 100000000 };
 
@@ -53,27 +53,32 @@ static int op_room(p2p_op *op, int n) {
     return 1;
 }
 
+/* Pieces of the same memory in a row are counted together: a long vector names the same handles again and again. */
+static void op_count(p2p_op *op, int sign) {
+    for (int i = 0, run; i < op->held; i += run) {
+        const p2p_piece *p = &op->own[i];
+        for (run = 1; i + run < op->held && op->own[i + run].mem == p->mem && op->own[i + run].rmem == p->rmem;)
+            run++;
+        if (p->mem)
+            atomic_fetch_add_explicit(&p->mem->busy, sign * run, memory_order_relaxed);
+        if (p->rmem)
+            atomic_fetch_add_explicit(&p->rmem->busy, sign * run, memory_order_relaxed);
+    }
+}
+
 static void op_hold(p2p_op *op, const MPIX_P2p_iov iov[], int n) {
     int remote = op->type == P2P_PUT || op->type == P2P_GET;
 
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++)
         op->own[i] = (p2p_piece){iov[i].mem, iov[i].mem->base + iov[i].off, remote ? iov[i].rmem : NULL, (uint64_t)iov[i].roff, (uint64_t)iov[i].len};
-        atomic_fetch_add_explicit(&iov[i].mem->busy, 1, memory_order_relaxed);
-        if (remote)
-            atomic_fetch_add_explicit(&iov[i].rmem->busy, 1, memory_order_relaxed);
-    }
     op->held = n;
     op->pieces = op->own;
     op->n = n;
+    op_count(op, 1);
 }
 
 static void op_drop(p2p_op *op) {
-    for (int i = 0; i < op->held; i++) {
-        if (op->own[i].mem)
-            atomic_fetch_sub_explicit(&op->own[i].mem->busy, 1, memory_order_relaxed);
-        if (op->own[i].rmem)
-            atomic_fetch_sub_explicit(&op->own[i].rmem->busy, 1, memory_order_relaxed);
-    }
+    op_count(op, -1);
     op->held = 0;
 }
 
@@ -109,6 +114,7 @@ p2p_op *p2p_op_new(mpix_p2p *p2p, int type, int peer, const MPIX_P2p_iov iov[], 
     op->received = NULL;
     op->match = NULL;
     op->waited_ns = op->tested_ns = 0;
+    op->on_gpu = 0;
     op_hold(op, iov, n);
     op->next = NULL;
     op->prev = p2p->ops_last;
@@ -193,6 +199,7 @@ void p2p_ops_free(mpix_p2p *p2p) {
         mpix_live_remove(&p2p->table[i]->xfer);
         free(p2p->table[i]->own);
         free(p2p->table[i]->temp);
+        p2p_gpu_op_free(p2p->table[i]);
         free(p2p->table[i]);
     }
     free(p2p->table);

@@ -9,7 +9,7 @@
 /* 1: all pieces can be moved at once. */
 static int rma_at_once(const MPIX_P2p_iov iov[], int n) {
     for (int i = 0; i < n; i++)
-        if (iov[i].rmem->reach != P2P_DIRECT && iov[i].rmem->reach != P2P_CMA)
+        if ((iov[i].rmem->reach != P2P_DIRECT && iov[i].rmem->reach != P2P_CMA) || iov[i].rmem->gpu || iov[i].mem->gpu)
             return 0;
     return 1;
 }
@@ -45,14 +45,29 @@ static int rma_later(mpix_p2p *p2p, int type, int peer, const MPIX_P2p_iov iov[]
     return p2p_op_run(op, xfer);
 }
 
+/* GPU memory and memory that is not mapped here do not meet. */
+static int rma_check_gpu(const MPIX_P2p_iov iov[], int n) {
+    for (int i = 0; i < n; i++)
+        if (iov[i].mem->gpu && iov[i].rmem->reach != P2P_DIRECT)
+            return mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, iov[i].rmem->peer, NULL,
+                                  "iov[%d]: between GPU memory and host memory of MPIX_P2p_reg of another rank; MPIX_P2p_alloc's can be reached", i);
+    return 0;
+}
+
+int p2p_check_slot(const mpix_p2p *p2p, int slot) {
+    return slot >= 0 && slot < p2p->slots ? 0 : mpix_fail(MPIX_ERRK_ARG, "slot", "slot = %d is not in [0, %d) (mpix_ep_p2p_slots)", slot, p2p->slots);
+}
+
 static int rma_call(int type, const MPIX_P2p_iov iov[], int n, int notify, int slot, uint64_t add, MPIX_Xfer *xfer, int blocking) {
     mpix_p2p *p2p = NULL;
     int peer = -1, kind = p2p_check(iov, n, 1, &p2p, &peer);
 
     if (!kind && !blocking && !xfer)
         kind = mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
-    if (!kind && notify && (slot < 0 || slot >= p2p->slots))
-        kind = mpix_fail(MPIX_ERRK_ARG, "slot", "slot = %d is not in [0, %d) (mpix_ep_p2p_slots)", slot, p2p->slots);
+    if (!kind && notify)
+        kind = p2p_check_slot(p2p, slot);
+    if (!kind)
+        kind = rma_check_gpu(iov, n);
     if (kind)
         return p2p_raise(p2p, kind);
     if (!rma_at_once(iov, n))
@@ -108,11 +123,7 @@ static int notify_check(MPIX_P2p p2p, int peer, int slot) {
     if (!p2p_live(p2p, MPIX_LIVE_P2P))
         return mpix_fail(MPIX_ERRK_ARG, "p2p", "p2p is NULL or freed");
     int kind = p2p_check_peer(p2p, peer);
-    if (kind)
-        return kind;
-    if (slot < 0 || slot >= p2p->slots)
-        return mpix_fail(MPIX_ERRK_ARG, "slot", "slot = %d is not in [0, %d) (mpix_ep_p2p_slots)", slot, p2p->slots);
-    return 0;
+    return kind ? kind : p2p_check_slot(p2p, slot);
 }
 
 /* Acquire: who sees the sum sees the data. */
@@ -121,7 +132,10 @@ static uint64_t notify_value(mpix_p2p *p2p, int peer, int slot) {
     _Atomic uint64_t *words = p2p_words(p2p, p->in, slot);
     uint64_t value = atomic_load_explicit(words, memory_order_acquire);
 
-    if (!p->mapped && !p2p->counted)
+    if (p->mapped) /* and what its GPU has told */
+        for (int w = 0; w < P2P_GPU_WORDS; w++)
+            value += atomic_load_explicit(words + p2p->lanes + w, memory_order_acquire);
+    else if (!p2p->counted)
         for (int l = 1; l < p2p->lanes; l++) {
             uint64_t other = atomic_load_explicit(words + l, memory_order_acquire);
             value = other < value ? other : value;
@@ -199,7 +213,7 @@ static int add_call(MPIX_P2p_rmem rmem, MPI_Count roff, int64_t add, int64_t *ol
         kind = p2p_alive(p2p);
     if (kind)
         return p2p_raise(p2p, kind);
-    if (rmem->reach == P2P_DIRECT) {
+    if (rmem->reach == P2P_DIRECT && !rmem->gpu) {
         *old = (int64_t)atomic_fetch_add_explicit((_Atomic uint64_t *)(void *)(rmem->ptr + roff), (uint64_t)add, memory_order_seq_cst);
         if (xfer)
             *xfer = MPIX_XFER_NULL;

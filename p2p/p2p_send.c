@@ -7,7 +7,7 @@
  */
 #include "config.h"
 
-#include "p2p/p2p.h"
+#include "p2p/p2p_gpu.h"
 
 #include <inttypes.h>
 
@@ -106,7 +106,10 @@ static void recv_eager(p2p_op *op, const char *data, uint64_t bytes) {
         uint64_t at = 0;
         for (int i = 0; i < op->n && at < bytes; i++) {
             uint64_t part = bytes - at < op->pieces[i].len ? bytes - at : op->pieces[i].len;
-            if (part)
+            int kind = part && op->pieces[i].mem->gpu ? p2p_gpu_copy(op->p2p, op->pieces[i].local, data + at, part) : 0;
+            if (kind)
+                p2p_op_fail(op, kind);
+            else if (part && !op->pieces[i].mem->gpu)
                 memcpy(op->pieces[i].local, data + at, part);
             at += part;
         }
@@ -285,10 +288,13 @@ static int call_send(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MP
     p2p_out *out = p2p_out_new(p2p, 0, p2p_op_id(op));
     if (!out)
         return call_unsent(op, xfer);
-    for (int i = 0; i < n; i++)
+    int gpu = 0; /* what lies in GPU memory is read there, whatever its length */
+    for (int i = 0; i < n; i++) {
         op->total += op->own[i].len;
+        gpu |= op->own[i].len > 0 && op->own[i].mem->gpu;
+    }
     out->op = op;
-    out->head.kind = op->total <= p2p->eager ? P2P_MSG_EAGER : P2P_MSG_OFFER;
+    out->head.kind = op->total <= p2p->eager && !gpu ? P2P_MSG_EAGER : P2P_MSG_OFFER;
     out->head.a = op->total;
     out->head.b = (uint64_t)n;
     out->blobs = out->head.kind == P2P_MSG_OFFER;

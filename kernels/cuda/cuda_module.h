@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 enum {
-    MPIX_CUDA_ABI = 5,
+    MPIX_CUDA_ABI = 6,
     MPIX_CUDA_RANKS = 32,    /* ranks of a context at most: one lane of a warp each */
     MPIX_CUDA_LANES = 192,   /* blocks of a kernel that signal a peer at most, each by a word of its own */
     MPIX_CUDA_WINDOWS = 256, /* allocations of a context at most */
@@ -201,6 +201,30 @@ typedef struct mpix_cuda_mem {
     uint64_t handle;
 } mpix_cuda_mem;
 
+/* ---- MPIX_P2p ---- */
+
+/* What a caller registers: where it lies in its allocation, and how another process can map that. */
+typedef struct mpix_cuda_range {
+    uint64_t off, bytes;    /* of the memory in its allocation; of the allocation */
+    int share;              /* MPIX_CUDA_SHARE_* */
+    unsigned char ipc[64];  /* SHARE_IPC */
+} mpix_cuda_range;
+enum { MPIX_CUDA_SHARE_IPC, MPIX_CUDA_SHARE_NOT_POOL, MPIX_CUDA_SHARE_NOT_VMM };
+
+typedef struct mpix_cuda_piece {
+    void *to;
+    const void *from;
+    uint64_t bytes;
+    int32_t kernel, pad; /* kernel: both sides are GPU memory */
+} mpix_cuda_piece;
+
+/* What is told when pieces are where they go; NULL: not wanted. */
+typedef struct mpix_cuda_tail {
+    uint64_t *word, value; /* the target's, in its host memory, for the device: gets value; or, with a counter, */
+    uint64_t *counter;     /* in device memory: its sum, to which value is added then. The top bit is its lock. */
+    uint64_t *done, end;   /* pinned: gets end */
+} mpix_cuda_tail;
+
 typedef struct mpix_cuda_ops {
     int abi;
     /* device: ordinal + 1, 0: the current one. */
@@ -232,6 +256,15 @@ typedef struct mpix_cuda_ops {
     int (*engines_create)(const mpix_cuda_device *device, int split, void **copies, char *why);
     void (*engines_destroy)(const mpix_cuda_device *device, void *copies);
     int (*event_sync)(const mpix_cuda_device *device, void *event, char *why);
+    /* MPIX_P2p. ARG (1): [p, p + bytes) runs beyond its allocation, or lies on another device. */
+    int (*share)(const mpix_cuda_device *device, const void *p, size_t bytes, mpix_cuda_range *range, char *why);
+    int (*atomics)(const mpix_cuda_device *device, const unsigned char uuid[16]); /* 1: it adds to that device's memory by itself */
+    int (*host_register)(const mpix_cuda_device *device, void *p, size_t bytes, void **mapped, char *why);
+    void (*host_unregister)(const mpix_cuda_device *device, void *p);
+    /* pieces are overwritten. In a capture only with a counter, or telling nothing. */
+    int (*p2p_move)(const mpix_cuda_device *, mpix_cuda_piece *pieces, int n, uint64_t kernel_bytes, const mpix_cuda_tail *, void *stream, char *why);
+    int (*p2p_add)(const mpix_cuda_device *, uint64_t *word, uint64_t add, uint64_t *old, const mpix_cuda_tail *, void *stream, char *why);
+    int (*stream_failed)(const mpix_cuda_device *, void *stream, char *why); /* 0, or the kind of the GPU's failure */
 } mpix_cuda_ops;
 
 #define MPIX_CUDA_SYMBOL "mpix_cuda_module"

@@ -31,4 +31,8 @@ cudaError_t mpix_cuda_engines_dispatch_launch(const mpix_cuda_device *d, const m
 cudaError_t mpix_cuda_engines_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream);
 /* Records to the caller's arrays, if any of them is wanted. */
 cudaError_t mpix_cuda_unpack_launch(const mpix_cuda_handle *h, const mpix_cuda_dispatch *c, int sms, cudaStream_t stream);
+cudaError_t mpix_cuda_p2p_load(void);
+cudaError_t mpix_cuda_p2p_move(mpix_cuda_piece *pieces, int n, uint64_t kernel_bytes, const mpix_cuda_tail *tail, cudaStream_t stream);
+cudaError_t mpix_cuda_p2p_tail(const mpix_cuda_tail *tail, cudaStream_t stream); /* by a kernel */
+cudaError_t mpix_cuda_p2p_add(uint64_t *word, uint64_t add, uint64_t *old, const mpix_cuda_tail *tail, cudaStream_t stream);
 #endif

@@ -21,6 +21,9 @@ static struct {
     CUresult (*export_handle)(void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType, unsigned long long);
     CUresult (*import_handle)(CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType);
     CUresult (*attribute)(int *, CUdevice_attribute, CUdevice);
+    CUresult (*batch_ops)(CUstream, unsigned, CUstreamBatchMemOpParams *, unsigned);
+    CUresult (*address_range)(CUdeviceptr *, size_t *, CUdeviceptr);
+    CUresult (*pointer_attribute)(void *, CUpointer_attribute, CUdeviceptr);
 } drv;
 
 static int symbol(const char *name, void *fn) {
@@ -82,7 +85,7 @@ static int m_open(int device, mpix_cuda_device *out, char *why) {
     if ((err = mpix_cuda_route_load()) != cudaSuccess || (err = mpix_cuda_dispatch_load()) != cudaSuccess ||
         (err = mpix_cuda_combine_load()) != cudaSuccess || (err = mpix_cuda_place_load()) != cudaSuccess ||
         (err = mpix_cuda_expert_dispatch_load()) != cudaSuccess || (err = mpix_cuda_expert_combine_load()) != cudaSuccess ||
-        (err = mpix_cuda_engines_load()) != cudaSuccess)
+        (err = mpix_cuda_engines_load()) != cudaSuccess || (err = mpix_cuda_p2p_load()) != cudaSuccess)
         return fail(KIND_UNSUPPORTED, why, "the kernels can't be loaded", err);
     out->major = prop.major;
     out->minor = prop.minor;
@@ -98,6 +101,10 @@ static int m_open(int device, mpix_cuda_device *out, char *why) {
         drv.attribute(&vmm, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, out->ordinal);
         drv.attribute(&fds, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, out->ordinal);
     }
+    if (!symbol("cuStreamBatchMemOp", &drv.batch_ops))
+        drv.batch_ops = nullptr;
+    symbol("cuMemGetAddressRange", &drv.address_range);
+    symbol("cuPointerGetAttribute", &drv.pointer_attribute);
     out->vmm = vmm && fds;
     return 0;
 }
@@ -361,10 +368,121 @@ static int m_event_sync(const mpix_cuda_device *d, void *event, char *why) {
     return err == cudaSuccess ? 0 : fail(KIND_TRANSPORT, why, "the GPU failed", err);
 }
 
+/* ---- MPIX_P2p ---- */
+
+static int m_share(const mpix_cuda_device *d, const void *p, size_t bytes, mpix_cuda_range *range, char *why) {
+    on_device guard(d->ordinal);
+    CUdeviceptr base = 0;
+    size_t whole = 0;
+    int ipc = 0;
+    memset(range, 0, sizeof *range);
+    if (m_pointer(d, p) != MPIX_CUDA_PTR_DEVICE) {
+        snprintf(why, MPIX_CUDA_WHY, "%p is memory of another CUDA device than %d, the one of this object, or managed memory", p, d->ordinal);
+        return 1; /* ARG */
+    }
+    if (!drv.address_range || !drv.pointer_attribute || drv.address_range(&base, &whole, (CUdeviceptr)p) != CUDA_SUCCESS) {
+        snprintf(why, MPIX_CUDA_WHY, "the driver does not know the allocation of %p", p);
+        return KIND_UNSUPPORTED;
+    }
+    range->off = (uint64_t)((CUdeviceptr)p - base);
+    range->bytes = whole;
+    if (bytes > whole - range->off) {
+        snprintf(why, MPIX_CUDA_WHY, "%zu bytes from %p on run beyond the allocation, of which %zu are left", bytes, p, whole - (size_t)range->off);
+        return 1;
+    }
+    if (drv.pointer_attribute(&ipc, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, (CUdeviceptr)p) == CUDA_SUCCESS && ipc) {
+        cudaIpcMemHandle_t handle;
+        if (cudaIpcGetMemHandle(&handle, (void *)base) == cudaSuccess) {
+            memcpy(range->ipc, &handle, sizeof range->ipc);
+            range->share = MPIX_CUDA_SHARE_IPC;
+            return 0;
+        }
+        cudaGetLastError();
+    }
+    CUmemoryPool pool = nullptr;
+    range->share = drv.pointer_attribute(&pool, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, (CUdeviceptr)p) == CUDA_SUCCESS && pool
+                       ? MPIX_CUDA_SHARE_NOT_POOL
+                       : MPIX_CUDA_SHARE_NOT_VMM;
+    return 0;
+}
+
+static int m_atomics(const mpix_cuda_device *d, const unsigned char uuid[16]) {
+    int n = 0, native = 0;
+    if (memcmp(uuid, d->uuid, sizeof d->uuid) == 0)
+        return 1;
+    if (cudaGetDeviceCount(&n) != cudaSuccess)
+        n = 0;
+    for (int i = 0; i < n; i++) {
+        cudaDeviceProp prop;
+        if (cudaGetDeviceProperties(&prop, i) == cudaSuccess && memcmp(&prop.uuid, uuid, 16) == 0)
+            cudaDeviceGetP2PAttribute(&native, cudaDevP2PAttrNativeAtomicSupported, d->ordinal, i);
+    }
+    cudaGetLastError();
+    return native;
+}
+
+static int m_host_register(const mpix_cuda_device *d, void *p, size_t bytes, void **mapped, char *why) {
+    on_device guard(d->ordinal);
+    cudaError_t err = cudaHostRegister(p, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+    if (err != cudaSuccess)
+        return fail(KIND_UNSUPPORTED, why, "a peer's host memory can't be made accessible to the GPU", err);
+    if ((err = cudaHostGetDevicePointer(mapped, p, 0)) != cudaSuccess) {
+        cudaHostUnregister(p);
+        return fail(KIND_UNSUPPORTED, why, "a peer's host memory has no address for the GPU", err);
+    }
+    return 0;
+}
+static void m_host_unregister(const mpix_cuda_device *d, void *p) {
+    on_device guard(d->ordinal);
+    cudaHostUnregister(p);
+    cudaGetLastError();
+}
+/* The stream itself writes words, in order and with a barrier before each; a kernel where the driver can't. */
+static int stream_write(const mpix_cuda_tail *tail, void *stream, char *why) {
+    CUstreamBatchMemOpParams op[2] = {};
+    unsigned n = 0;
+    uint64_t *const at[2] = {tail->word, tail->done}, values[2] = {tail->value, tail->end};
+    for (int i = 0; i < 2; i++)
+        if (at[i]) {
+            op[n].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+            op[n].writeValue.address = (CUdeviceptr)at[i];
+            op[n++].writeValue.value64 = values[i];
+        }
+    if (n == 0)
+        return 0;
+    if (drv.batch_ops) {
+        CUresult err = drv.batch_ops((CUstream)stream, n, op, 0);
+        if (err != CUDA_ERROR_NOT_SUPPORTED)
+            return err == CUDA_SUCCESS ? 0 : fail_drv(KIND_TRANSPORT, why, "a word written by a stream", err);
+        drv.batch_ops = nullptr;
+    }
+    return launched(mpix_cuda_p2p_tail(tail, (cudaStream_t)stream), why, "telling of a copy");
+}
+static int m_p2p_move(const mpix_cuda_device *d, mpix_cuda_piece *pieces, int n, uint64_t kernel_bytes, const mpix_cuda_tail *tail, void *stream,
+                      char *why) {
+    on_device guard(d->ordinal);
+    int kind = launched(mpix_cuda_p2p_move(pieces, n, kernel_bytes, tail, (cudaStream_t)stream), why, "copying between GPUs");
+    return kind || tail->counter ? kind : stream_write(tail, stream, why);
+}
+static int m_p2p_add(const mpix_cuda_device *d, uint64_t *word, uint64_t add, uint64_t *old, const mpix_cuda_tail *tail, void *stream, char *why) {
+    on_device guard(d->ordinal);
+    return launched(mpix_cuda_p2p_add(word, add, old, tail, (cudaStream_t)stream), why, "launching an addition");
+}
+static int m_stream_failed(const mpix_cuda_device *d, void *stream, char *why) {
+    on_device guard(d->ordinal);
+    cudaError_t err = cudaStreamQuery((cudaStream_t)stream);
+    if (err == cudaSuccess || err == cudaErrorNotReady) {
+        cudaGetLastError();
+        return 0;
+    }
+    return fail(KIND_TRANSPORT, why, "the GPU failed", err);
+}
+
 static const mpix_cuda_ops ops = {
     MPIX_CUDA_ABI, m_open, m_pointer, m_alloc, m_import, m_free, m_local_alloc, m_local_free, m_pinned_alloc, m_pinned_free, m_copy,
     m_stream_create, m_stream_destroy, m_stream_check, m_event_create, m_event_destroy, m_event_record, m_event_done, m_stream_wait,
     m_device_sync, m_route, m_dispatch, m_combine, m_engines_create, m_engines_destroy, m_event_sync,
+    m_share, m_atomics, m_host_register, m_host_unregister, m_p2p_move, m_p2p_add, m_stream_failed,
 };
 
 extern "C" const mpix_cuda_ops *mpix_cuda_module(void) { return &ops; }

@@ -101,6 +101,10 @@ static const mpix_param_desc param_table[] = {
      "MPIX_P2p: whether ordinary memory of this host's processes is reached by process_vm_readv; otherwise their owners "
      "are asked.",
      FIELD(p2p_cma)},
+    {"p2p_memory", "enum", "host|cuda", "host",
+     "MPIX_P2p_alloc: kind of memory; also an info key of that call.", FIELD(p2p_memory)},
+    {"p2p_gpu_kernel", "int", "0..4194304", "131072",
+     "MPIX_P2p in GPU memory: pieces of up to so many bytes are copied by a kernel, longer ones by the copy engine.", FIELD(p2p_gpu_kernel)},
     {"reach", "enum", "auto|proxied", "auto",
      "How peers of the same host are reached: by mapping their memory, or as if they were on another host.",
      FIELD(reach)},

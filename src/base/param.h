@@ -18,6 +18,7 @@ enum { MPIX_ORDERED_AUTO, MPIX_ORDERED_YES, MPIX_ORDERED_NO };
 enum { MPIX_CHAOS_NONE, MPIX_CHAOS_OPEN, MPIX_CHAOS_ADDRESS, MPIX_CHAOS_CONNECT, MPIX_CHAOS_REGISTER, MPIX_CHAOS_KEY };
 enum { MPIX_GPU_MEMORY_AUTO, MPIX_GPU_MEMORY_VMM, MPIX_GPU_MEMORY_IPC };
 enum { MPIX_GPU_PATH_AUTO, MPIX_GPU_PATH_BULK, MPIX_GPU_PATH_VECTOR };
+enum { MPIX_P2P_MEMORY_HOST, MPIX_P2P_MEMORY_CUDA };
 enum { MPIX_PARAM_STRING = 256 }; /* room of every string, its terminator included */
 
 /* One field per parameter, in the order of the table. */
@@ -52,6 +53,8 @@ typedef struct mpix_params {
     int p2p_ring;        /* messages on their way between two ranks, default 16 */
     size_t p2p_eager;    /* bytes of a send that travel with the message, default 8k */
     int p2p_cma;         /* no | yes: reach ordinary memory of this host's processes by process_vm_readv */
+    int p2p_memory;      /* host | cuda: what MPIX_P2p_alloc gives */
+    int p2p_gpu_kernel;  /* bytes of a piece in GPU memory that a kernel copies at most */
     int reach;           /* auto | proxied: treat peers of the same host as not mappable */
     int hosts;           /* split the ranks of each host into so many virtual ones, 0: do not */
     char net_devices[MPIX_PARAM_STRING]; /* verbs: devices to use, comma separated, "mlx5_0:1"; "": the best for this

@@ -41,6 +41,11 @@ run 4 ep_expert
 run 1 ep_gpu 20 none
 run 2 ep_gpu 40 none
 run 4 ep_gpu 20 none
+run 1 p2p_gpu
+run 2 p2p_gpu
+run 2 MPIX_EP_GPU_MEMORY=ipc p2p_gpu
+run 2 MPIX_EP_P2P_GPU_KERNEL=0 p2p_gpu
+run 4 p2p_gpu
 run 1 ep_streams
 run 2 ep_streams
 run 2 MPIX_EP_GPU_PATH=vector ep_streams
