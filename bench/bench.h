@@ -8,6 +8,7 @@
 #ifndef BENCH_H
 #define BENCH_H
 
+#include "bench/stats.h"
 #include "mpix_ep.h"
 
 #include <stdint.h>
@@ -226,10 +227,6 @@ const char *bench_copy_name(void);
 
 /* ---- measure.c, overlap.c ---- */
 
-typedef struct bench_stats {
-    double min, avg, median, p90, p99, max;
-} bench_stats;
-
 typedef struct bench_side { /* one kind of buffers of ours */
     bench_stats route, dispatch, route_dispatch, combine, total;
     bench_stats gpu_route, gpu_dispatch, gpu_combine, gpu_total; /* GPU memory only */
@@ -295,7 +292,6 @@ const char *bench_cuda_available(int nccl);
 int bench_cuda_default(void); /* baseline */
 /* Chooses this rank's GPU and loads NCCL if it is wanted; NULL, or what is wrong. Collective. */
 const char *bench_cuda_open(bench *b);
-const char *bench_cuda_nccl(int *version);
 /* Verification and times of one number of tokens in GPU memory. Collective. */
 void bench_cuda_size(const bench *b, const bench_plan *plans, int rounds, long capacity, long recv_capacity,
                      bench_result *r);
@@ -305,8 +301,6 @@ void bench_cuda_size(const bench *b, const bench_plan *plans, int rounds, long c
 void bench_report_head(const bench *b);
 void bench_report_result(const bench *b, const bench_result *r);
 void bench_report_end(const bench *b, const bench_result *r, int n);
-/* Speed-up of whole calls: the baseline's median over ours. */
-double bench_speedup(const bench_stats *base, const bench_stats *ours);
 /* 0, or -1 with a sentence in err. bench_json_available: NULL, or why there is none. */
 const char *bench_json_available(void);
 int bench_json_write(const bench *b, const bench_result *r, int n, char *err, size_t errlen);

@@ -10,6 +10,7 @@
 
 #ifdef HAVE_CUDA
 #include "bench/cuda.h"
+#include "bench/nccl.h"
 
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
@@ -43,7 +44,7 @@ const char *bench_cuda_open(bench *b) {
     snprintf(b->gpu, sizeof b->gpu, "%.63s", prop.name);
     if (b->opt.baseline == BENCH_NCCL && ranks > devices)
         return "--baseline nccl: NCCL does not let ranks share a GPU; use mpi or none";
-    return b->opt.baseline == BENCH_NCCL ? bench_cuda_nccl(&b->nccl_version) : NULL;
+    return b->opt.baseline == BENCH_NCCL ? bench_nccl_load(&b->nccl_version) : NULL;
 }
 
 /* ---- context and buffers ---- */

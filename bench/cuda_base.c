@@ -8,46 +8,13 @@
 
 #ifdef HAVE_CUDA
 #include "bench/cuda.h"
+#include "bench/nccl.h"
 
 #include <cuda_runtime_api.h>
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
 #ifdef HAVE_NCCL
-#include <nccl.h>
-
-static struct {
-    void *lib;
-    ncclResult_t (*get_id)(ncclUniqueId *);
-    ncclResult_t (*init)(ncclComm_t *, int, ncclUniqueId, int);
-    ncclResult_t (*destroy)(ncclComm_t);
-    ncclResult_t (*start)(void);
-    ncclResult_t (*end)(void);
-    ncclResult_t (*send)(const void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
-    ncclResult_t (*recv)(void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
-    ncclResult_t (*version)(int *);
-} nccl;
-
-static int symbol(const char *name, void *fn) {
-    void *p = dlsym(nccl.lib, name);
-    memcpy(fn, &p, sizeof p);
-    return p != NULL;
-}
-
-const char *bench_cuda_nccl(int *version) {
-    nccl.lib = nccl.lib ? nccl.lib : dlopen(MPIX_NCCL_DIR "/lib/libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
-    nccl.lib = nccl.lib ? nccl.lib : dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
-    if (!nccl.lib)
-        return "libnccl.so.2 can't be loaded (is its folder in LD_LIBRARY_PATH?)";
-    if (!(symbol("ncclGetUniqueId", &nccl.get_id) && symbol("ncclCommInitRank", &nccl.init) && symbol("ncclCommDestroy", &nccl.destroy) &&
-          symbol("ncclGroupStart", &nccl.start) && symbol("ncclGroupEnd", &nccl.end) && symbol("ncclSend", &nccl.send) &&
-          symbol("ncclRecv", &nccl.recv) && symbol("ncclGetVersion", &nccl.version)))
-        return "libnccl.so.2 lacks functions";
-    nccl.version(version);
-    return NULL;
-}
-
 static void check_nccl(const bench *b, ncclResult_t err, const char *call) {
     if (err != ncclSuccess)
         bench_die(b, "%s: NCCL error %d", call, (int)err);
@@ -58,29 +25,25 @@ static void nccl_open(cuda_run *x) {
     ncclUniqueId id;
     ncclComm_t comm;
     if (x->b->rank == 0)
-        NCCL(nccl.get_id(&id));
+        NCCL(bench_nccl.get_id(&id));
     MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, x->b->comm);
-    NCCL(nccl.init(&comm, x->b->size, id, x->b->rank));
+    NCCL(bench_nccl.init(&comm, x->b->size, id, x->b->rank));
     x->base.comm = comm;
 }
-static void nccl_close(cuda_run *x) { NCCL(nccl.destroy(x->base.comm)); }
+static void nccl_close(cuda_run *x) { NCCL(bench_nccl.destroy(x->base.comm)); }
 
 static void nccl_exchange(cuda_run *x, const char *send, const int *ns, const int64_t *sat, char *recv, const int *nr, const int64_t *rat, int64_t record, int self) {
-    NCCL(nccl.start());
+    NCCL(bench_nccl.start());
     for (int i = 0; i < x->b->size; i++) {
         int to = (x->b->rank + i) % x->b->size, from = (x->b->rank - i + x->b->size) % x->b->size;
         if (ns[to] > 0 && (self || i))
-            NCCL(nccl.send(send + sat[to] * record, (size_t)(ns[to] * record), ncclChar, to, x->base.comm, x->stream));
+            NCCL(bench_nccl.send(send + sat[to] * record, (size_t)(ns[to] * record), ncclChar, to, x->base.comm, x->stream));
         if (nr[from] > 0 && (self || i))
-            NCCL(nccl.recv(recv + rat[from] * record, (size_t)(nr[from] * record), ncclChar, from, x->base.comm, x->stream));
+            NCCL(bench_nccl.recv(recv + rat[from] * record, (size_t)(nr[from] * record), ncclChar, from, x->base.comm, x->stream));
     }
-    NCCL(nccl.end());
+    NCCL(bench_nccl.end());
 }
 #else
-const char *bench_cuda_nccl(int *version) {
-    *version = 0;
-    return "this build has no NCCL (nccl.h was not found when it was configured)";
-}
 static void nccl_open(cuda_run *x) { (void)x; }
 static void nccl_close(cuda_run *x) { (void)x; }
 static void nccl_exchange(cuda_run *x, const char *send, const int *ns, const int64_t *sat, char *recv, const int *nr, const int64_t *rat, int64_t record, int self) {

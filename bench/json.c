@@ -8,15 +8,9 @@
 #include <string.h>
 
 #ifdef HAVE_JANSSON
-#include <jansson.h>
 
 const char *bench_json_available(void) {
     return NULL;
-}
-
-static json_t *json_stats(const bench_stats *s) {
-    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "min", s->min, "avg", s->avg, "median", s->median, "p90", s->p90,
-                     "p99", s->p99, "max", s->max);
 }
 
 static json_t *json_env(const bench *b) {
@@ -49,14 +43,14 @@ static json_t *json_env(const bench *b) {
 static json_t *json_phases(const bench_stats *s, int n, const char *const names[]) {
     json_t *phases = json_object();
     for (int i = 0; i < n; i++)
-        json_object_set_new(phases, names[i], json_stats(&s[i]));
+        json_object_set_new(phases, names[i], bench_stats_json(&s[i]));
     return phases;
 }
 
 static void json_add_baseline(const bench *b, json_t *entry, const bench_stats *whole, const bench_stats *ours, json_t *phases,
                               int verified) {
     const char *name = b->opt.baseline == BENCH_NCCL ? "nccl" : "mpi";
-    json_t *base = json_pack("{s:s, s:o}", "name", name, "time_us", json_stats(whole));
+    json_t *base = json_pack("{s:s, s:o}", "name", name, "time_us", bench_stats_json(whole));
     if (phases)
         json_object_set_new(base, "phases_us", phases);
     if (verified >= 0)
@@ -70,7 +64,7 @@ static json_t *json_entry(const bench *b, const bench_result *r, int side, const
     const char *memory = b->opt.buffers == BENCH_MALLOC || side == 1 ? "malloc" : "alloc";
     json_t *entry =
         json_pack("{s:s, s:s, s:I, s:f, s:i, s:o}", "op", op, "buffers", memory, "tokens", (json_int_t)r->tokens,
-                  "bytes", r->bytes, "samples", r->samples, "time_us", json_stats(s));
+                  "bytes", r->bytes, "samples", r->samples, "time_us", bench_stats_json(s));
     if (moves && s->median > 0) {
         json_object_set_new(entry, "logical_gbps", json_real(r->bytes / s->median / 1e3));
         json_object_set_new(entry, "wire_gbps", json_real(r->wire_bytes / s->median / 1e3));
@@ -98,8 +92,8 @@ static void json_add_overlap(json_t *entry, const bench_result *r, const char *o
         const bench_overlap *o = &r->overlap[i];
         if (!strcmp(o->op, op))
             json_array_append_new(list, json_pack("{s:s, s:o, s:o, s:o, s:f}", "progress", o->progress, "call_us",
-                                                  json_stats(&o->call), "compute_us", json_stats(&o->compute),
-                                                  "both_us", json_stats(&o->both), "ratio", o->ratio));
+                                                  bench_stats_json(&o->call), "compute_us", bench_stats_json(&o->compute),
+                                                  "both_us", bench_stats_json(&o->both), "ratio", o->ratio));
     }
     if (json_array_size(list))
         json_object_set(entry, "overlap", list);
@@ -120,7 +114,7 @@ static void json_add_gpu(const bench *b, const bench_result *r, json_t *list) {
     if (r->has_gpu_base) {
         json_add_baseline(b, dispatch, &r->gpu_base_dispatch[3], &s->gpu_dispatch, NULL, r->base_verified);
         json_add_baseline(b, combine, &r->gpu_base_combine[3], &s->gpu_combine, NULL, r->base_verified);
-        json_object_set_new(json_object_get(dispatch, "baseline"), "bare_alltoallv_us", json_stats(&r->gpu_base_bare));
+        json_object_set_new(json_object_get(dispatch, "baseline"), "bare_alltoallv_us", bench_stats_json(&r->gpu_base_bare));
     }
     json_array_append_new(list, json_entry(b, r, 0, "kernel_route", &s->gpu_route, 0));
     json_array_append_new(list, dispatch);
@@ -134,12 +128,12 @@ static void json_add_side(const bench *b, const bench_result *r, int i, json_t *
     const bench_side *s = &r->side[i];
     json_array_append_new(list, json_entry(b, r, i, "route", &s->route, 0));
     json_t *dispatch = json_entry(b, r, i, "dispatch", &s->dispatch, 1);
-    json_object_set_new(dispatch, "with_route_us", json_stats(&s->route_dispatch));
+    json_object_set_new(dispatch, "with_route_us", bench_stats_json(&s->route_dispatch));
     if (r->has_base) {
         json_add_baseline(b, dispatch, &r->base_dispatch_all, &s->route_dispatch,
                           b->opt.cuda ? NULL : json_phases(r->base_dispatch, BASE_DISPATCH_PHASES, dispatch_phases), r->base_verified);
         if (!b->opt.cuda)
-            json_object_set_new(json_object_get(dispatch, "baseline"), "bare_alltoallv_us", json_stats(&r->base_bare));
+            json_object_set_new(json_object_get(dispatch, "baseline"), "bare_alltoallv_us", bench_stats_json(&r->base_bare));
     }
     json_add_copy(dispatch, r, &s->dispatch);
     json_add_net(dispatch, &r->net[0]);

@@ -39,35 +39,8 @@ typedef struct measure {
     measure_op ops[MEASURE_OPS];
 } measure;
 
-static int measure_compare(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* The smallest sample that at least the fraction q of all do not exceed. */
-static double measure_quantile(const double *sorted, int n, double q) {
-    int i = (int)(q * n + 0.999999) - 1;
-    return sorted[i < 0 ? 0 : i >= n ? n - 1 : i];
-}
-
 bench_stats bench_stats_of(const bench *b, double *samples, int n) {
-    bench_stats s = {0};
-    if (n == 0)
-        return s;
-    MPI_Allreduce(MPI_IN_PLACE, samples, n, MPI_DOUBLE, MPI_MAX, b->comm);
-    qsort(samples, (size_t)n, sizeof *samples, measure_compare);
-    for (int i = 0; i < n; i++)
-        s.avg += samples[i] / n;
-    s.min = samples[0];
-    s.max = samples[n - 1];
-    s.median = n % 2 ? samples[n / 2] : (samples[n / 2 - 1] + samples[n / 2]) / 2;
-    s.p90 = measure_quantile(samples, n, 0.9);
-    s.p99 = measure_quantile(samples, n, 0.99);
-    return s;
-}
-
-double bench_speedup(const bench_stats *base, const bench_stats *ours) {
-    return ours->median > 0 ? base->median / ours->median : 0;
+    return bench_stats_take(b->comm, samples, n);
 }
 
 static void measure_add(measure *x, int op, int buf, int phases, int samples) {

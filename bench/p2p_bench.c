@@ -1,282 +1,189 @@
 /*
- * p2p_bench.c - mpix_p2p_bench: MPIX_P2p_* between ranks 0 and 1, beside MPI_Put/MPI_Get and memcpy.
+ * p2p_bench.c - mpix_p2p_bench: MPIX_P2p_* between ranks 0 and 1, beside MPI_Put/MPI_Get and memcpy, or in GPU memory beside NCCL's send and
+ * receive and cudaMemcpyPeer.
  *
- * A user of the installed headers and library only. Our side and the baselines alternate, block by block, in one run; every block is
- * timed as a whole and divided by its iterations. A speedup compares medians.
+ * A user of the installed headers and library only. The sides alternate, block by block, in one run; every block is timed as a whole and
+ * divided by its iterations. A speedup compares medians.
  */
 #include "config.h"
 
-#include "mpix_p2p.h"
+#include "bench/p2p.h"
 
 #include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
-#ifdef HAVE_JANSSON
-#include <jansson.h>
-#endif
+enum { BLOCKS = 15, EXIT_USAGE = 2 };
 
-enum { PUT, GET, SEND, ADD, OPS };
-enum { LATENCY, BANDWIDTH, BIDIR, RATE, TESTS };
-enum { OURS, MPI, COPY, SIDES };
-enum { BLOCKS = 15, WINDOW = 32, EXIT_USAGE = 2 };
+static const char *const op_names[P2P_OPS] = {"put", "get", "send", "fetch_add", "notify"};
+static const char *const test_names[P2P_TESTS] = {"latency", "bandwidth", "bidirectional", "rate"};
+static const char *const side_names[P2P_SIDES] = {"mpix", "mpi", "nccl", "memcpy"};
 
-static const char *const op_names[OPS] = {"put", "get", "send", "fetch_add"};
-static const char *const test_names[TESTS] = {"latency", "bandwidth", "bidirectional", "rate"};
-static const char *const side_names[SIDES] = {"mpix", "mpi", "memcpy"};
+static p2p_bench bench = {.iov_n = 1, .validate = 1, .min_bytes = 8, .max_bytes = (size_t)64 << 20};
 
-typedef struct stats {
-    double min, median, p90, p99, max;
-    int n;
-} stats;
+void p2p_die(const p2p_bench *b, const char *what) {
+    fprintf(stderr, "mpix_p2p_bench: rank %d: %s\n", b->rank, what);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+    exit(1);
+}
 
-static int rank, size, op = PUT, test = LATENCY, iov_n = 1, iterations, baselines = 1, validate = 1;
-static size_t min_bytes = 8, max_bytes = (size_t)64 << 20;
-static const char *json_path;
-
-static MPIX_P2p p2p;
-static MPIX_P2p_mem mem;
-static MPIX_P2p_rmem at[2];
-static MPIX_P2p_iov *iov, *iov_in;
-static MPIX_Xfer xfers[2 * WINDOW];
-static unsigned char *base, *win_base, *win_local, *copy_from, *copy_to;
-static MPI_Win win;
-static int64_t olds[WINDOW];
-
-static void check(int code, const char *call) {
+void p2p_ok(const p2p_bench *b, int code, const char *call) {
     MPIX_Error error;
 
     if (code == MPI_SUCCESS)
         return;
     MPIX_INIT(&error);
     MPIX_Error_last(&error);
-    fprintf(stderr, "mpix_p2p_bench: rank %d: %s: %s\n", rank, call, error.text);
+    fprintf(stderr, "mpix_p2p_bench: rank %d: %s: %s\n", b->rank, call, error.text);
     MPI_Abort(MPI_COMM_WORLD, 1);
-}
-#define OK(call) check((call), #call)
-
-static void *get_memory(size_t bytes) {
-    void *p = NULL;
-
-    if (posix_memalign(&p, 4096, bytes)) {
-        fprintf(stderr, "mpix_p2p_bench: no memory for %zu bytes\n", bytes);
-        MPI_Abort(MPI_COMM_WORLD, 1);
-    } else {
-        memset(p, 0, bytes);
-    }
-    return p;
-}
-
-/* ---- one transfer, or a row of them --------------------------------------------------------------------------------------- */
-
-/* In the origin's first half lies what is sent, in the second what arrives. */
-static void ours(size_t bytes, int window, int active) {
-    size_t piece = bytes / (size_t)iov_n;
-
-    for (int i = 0; i < iov_n; i++) {
-        size_t len = i + 1 < iov_n ? piece : bytes - piece * (size_t)(iov_n - 1), off = (size_t)i * piece;
-        iov[i] = (MPIX_P2p_iov){mem, (MPI_Count)off, at[1 - rank], (MPI_Count)(max_bytes + off), (MPI_Count)len};
-        if (op == GET)
-            iov[i] = (MPIX_P2p_iov){mem, (MPI_Count)(max_bytes + off), at[1 - rank], (MPI_Count)off, (MPI_Count)len};
-        iov_in[i] = (MPIX_P2p_iov){.mem = mem, .off = (MPI_Count)(max_bytes + off), .len = (MPI_Count)len};
-    }
-    if (op == SEND) {
-        int n = 0;
-        if (test == LATENCY) { /* there and back */
-            if (rank == 0)
-                OK(MPIX_P2p_send(p2p, 1, iov, iov_n));
-            OK(MPIX_P2p_recv(p2p, 1 - rank, iov_in, iov_n, NULL));
-            if (rank == 1)
-                OK(MPIX_P2p_send(p2p, 0, iov, iov_n));
-            return;
-        }
-        for (int i = 0; i < window; i++) {
-            if (rank == 1 || test == BIDIR)
-                OK(MPIX_P2p_irecv(p2p, 1 - rank, iov_in, iov_n, NULL, &xfers[n++]));
-            if (active)
-                OK(MPIX_P2p_isend(p2p, 1 - rank, iov, iov_n, &xfers[n++]));
-        }
-        OK(MPIX_Xfer_waitall(n, xfers, NULL));
-        return;
-    }
-    if (!active)
-        return;
-    for (int i = 0; i < window; i++) {
-        if (op == PUT)
-            OK(MPIX_P2p_iput(iov, iov_n, &xfers[i]));
-        else if (op == GET)
-            OK(MPIX_P2p_iget(iov, iov_n, &xfers[i]));
-        else
-            OK(MPIX_P2p_ifetch_add(at[1 - rank], (MPI_Count)max_bytes, 1, &olds[i], &xfers[i]));
-    }
-    OK(MPIX_Xfer_waitall(window, xfers, NULL));
-    if (op == PUT)
-        OK(MPIX_P2p_flush(p2p, 1 - rank));
-}
-
-static void theirs(size_t bytes, int window, int active) {
-    static MPI_Request requests[2 * WINDOW];
-    static MPI_Status statuses[2 * WINDOW]; /* gcc takes MPICH's MPI_STATUSES_IGNORE for an address */
-    int peer = 1 - rank, n = (int)bytes, k = 0;
-
-    if (op == SEND) {
-        if (test == LATENCY) {
-            if (rank == 0)
-                MPI_Send(win_local, n, MPI_BYTE, 1, 0, MPI_COMM_WORLD);
-            MPI_Recv(win_base, n, MPI_BYTE, peer, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-            if (rank == 1)
-                MPI_Send(win_local, n, MPI_BYTE, 0, 0, MPI_COMM_WORLD);
-            return;
-        }
-        for (int i = 0; i < window; i++) {
-            if (rank == 1 || test == BIDIR)
-                MPI_Irecv(win_base, n, MPI_BYTE, peer, 0, MPI_COMM_WORLD, &requests[k++]);
-            if (active)
-                MPI_Isend(win_local, n, MPI_BYTE, peer, 0, MPI_COMM_WORLD, &requests[k++]);
-        }
-        MPI_Waitall(k, requests, statuses);
-        return;
-    }
-    if (!active)
-        return;
-    for (int i = 0; i < window; i++) {
-        for (int v = 0; v < iov_n; v++) { /* a vector is a row of calls and one flush */
-            size_t piece = bytes / (size_t)iov_n, off = (size_t)v * piece, len = v + 1 < iov_n ? piece : bytes - off;
-            static const int64_t one = 1;
-            if (op == PUT)
-                MPI_Put(win_local + off, (int)len, MPI_BYTE, peer, (MPI_Aint)(max_bytes + off), (int)len, MPI_BYTE, win);
-            else if (op == GET)
-                MPI_Get(win_base + max_bytes + off, (int)len, MPI_BYTE, peer, (MPI_Aint)off, (int)len, MPI_BYTE, win);
-            else
-                MPI_Fetch_and_op(&one, &olds[i], MPI_INT64_T, peer, (MPI_Aint)max_bytes, MPI_SUM, win);
-        }
-    }
-    MPI_Win_flush(peer, win);
-}
-
-static void run(int side, size_t bytes, int window) {
-    int active = rank == 0 || test == BIDIR;
-
-    if (side == OURS)
-        ours(bytes, window, active);
-    else if (side == MPI)
-        theirs(bytes, window, active);
-    else if (active)
-        for (int i = 0; i < window; i++)
-            memcpy(copy_to, copy_from, bytes);
 }
 
 /* ---- measuring ------------------------------------------------------------------------------------------------------------ */
 
-static int compare(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
+static int iterations_of(const p2p_bench *b, size_t bytes) {
+    int n = b->iterations;
 
-    return (x > y) - (x < y);
+    if (!n && b->cuda)
+        n = bytes <= 65536 ? 200 : bytes <= (1u << 20) ? 50 : 10;
+    else if (!n)
+        n = bytes <= 1024 ? 2000 : bytes <= 65536 ? 300 : bytes <= (1u << 20) ? 30 : 3;
+    return b->test == P2P_LATENCY || b->iterations ? n : (n + 15) / 16;
 }
 
 /* Microseconds per transfer: the maximum over both ranks of each block. */
-static void measure(size_t bytes, stats out[SIDES]) {
-    double times[SIDES][BLOCKS];
-    int window = test == LATENCY ? 1 : bytes > (1u << 20) ? 4 : WINDOW;
-    double per = test == LATENCY && op == SEND ? 2 : window;
-    int n = iterations ? iterations : bytes <= 1024 ? 2000 : bytes <= 65536 ? 300 : bytes <= (1u << 20) ? 30 : 3;
+static void measure(p2p_bench *b, size_t bytes, bench_stats out[P2P_SIDES]) {
+    double times[P2P_SIDES][BLOCKS];
+    int window = b->test == P2P_LATENCY ? 1 : bytes > (1u << 20) ? 4 : P2P_WINDOW, n = iterations_of(b, bytes);
+    double per = b->test == P2P_LATENCY && (b->op == P2P_SEND || b->op == P2P_NOTIFY) ? 2 : window;
 
-    n = test == LATENCY || iterations ? n : (n + 15) / 16;
     for (int block = 0; block < BLOCKS + 2; block++) /* two to warm up */
-        for (int side = 0; side < (baselines ? SIDES : 1); side++) {
-            double begin, t;
+        for (int side = 0; side < P2P_SIDES; side++) {
+            double begin;
+            if (!b->side[side])
+                continue;
             MPI_Barrier(MPI_COMM_WORLD);
             begin = MPI_Wtime();
             for (int i = 0; i < n; i++)
-                run(side, bytes, window);
-            t = (MPI_Wtime() - begin) / n / per * 1e6;
-            MPI_Allreduce(MPI_IN_PLACE, &t, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+                p2p_sides_run(b, side, bytes, window, b->rank == 0 || b->test == P2P_BIDIR);
             if (block >= 2)
-                times[side][block - 2] = t;
+                times[side][block - 2] = (MPI_Wtime() - begin) / n / per * 1e6;
         }
-    for (int side = 0; side < (baselines ? SIDES : 1); side++) {
-        double *t = times[side];
-        qsort(t, BLOCKS, sizeof *t, compare);
-        out[side] = (stats){t[0], t[BLOCKS / 2], t[BLOCKS * 9 / 10], t[BLOCKS - 1 - BLOCKS / 100], t[BLOCKS - 1], n};
-    }
+    for (int side = 0; side < P2P_SIDES; side++)
+        if (b->side[side])
+            out[side] = bench_stats_take(MPI_COMM_WORLD, times[side], BLOCKS);
 }
 
 static unsigned char content(size_t i, int from, size_t bytes) {
     return (unsigned char)((i * 2654435761u >> 7) + (unsigned)from * 31u + bytes);
 }
 
-/* One transfer of fresh contents, in which every byte is looked at. */
-static int verify(size_t bytes) {
-    int bad = 0, receives = op == GET ? rank == 0 || test == BIDIR : rank == 1 || test == BIDIR || (op == SEND && test == LATENCY);
+static void bring(const p2p_bench *b, void *to, const void *from, size_t bytes) {
+    if (b->cuda)
+        p2p_cuda_copy(b, to, from, bytes);
+    else
+        memcpy(to, from, bytes);
+}
 
-    if (op == ADD) {
-        *(int64_t *)(void *)(base + max_bytes) = 0;
+/* One transfer of fresh contents, in which every byte is looked at. */
+static int verify(p2p_bench *b, size_t bytes) {
+    int active = b->rank == 0 || b->test == P2P_BIDIR, bad = 0, receives = b->test == P2P_BIDIR || b->rank == (b->op == P2P_GET ? 0 : 1);
+    unsigned char *here = malloc(bytes), *there = b->base + b->max_bytes;
+
+    if (!here)
+        p2p_die(b, "there is no memory");
+    receives |= (b->op == P2P_SEND && b->test == P2P_LATENCY) || b->op == P2P_NOTIFY;
+    memset(here, 0, bytes);
+    bring(b, there, here, bytes);
+    if (b->op == P2P_ADD) {
+        int64_t sum = 0;
         MPI_Barrier(MPI_COMM_WORLD);
-        ours(bytes, 4, rank == 0 || test == BIDIR);
+        p2p_sides_run(b, P2P_OURS, bytes, 4, active);
         MPI_Barrier(MPI_COMM_WORLD);
-        bad = receives && *(int64_t *)(void *)(base + max_bytes) != 4;
+        bring(b, &sum, there, sizeof sum);
+        bad = receives && sum != 4;
     } else {
         for (size_t i = 0; i < bytes; i++)
-            base[i] = content(i, rank, bytes);
-        memset(base + max_bytes, 0, bytes);
+            here[i] = content(i, b->rank, bytes);
+        bring(b, b->base, here, bytes);
         MPI_Barrier(MPI_COMM_WORLD);
-        ours(bytes, 1, rank == 0 || test == BIDIR);
+        p2p_sides_run(b, P2P_OURS, bytes, 1, active);
         MPI_Barrier(MPI_COMM_WORLD);
+        bring(b, here, there, bytes);
         for (size_t i = 0; receives && i < bytes && !bad; i++)
-            bad = base[max_bytes + i] != content(i, 1 - rank, bytes);
+            bad = here[i] != content(i, 1 - b->rank, bytes);
     }
+    free(here);
     MPI_Allreduce(MPI_IN_PLACE, &bad, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
     return !bad;
 }
 
 /* ---- output --------------------------------------------------------------------------------------------------------------- */
 
-static double bytes_per_us(size_t bytes, double us) {
-    return (double)bytes * (test == BIDIR ? 2 : 1) / us;
+static double bytes_per_us(const p2p_bench *b, size_t bytes, double us) {
+    return (double)bytes * (b->test == P2P_BIDIR ? 2 : 1) / us;
 }
 
-static void print(size_t bytes, const stats s[SIDES], int verified) {
-    printf("%-10zu %12.3f %10.3f %10.3f %12.1f", bytes, s[OURS].median, s[OURS].min, s[OURS].p99, bytes_per_us(bytes, s[OURS].median));
-    if (baselines)
-        printf(" %12.3f %8.2f %12.3f", s[MPI].median, s[MPI].median / s[OURS].median, s[COPY].median);
-    printf("  %s\n", !validate ? "-" : verified ? "ok" : "WRONG");
+static void print_head(const p2p_bench *b) {
+    printf("# mpix_p2p_bench %s, %s, %s, %d pieces; times in us per transfer, medians of %d blocks\n", PACKAGE_VERSION, op_names[b->op],
+           test_names[b->test], b->iov_n, BLOCKS);
+    if (b->cuda)
+        printf("# GPU memory, %s, NCCL %d%s\n", b->gpu, b->nccl_version, b->stream ? ", on a stream" : "");
+    printf("# %-8s %12s %10s %10s %12s", "bytes", "median", "min", "p99", "MB/s");
+    for (int side = P2P_MPI; side < P2P_SIDES; side++)
+        if (b->side[side])
+            printf(" %12s %8s", side_names[side], "/ ours");
+    printf("\n");
+}
+
+static void print(const p2p_bench *b, size_t bytes, const bench_stats s[P2P_SIDES], int verified) {
+    const bench_stats *o = &s[P2P_OURS];
+
+    printf("%-10zu %12.3f %10.3f %10.3f %12.1f", bytes, o->median, o->min, o->p99, bytes_per_us(b, bytes, o->median));
+    for (int side = P2P_MPI; side < P2P_SIDES; side++)
+        if (b->side[side])
+            printf(" %12.3f %8.2f", s[side].median, bench_speedup(&s[side], o));
+    printf("  %s\n", !b->validate ? "-" : verified ? "ok" : "WRONG");
+    if (b->test == P2P_RATE)
+        printf("#   %.0f messages per second\n", 1e6 / o->median);
     fflush(stdout);
 }
 
 #ifdef HAVE_JANSSON
 static json_t *results;
 
-static json_t *json_stats(const stats *s) {
-    return json_pack("{s:f, s:f, s:f, s:f, s:f}", "min", s->min, "median", s->median, "p90", s->p90, "p99", s->p99, "max", s->max);
-}
+static void json_add(const p2p_bench *b, size_t bytes, const bench_stats s[P2P_SIDES], int verified) {
+    json_t *list = json_array(), *entry = json_pack(
+        "{s:s, s:s, s:I, s:i, s:s, s:i, s:o, s:f, s:o}", "op", op_names[b->op], "test", test_names[b->test], "bytes", (json_int_t)bytes, "iov",
+        b->iov_n, "memory", b->cuda ? "cuda" : "host", "iterations", iterations_of(b, bytes), "time_us", bench_stats_json(&s[P2P_OURS]), "wire_gbps",
+        bytes_per_us(b, bytes, s[P2P_OURS].median) / 1e3, "verified", b->validate ? json_boolean(verified) : json_null());
 
-static void json_add(size_t bytes, const stats s[SIDES], int verified) {
-    json_t *entry = json_pack("{s:s, s:s, s:I, s:i, s:i, s:o, s:f, s:o}", "op", op_names[op], "test", test_names[test], "bytes",
-                              (json_int_t)bytes, "iov", iov_n, "iterations", s[OURS].n, "time_us", json_stats(&s[OURS]), "wire_gbps",
-                              bytes_per_us(bytes, s[OURS].median) / 1e3, "verified", validate ? json_boolean(verified) : json_null());
-    if (baselines) {
-        json_t *list = json_array();
-        for (int side = MPI; side < SIDES; side++)
-            json_array_append_new(list, json_pack("{s:s, s:o}", "name", side_names[side], "time_us", json_stats(&s[side])));
-        json_object_set_new(entry, "baseline", json_incref(json_array_get(list, 0)));
-        json_object_set_new(entry, "baselines", list);
-        json_object_set_new(entry, "speedup", json_real(s[MPI].median / s[OURS].median));
+    for (int side = P2P_MPI; side < P2P_SIDES; side++)
+        if (b->side[side])
+            json_array_append_new(list, json_pack("{s:s, s:o, s:f}", "name", side_names[side], "time_us", bench_stats_json(&s[side]), "speedup",
+                                                  bench_speedup(&s[side], &s[P2P_OURS])));
+    if (json_array_size(list)) { /* the first one is what the speedup is over */
+        json_object_set(entry, "baseline", json_array_get(list, 0));
+        json_object_set(entry, "speedup", json_object_get(json_array_get(list, 0), "speedup"));
+        json_object_set(entry, "baselines", list);
     }
+    json_decref(list);
     json_array_append_new(results, entry);
 }
 
-static int json_write(void) {
+static int json_write(const p2p_bench *b) {
     char host[64] = "", version[MPI_MAX_LIBRARY_VERSION_STRING];
     int n;
+
     gethostname(host, sizeof host - 1);
     MPI_Get_library_version(version, &n);
-    json_t *root = json_pack("{s:{s:s, s:s, s:i, s:i, s:s}, s:O}", "env", "version", PACKAGE_VERSION, "host", host, "cores",
-                             (int)sysconf(_SC_NPROCESSORS_ONLN), "ranks", size, "mpi", version, "results", results);
-    int failed = !root || json_dump_file(root, json_path, JSON_INDENT(1));
+    json_t *root = json_pack("{s:{s:s, s:s, s:i, s:i, s:s, s:s}, s:O}", "env", "version", PACKAGE_VERSION, "host", host, "cores",
+                             (int)sysconf(_SC_NPROCESSORS_ONLN), "ranks", b->size, "mpi", version, "gpu", b->gpu, "results", results);
+    int failed = !root || json_dump_file(root, b->json_path, JSON_INDENT(1));
     if (failed)
-        fprintf(stderr, "mpix_p2p_bench: %s can't be written\n", json_path);
+        fprintf(stderr, "mpix_p2p_bench: %s can't be written\n", b->json_path);
     json_decref(root);
     return failed;
 }
@@ -286,12 +193,14 @@ static int json_write(void) {
 
 static void usage(FILE *to) {
     fputs("usage: mpirun -n 2 mpix_p2p_bench [options]\n"
-          "  -o put|get|send|fetch_add    operation (put: with a flush)\n"
+          "  -o put|get|send|fetch_add|notify   operation (put: with a flush; notify: put_notify and the target's wait, latency only)\n"
           "  -t latency|bandwidth|bidirectional|rate   rate: messages per second, with many in flight\n"
           "  -m MIN:MAX                   bytes, doubled from MIN to MAX, default 8:64m; suffix k, m\n"
+          "  --memory host|cuda           kind of memory, default host\n"
+          "  --stream                     cuda: put, get and notify by the _enqueue calls\n"
           "  --iov N                      pieces of each transfer, default 1\n"
           "  -i N                         transfers per block (default by size); 15 blocks, each side in turn\n"
-          "  -b mpi|none                  baselines: MPI (MPI_Win_allocate, flush) and memcpy, or none\n"
+          "  -b mpi|nccl|memcpy|none      baselines: MPI (host memory: MPI_Win_allocate, flush) or NCCL (cuda), and memcpy; memcpy alone; none\n"
           "  -c 0|1                       verification, default 1; decides the exit status\n"
           "  --json FILE\n",
           to);
@@ -318,134 +227,133 @@ static int number(const char *text, size_t *value) {
     return 1;
 }
 
-static int sizes(char *text) {
+static int sizes(p2p_bench *b, char *text) {
     char *colon = strchr(text, ':');
     if (!colon)
-        return number(text, &max_bytes) && (min_bytes = max_bytes) > 0;
+        return number(text, &b->max_bytes) && (b->min_bytes = b->max_bytes) > 0;
     *colon = 0;
-    return number(text, &min_bytes) && number(colon + 1, &max_bytes) && min_bytes > 0 && min_bytes <= max_bytes;
+    return number(text, &b->min_bytes) && number(colon + 1, &b->max_bytes) && b->min_bytes > 0 && b->min_bytes <= b->max_bytes;
 }
 
-static int options(int argc, char **argv) {
-    static const struct option names[] = {{"iov", required_argument, NULL, 'v'}, {"json", required_argument, NULL, 'j'},
-                                          {"help", no_argument, NULL, 'h'},      {NULL, 0, NULL, 0}};
-    static const char *const base_names[] = {"none", "mpi"}, *const yes_names[] = {"0", "1"};
-    size_t n;
-    int c, good = 1;
+enum { NONE, BASE_MPI, BASE_NCCL, BASE_MEMCPY };
 
-    opterr = rank == 0;
+/* NULL, or what does not go together. */
+static const char *options_check(p2p_bench *b, int base) {
+    if (b->op == P2P_ADD && b->iov_n != 1)
+        return "fetch_add has no --iov";
+    if (b->op == P2P_NOTIFY && b->test != P2P_LATENCY)
+        return "notify is for latency";
+    if (b->stream && (!b->cuda || b->op == P2P_SEND || b->op == P2P_ADD))
+        return "--stream is for put, get and notify with --memory cuda";
+    if (base == (b->cuda ? BASE_MPI : BASE_NCCL))
+        return "the baselines of host memory are mpi and memcpy, those of --memory cuda nccl and memcpy";
+#ifndef HAVE_JANSSON
+    if (b->json_path)
+        return "--json: this build has no jansson";
+#endif
+    if (base < 0)
+        base = b->cuda ? BASE_NCCL : BASE_MPI;
+    b->side[P2P_OURS] = 1;
+    b->side[P2P_MPI] = base == BASE_MPI;
+    b->side[P2P_NCCL] = base == BASE_NCCL && b->op != P2P_ADD; /* NCCL has no addition */
+    b->side[P2P_COPY] = base != NONE;
+    if (b->op == P2P_ADD)
+        b->min_bytes = b->max_bytes = 8;
+    return NULL;
+}
+
+/* 1: go on; 0: wrong; -1: help. */
+static int options(p2p_bench *b, int argc, char **argv) {
+    static const struct option names[] = {{"iov", required_argument, NULL, 'v'},   {"json", required_argument, NULL, 'j'},
+                                          {"memory", required_argument, NULL, 'y'}, {"stream", no_argument, NULL, 's'},
+                                          {"help", no_argument, NULL, 'h'},        {NULL, 0, NULL, 0}};
+    static const char *const base_names[] = {"none", "mpi", "nccl", "memcpy"}, *const yes_names[] = {"0", "1"}, *const memories[] = {"host", "cuda"};
+    const char *wrong;
+    size_t n;
+    int c, good = 1, base = -1;
+
+    opterr = b->rank == 0;
     while (good && (c = getopt_long(argc, argv, "o:t:m:i:b:c:h", names, NULL)) != -1) {
         switch (c) {
-        case 'o': good = find(optarg, op_names, OPS, &op); break;
-        case 't': good = find(optarg, test_names, TESTS, &test); break;
-        case 'm': good = sizes(optarg); break;
-        case 'b': good = find(optarg, base_names, 2, &baselines); break;
-        case 'c': good = find(optarg, yes_names, 2, &validate); break;
+        case 'o': good = find(optarg, op_names, P2P_OPS, &b->op); break;
+        case 't': good = find(optarg, test_names, P2P_TESTS, &b->test); break;
+        case 'm': good = sizes(b, optarg); break;
+        case 'b': good = find(optarg, base_names, 4, &base); break;
+        case 'c': good = find(optarg, yes_names, 2, &b->validate); break;
+        case 'y': good = find(optarg, memories, 2, &b->cuda); break;
+        case 's': b->stream = 1; break;
         case 'v':
             good = number(optarg, &n) && n > 0 && n <= 65536;
-            iov_n = (int)n;
+            b->iov_n = (int)n;
             break;
         case 'i':
             good = number(optarg, &n) && n > 0;
-            iterations = (int)n;
+            b->iterations = (int)n;
             break;
-        case 'j': json_path = optarg; break;
+        case 'j': b->json_path = optarg; break;
         case 'h': return -1;
         default: return 0;
         }
-        if (!good && rank == 0)
+        if (!good && b->rank == 0)
             fprintf(stderr, "mpix_p2p_bench: \"%s\" is not a value of this option\n", optarg);
     }
-    if (good && optind < argc) {
-        if (rank == 0)
-            fprintf(stderr, "mpix_p2p_bench: \"%s\" is not an option\n", argv[optind]);
+    if (!good)
         return 0;
-    }
-    if (good && op == ADD) {
-        min_bytes = max_bytes = 8;
-        if (iov_n != 1) {
-            if (rank == 0)
-                fprintf(stderr, "mpix_p2p_bench: fetch_add has no --iov\n");
-            return 0;
-        }
-    }
-#ifndef HAVE_JANSSON
-    if (good && json_path) {
-        if (rank == 0)
-            fprintf(stderr, "mpix_p2p_bench: --json: this build has no jansson\n");
-        return 0;
-    }
-#endif
-    return good;
-}
-
-static void setup(void) {
-    OK(MPIX_P2p_create(MPI_COMM_WORLD, MPI_INFO_NULL, &p2p));
-    OK(MPIX_P2p_alloc(p2p, (MPI_Count)(2 * max_bytes), MPI_INFO_NULL, &base, &mem));
-    OK(MPIX_P2p_exchange(mem, at));
-    iov = calloc((size_t)iov_n, sizeof *iov);
-    iov_in = calloc((size_t)iov_n, sizeof *iov_in);
-    if (!iov || !iov_in)
-        MPI_Abort(MPI_COMM_WORLD, 1);
-    memset(base, 1, 2 * max_bytes);
-    if (!baselines)
-        return;
-    MPI_Win_allocate((MPI_Aint)(2 * max_bytes), 1, MPI_INFO_NULL, MPI_COMM_WORLD, &win_base, &win);
-    memset(win_base, 1, 2 * max_bytes);
-    MPI_Win_lock_all(0, win);
-    win_local = get_memory(max_bytes);
-    copy_from = get_memory(max_bytes);
-    copy_to = get_memory(max_bytes);
+    wrong = optind < argc ? "there are words that are no options" : options_check(b, base);
+    if (!wrong && b->size != 2)
+        wrong = "2 ranks are needed";
+    if (wrong && b->rank == 0)
+        fprintf(stderr, "mpix_p2p_bench: %s\n", wrong);
+    return !wrong;
 }
 
 int main(int argc, char **argv) {
+    p2p_bench *b = &bench;
+    const char *unable = NULL;
     int chosen, failed = 0;
 
     MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
-    chosen = options(argc, argv);
-    if (chosen <= 0 || size != 2) {
-        if (rank == 0 && chosen > 0)
-            fprintf(stderr, "mpix_p2p_bench: %d ranks, 2 are needed\n", size);
-        if (rank == 0)
+    MPI_Comm_rank(MPI_COMM_WORLD, &b->rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &b->size);
+    chosen = options(b, argc, argv);
+    if (chosen > 0 && b->cuda)
+        unable = p2p_cuda_choose(b);
+    if (unable && b->rank == 0)
+        fprintf(stderr, "mpix_p2p_bench: %s\n", unable);
+    if (chosen <= 0 || unable) {
+        if (b->rank == 0 && !unable)
             usage(chosen < 0 ? stdout : stderr);
         MPI_Finalize();
         return chosen < 0 ? 0 : EXIT_USAGE;
     }
-    setup();
-    if (rank == 0)
-        printf("# mpix_p2p_bench %s, %s, %s, %d pieces; times in us per transfer, medians of %d blocks\n# %-8s %12s %10s %10s %12s%s\n",
-               PACKAGE_VERSION, op_names[op], test_names[test], iov_n, BLOCKS, "bytes", "median", "min", "p99",
-               "MB/s", baselines ? "          mpi  mpi/ours       memcpy" : "");
+    p2p_sides_open(b);
+    if (b->cuda)
+        p2p_cuda_open(b);
+    if (b->rank == 0)
+        print_head(b);
 #ifdef HAVE_JANSSON
     results = json_array();
 #endif
-    for (size_t bytes = min_bytes; bytes <= max_bytes; bytes *= 2) {
-        stats s[SIDES];
+    for (size_t bytes = b->min_bytes; bytes <= b->max_bytes; bytes *= 2) {
+        bench_stats s[P2P_SIDES];
         int verified;
-        measure(bytes, s);
-        verified = !validate || verify(bytes);
+        measure(b, bytes, s);
+        verified = !b->validate || verify(b, bytes);
         failed |= !verified;
-        if (rank == 0)
-            print(bytes, s, verified);
-        if (rank == 0 && test == RATE)
-            printf("#   %.0f messages per second\n", 1e6 / s[OURS].median);
+        if (b->rank == 0)
+            print(b, bytes, s, verified);
 #ifdef HAVE_JANSSON
-        json_add(bytes, s, verified);
+        json_add(b, bytes, s, verified);
 #endif
     }
 #ifdef HAVE_JANSSON
-    if (json_path && rank == 0)
-        failed |= json_write();
+    if (b->json_path && b->rank == 0)
+        failed |= json_write(b);
     json_decref(results);
 #endif
-    if (baselines) {
-        MPI_Win_unlock_all(win);
-        MPI_Win_free(&win);
-    }
-    free(win_local), free(copy_from), free(copy_to), free(iov), free(iov_in);
-    OK(MPIX_P2p_free(&p2p));
+    if (b->cuda)
+        p2p_cuda_close(b);
+    p2p_sides_close(b);
     MPI_Finalize();
     return failed;
 }
