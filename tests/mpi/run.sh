@@ -26,7 +26,7 @@ if [ "${MPIX_SANITIZED:-0}" != 0 ]; then
 fi
 
 ucx() { # over TCP on this host; a build without libucp has nothing to test
-    if [ ! -e "$build/.libs/libmpixep_ucx.so" ]; then
+    if [ ! -e "$build/libmpixep_ucx.so" ]; then
         echo "left out: libmpixep_ucx.so was not built"
         exit 77
     fi
