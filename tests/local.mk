@@ -25,7 +25,7 @@ endif
 
 TESTS += tests/api/compare_fails.sh
 EXTRA_DIST += tests/api/compare.sh tests/api/compare_fails.sh
-EXTRA_DIST += tests/mpirun.sh tests/survivors.sh tests/valgrind.sh tests/mpi_leaks.sh tests/lsan.supp tests/tsan.supp tests/api/headers.sh tests/consumer/CMakeLists.txt
+EXTRA_DIST += tests/mpirun.sh tests/survivors.sh tests/valgrind.sh tests/mpi_leaks.sh tests/lsan.supp tests/tsan.supp tests/api/headers.sh tests/consumer/CMakeLists.txt tests/consumer/check.sh
 
 # Run by tests/mpirun.sh itself.
 check_PROGRAMS += tests/probe_size

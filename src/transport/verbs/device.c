@@ -193,7 +193,7 @@ static int search_device(device_search *search, struct ibv_device *device, const
         char why[128] = "";
         int err;
 
-        snprintf(port.name, sizeof port.name, "%.40s:%d", ibv_get_device_name(device), p);
+        snprintf(port.name, sizeof port.name, "%.36s:%d", ibv_get_device_name(device), p);
         if (!names_want(names, nnames, ibv_get_device_name(device), p) && p > 1)
             continue;
         errno = 0;
