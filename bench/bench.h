@@ -27,7 +27,8 @@ typedef struct bench_options {
     long tokens_min, tokens_max; /* tokens per rank; sizes are tokens_min, doubled up to tokens_max */
     long hidden;
     int topk, topk_given, num_experts;
-    int layout, dtype, scale_kind, expert_align;
+    int layout, dtype, scale_kind, expert_align; /* ll: layout COMPACT stands for SLOTS, which has its rows at other places */
+    int ll;
     int routing;
     double zipf_s;
     uint64_t seed;
@@ -284,6 +285,12 @@ int bench_verify_received(const bench *b, const bench_plan *plan, const char *wh
                           const MPI_Count *src_token, const float *weights, int round);
 int bench_verify_sums(const bench *b, const bench_plan *plan, const char *who, const void *y, int round, int exact);
 int bench_verify_base(const bench *b, bench_base *m, const bench_plan *plan, int round, int exact);
+
+/* ---- ll.c ---- */
+
+void bench_ll_head(const bench *b);
+/* One number of tokens with --mode ll: verified, measured, reported. Collective; 1 if everything was right. */
+int bench_ll_size(const bench *b, const bench_plan *plans, int rounds, long n, long capacity, long recv_capacity);
 
 /* ---- cuda.c, cuda_base.c ---- */
 

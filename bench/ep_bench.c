@@ -263,6 +263,15 @@ static void bench_fill(const bench *b, const bench_plan *plan, bench_ours *o, be
         bench_fill_experts(b, plan, 0, &values, m->ein, m->ein_stride, m->ein + b->row_bytes, m->ein_stride);
 }
 
+static int bench_size_ll(const bench *b, long n) {
+    bench_plans p;
+    bench_plans_make(b, n, &p);
+    int good = bench_ll_size(b, p.plan, p.count, n, p.capacity, p.recv_capacity);
+    for (int i = 0; i < p.count; i++)
+        bench_plan_free(&p.plan[i]);
+    return good;
+}
+
 static void bench_size(const bench *b, long n, bench_result *r) {
     bench_plans p;
     bench_ours o;
@@ -303,6 +312,10 @@ static int bench_run(bench *b) {
         bench_report_head(b);
     for (long tokens = b->opt.tokens_min; tokens <= b->opt.tokens_max && n < BENCH_RESULTS;
          tokens = tokens ? tokens * 2 : 1) {
+        if (b->opt.ll) {
+            good &= bench_size_ll(b, tokens);
+            continue;
+        }
         for (int i = 0; (i == 0 || i < b->opt.nsms) && n < BENCH_RESULTS; i++, n++) {
             b->sms = b->opt.sms[i];
             bench_size(b, tokens, &results[n]);
@@ -314,7 +327,9 @@ static int bench_run(bench *b) {
     if (b->rank == 0 && *b->opt.json_path)
         bench_json_write(b, results, n, err, sizeof err);
     int rc = bench_refused(b, err) ? BENCH_EXIT_ERROR : good ? BENCH_EXIT_OK : BENCH_EXIT_FAILED;
-    if (b->rank == 0)
+    if (b->rank == 0 && b->opt.ll)
+        printf("# verification: %s\n", !b->opt.validate ? "off" : good ? "passed" : "FAILED");
+    else if (b->rank == 0)
         bench_report_end(b, results, n);
     return rc;
 }

@@ -80,7 +80,7 @@ static const bench_word bench_scales[] = {
     {"ue8m0", MPIX_EP_SCALES_UE8M0},
     {NULL, 0},
 };
-static const bench_word bench_layouts[] = {{"compact", MPIX_EP_COMPACT}, {"expert", MPIX_EP_EXPERT}, {NULL, 0}};
+static const bench_word bench_layouts[] = {{"compact", MPIX_EP_COMPACT}, {"expert", MPIX_EP_EXPERT}, {"slots", MPIX_EP_SLOTS}, {NULL, 0}};
 static const bench_word bench_buffer_kinds[] = {
     {"alloc", BENCH_ALLOC},
     {"malloc", BENCH_MALLOC},
@@ -102,14 +102,14 @@ static const char bench_usage_text[] =
     "  --num-experts N       experts of all ranks together (default 256)\n"
     "  --dtype T             bytes, f64, f32, f16, bf16 (default), f8e4m3 or f8e5m2\n"
     "  --scales S            of fp8 rows: f32 (default), ue8m0 or none\n"
-    "  --layout L            compact (default) or expert\n"
+    "  --layout L            compact (default) or expert; with --mode ll slots (default) or expert\n"
     "  --expert-align N      expert layout: rows to which each expert's block is aligned (default 1)\n"
     "  --routing R           uniform (default), zipf:S (skewed with exponent S), or FILE.npy with uint8, int32 or "
     "int64 ids\n"
     "                        [tokens][choices], of which rank r takes N tokens from r * N on\n"
     "  --seed N              of everything random (default 1)\n"
     "  --metadata on|off     whether ids and weights travel with the rows, on both sides (default on)\n"
-    "  --mode ht             the mode; ll is not in this version\n"
+    "  --mode ht|ll          ht (default), or low latency beside ht and a bare copy with flags: host memory, minimum, median and p99\n"
     "  --memory host|cuda    the memory (default host); cuda: whole calls, and GPU times by events\n"
     "  --num-sms N[,N...]    with --memory cuda: SMs to use, one after the other (default 0, the library's choice)\n"
     "  --baseline B          what to compare with: mpi (default; in GPU memory staged through the host's), nccl (GPU "
@@ -267,11 +267,10 @@ static int bench_parse_sms(const char *text, bench_options *opt, char *err, size
 static int bench_parse_feature(int c, const char *text, bench_options *opt, char *err, size_t errlen) {
     switch (c) {
     case OPT_MODE:
-        if (!strcmp(text, "ht"))
+        opt->ll = !strcmp(text, "ll");
+        if (opt->ll || !strcmp(text, "ht"))
             return BENCH_OPTIONS_OK;
-        if (!strcmp(text, "ll"))
-            return bench_bad(err, errlen, "--mode ll: the low-latency mode is not in this version; use ht");
-        return bench_bad(err, errlen, "--mode is '%s'; it must be ht", text);
+        return bench_bad(err, errlen, "--mode is '%s'; it must be ht or ll", text);
     case OPT_MEMORY:
         opt->cuda = 0;
         if (!strcmp(text, "host"))
@@ -323,11 +322,33 @@ static int bench_parse_one(int c, const char *arg, bench_options *opt, long *tok
     }
 }
 
+/* What --mode ll has not. */
+static int bench_settle_ll(bench_options *opt, char *err, size_t errlen) {
+    if (!opt->ll)
+        return opt->layout == MPIX_EP_SLOTS ? bench_bad(err, errlen, "--layout slots is for --mode ll") : BENCH_OPTIONS_OK;
+    if (opt->cuda)
+        return bench_bad(err, errlen, "--mode ll is for --memory host in this version");
+    if (opt->layout == MPIX_EP_COMPACT)
+        return bench_bad(err, errlen, "--mode ll has --layout slots and expert");
+    if (opt->dtype == MPIX_EP_BYTES)
+        return bench_bad(err, errlen, "--mode ll times combine, which --dtype bytes has not");
+    if (opt->overlap || opt->progress_thread || opt->full || *opt->json_path || opt->buffers != BENCH_ALLOC)
+        return bench_bad(err, errlen, "--overlap, --progress-thread, --full, --json and --buffers are for --mode ht");
+    if (opt->layout == MPIX_EP_SLOTS)
+        opt->layout = MPIX_EP_COMPACT;
+    return BENCH_OPTIONS_OK;
+}
+
 /* What can only be judged when all options are known. -1 stands for "not given". */
 static int bench_options_settle(bench_options *opt, long tokens, char *err, size_t errlen) {
     int fp8 = opt->dtype == MPIX_EP_F8E4M3 || opt->dtype == MPIX_EP_F8E5M2;
     if (tokens >= 0 && opt->tokens_max >= 0)
         return bench_bad(err, errlen, "--num-tokens and -m exclude each other");
+    if (opt->layout < 0)
+        opt->layout = opt->ll ? MPIX_EP_SLOTS : MPIX_EP_COMPACT;
+    int settled = bench_settle_ll(opt, err, errlen);
+    if (settled != BENCH_OPTIONS_OK)
+        return settled;
     if (opt->tokens_max < 0)
         opt->tokens_min = opt->tokens_max = tokens >= 0 ? tokens : 1024;
     if (opt->scale_kind > MPIX_EP_NO_SCALES && !fp8)
@@ -366,7 +387,7 @@ int bench_options_parse(int argc, char **argv, bench_options *opt, char *err, si
     opt->tokens_min = opt->tokens_max = -1;
     opt->hidden = 7168;
     opt->num_experts = 256;
-    opt->layout = MPIX_EP_COMPACT;
+    opt->layout = -1;
     opt->dtype = MPIX_EP_BF16;
     opt->scale_kind = -1;
     opt->expert_align = 1;

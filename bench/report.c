@@ -29,7 +29,8 @@ void bench_report_head(const bench *b) {
            b->hosts, b->mpi_version);
     if (o->cuda)
         printf("# GPU: %s; NCCL %d\n", b->gpu, b->nccl_version);
-    printf("# Configuration: mode ht, %s memory, layout %s", o->cuda ? "GPU" : "host", o->layout == MPIX_EP_EXPERT ? "expert" : "compact");
+    printf("# Configuration: mode %s, %s memory, layout %s", o->ll ? "ll" : "ht", o->cuda ? "GPU" : "host",
+           o->layout == MPIX_EP_EXPERT ? "expert" : o->ll ? "slots (ht: compact)" : "compact");
     if (o->layout == MPIX_EP_EXPERT)
         printf(" (align %d)", o->expert_align);
     printf(", %s%s, hidden %ld, top-%d of %d experts,\n", bench_dtype_name(o->dtype), scales[o->scale_kind], o->hidden,
@@ -41,6 +42,10 @@ void bench_report_head(const bench *b) {
     printf("# Times in us, maximum over ranks, of %d calls: %d blocks of %d alternating with the other kinds, the "
            "first %d of each dropped\n",
            blocks * BENCH_KEEP, blocks, BENCH_BLOCK, BENCH_DROP);
+    if (o->ll) {
+        bench_ll_head(b);
+        return;
+    }
     printf("# Size: bytes of rows received by a rank, local rows included (mean over ranks); logical GB/s counts them, "
            "wire GB/s those of other ranks\n");
     if (!b->has_combine)
