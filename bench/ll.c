@@ -37,7 +37,7 @@ typedef struct ll {
     MPIX_Ep ep;
     MPIX_Ep_handle handle;
     long rows;            /* of the layout, at most */
-    void *out, *out_scales, *ein, *ein_scales, *y;
+    void *out, *out_scales, *ein, *ein_scales, *y; /* from MPIX_Ep_alloc, as ht's, but y */
     int *local_ids, *src_rank;
     MPI_Count *src_token;
     float *weights;
@@ -48,6 +48,12 @@ typedef struct ll {
 } ll;
 
 static int is_slots(const ll *l) { return l->b->opt.layout == MPIX_EP_COMPACT; }
+
+static void *ll_alloc(ll *l, size_t bytes) {
+    void *p;
+    bench_check(l->b, MPIX_Ep_alloc(l->ep, (MPI_Count)bytes, MPI_INFO_NULL, &p), "MPIX_Ep_alloc");
+    return p;
+}
 
 static void ll_create(ll *l, long n, long capacity) {
     const bench *b = l->b;
@@ -65,10 +71,10 @@ static void ll_create(ll *l, long n, long capacity) {
     bench_check(b, MPIX_Ep_handle_create(l->ep, &l->handle), "MPIX_Ep_handle_create");
     l->rows = is_slots(l) ? n * b->size : capacity;
     size_t room = (size_t)l->rows + 1;
-    l->out = bench_alloc(b, room * b->row_bytes);
-    l->out_scales = bench_alloc(b, room * b->scale_bytes);
-    l->ein = bench_alloc(b, room * b->row_bytes);
-    l->ein_scales = bench_alloc(b, room * b->scale_bytes);
+    l->out = ll_alloc(l, room * b->row_bytes);
+    l->out_scales = ll_alloc(l, room * b->scale_bytes);
+    l->ein = ll_alloc(l, room * b->row_bytes);
+    l->ein_scales = ll_alloc(l, room * b->scale_bytes);
     l->y = bench_alloc(b, ((size_t)n + 1) * b->y_bytes);
     l->local_ids = bench_alloc(b, room * (k + 1) * sizeof(int));
     l->src_rank = bench_alloc(b, room * sizeof(int));
@@ -79,7 +85,7 @@ static void ll_create(ll *l, long n, long capacity) {
 static void ll_free(ll *l) {
     bench_check(l->b, MPIX_Ep_handle_free(&l->handle), "MPIX_Ep_handle_free");
     bench_check(l->b, MPIX_Ep_free(&l->ep), "MPIX_Ep_free");
-    void *const all[] = {l->out, l->out_scales, l->ein, l->ein_scales, l->y, l->local_ids, l->src_rank, l->src_token, l->weights};
+    void *const all[] = {l->y, l->local_ids, l->src_rank, l->src_token, l->weights};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }

@@ -38,7 +38,8 @@ void mpix_ep_ll_sizes(const MPIX_Ep_config *c, int ranks, int far_peers, mpix_ep
 
 void mpix_ep_ll_ctl_layout(mpix_ep_ctl_layout *l, int ranks, int depth, int max_handles) {
     *l = (mpix_ep_ctl_layout){.slots_at = 4096};
-    l->block = mpix_ep_up64(4 * (size_t)depth * sizeof(uint64_t)); /* arrived and taken, of both kinds, per bank */
+    l->offers_dispatch = mpix_ep_up64(4 * (size_t)depth * sizeof(uint64_t)); /* arrived and taken, of both kinds, per bank */
+    l->block = l->offers_dispatch + (size_t)depth * sizeof(mpix_ep_ll_offer);
     l->slot = l->block * (size_t)ranks;
     l->total = l->slots_at + l->slot * (size_t)max_handles;
 }

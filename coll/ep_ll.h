@@ -18,6 +18,13 @@
  * lies in the writer's control window, one for each (handle, peer, kind, bank), written when the reader has copied or summed what it wanted,
  * whether its own call succeeds or not. With depth >= 1 calls in flight the sender thus never waits in the steady state.
  *
+ * Direct. In SLOTS a row's final place is known to its sender. A receiver whose output peers can map offers it (`offer`, in the sender's control
+ * window) when its call starts. A sender that sees the offer of this epoch writes the next block there instead of in the bank, and says so in the
+ * block's flag; one that does not see it yet does not wait. An offer is used only by the sender's call of the same epoch, and the receiver's
+ * call is complete only when all its blocks are here; the slot is written again for e + depth, after the receiver's own call e is complete.
+ * In combine, SLOTS rows that are sent as they are and that peers can map are not written at all: the head says where they lie (PULL), and the
+ * call is complete when their readers have said `taken`.
+ *
  * Why nothing is overwritten before it was read: the batch of e in a place is written after `taken` e - depth was seen, and that word was
  * written after the batch e - depth was read for the last time; so a flag of e - depth can't be confused either. A counter of the counted
  * signals carries one batch at a time for the same reason: `taken` e shows that `arrived` e was seen, and a batch e + depth shows that
@@ -42,13 +49,22 @@ typedef struct mpix_ep_ll_head {
     uint32_t flags;
     uint32_t rows;       /* in this batch */
     uint32_t width;      /* choices per token */
-    uint32_t zero;
+    uint32_t exist;      /* PULL: the first rows, which exist; others were dropped */
     int32_t dtype, scale_kind;
     uint64_t hidden;
     uint64_t reply;      /* dispatch: the answer's offset in the sender's combine bank; PULL: of the first row in its window */
     uint32_t window;     /* PULL: as mpix_ep_place has it; the rows are not in this batch */
     uint32_t stride;
 } mpix_ep_ll_head;
+
+/* Where a receiver's output begins for one source; a flag with MPIX_EP_LL_DIRECT tells that its block lies there. */
+#define MPIX_EP_LL_DIRECT (UINT64_C(1) << 63)
+typedef struct mpix_ep_ll_offer {
+    _Alignas(64) _Atomic uint64_t epoch;
+    uint64_t rows;       /* that exist there, others are dropped */
+    uint64_t x, x_stride, scales, scale_stride; /* offsets */
+    uint32_t x_window, scale_window;
+} mpix_ep_ll_offer;
 
 /* Where the areas of a batch begin, from its head. */
 typedef struct mpix_ep_ll_shape {
@@ -97,6 +113,10 @@ typedef struct mpix_ep_ll_part {
     char *to;                   /* where ours goes: the peer's bank, or the send buffer; NULL: nothing is sent */
     const char *from;           /* the peer's batch */
     mpix_ep_ll_shape out, in;
+    char *direct, *direct_scales; /* dispatch: the peer's output, once it is known; from the next block on */
+    uint64_t direct_stride, direct_scale_stride;
+    int64_t direct_rows;
+    int direct_block;           /* this block goes there */
     const char *pulled;         /* combine: its rows are read where they lie */
     uint32_t pulled_stride, flags;
 } mpix_ep_ll_part;
@@ -124,12 +144,15 @@ char *mpix_ep_ll_bank(const mpix_ep_call *call, int peer);
 int mpix_ep_ll_start(mpix_ep_call *call);
 /* Writes a batch's head, and publishes it to mapped peers (the records are written). */
 void mpix_ep_ll_head_send(mpix_ep_call *call, int peer, mpix_ep_ll_head *head);
+void mpix_ep_ll_offer_send(mpix_ep_call *call, const mpix_ep_ll_offer *offer, int peer);
+const mpix_ep_ll_offer *mpix_ep_ll_offer_seen(mpix_ep_call *call, int peer); /* NULL: not yet */
 void mpix_ep_ll_row_sent(mpix_ep_call *call, int peer);  /* one more row is written; publishes full blocks */
 void mpix_ep_ll_batches_end(mpix_ep_call *call);         /* all rows are written: doorbells, and the messages for proxied peers */
 void mpix_ep_ll_fail_send(mpix_ep_call *call);           /* instead of batches: the call has failed */
 /* A peer's head once it is here, NULL before; NULL with *status set if it has failed. */
 const mpix_ep_ll_head *mpix_ep_ll_head_seen(mpix_ep_call *call, int peer, int32_t *status);
 int64_t mpix_ep_ll_rows_seen(mpix_ep_call *call, int peer); /* rows of its batch that may be read */
+int mpix_ep_ll_row_direct(const mpix_ep_call *call, int peer, int64_t i); /* a row that is here lies in the output already */
 void mpix_ep_ll_taken(mpix_ep_call *call, int peer);        /* its place is free again */
 int mpix_ep_ll_peer_took(mpix_ep_call *call, int peer, uint64_t epoch);
 /* Differences between this rank's batch and a peer's make the call fail. */

@@ -18,6 +18,24 @@ static _Atomic uint64_t *word_at(const mpix_ep_call *call, char *base, int block
     return (_Atomic uint64_t *)(void *)(base + l->slots_at + l->slot * (size_t)call->handle->slot + l->block * (size_t)block) + word;
 }
 
+static mpix_ep_ll_offer *offer_at(const mpix_ep_call *call, char *base, int block) {
+    const mpix_ep_ctl_layout *l = &call->ep->layout;
+    return (mpix_ep_ll_offer *)(void *)(base + l->slots_at + l->slot * (size_t)call->handle->slot + l->block * (size_t)block + l->offers_dispatch) +
+           bank_of(call);
+}
+
+void mpix_ep_ll_offer_send(mpix_ep_call *call, const mpix_ep_ll_offer *offer, int peer) {
+    mpix_ep_ll_offer *to = offer_at(call, call->ep->ctl->peer[peer], call->ep->rank);
+    const size_t behind = sizeof to->epoch;
+    memcpy((char *)to + behind, (const char *)offer + behind, sizeof *offer - behind);
+    atomic_store_explicit(&to->epoch, call->epoch, memory_order_release);
+}
+
+const mpix_ep_ll_offer *mpix_ep_ll_offer_seen(mpix_ep_call *call, int peer) {
+    const mpix_ep_ll_offer *offer = offer_at(call, call->ep->ctl->base, peer);
+    return atomic_load_explicit(&offer->epoch, memory_order_acquire) == call->epoch ? offer : NULL;
+}
+
 /* Written by peer, read here. */
 static uint64_t my_word(const mpix_ep_call *call, int peer, int taken) {
     return atomic_load_explicit(word_at(call, call->ep->ctl->base, peer, taken), memory_order_acquire);
@@ -134,7 +152,8 @@ void mpix_ep_ll_row_sent(mpix_ep_call *call, int peer) {
     if (call->streaming)
         ep->rows->fence(); /* a release store does not order streaming stores */
     _Atomic uint64_t *flags = (_Atomic uint64_t *)(void *)(part->to + part->out.flags_at);
-    atomic_store_explicit(&flags[(part->sent - 1) / MPIX_EP_LL_BLOCK], call->epoch, memory_order_release);
+    atomic_store_explicit(&flags[(part->sent - 1) / MPIX_EP_LL_BLOCK], call->epoch | (part->direct_block ? MPIX_EP_LL_DIRECT : 0),
+                          memory_order_release);
 }
 
 void mpix_ep_ll_batches_end(mpix_ep_call *call) {
@@ -201,9 +220,17 @@ int64_t mpix_ep_ll_rows_seen(mpix_ep_call *call, int peer) {
     if (peer == ep->rank || mpix_ep_is_far(ep, peer) || part->pulled)
         return part->n;
     _Atomic uint64_t *flags = (_Atomic uint64_t *)(uintptr_t)(part->from + part->in.flags_at);
-    while (block * MPIX_EP_LL_BLOCK < part->n && atomic_load_explicit(&flags[block], memory_order_acquire) == call->epoch)
+    while (block * MPIX_EP_LL_BLOCK < part->n && (atomic_load_explicit(&flags[block], memory_order_acquire) & ~MPIX_EP_LL_DIRECT) == call->epoch)
         block++;
     return block * MPIX_EP_LL_BLOCK < part->n ? block * MPIX_EP_LL_BLOCK : part->n;
+}
+
+int mpix_ep_ll_row_direct(const mpix_ep_call *call, int peer, int64_t i) {
+    const mpix_ep_ll_part *part = &call->ll[peer];
+    if (peer == call->ep->rank || mpix_ep_is_far(call->ep, peer))
+        return 0;
+    _Atomic uint64_t *flags = (_Atomic uint64_t *)(uintptr_t)(part->from + part->in.flags_at);
+    return (atomic_load_explicit(&flags[i / MPIX_EP_LL_BLOCK], memory_order_relaxed) & MPIX_EP_LL_DIRECT) != 0;
 }
 
 void mpix_ep_ll_taken(mpix_ep_call *call, int peer) {

@@ -4,7 +4,8 @@
  * START  waits until the places of this epoch's bank are free, and for the dispatch that told this rank what it has.
  * SEND   for each source, in the order in which its tokens came: the sum of the token's rows (choices ascending, weighted with row_weights),
  *        rounded to the wire's dtype, straight into the owner's bank. So a token returns once per rank. A single row that needs no
- *        weight and no rounding is copied. Rows in MPIX_Ep_combine_buffer that need neither are not even copied: the owner reads them there.
+ *        weight and no rounding is copied. SLOTS rows that need neither, in MPIX_Ep_combine_buffer or memory from MPIX_Ep_alloc, are not even
+ *        copied: the owner reads them there.
  * SUM    tokens in order, each as soon as its ranks' parts are here: ranks ascending, then the biases, rounded once.
  * READ   only if peers read this rank's buffer: until they have.
  *
@@ -82,16 +83,13 @@ static void rows_check(mpix_ep_call *call) {
         mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "in.x.scales", "in.x.scales is NULL, dispatch gave this rank %lld rows", rows));
 }
 
-/* Whether peers may read in.x where it is: the handle's own buffer, rows as they travel. */
+/* Whether peers may read in.x where it is: rows as they travel, in memory that they map (the handle's own buffer, or from MPIX_Ep_alloc). */
 static int pull_place(mpix_ep_call *call, mpix_ep_place *place) {
     const MPIX_Ep_combine_in *in = &call->combine.in;
-    const mpix_ep_ll_handle *h = call->handle->ll;
-    size_t rows = (size_t)call->ep->size * (size_t)call->ep->config.max_tokens, bank;
-    if (!h->buffer || !is_plain(call) || in->x.scale_kind)
+    size_t rows = (size_t)call->ll_rows;
+    if (is_expert(call) || rows == 0 || !is_plain(call) || in->x.scale_kind || in->x.stride > UINT32_MAX)
         return 0;
-    bank = rows * h->buffer_pitch * (size_t)(call->epoch % (uint64_t)call->ep->config.depth);
-    return (const char *)in->x.data == (const char *)call->ep->regions[h->buffer - 1].win->base + bank && (size_t)in->x.stride == h->buffer_pitch &&
-           mpix_ep_find(call->ep, in->x.data, rows * h->buffer_pitch, h->buffer_pitch, place) && place->window == (uint32_t)h->buffer;
+    return mpix_ep_find(call->ep, in->x.data, (rows - 1) * (size_t)in->x.stride + mpix_ep_row_bytes(&in->x, in->hidden), (uint64_t)in->x.stride, place);
 }
 
 static void record_write(mpix_ep_call *call, int s, int64_t i) {
@@ -140,6 +138,8 @@ static void batches_begin(mpix_ep_call *call) {
         if (pull && s != ep->rank && !mpix_ep_is_far(ep, s)) {
             head.flags |= MPIX_EP_LL_PULL;
             head.window = place.window;
+            int64_t exist = call->ll_rows - (int64_t)s * ep->config.max_tokens;
+            head.exist = (uint32_t)(exist < 0 ? 0 : exist < call->ll[s].total ? exist : call->ll[s].total);
             head.stride = (uint32_t)place.stride;
             head.reply = place.off + place.stride * (uint64_t)s * (uint64_t)ep->config.max_tokens;
         }
@@ -202,11 +202,11 @@ static void head_check(mpix_ep_call *call, int peer, const mpix_ep_ll_head *head
     if (!call->kind && call->combine.out.slot_values && head->rows > 0 && !(head->flags & MPIX_EP_LL_SLOTS))
         mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "out.slot_values", "out.slot_values is wanted, but rank %d gave no "
                                                "in.slot_values", peer));
-    if (call->kind || !(head->flags & MPIX_EP_LL_PULL) || head->rows == 0)
+    if (call->kind || !(head->flags & MPIX_EP_LL_PULL) || head->exist == 0)
         return;
     const mpix_ep_place place = {head->reply, head->stride, head->window, 1};
     part->pulled_stride = head->stride;
-    part->pulled = mpix_ep_resolve(ep, peer, &place, (size_t)(head->rows - 1) * head->stride + mpix_dtype_size(in->wire) * (size_t)in->hidden);
+    part->pulled = mpix_ep_resolve(ep, peer, &place, (size_t)(head->exist - 1) * head->stride + mpix_dtype_size(in->wire) * (size_t)in->hidden);
     if (!part->pulled)
         mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, ep->boot->hostnames[peer], "rank %d offers %u rows at %llu in window %u, "
                                                "which has no such place", peer, head->rows, (unsigned long long)head->reply, head->window));

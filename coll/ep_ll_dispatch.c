@@ -82,17 +82,66 @@ static void batches_begin(mpix_ep_call *call) {
     call->streaming = (size_t)plan->first[plan->tokens] * row > ep->stream_bytes;
 }
 
+/* Lets mapped peers write into the output, if they can. */
+static void offers_send(mpix_ep_call *call) {
+    mpix_ep *ep = call->ep;
+    const MPIX_Ep_rows *x = &call->dispatch.out.x;
+    size_t row = mpix_ep_row_bytes(x, call->dispatch.in.hidden), scales = mpix_ep_scale_bytes(x, call->dispatch.in.hidden), n = (size_t)call->ll_rows;
+    mpix_ep_place px, ps = {0};
+    if (is_expert(call) || n == 0 || !mpix_ep_find(ep, x->data, (n - 1) * (size_t)x->stride + row, (uint64_t)x->stride, &px) ||
+        (scales && !mpix_ep_find(ep, x->scales, (n - 1) * (size_t)x->scale_stride + scales, (uint64_t)x->scale_stride, &ps)))
+        return;
+    for (int p = 0; p < ep->size; p++) {
+        int64_t first = (int64_t)p * ep->config.max_tokens, left = call->ll_rows - first;
+        if (p == ep->rank || mpix_ep_is_far(ep, p) || left <= 0)
+            continue;
+        const mpix_ep_ll_offer offer = {.rows = (uint64_t)left, .x = px.off + (uint64_t)first * px.stride, .x_stride = px.stride, .x_window = px.window,
+                                        .scales = ps.off + (uint64_t)first * ps.stride, .scale_stride = ps.stride, .scale_window = ps.window};
+        mpix_ep_ll_offer_send(call, &offer, p);
+    }
+}
+
+/* At the start of a block: whether the peer's output is known by now. What does not resolve is not used. */
+static void direct_look(mpix_ep_call *call, int peer) {
+    mpix_ep_ll_part *part = &call->ll[peer];
+    const mpix_ep_ll_offer *offer = part->direct ? NULL : mpix_ep_ll_offer_seen(call, peer);
+    if (offer) {
+        const MPIX_Ep_rows *x = &call->dispatch.out.x;
+        uint64_t most = (uint64_t)part->total < offer->rows ? (uint64_t)part->total : offer->rows;
+        const mpix_ep_place px = {offer->x, offer->x_stride, offer->x_window, 1}, ps = {offer->scales, offer->scale_stride, offer->scale_window, 1};
+        size_t row = mpix_ep_row_bytes(x, call->dispatch.in.hidden), scales = mpix_ep_scale_bytes(x, call->dispatch.in.hidden);
+        char *to = row <= offer->x_stride ? mpix_ep_resolve(call->ep, peer, &px, (size_t)(most - 1) * offer->x_stride + row) : NULL;
+        char *s = scales && to ? mpix_ep_resolve(call->ep, peer, &ps, (size_t)(most - 1) * offer->scale_stride + scales) : NULL;
+        if (to && (s || !scales)) {
+            part->direct = to;
+            part->direct_scales = s;
+            part->direct_stride = offer->x_stride;
+            part->direct_scale_stride = offer->scale_stride;
+            part->direct_rows = (int64_t)most;
+        }
+    }
+    part->direct_block = part->direct != NULL;
+}
+
 static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales) {
     mpix_ep *ep = call->ep;
     const mpix_ep_plan *plan = call->handle->plan;
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
     void **dst = ep->dst, **sdst = ep->dst + ep->config.max_topk + 1;
-    int n = 0, converts = mpix_ep_converts(call);
+    int n = 0, converts = mpix_ep_converts(call), slots = !is_expert(call);
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
         const mpix_ep_entry *e = &plan->entries[i];
         const mpix_ep_ll_part *part = &call->ll[e->rank];
         if (e->rank == ep->rank && !converts)
             continue; /* is read where the caller has it */
+        if (slots && e->rank != ep->rank && e->row % MPIX_EP_LL_BLOCK == 0 && !mpix_ep_is_far(ep, e->rank))
+            direct_look(call, e->rank);
+        if (part->direct_block) {
+            dst[n] = part->direct + (uint64_t)e->row * part->direct_stride;
+            sdst[n] = part->direct_scales + (uint64_t)e->row * part->direct_scale_stride;
+            n += e->row < part->direct_rows; /* otherwise dropped */
+            continue;
+        }
         dst[n] = part->to + part->out.rows_at + (size_t)e->row * part->out.row;
         sdst[n++] = part->to + part->out.scales_at + (size_t)e->row * part->out.scales;
     }
@@ -301,7 +350,7 @@ static void row_take(mpix_ep_call *call, int s, int64_t i, size_t row_bytes, siz
         ep->dst[ep->config.max_topk + 1 + n++] = out->x.scales ? (char *)out->x.scales + row * out->x.scale_stride : NULL;
         row_note(call, s, row, record, width, rows ? k : -1, weights);
     }
-    if (n == 0)
+    if (n == 0 || mpix_ep_ll_row_direct(call, s, i))
         return;
     ep->rows->copy(x, row_bytes, ep->dst, n, call->streaming);
     if (scale_bytes)
@@ -394,10 +443,12 @@ int mpix_ep_ll_dispatch_step(mpix_ep_call *call, int *banks_open) {
             mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "handle", "the handle has no routing: its last route failed"));
         if (!call->kind && !is_expert(call))
             rows_limit(call, (int64_t)ep->size * ep->config.max_tokens);
-        if (call->kind)
+        if (call->kind) {
             mpix_ep_ll_fail_send(call);
-        else
+        } else {
+            offers_send(call);
             batches_begin(call);
+        }
         call->state = LL_SEND;
         /* fall through */
     case LL_SEND:

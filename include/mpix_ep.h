@@ -258,7 +258,7 @@ typedef struct {
  *
  * LL: of one handle, whose banks are committed when it is created; each further handle takes as much again, control words apart. With
  * L = max_row_bytes, T = max_tokens, K = max_topk:
- *     depth * (R * T * (L + 36 + 8 * K) + T * min(K, R) * (L + 28 + 4 * K)  +  R * 1024 + 8192)  +  max_handles * R * (32 * depth + 64) + 4096,
+ *     depth * (R * T * (L + 36 + 8 * K) + T * min(K, R) * (L + 28 + 4 * K)  +  R * 1024 + 8192)  +  max_handles * R * (96 * depth + 64) + 4096,
  * and with F proxied ranks a send buffer of (T * min(K, F) + F * T) * (L + 36 + 8 * K) + F * 1024 + 8192 bytes.
  *
  * @param[in]  config          as for MPIX_Ep_create

@@ -291,7 +291,7 @@ static void window_size(void)
         MPI_Count R = ranks, L = E_ROW_BYTES, T = E_MAX_TOKENS, K = E_MAX_TOPK, few = K < R ? K : R, F = R - 1, far = K < F ? K : F;
         e_config(&c, MPIX_EP_EXPERT);
         c.mode = MPIX_EP_LL;
-        MPI_Count rows = 2 * (R * T + T * few) * L, bound = 2 * (R * T * (L + 36 + 8 * K) + T * few * (L + 28 + 4 * K) + R * 1024 + 8192) + 64 * R * (32 * 2 + 64) + 4096;
+        MPI_Count rows = 2 * (R * T + T * few) * L, bound = 2 * (R * T * (L + 36 + 8 * K) + T * few * (L + 28 + 4 * K) + R * 1024 + 8192) + 64 * R * (96 * 2 + 64) + 4096;
         if (CHECK_OK(MPIX_Ep_window_size(&c, ranks, ranks, &bytes)))
             CHECK(bytes > rows && bytes <= bound, "LL, %d ranks: %lld bytes, bound %lld", ranks, (long long)bytes, (long long)bound);
         bound += (T * far + F * T) * (L + 36 + 8 * K) + F * 1024 + 8192;
