@@ -4,8 +4,9 @@
  *   ep_random [--iterations N] [--seed S] [--first I] [--budget B] [--mode ht|ll]
  *
  * Everything follows from the seed and the number of ranks; a failure prints both and the iteration, and --first I --iterations 1
- * repeats it. With --mode ll most contexts are low-latency ones, the others HT beside them. An iteration makes one or two contexts with up to three handles each, prepares a schedule of calls, starts them in the
- * same order on all ranks, waits in an order that each rank draws for itself, and checks every output.
+ * repeats it. With --mode ll most contexts are low-latency ones, the others HT beside them. An iteration makes one or two contexts
+ * with up to three handles each, prepares a schedule of calls, starts them in the same order on all ranks, waits in an order that
+ * each rank draws for itself, and checks every output.
  */
 #include "call.h"
 
