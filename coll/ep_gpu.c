@@ -176,7 +176,7 @@ static size_t carve(mpix_ep *ep, mpix_cuda_handle *d, char *at) {
         CUT(expert.pushed, n * (size_t)d->expert.chunks);
         CUT(expert.used, n * (size_t)d->expert.chunks);
     }
-    CUT(engines.signals, 16);
+    CUT(engines.signals, 24);
 #undef CUT
     return used;
 }

@@ -23,7 +23,7 @@ enum {
     MPIX_CUDA_WHY = 256,
     MPIX_CUDA_BLOCK_TOKENS = 128, /* tokens per block of the route kernel */
     MPIX_CUDA_CHUNKS = 4096,  /* chunks of a context's sources together at most (EXPERT layout) */
-    MPIX_CUDA_PIECES = 8     /* that copy engines may cut a batch into */
+    MPIX_CUDA_PIECES = 16    /* that copy engines may cut a batch into */
 };
 enum { MPIX_CUDA_ROUTE, MPIX_CUDA_DISPATCH, MPIX_CUDA_COMBINE, MPIX_CUDA_KINDS };
 /* What a kernel says about a failure; the core makes the sentence. */
@@ -106,7 +106,7 @@ typedef struct mpix_cuda_expert {
     uint32_t *pushed, *used;          /* device: [size][chunks], zero between calls */
 } mpix_cuda_expert;
 /* Words between ranks whose rows are moved by copy engines; see engines.cu. */
-typedef struct mpix_cuda_engine_words { uint64_t cuts, packed, pulled, pushed, summed, revoked, pad[2]; } mpix_cuda_engine_words;
+typedef struct mpix_cuda_engine_words { uint64_t cuts, pulled, pushed, summed, revoked, pad[3], packed[8]; } mpix_cuda_engine_words;
 
 typedef struct mpix_cuda_engines {
     int32_t on, pad;

@@ -4,11 +4,12 @@
  * Copies have their addresses and sizes from the host, which knows the routing's counts (the call waits for them if need be) but no
  * peer's buffers. So:
  *
- * Dispatch pulls. Kernels pack rows by destination into this rank's window and put its own rows where they belong; copy engines of the
- * receivers fetch them, straight to their final place. Nobody writes another rank's memory. The packing is cut into pieces: each kernel
- * packs one, says so, and ends when all peers have packed theirs, and then that piece is fetched while the next is packed. When kernel k
- * of a rank waits, it has said k; so no order of ranks can deadlock. A place is packed again only when its receiver has said PULLED,
- * which a copy behind the others carries.
+ * Dispatch pulls. A kernel packs rows by destination into this rank's window and puts its own rows where they belong; copy engines of
+ * the receivers fetch them, straight to their final place. Nobody writes another rank's memory. The packing is cut into pieces: each is
+ * told to the peers when it is complete, and a warp on a stream of its own waits for theirs, piece after piece, before each is fetched.
+ * The packing itself waits for nothing of the same call, so no order of ranks can deadlock. If a wait fails, the copies run all the same:
+ * they write only this rank's output, of a call that has failed. A place is packed again only when its receiver has said PULLED, which a
+ * copy behind the others carries.
  *
  * Combine pushes. Rows for a source lie together in COMPACT, so copy engines push them as they lie into the source's window; a copy
  * behind each piece carries the word PUSHED. The source sums piece after piece. A place is pushed to again only when its owner has said
@@ -23,14 +24,15 @@
 
 #include <new>
 
-enum { SIGNAL_PULLED, SIGNAL_PUSHED }; /* of h.engines.signals; PUSHED + i: with i + 1 pieces */
+/* Of h.engines.signals: values of words; PUSHED + i: with i + 1 pieces. DONE + i: what is packed of piece i, zero between calls. */
+enum { SIGNAL_PULLED, SIGNAL_PUSHED, SIGNAL_DONE = 16 };
 enum { HOST_ROUTED, HOST_WIDTH, HOST_TOTAL, HOST_CUTS }; /* of h.engines.host; CUTS: [size][PIECES + 1] rows from each source before a piece */
 enum { CHUNK = 4096 }; /* bytes of a row that a warp packs at a time */
 
-/* Pieces that are moved one by one, in eighths of the tokens. The first kernel of dispatch and the last sum of combine hide behind
- * nothing, so those are small. */
-static const int dispatch_cuts[] = {0, 1, 3, 5, 8}, combine_cuts[] = {0, 3, 6, 7, 8};
-enum { NPIECES = 4 };
+/* Pieces that are moved one by one, in sixteenths of the tokens. What comes before the first copy of dispatch and after the last of combine
+ * hides behind nothing, so those are small; more pieces cost more than they hide. */
+enum { DPIECES = 4, CPIECES = 3, PACK_BLOCKS = 64 };
+static const int dispatch_cuts[] = {0, 1, 4, 9, 16}, combine_cuts[] = {0, 10, 14, 16};
 
 enum { TYPE_F64 = 1, TYPE_F32, TYPE_F16, TYPE_BF16, SCALES_FLOAT = 1 }; /* as in mpix_ep.h */
 
@@ -73,30 +75,6 @@ cudaError_t mpix_cuda_engines_route_launch(const mpix_cuda_handle *h, const mpix
 
 /* ---- dispatch -------------------------------------------------------------------------------------------------------------- */
 
-/* Before the first piece: READY, which carries what ranks compare, and the peers have fetched the last batch. One block. */
-__global__ void pack_gate_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_dispatch c) {
-    if (call_refused(h, c.report))
-        return;
-    uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
-    mpix_cuda_offer mine = c.offer;
-    int lane = threadIdx.x;
-    mine.status = own_status(h, c);
-    if (lane == 0) {
-        h.engines.signals[SIGNAL_PULLED] = epoch;
-        if (!c.offer.status && mine.status == 1)
-            report(h, routing_fault(h, c.tokens, c.topk), 0, -1, h.state->tokens, c.tokens);
-        else if (!c.offer.status && mine.status == 2)
-            report(h, MPIX_CUDA_CAPACITY, 0, -1, h.state->recv_total, c.capacity);
-    }
-    offer_send(h, mine, h.ready, offsetof(mpix_cuda_words, ready), epoch);
-    if (lane < h.size && lane != h.rank) {
-        if (mine.status) /* fetches nothing */
-            word_store(&engine_words(h, lane, h.rank)->pulled, epoch);
-        delay(h, 4);
-        word_wait(h, &engine_words(h, h.rank, lane)->pulled, epoch - 1, lane, c.report);
-    }
-}
-
 /* What goes beside the row of token t: lane r has its row at rank r, or -1, and where its record goes. */
 __device__ static void record_pack(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, int64_t t, char *rec, int lane) {
     for (int r = 0; r < h.size; r++) {
@@ -114,17 +92,81 @@ __device__ static void record_pack(const mpix_cuda_handle &h, const mpix_cuda_di
     }
 }
 
-__global__ void __launch_bounds__(512) pack_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_dispatch c, int64_t first,
-                                                   int64_t end, int index) {
+struct pack_plan { int64_t first[DPIECES + 1]; };
+
+/* All peers have packed a piece, or some rank failed its part. One warp. */
+__global__ void packed_wait_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_dispatch c, int piece) {
+    int peer = threadIdx.x;
+    uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1, start = now_ns();
+    if (peer == 0) /* here, since the copy that takes it waits for this kernel, not for the one that packs */
+        h.engines.signals[SIGNAL_PULLED] = epoch;
+    if (call_refused(h, c.report) || own_status(h, c) || peer >= h.size || peer == h.rank)
+        return;
+    if (word_wait(h, &words_of(h, h.rank, peer)->ready, epoch, peer, c.report) &&
+        *(const volatile int32_t *)&offer_of(h, h.rank, peer, h.ready, epoch)->status == 0)
+        word_wait(h, &engine_words(h, h.rank, peer)->packed[piece], epoch, peer, c.report);
+    if (c.wait_ns)
+        c.wait_ns[peer] += (int64_t)(now_ns() - start);
+}
+
+/* So many rows of a piece are packed by this warp; who counts the last tells the peers. */
+__device__ static void piece_count(const mpix_cuda_handle &h, uint64_t epoch, int piece, int64_t n, int64_t all) {
+    int lane = threadIdx.x % 32;
+    unsigned long long before = 0;
+    __syncwarp();
+    if (lane == 0 && n > 0) {
+        __threadfence();
+        before = atomicAdd((unsigned long long *)&h.engines.signals[SIGNAL_DONE + piece], (unsigned long long)n) + n;
+        __threadfence();
+    }
+    if ((int64_t)__shfl_sync(~0u, before, 0) != all || n == 0)
+        return;
+    __syncwarp();
+    if (lane == 0)
+        h.engines.signals[SIGNAL_DONE + piece] = 0;
+    if (lane < h.size && lane != h.rank) {
+        delay(h, 52 + lane);
+        word_store(&engine_words(h, lane, h.rank)->packed[piece], epoch);
+    }
+}
+
+/* The first warp sends READY, which carries what ranks compare; all pack, in the order of the tokens. Half a multiprocessor's registers stay
+ * free for the warp that waits. */
+__global__ void __launch_bounds__(512, 2) pack_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_dispatch c,
+                                                      const __grid_constant__ pack_plan plan) {
+    uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
+    int status = own_status(h, c), lane = threadIdx.x % 32, warp = threadIdx.x / 32, fine = 1;
+    bool peer = lane < h.size && lane != h.rank;
     if (call_refused(h, c.report))
         return;
-    uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
-    int status = own_status(h, c), lane = threadIdx.x % 32;
-    int chunks = (int)((c.row + CHUNK - 1) / CHUNK);
+    if (blockIdx.x == 0 && warp == 0) {
+        mpix_cuda_offer mine = c.offer;
+        mine.status = status;
+        offer_send(h, mine, h.ready, offsetof(mpix_cuda_words, ready), epoch);
+        if (lane == 0) {
+            if (!c.offer.status && status == 1)
+                report(h, routing_fault(h, c.tokens, c.topk), 0, -1, h.state->tokens, c.tokens);
+            else if (!c.offer.status && status == 2)
+                report(h, MPIX_CUDA_CAPACITY, 0, -1, h.state->recv_total, c.capacity);
+        }
+        if (status && peer) /* fetches nothing */
+            word_store(&engine_words(h, lane, h.rank)->pulled, epoch);
+        for (int k = 0; k < DPIECES && !status && peer; k++)
+            if (plan.first[k] == plan.first[k + 1]) /* nobody packs it */
+                word_store(&engine_words(h, lane, h.rank)->packed[k], epoch);
+    }
+    if (status)
+        return;
+    delay(h, 4);
+    if (peer) /* has fetched the last batch */
+        fine = word_wait(h, &engine_words(h, h.rank, lane)->pulled, epoch - 1, lane, c.report);
+    if (!__all_sync(~0u, fine))
+        return;
+    int chunks = (int)((c.row + CHUNK - 1) / CHUNK), piece = 0;
     int64_t base = lane == h.rank ? h.state->base[lane] : 0;
     char *rows = nullptr, *scales = nullptr, *records = nullptr;
-    int64_t stride = c.row, scale_stride = c.scale_row, most = INT64_MAX;
-    if (lane < h.size && lane != h.rank) {
+    int64_t stride = c.row, scale_stride = c.scale_row, most = INT64_MAX, done = 0;
+    if (peer) {
         staged s = staged_of(h.state->send[lane], c.row, c.scale_row);
         rows = pack_at(h, h.rank, lane);
         scales = rows + s.scales;
@@ -137,36 +179,28 @@ __global__ void __launch_bounds__(512) pack_kernel(const __grid_constant__ mpix_
         scale_stride = (int64_t)c.offer.at[MPIX_CUDA_AT_SCALES].stride;
         most = c.offer.rows;
     }
-    int64_t warps = (int64_t)gridDim.x * (blockDim.x / 32);
-    for (int64_t i = (int64_t)(threadIdx.x / 32) * gridDim.x + blockIdx.x; !status && i < (end - first) * chunks; i += warps) {
-        int64_t t = first + i / chunks, off = i % chunks * CHUNK, n = c.row - off < CHUNK ? c.row - off : CHUNK;
+    int64_t warps = (int64_t)gridDim.x * (blockDim.x / 32), mine = (int64_t)warp * gridDim.x + blockIdx.x;
+    for (int64_t i = mine; i < c.tokens * chunks; i += warps) {
+        int64_t t = i / chunks, off = i % chunks * CHUNK, n = c.row - off < CHUNK ? c.row - off : CHUNK;
+        while (t >= plan.first[piece + 1]) {
+            piece_count(h, epoch, piece, done, (plan.first[piece + 1] - plan.first[piece]) * chunks);
+            done = 0;
+            piece++;
+        }
         int64_t row = -1;
         if (lane < h.size && (h.bitmap[t] >> lane & 1))
             row = base + h.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.size + lane] + h.rel[t * h.size + lane];
         if (row >= most)
             row = -1;
         warp_copy_any(c.x + t * c.x_stride + off, row >= 0 ? rows + row * stride + off : nullptr, n, lane);
+        done++;
         if (off > 0)
             continue;
         if (c.scale_row > 0)
             warp_copy_any(c.scales + t * c.scale_stride, row >= 0 ? scales + row * scale_stride : nullptr, c.scale_row, lane);
         record_pack(h, c, t, row >= 0 ? records + row * h.meta_record : nullptr, lane);
     }
-    if (!last_block(h, MPIX_CUDA_DISPATCH))
-        return;
-    if (threadIdx.x == 0)
-        counters_reset(h, MPIX_CUDA_DISPATCH);
-    if (status || (int)threadIdx.x >= h.size || (int)threadIdx.x == h.rank)
-        return;
-    int peer = threadIdx.x;
-    delay(h, 52 + peer);
-    word_store(&engine_words(h, peer, h.rank)->packed, pieces_word(epoch, index + 1));
-    uint64_t start = now_ns();
-    if (word_wait(h, &words_of(h, h.rank, peer)->ready, epoch, peer, c.report) &&
-        *(const volatile int32_t *)&offer_of(h, h.rank, peer, h.ready, epoch)->status == 0)
-        word_wait(h, &engine_words(h, h.rank, peer)->packed, pieces_word(epoch, index + 1), peer, c.report);
-    if (c.wait_ns)
-        c.wait_ns[peer] += (int64_t)(now_ns() - start);
+    piece_count(h, epoch, piece, done, (plan.first[piece + 1] - plan.first[piece]) * chunks);
 }
 
 /* All is here, or some rank failed its part. One warp. */
@@ -189,7 +223,7 @@ __global__ void push_gate_kernel(const __grid_constant__ mpix_cuda_handle h, con
     int lane = threadIdx.x, fault = routing_fault(h, c.tokens, c.topk);
     uint64_t epoch = h.state->epoch[MPIX_CUDA_COMBINE] + 1;
     bool refused = call_refused(h, c.report);
-    if (lane < NPIECES)
+    if (lane < CPIECES)
         h.engines.signals[SIGNAL_PUSHED + lane] = pieces_word(epoch, lane + 1);
     if (!refused) {
         mpix_cuda_offer mine = c.offer;
@@ -235,8 +269,8 @@ __global__ void pushed_wait_kernel(const __grid_constant__ mpix_cuda_handle h, c
 enum { STREAMS = 4 };
 struct copy_engines {
     int split; /* streams that share each copy */
-    cudaStream_t stream[STREAMS];
-    cudaEvent_t piece[NPIECES], done[STREAMS];
+    cudaStream_t stream[STREAMS], watch; /* watch: kernels that wait for the peers' pieces */
+    cudaEvent_t start, piece[DPIECES], done[STREAMS], left[STREAMS], word; /* done: rows are there; left: and words */
 };
 
 cudaError_t mpix_cuda_engines_create(int split, void **out) {
@@ -247,12 +281,16 @@ cudaError_t mpix_cuda_engines_create(int split, void **out) {
     e->split = split < 1 ? 1 : split > STREAMS ? STREAMS : split;
     *out = e;
     cudaError_t err = cudaDeviceGetStreamPriorityRange(&least, &most);
+    err = err == cudaSuccess ? cudaStreamCreateWithPriority(&e->watch, cudaStreamNonBlocking, most) : err;
+    err = err == cudaSuccess ? cudaEventCreateWithFlags(&e->word, cudaEventDisableTiming) : err;
     for (int i = 0; i < STREAMS && err == cudaSuccess; i++) {
         err = cudaStreamCreateWithPriority(&e->stream[i], cudaStreamNonBlocking, most);
         err = err == cudaSuccess ? cudaEventCreateWithFlags(&e->done[i], cudaEventDisableTiming) : err;
+        err = err == cudaSuccess ? cudaEventCreateWithFlags(&e->left[i], cudaEventDisableTiming) : err;
     }
-    for (int i = 0; i < NPIECES && err == cudaSuccess; i++)
+    for (int i = 0; i < DPIECES && err == cudaSuccess; i++)
         err = cudaEventCreateWithFlags(&e->piece[i], cudaEventDisableTiming);
+    err = err == cudaSuccess ? cudaEventCreateWithFlags(&e->start, cudaEventDisableTiming) : err;
     if (err != cudaSuccess)
         mpix_cuda_engines_destroy(e);
     return err;
@@ -265,10 +303,18 @@ void mpix_cuda_engines_destroy(void *engines) {
             cudaStreamDestroy(e->stream[i]);
         if (e->done[i])
             cudaEventDestroy(e->done[i]);
+        if (e->left[i])
+            cudaEventDestroy(e->left[i]);
     }
-    for (int i = 0; i < NPIECES; i++)
+    for (int i = 0; i < DPIECES; i++)
         if (e->piece[i])
             cudaEventDestroy(e->piece[i]);
+    if (e->start)
+        cudaEventDestroy(e->start);
+    if (e->watch)
+        cudaStreamDestroy(e->watch);
+    if (e->word)
+        cudaEventDestroy(e->word);
     delete e;
 }
 
@@ -276,6 +322,7 @@ void mpix_cuda_engines_destroy(void *engines) {
 struct row_of_calls {
     copy_engines *e;
     cudaError_t err;
+    int used; /* streams */
     void note(cudaError_t got) { err = err == cudaSuccess ? got : err; }
     bool fine() const { return err == cudaSuccess; }
 
@@ -300,25 +347,50 @@ struct row_of_calls {
         int s = peer * e->split % STREAMS;
         for (int i = 1; i < e->split && fine(); i++) {
             int o = (s + i) % STREAMS;
-            note(cudaEventRecord(e->done[o], e->stream[o]));
-            note(cudaStreamWaitEvent(e->stream[s], e->done[o], 0));
+            note(cudaEventRecord(e->word, e->stream[o]));
+            note(cudaStreamWaitEvent(e->stream[s], e->word, 0));
         }
         if (fine())
             note(cudaMemcpyAsync(to, from, sizeof(uint64_t), cudaMemcpyDefault, e->stream[s]));
     }
-    /* All copies from here on follow what is in a stream now; and the other way round. */
-    void follow(cudaStream_t stream, int piece) {
-        note(cudaEventRecord(e->piece[piece], stream));
-        for (int i = 0; i < STREAMS && fine(); i++)
+    /* Copies from here on wait until all peers have packed the piece. */
+    void watch(const mpix_cuda_handle *h, const mpix_cuda_dispatch *c, int piece) {
+        packed_wait_kernel<<<1, 32, 0, e->watch>>>(*h, *c, piece);
+        note(cudaGetLastError());
+        note(cudaEventRecord(e->piece[piece], e->watch));
+        for (int i = 0; i < used && fine(); i++)
             note(cudaStreamWaitEvent(e->stream[i], e->piece[piece], 0));
     }
-    void join(cudaStream_t stream) {
-        for (int i = 0; i < STREAMS && fine(); i++) {
+    /* Copies from here on follow what is in a stream now; and the other way round. */
+    void follow(cudaStream_t stream) {
+        note(cudaEventRecord(e->start, stream));
+        for (int i = 0; i < used && fine(); i++)
+            note(cudaStreamWaitEvent(e->stream[i], e->start, 0));
+    }
+    void rows_end() {
+        for (int i = 0; i < used && fine(); i++)
             note(cudaEventRecord(e->done[i], e->stream[i]));
+    }
+    void join(cudaStream_t stream) {
+        for (int i = 0; i < used && fine(); i++)
             note(cudaStreamWaitEvent(stream, e->done[i], 0));
-        }
+    }
+    /* The last words of a call may still be on their way when it is over: before their values change, they have left. */
+    void words_await(cudaStream_t stream) {
+        for (int i = 0; i < used && fine(); i++)
+            note(cudaStreamWaitEvent(stream, e->left[i], 0));
+    }
+    void words_end() {
+        for (int i = 0; i < used && fine(); i++)
+            note(cudaEventRecord(e->left[i], e->stream[i]));
     }
 };
+
+static row_of_calls calls_of(const mpix_cuda_handle *h) {
+    copy_engines *e = (copy_engines *)h->engines.copies;
+    int used = e->split * (h->size - 1);
+    return {e, cudaSuccess, used < STREAMS ? used : STREAMS};
+}
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -342,13 +414,17 @@ static char *word_at(const mpix_cuda_handle *h, int owner, size_t word) {
 }
 
 static void dispatch_begin(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream, row_of_calls *w) {
-    int blocks = 2 * d->sms, pull = !c->status && h->engines.host[HOST_ROUTED];
-    pack_gate_kernel<<<1, 32, 0, stream>>>(*h, *c);
+    int pull = !c->status && h->engines.host[HOST_ROUTED];
+    pack_plan plan;
+    for (int k = 0; k <= DPIECES; k++)
+        plan.first[k] = piece_token(c->tokens, dispatch_cuts[k]);
+    w->words_await(stream);
+    w->follow(stream);
+    w->note(cudaStreamWaitEvent(w->e->watch, w->e->start, 0));
+    pack_kernel<<<d->sms < PACK_BLOCKS ? d->sms : PACK_BLOCKS, 512, 0, stream>>>(*h, *c, plan);
     w->note(cudaGetLastError());
-    for (int k = 0; k < NPIECES && w->fine(); k++) {
-        pack_kernel<<<blocks, 512, 0, stream>>>(*h, *c, piece_token(c->tokens, dispatch_cuts[k]), piece_token(c->tokens, dispatch_cuts[k + 1]), k);
-        w->note(cudaGetLastError());
-        w->follow(stream, k);
+    for (int k = 0; k < DPIECES && w->fine() && pull && h->size > 1; k++) {
+        w->watch(h, c, k);
         for (int i = 1; i < h->size && pull; i++) { /* not all from the same rank at once */
             int s = (h->rank + i) % h->size;
             arrivals a(h, s, c->offer.rows);
@@ -366,12 +442,15 @@ static void dispatch_begin(const mpix_cuda_device *d, const mpix_cuda_handle *h,
             w->shared(i - 1, c->out_scales + a.first * stride, stride, from + at.scales, c->scale_row, c->scale_row, a.room);
         if (c->offer.flags & MPIX_CUDA_OFFER_META)
             w->shared(i - 1, h->window[h->rank] + h->meta + a.first * record, record, from + at.beside, record, record, a.room);
-        w->word(i - 1, word_at(h, s, offsetof(mpix_cuda_engine_words, pulled)), &h->engines.signals[SIGNAL_PULLED]);
     }
+    w->rows_end();
+    for (int i = 1; i < h->size && pull; i++)
+        w->word(i - 1, word_at(h, (h->rank + i) % h->size, offsetof(mpix_cuda_engine_words, pulled)), &h->engines.signals[SIGNAL_PULLED]);
+    w->words_end();
 }
 
 cudaError_t mpix_cuda_engines_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
-    row_of_calls w = {(copy_engines *)h->engines.copies, cudaSuccess};
+    row_of_calls w = calls_of(h);
     if (c->part != MPIX_CUDA_END)
         dispatch_begin(d, h, c, stream, &w);
     if (c->part != MPIX_CUDA_BEGIN && w.fine()) {
@@ -385,13 +464,15 @@ cudaError_t mpix_cuda_engines_dispatch_launch(const mpix_cuda_device *d, const m
 }
 
 static void combine_begin(const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream, row_of_calls *w) {
+    w->words_await(stream);
     push_gate_kernel<<<1, 32, 0, stream>>>(*h, *c);
     w->note(cudaGetLastError());
-    w->follow(stream, 0);
+    w->follow(stream);
+    w->rows_end(); /* if nothing follows */
     if (c->status || !h->engines.host[HOST_ROUTED])
         return;
     int64_t row = c->row, scale_row = c->scale_row, slot = 4 * h->engines.host[HOST_WIDTH], most = least(c->offer.rows, h->engines.host[HOST_TOTAL]);
-    for (int k = 0; k < NPIECES; k++) {
+    for (int k = 0; k < CPIECES; k++) {
         for (int i = 1; i < h->size; i++) {
             int s = (h->rank + i) % h->size;
             arrivals a(h, s, most);
@@ -408,6 +489,8 @@ static void combine_begin(const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaS
             w->word(i - 1, word_at(h, s, offsetof(mpix_cuda_engine_words, pushed)), &h->engines.signals[SIGNAL_PUSHED + k]);
         }
     }
+    w->rows_end();
+    w->words_end();
 }
 
 /* The sums of the tokens of one piece: the kernels of combine.cu, on the part of every array that is about them. */
@@ -426,7 +509,7 @@ static cudaError_t piece_sum_launch(const mpix_cuda_device *d, const mpix_cuda_h
     sum.out_slots = c->out_slots ? c->out_slots + first * c->topk : nullptr;
     sum.wait_ns = nullptr;
     sum.part = MPIX_CUDA_END;
-    sum.staged = k == NPIECES - 1 ? MPIX_CUDA_STAGED_LAST : MPIX_CUDA_STAGED;
+    sum.staged = k == CPIECES - 1 ? MPIX_CUDA_STAGED_LAST : MPIX_CUDA_STAGED;
     sum.num_sms = d->sms;
     sum.path = MPIX_CUDA_PATH_VECTOR;
     return mpix_cuda_combine_launch(d, &part, &sum, stream);
@@ -436,12 +519,12 @@ cudaError_t mpix_cuda_engines_combine_launch(const mpix_cuda_device *d, const mp
     int64_t groups = (c->hidden + 127) / 128;
     c->row = c->hidden * (c->xdtype == TYPE_F64 ? 8 : c->xdtype == TYPE_F32 ? 4 : c->xdtype == TYPE_F16 || c->xdtype == TYPE_BF16 ? 2 : 1);
     c->scale_row = c->scale_kind == SCALES_FLOAT ? 4 * groups : c->scale_kind ? groups : 0;
-    row_of_calls w = {(copy_engines *)h->engines.copies, cudaSuccess};
+    row_of_calls w = calls_of(h);
     if (c->part != MPIX_CUDA_END)
         combine_begin(h, c, stream, &w);
     if (c->part == MPIX_CUDA_BEGIN)
         return w.err;
-    for (int k = 0; k < NPIECES && w.fine(); k++) {
+    for (int k = 0; k < CPIECES && w.fine(); k++) {
         pushed_wait_kernel<<<1, 32, 0, stream>>>(*h, *c, k + 1);
         w.note(cudaGetLastError());
         if (w.fine())
@@ -454,8 +537,8 @@ cudaError_t mpix_cuda_engines_combine_launch(const mpix_cuda_device *d, const mp
 cudaError_t mpix_cuda_engines_load(void) {
     cudaFuncAttributes a;
     cudaError_t err = cudaFuncGetAttributes(&a, cuts_kernel);
-    err = err == cudaSuccess ? cudaFuncGetAttributes(&a, pack_gate_kernel) : err;
     err = err == cudaSuccess ? cudaFuncGetAttributes(&a, pack_kernel) : err;
+    err = err == cudaSuccess ? cudaFuncGetAttributes(&a, packed_wait_kernel) : err;
     err = err == cudaSuccess ? cudaFuncGetAttributes(&a, pull_end_kernel) : err;
     err = err == cudaSuccess ? cudaFuncGetAttributes(&a, push_gate_kernel) : err;
     return err == cudaSuccess ? cudaFuncGetAttributes(&a, pushed_wait_kernel) : err;
