@@ -4,7 +4,7 @@
 # MPIX_GPU_STRESS: iterations of the stress test with pauses in kernels (default 300; 10000 for the long form).
 #
 # compute-sanitizer: `mpirun -n 2 compute-sanitizer --tool memcheck|racecheck .../ep_streams ordered 3` (the program itself, below .libs) is
-# clean, with synccheck on the vector path too (MPIX_EP_GPU_PATH=vector); for the bulk path's mbarriers it needs --num-cuda-barriers.
+# clean, with synccheck too; for the bulk path's mbarriers it needs --num-cuda-barriers 65536.
 set -e
 stress=${MPIX_GPU_STRESS-300}
 if ! ./tests/gpu/ep_gpu --probe; then
