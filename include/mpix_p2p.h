@@ -26,7 +26,21 @@
  * A peer of the same host that has deregistered memory is told from its handle (MPIX_ERRK_ARG); over a network, using such a handle may
  * break the connection. After fork the child must not use the object.
  *
- * State of this version: host memory. The _enqueue calls and get_device, for GPU memory, return MPIX_ERRK_UNSUPPORTED.
+ * GPU memory (with the CUDA module, between ranks of one host; at most 32 ranks)
+ *   MPIX_P2p_alloc with the info key mpix_ep_p2p_memory=cuda: an allocation on the CUDA device that is current at the object's first
+ *   call for GPU memory. MPIX_P2p_reg of memory of cudaMalloc: opened by peers through CUDA IPC; free it after they have freed their
+ *   handles of it (large sends keep it open until the object ends, or the next of them after MPIX_P2p_dereg). Memory of cudaMallocAsync
+ *   and cuMemCreate can be registered and is the local side of any transfer, but a peer that imports its handle, and so the receiver of
+ *   a send of it, gets UNSUPPORTED with the reason. Managed memory is refused.
+ *   put, get, put_notify, fetch_add, send and recv take such memory on either side or both, and pieces of host and GPU memory in one
+ *   vector. The origin's GPU moves the data, without the target's part (a receive: the receiver's). Host memory that meets GPU memory of
+ *   another rank must be MPIX_P2p_alloc's, or the caller's own. Calls that are not enqueued run on a stream of the object, which is
+ *   ordered with the default stream and no other: what other streams do with the memory must be complete. fetch_add where the GPUs
+ *   can't add to each other's memory: a message to the owner, which calls the library.
+ *   _enqueue calls follow in the order of `stream`, may be captured into a graph, and end when the stream has passed them: then the data
+ *   are there, also for the target, and MPIX_P2p_flush has nothing to do with them. Notifications of all kinds add up in one counter.
+ *   Registrations and handles must live until then; MPIX_P2p_dereg waits for the device.
+ *   get_device, for transfers that kernels start, returns MPIX_ERRK_UNSUPPORTED.
  */
 #ifndef MPIX_P2P_H
 #define MPIX_P2P_H
@@ -60,7 +74,7 @@ int MPIX_P2p_set_errhandler(MPIX_P2p p2p, MPI_Errhandler errhandler);
 /** The error that made the object fail, kind = 0 if none. Local, not raised. */
 int MPIX_P2p_get_async_error(MPIX_P2p p2p, MPIX_Error *error);
 
-/** Allocates memory that peers reach directly. Collective, blocking. @param[out] baseptr address of a pointer @param[out] mem its registration */
+/** Allocates memory that peers reach directly. Collective, blocking. @param[in] info MPI_INFO_NULL, or mpix_ep_p2p_memory=host|cuda, the same on all ranks @param[out] baseptr address of a pointer @param[out] mem its registration */
 int MPIX_P2p_alloc(MPIX_P2p p2p, MPI_Count bytes, MPI_Info info, void *baseptr, MPIX_P2p_mem *mem);
 /** Registers the caller's memory [base, base + bytes). Local. The caller keeps it until MPIX_P2p_dereg. */
 int MPIX_P2p_reg(MPIX_P2p p2p, void *base, MPI_Count bytes, MPI_Info info, MPIX_P2p_mem *mem);
@@ -103,7 +117,7 @@ int MPIX_P2p_irecv(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPI_
 int MPIX_P2p_recv(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPI_Count *received);
 /** Blocks until all completed and pending puts to peer (or MPIX_ALL_PEERS) are visible there. Local. */
 int MPIX_P2p_flush(MPIX_P2p p2p, int peer);
-/** Stream-ordered forms for GPU memory: stream is a cudaStream_t. */
+/** Stream-ordered forms: stream is a cudaStream_t. Local. Memory that is mapped here only, see above; pageable host memory makes the call block. */
 int MPIX_P2p_put_enqueue(const MPIX_P2p_iov iov[], int n, void *stream);
 int MPIX_P2p_get_enqueue(const MPIX_P2p_iov iov[], int n, void *stream);
 int MPIX_P2p_put_notify_enqueue(const MPIX_P2p_iov iov[], int n, int slot, uint64_t add, void *stream);
