@@ -34,6 +34,7 @@ enum {
     P2P_MEMS = 4096,        /* registrations of a rank that are alive at once */
     P2P_LANES = 16,
     P2P_STREAMED = 16384, /* no memcpy streams fewer bytes */
+    P2P_IDLE = 64,        /* turns without success before clocks and deaths are looked at */
     P2P_SCRATCH = 64,  /* words for old values and for reads that flush, one unit of each in flight */
     P2P_GPU_WORDS = 2, /* behind the lanes' words of a slot: those that the source's GPU writes */
     P2P_WIN_CTL = 0,   /* windows of the proxy */
@@ -174,6 +175,7 @@ typedef struct p2p_op {
     uint64_t total, offer_id;
     MPI_Count *received;
     uint64_t waited_ns, tested_ns;
+    int tests; /* without a look at the clock */
     p2p_piece *temp; /* both sides of a large receive */
     int temp_room;
     int on_gpu;  /* the GPU works on it: what tells of the end */
@@ -252,6 +254,7 @@ struct mpix_p2p {
     _Atomic int failed;
     MPIX_Error failure;
     uint64_t checked_ns;
+    int idle; /* turns in a row in which nothing happened */
     int awaited; /* peer whose notification or flush somebody waits for, -1: none */
 
     struct mpix_mem *mems, *mem_at[P2P_MEMS];
@@ -346,6 +349,8 @@ p2p_out *p2p_out_new(mpix_p2p *p2p, uint32_t kind, uint64_t id);
 void p2p_out_add(mpix_p2p *p2p, int peer, p2p_out *out);
 int p2p_ring_write(mpix_p2p *p2p, int peer); /* what is queued, as far as there is room */
 int p2p_ring_read(mpix_p2p *p2p, int peer);
+const p2p_message *p2p_ring_next(mpix_p2p *p2p, int rank); /* the next message that has arrived, or NULL */
+void p2p_ring_took(mpix_p2p *p2p, int rank);               /* it has been dealt with */
 void p2p_ring_drop(mpix_p2p *p2p); /* what is queued, for all peers */
 static inline void p2p_ring_bell(const p2p_peer *peer) {
     if (peer->ctl)

@@ -24,7 +24,8 @@ typedef struct live_seen {
 } live_seen;
 
 static _Atomic uint64_t live_turn = 1; /* counts ends: what was seen before the last one is looked up again */
-static _Thread_local live_seen live_cache[LIVE_CACHE];
+/* Found without a call: every put looks at it. */
+static _Thread_local live_seen live_cache[LIVE_CACHE] __attribute__((tls_model("initial-exec")));
 
 int p2p_live(const void *object, int tag) {
     uint64_t turn = atomic_load_explicit(&live_turn, memory_order_acquire);

@@ -114,6 +114,7 @@ p2p_op *p2p_op_new(mpix_p2p *p2p, int type, int peer, const MPIX_P2p_iov iov[], 
     op->received = NULL;
     op->match = NULL;
     op->waited_ns = op->tested_ns = 0;
+    op->tests = 0;
     op->on_gpu = 0;
     op_hold(op, iov, n);
     op->next = NULL;
@@ -291,6 +292,7 @@ int p2p_progress(mpix_p2p *p2p) {
 
     for (int r = 0; r < p2p->size; r++)
         did |= p2p_ring_read(p2p, r);
+    p2p->idle = did ? 0 : p2p->idle + (p2p->idle < P2P_IDLE);
     if (atomic_load_explicit(&p2p->pending, memory_order_relaxed) == 0)
         return did;
     for (int r = 0; r < p2p->size; r++)
@@ -302,7 +304,8 @@ int p2p_progress(mpix_p2p *p2p) {
     }
     if (p2p->proxy)
         did |= mpix_proxy_step(p2p->proxy); /* what was queued just now goes at once */
-    p2p_check_peers(p2p);
+    if (p2p->idle == P2P_IDLE)
+        p2p_check_peers(p2p);
     return did;
 }
 
@@ -327,7 +330,7 @@ static int op_test(struct mpix_xfer *xfer) {
         return 1;
     pthread_mutex_lock(&op->p2p->lock);
     p2p_progress(op->p2p);
-    if (!atomic_load_explicit(&op->done, memory_order_relaxed))
+    if (!atomic_load_explicit(&op->done, memory_order_relaxed) && op->tests++ >= P2P_IDLE)
         op_clock(op);
     pthread_mutex_unlock(&op->p2p->lock);
     return atomic_load_explicit(&op->done, memory_order_acquire);
@@ -410,10 +413,11 @@ int p2p_wait_turn(mpix_p2p *p2p, mpix_wait *wait, int peer, uint64_t start_ns, c
     pthread_mutex_lock(&p2p->lock);
     p2p->awaited = peer;
     int did = p2p_progress(p2p);
-    if (!did)
+    int idle = !did && p2p->idle == P2P_IDLE;
+    if (idle)
         p2p_check_peers(p2p);
     p2p->awaited = -1;
-    if (!did && !p2p->failed && (double)(mpix_clock_ns() - start_ns) > p2p->params.timeout * 1e9)
+    if (idle && !p2p->failed && (double)(mpix_clock_ns() - start_ns) > p2p->params.timeout * 1e9)
         p2p_fail(p2p, op_late(p2p, peer, what));
     pthread_mutex_unlock(&p2p->lock);
     if (!did)

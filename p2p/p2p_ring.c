@@ -2,12 +2,13 @@
  * p2p_ring.c - rings of messages, one per ordered pair of ranks, in the reader's window.
  *
  * The writer stores a message in place (position mod ring), then the head, with release; it writes position p only while p - tail <
- * ring, so nothing is overwritten that has not been taken. The tail lies in the writer's window and is stored by the reader.
+ * ring, so nothing is overwritten that has not been taken. The tail lies in the writer's window and is stored by the reader, when at least
+ * half a ring has been taken: a writer that finds no room has all but half a ring's messages still unread or just told, so more tails come.
  *
  * Proxied. The message is made in the mirror, a place for each place of the ring, put, and the head is the signal of that batch. The
  * place in the mirror is free again with the tail. A batch of the counted form needs a counter that no earlier batch occupies: message
- * p uses counter p mod ring, whose last batch was taken by the reader, since p - tail < ring. Tails are signals without puts; they are
- * sent when at least half a ring has been taken, and use two counters in turn: when tail k + 1 is sent, the reader has taken messages
+ * p uses counter p mod ring, whose last batch was taken by the reader, since p - tail < ring. Tails are signals without puts; they
+ * use two counters in turn: when tail k + 1 is sent, the reader has taken messages
  * that the writer could only send after it had seen tail k - 1, for before it the room ended earlier.
  *
  * put_notify in the counted form is a message too, and its pieces are puts of the message's batch: the head is published when data
@@ -211,19 +212,30 @@ static void read_tell(mpix_p2p *p2p, int rank) {
     p2p_peer *peer = &p2p->peers[rank];
     uint64_t seq;
 
+    if (peer->taken - peer->told < (uint64_t)p2p->ring / 2)
+        return;
     if (peer->mapped) {
         atomic_store_explicit(&peer->out->tail, peer->taken, memory_order_release);
         peer->told = peer->taken;
         p2p_ring_bell(peer);
         return;
     }
-    if (peer->taken - peer->told < (uint64_t)p2p->ring / 2)
-        return;
     if (mpix_proxy_signal(p2p->proxy, rank, 0, P2P_WIN_CTL, ctl_offset(p2p, peer, &peer->out->tail), peer->taken,
                           (uint32_t)p2p->ring + (uint32_t)(peer->tails & 1), 0, &seq) > 0) {
         peer->tails++;
         peer->told = peer->taken;
     }
+}
+
+const p2p_message *p2p_ring_next(mpix_p2p *p2p, int rank) {
+    p2p_peer *peer = &p2p->peers[rank];
+
+    return atomic_load_explicit(&peer->in->head, memory_order_acquire) != peer->taken ? p2p_place(p2p, peer->in, peer->taken) : NULL;
+}
+
+void p2p_ring_took(mpix_p2p *p2p, int rank) {
+    p2p->peers[rank].taken++;
+    read_tell(p2p, rank);
 }
 
 /* At most a ring's length at a time. */

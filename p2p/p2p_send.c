@@ -11,6 +11,8 @@
 
 #include <inttypes.h>
 
+enum { RECV_LOOKS = 100 };
+
 /* ---- what is early ------------------------------------------------------------------------------------------------------ */
 
 static p2p_early *early_new(mpix_p2p *p2p, const p2p_message *message) {
@@ -276,12 +278,48 @@ static int call_unsent(p2p_op *op, MPIX_Xfer *xfer) {
     return p2p_op_give(op, xfer);
 }
 
+/* A short message to a mapped peer whose ring has room, with nothing queued before it: written at once, without an operation. */
+static int send_quick(mpix_p2p *p2p, int rank, const MPIX_P2p_iov iov[], int n) {
+    p2p_peer *peer = &p2p->peers[rank];
+    uint64_t total = 0;
+    int did = 0;
+
+    if (!peer->mapped)
+        return 0;
+    for (int i = 0; i < n; i++) {
+        if (iov[i].mem->gpu || (uint64_t)iov[i].len > p2p->eager - total)
+            return 0;
+        total += (uint64_t)iov[i].len;
+    }
+    pthread_mutex_lock(&p2p->lock);
+    if (!p2p->failed && !peer->first && peer->written - atomic_load_explicit(&peer->in->tail, memory_order_acquire) < (uint64_t)p2p->ring) {
+        p2p_message *place = p2p_place(p2p, peer->out, peer->written);
+        char *to = (char *)(place + 1);
+        for (int i = 0; i < n; to += iov[i++].len)
+            if (iov[i].len)
+                memcpy(to, iov[i].mem->base + iov[i].off, (size_t)iov[i].len);
+        *place = (p2p_message){.kind = P2P_MSG_EAGER, .bytes = (uint32_t)total, .a = total, .b = (uint64_t)n, .last = 1};
+        p2p_fence();
+        atomic_store_explicit(&peer->out->head, ++peer->written, memory_order_release);
+        did = 1;
+    }
+    pthread_mutex_unlock(&p2p->lock);
+    if (did)
+        p2p_ring_bell(peer);
+    return did;
+}
+
 static int call_send(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPIX_Xfer *xfer, int blocking) {
     if (!p2p_live(p2p, MPIX_LIVE_P2P))
         return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "p2p", "p2p is NULL or freed"));
     int kind = blocking || xfer ? call_check(p2p, peer, iov, n) : mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
     if (kind)
         return p2p_raise(p2p, kind);
+    if (send_quick(p2p, peer, iov, n)) {
+        if (xfer)
+            *xfer = MPIX_XFER_NULL;
+        return MPI_SUCCESS;
+    }
     p2p_op *op = p2p_op_new(p2p, P2P_SEND, peer, iov, n);
     if (!op)
         return p2p_raise(p2p, MPIX_ERRK_NO_MEM);
@@ -314,12 +352,61 @@ int PMPIX_P2p_send(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n) {
 }
 MPIX_WEAK_ALIAS(P2p_send);
 
+/* Takes the next message of a mapped peer if it is a short one that fits and nobody else waits for it. With the lock. */
+static int recv_take(mpix_p2p *p2p, int rank, const MPIX_P2p_iov iov[], int n, MPI_Count *received) {
+    p2p_peer *peer = &p2p->peers[rank];
+    const p2p_message *message = peer->recv_first || peer->early_first || peer->partial || p2p->failed ? NULL : p2p_ring_next(p2p, rank);
+    uint64_t room = 0, at = 0;
+
+    for (int i = 0; i < n; i++) {
+        if (iov[i].mem->gpu)
+            return 0;
+        room += (uint64_t)iov[i].len;
+    }
+    if (!message || message->kind != P2P_MSG_EAGER || message->bytes > room)
+        return 0;
+    for (int i = 0; i < n && at < message->bytes; i++) {
+        uint64_t part = message->bytes - at < (uint64_t)iov[i].len ? message->bytes - at : (uint64_t)iov[i].len;
+        if (part)
+            memcpy(iov[i].mem->base + iov[i].off, (const char *)(message + 1) + at, part);
+        at += part;
+    }
+    if (received)
+        *received = (MPI_Count)message->bytes;
+    p2p_ring_took(p2p, rank);
+    return 1;
+}
+
+/* The same for a blocking receive, which looks for a moment: a message that comes soon needs no operation. */
+static int recv_quick(mpix_p2p *p2p, int rank, const MPIX_P2p_iov iov[], int n, MPI_Count *received) {
+    p2p_peer *peer = &p2p->peers[rank];
+    uint64_t taken;
+    int did;
+
+    if (!peer->mapped || p2p->threaded || p2p->crowded)
+        return 0;
+    pthread_mutex_lock(&p2p->lock);
+    taken = peer->taken;
+    did = recv_take(p2p, rank, iov, n, received);
+    pthread_mutex_unlock(&p2p->lock);
+    if (did)
+        return 1;
+    for (int i = 0; i < RECV_LOOKS && atomic_load_explicit(&peer->in->head, memory_order_relaxed) == taken; i++)
+        mpix_cpu_relax();
+    pthread_mutex_lock(&p2p->lock);
+    did = recv_take(p2p, rank, iov, n, received);
+    pthread_mutex_unlock(&p2p->lock);
+    return did;
+}
+
 static int call_recv(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPI_Count *received, MPIX_Xfer *xfer, int blocking) {
     if (!p2p_live(p2p, MPIX_LIVE_P2P))
         return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "p2p", "p2p is NULL or freed"));
     int kind = blocking || xfer ? call_check(p2p, peer, iov, n) : mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
     if (kind)
         return p2p_raise(p2p, kind);
+    if (blocking && recv_quick(p2p, peer, iov, n, received))
+        return MPI_SUCCESS;
     p2p_op *op = p2p_op_new(p2p, P2P_RECV, peer, iov, n);
     if (!op)
         return p2p_raise(p2p, MPIX_ERRK_NO_MEM);

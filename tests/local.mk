@@ -36,6 +36,7 @@ UNIT_TESTS =
 include tests/unit/base.mk
 include tests/unit/rows.mk
 include tests/unit/coll.mk
+include tests/unit/p2p.mk
 include tests/unit/proxy.mk
 include tests/unit/verbs.mk
 include tests/mpi/local.mk

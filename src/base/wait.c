@@ -10,16 +10,9 @@
 #include <unistd.h>
 
 #define SPIN_DEFAULT_NS 20000u   /* free cores: a peer's store arrives within microseconds */
+#define SHORT_ROUNDS 64          /* pauses without a look at the clock */
 #define YIELD_NS 2000000u        /* then yield: a peer that needs this core gets it */
 #define SLEEP_NS 20000000        /* longest sleep, so that deaths and time limits are seen */
-
-static inline void cpu_relax(void) {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
 
 void mpix_wait_start(mpix_wait *wait, mpix_doorbell *bell, int spin_us, int crowded) {
     wait->bell = bell;
@@ -57,12 +50,17 @@ void mpix_wait_pause(mpix_wait *wait) {
         wait_sleep(wait);
         return;
     }
-    if (wait->rounds++ == 0)
+    if (wait->spin_ns && wait->rounds < SHORT_ROUNDS) { /* what comes now comes soon: looking at the clock would cost more than the wait */
+        wait->rounds++;
+        mpix_cpu_relax();
+        return;
+    }
+    if (wait->start_ns == 0)
         wait->start_ns = mpix_clock_ns();
     uint64_t waited = mpix_clock_ns() - wait->start_ns;
     if (waited < wait->spin_ns) {
         for (int i = 0; i < 8; i++)
-            cpu_relax();
+            mpix_cpu_relax();
     } else if (waited < wait->spin_ns + wait->yield_ns) {
         sched_yield();
     } else {

@@ -27,6 +27,14 @@ typedef struct mpix_wait {
     int slept;             /* times this waiter slept: check for deaths and the time limit when it grows */
 } mpix_wait;
 
+static inline void mpix_cpu_relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
 /* spin_us as the parameter; crowded: more ranks than cores, do not spin. */
 void mpix_wait_start(mpix_wait *wait, mpix_doorbell *bell, int spin_us, int crowded);
 /* One pause; the caller checks its condition between pauses. */

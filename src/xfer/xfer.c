@@ -72,7 +72,7 @@ int PMPIX_Xfer_waitall(int n, MPIX_Xfer xfers[], int codes[]) {
     int kind = xfers_check(n, xfers), first = MPI_SUCCESS;
     if (kind)
         return mpix_boot_raise(NULL, kind);
-    MPIX_Error error = {0};
+    MPIX_Error error; /* of the first failure */
     for (int i = 0; i < n; i++) {
         int code = xfers[i] ? PMPIX_Xfer_wait(&xfers[i]) : MPI_SUCCESS;
         if (codes)
