@@ -36,7 +36,7 @@ typedef struct bench_options {
     int baseline, overlap, buffers, progress_thread;
     int cuda, nsms, sms[BENCH_SMS]; /* GPU memory; numbers of SMs to go through */
     int iterations, warmup, validate, full;
-    char routing_path[1024], json_path[1024];
+    char routing_path[1024], json_path[1024], plot_path[1024];
 } bench_options;
 
 enum { BENCH_OPTIONS_OK, BENCH_OPTIONS_BAD, BENCH_OPTIONS_HELP };
@@ -303,7 +303,7 @@ const char *bench_cuda_open(bench *b);
 void bench_cuda_size(const bench *b, const bench_plan *plans, int rounds, long capacity, long recv_capacity,
                      bench_result *r);
 
-/* ---- report.c, json.c ---- */
+/* ---- report.c, json.c, curves.c ---- */
 
 void bench_report_head(const bench *b);
 void bench_report_result(const bench *b, const bench_result *r);
@@ -311,5 +311,6 @@ void bench_report_end(const bench *b, const bench_result *r, int n);
 /* 0, or -1 with a sentence in err. bench_json_available: NULL, or why there is none. */
 const char *bench_json_available(void);
 int bench_json_write(const bench *b, const bench_result *r, int n, char *err, size_t errlen);
+void bench_curves_write(const bench *b, const bench_result *r, int n, char *err, size_t errlen); /* an SVG file */
 
 #endif

@@ -98,14 +98,14 @@ static void bench_compare_options(const bench *b, char *err, size_t errlen) {
 }
 
 /* Before an hour is spent, not after it. */
-static void bench_probe_json(const bench *b, char *err, size_t errlen) {
-    if (b->rank || !*b->opt.json_path)
+static void bench_probe_file(const bench *b, const char *option, const char *path, char *err, size_t errlen) {
+    if (b->rank || !*path || *err)
         return;
-    FILE *f = fopen(b->opt.json_path, "a");
+    FILE *f = fopen(path, "a");
     if (f)
         fclose(f);
     else
-        snprintf(err, errlen, "--json %s: %s", b->opt.json_path, strerror(errno));
+        snprintf(err, errlen, "%s %s: %s", option, path, strerror(errno));
 }
 
 /* Rank 0 reads, everybody gets a copy. */
@@ -326,6 +326,8 @@ static int bench_run(bench *b) {
     }
     if (b->rank == 0 && *b->opt.json_path)
         bench_json_write(b, results, n, err, sizeof err);
+    if (b->rank == 0 && *b->opt.plot_path && !*err)
+        bench_curves_write(b, results, n, err, sizeof err);
     int rc = bench_refused(b, err) ? BENCH_EXIT_ERROR : good ? BENCH_EXIT_OK : BENCH_EXIT_FAILED;
     if (b->rank == 0 && b->opt.ll)
         printf("# verification: %s\n", !b->opt.validate ? "off" : good ? "passed" : "FAILED");
@@ -355,7 +357,8 @@ int main(int argc, char **argv) {
         goto finalize;
     bench_compare_options(&b, err, sizeof err);
     if (!*err)
-        bench_probe_json(&b, err, sizeof err);
+        bench_probe_file(&b, "--json", b.opt.json_path, err, sizeof err);
+    bench_probe_file(&b, "--plot", b.opt.plot_path, err, sizeof err);
     if (bench_refused(&b, err))
         goto finalize;
     if (b.opt.routing == BENCH_FILE) {

@@ -1,7 +1,7 @@
 # bench/ - mpix_ep_bench: the benchmark of MPIX_Ep_*, a user of the installed headers and library only.
 bin_PROGRAMS += mpix_ep_bench
 mpix_ep_bench_SOURCES = bench/bench.h bench/ep_bench.c bench/options.c bench/npy.c bench/routing.c bench/content.c bench/ours.c \
-    bench/baseline_mpi.c bench/reduce.c bench/copy.c bench/measure.c bench/nccl.c bench/nccl.h bench/overlap.c bench/ll.c bench/stats.c bench/stats.h bench/verify.c bench/report.c bench/json.c bench/cuda.c bench/cuda_base.c bench/cuda.h bench/cuda_kernels.h
+    bench/baseline_mpi.c bench/reduce.c bench/copy.c bench/measure.c bench/nccl.c bench/nccl.h bench/overlap.c bench/ll.c bench/stats.c bench/stats.h bench/verify.c bench/report.c bench/json.c bench/curves.c bench/plot.c bench/plot.h bench/cuda.c bench/cuda_base.c bench/cuda.h bench/cuda_kernels.h
 mpix_ep_bench_CPPFLAGS = $(AM_CPPFLAGS) $(JANSSON_CFLAGS)
 EXTRA_DIST += bench/cuda_kernels.cu
 mpix_ep_bench_LDADD = libmpixep.la $(JANSSON_LIBS) $(MPI_LIBS) -lm
@@ -22,9 +22,9 @@ bench_mpix_fifo_bench_LDADD = libmpixep_core.la $(MPI_LIBS)
 
 # MPIX_P2p_* beside MPI's one-sided calls and memcpy.
 bin_PROGRAMS += mpix_p2p_bench
-mpix_p2p_bench_SOURCES = bench/nccl.c bench/nccl.h bench/p2p.h bench/p2p_bench.c bench/p2p_cuda.c bench/p2p_sides.c bench/stats.c bench/stats.h
+mpix_p2p_bench_SOURCES = bench/nccl.c bench/nccl.h bench/p2p.h bench/p2p_bench.c bench/p2p_cuda.c bench/p2p_sides.c bench/plot.c bench/plot.h bench/stats.c bench/stats.h
 mpix_p2p_bench_CPPFLAGS = $(AM_CPPFLAGS) $(JANSSON_CFLAGS)
-mpix_p2p_bench_LDADD = libmpixep.la $(JANSSON_LIBS) $(MPI_LIBS)
+mpix_p2p_bench_LDADD = libmpixep.la $(JANSSON_LIBS) $(MPI_LIBS) -lm
 if HAVE_CUDA
 mpix_p2p_bench_CPPFLAGS += -isystem $(CUDA_HOME_USED)/include $(NCCL_CFLAGS)
 mpix_p2p_bench_LDADD += -L$(CUDA_HOME_USED)/lib64 -lcudart_static -ldl -lrt -lpthread -lm

@@ -32,6 +32,7 @@ enum {
     OPT_OVERLAP,
     OPT_BUFFERS,
     OPT_JSON,
+    OPT_PLOT,
     OPT_THREAD,
     OPT_SMS
 };
@@ -54,6 +55,7 @@ static const struct option bench_long_options[] = {
     {"overlap", no_argument, NULL, OPT_OVERLAP},
     {"buffers", required_argument, NULL, OPT_BUFFERS},
     {"json", required_argument, NULL, OPT_JSON},
+    {"plot", required_argument, NULL, OPT_PLOT},
     {"progress-thread", no_argument, NULL, OPT_THREAD},
     {"num-sms", required_argument, NULL, OPT_SMS},
     {"iterations", required_argument, NULL, 'i'},
@@ -125,6 +127,7 @@ static const char bench_usage_text[] =
     "  -c, --validation 0|1  checks every byte delivered; decides the exit status (default 1)\n"
     "  -f, --full            minimum, average, percentiles and maximum\n"
     "  --json FILE           writes the results as JSON too\n"
+    "  --plot FILE.svg       draws the medians over the tokens (bars with one number of tokens)\n"
     "  -h, --help            this text\n"
     "\n"
     "Exit status: 0 fine, 1 verification failed, 2 wrong options or routing file, 3 another error.\n";
@@ -311,6 +314,7 @@ static int bench_parse_one(int c, const char *arg, bench_options *opt, long *tok
     case OPT_METADATA: return bench_parse_word("--metadata", arg, bench_on_off, &opt->metadata, err, errlen);
     case OPT_OVERLAP: opt->overlap = 1; return BENCH_OPTIONS_OK;
     case OPT_BUFFERS: return bench_parse_word("--buffers", arg, bench_buffer_kinds, &opt->buffers, err, errlen);
+    case OPT_PLOT: return bench_parse_path("--plot", arg, opt->plot_path, sizeof opt->plot_path, err, errlen);
     case OPT_JSON: return bench_parse_path("--json", arg, opt->json_path, sizeof opt->json_path, err, errlen);
     case OPT_THREAD: opt->progress_thread = 1; return BENCH_OPTIONS_OK;
     case 'i': return bench_parse_int("-i", arg, 1, 1000000, &opt->iterations, err, errlen);

@@ -16,7 +16,7 @@ typedef struct p2p_bench {
     int cuda, stream;        /* GPU memory; our calls go on a stream */
     int side[P2P_SIDES];     /* 1: this side is measured */
     size_t min_bytes, max_bytes;
-    const char *json_path;
+    const char *json_path, *plot_path;
     int nccl_version;
     char gpu[64];
     /* ours: [2 * max_bytes], in the first half what is sent, in the second what arrives */

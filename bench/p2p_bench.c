@@ -8,6 +8,7 @@
 #include "config.h"
 
 #include "bench/p2p.h"
+#include "bench/plot.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -189,6 +190,27 @@ static int json_write(const p2p_bench *b) {
 }
 #endif
 
+static plot curves;
+
+static void curve(const p2p_bench *b, size_t bytes, const bench_stats s[P2P_SIDES]) {
+    for (int side = 0; side < P2P_SIDES; side++)
+        if (b->side[side])
+            plot_add(&curves, side == P2P_OURS ? "MPIX_P2p" : side_names[side], side != P2P_OURS, (double)bytes, s[side].median);
+}
+
+static int curves_write(const p2p_bench *b) {
+    char host[64] = "";
+    gethostname(host, sizeof host - 1);
+    snprintf(curves.title, sizeof curves.title, "mpix_p2p_bench: %s, %s", op_names[b->op], test_names[b->test]);
+    snprintf(curves.subtitle, sizeof curves.subtitle, "2 ranks, %s memory, %d pieces; %s", b->cuda ? b->gpu : "host", b->iov_n, host);
+    curves.xlabel = "bytes";
+    curves.ylabel = "time (median)";
+    if (plot_write(&curves, b->plot_path) == 0)
+        return 0;
+    fprintf(stderr, "mpix_p2p_bench: --plot %s: %s\n", b->plot_path, strerror(errno));
+    return 1;
+}
+
 /* ---- options -------------------------------------------------------------------------------------------------------------- */
 
 static void usage(FILE *to) {
@@ -202,7 +224,8 @@ static void usage(FILE *to) {
           "  -i N                         transfers per block (default by size); 15 blocks, each side in turn\n"
           "  -b mpi|nccl|memcpy|none      baselines: MPI (host memory: MPI_Win_allocate, flush) or NCCL (cuda), and memcpy; memcpy alone; none\n"
           "  -c 0|1                       verification, default 1; decides the exit status\n"
-          "  --json FILE\n",
+          "  --json FILE\n"
+          "  --plot FILE.svg              draws the times over the sizes\n",
           to);
 }
 
@@ -265,6 +288,7 @@ static const char *options_check(p2p_bench *b, int base) {
 /* 1: go on; 0: wrong; -1: help. */
 static int options(p2p_bench *b, int argc, char **argv) {
     static const struct option names[] = {{"iov", required_argument, NULL, 'v'},   {"json", required_argument, NULL, 'j'},
+                                          {"plot", required_argument, NULL, 'p'},
                                           {"memory", required_argument, NULL, 'y'}, {"stream", no_argument, NULL, 's'},
                                           {"help", no_argument, NULL, 'h'},        {NULL, 0, NULL, 0}};
     static const char *const base_names[] = {"none", "mpi", "nccl", "memcpy"}, *const yes_names[] = {"0", "1"}, *const memories[] = {"host", "cuda"};
@@ -291,6 +315,7 @@ static int options(p2p_bench *b, int argc, char **argv) {
             b->iterations = (int)n;
             break;
         case 'j': b->json_path = optarg; break;
+        case 'p': b->plot_path = optarg; break;
         case 'h': return -1;
         default: return 0;
         }
@@ -342,6 +367,7 @@ int main(int argc, char **argv) {
         failed |= !verified;
         if (b->rank == 0)
             print(b, bytes, s, verified);
+        curve(b, bytes, s);
 #ifdef HAVE_JANSSON
         json_add(b, bytes, s, verified);
 #endif
@@ -351,6 +377,8 @@ int main(int argc, char **argv) {
         failed |= json_write(b);
     json_decref(results);
 #endif
+    if (b->plot_path && b->rank == 0)
+        failed |= curves_write(b);
     if (b->cuda)
         p2p_cuda_close(b);
     p2p_sides_close(b);
