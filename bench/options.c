@@ -336,8 +336,8 @@ static int bench_settle_ll(bench_options *opt, char *err, size_t errlen) {
         return bench_bad(err, errlen, "--mode ll has --layout slots and expert");
     if (opt->dtype == MPIX_EP_BYTES)
         return bench_bad(err, errlen, "--mode ll times combine, which --dtype bytes has not");
-    if (opt->overlap || opt->progress_thread || opt->full || *opt->json_path || opt->buffers != BENCH_ALLOC)
-        return bench_bad(err, errlen, "--overlap, --progress-thread, --full, --json and --buffers are for --mode ht");
+    if (opt->overlap || opt->progress_thread || opt->full || *opt->json_path || *opt->plot_path || opt->buffers != BENCH_ALLOC)
+        return bench_bad(err, errlen, "--overlap, --progress-thread, --full, --json, --plot and --buffers are for --mode ht");
     if (opt->layout == MPIX_EP_SLOTS)
         opt->layout = MPIX_EP_COMPACT;
     return BENCH_OPTIONS_OK;
