@@ -156,7 +156,7 @@ static void all_sizes(size_t step)
         meet();
         atomic_store(&counted, 0);
         for (int how = 0; how < 3; how++) {
-            t_watchdog(120);
+            t_watchdog(200);
             for (size_t n = 0; n <= 8192; n += 1 + t_mix(n) % (2 * step - 1) * (step > 1))
                 one_size(&from, &to, n, how);
             for (size_t p = 4096; p <= AREA; p *= 2)
@@ -179,7 +179,7 @@ static void many(int n)
     MPIX_P2p_iov *iov = calloc((size_t)n, sizeof *iov);
     REQUIRE(x && y && old && iov, "no memory");
     t_where("%d outstanding", n);
-    t_watchdog(120);
+    t_watchdog(200);
     for (int regs = 0; regs < 2; regs++) {
         region_new(&r[regs], (size_t)n * 96 + 64, regs);
         memset(r[regs].base, 0, (size_t)n * 96 + 64);
@@ -244,7 +244,7 @@ static void contended(int n)
         int64_t *old = calloc((size_t)n, sizeof *old), *all = calloc((size_t)(n * t_size), sizeof *all);
         char *seen = calloc((size_t)(n * t_size), 1);
         t_where("contended additions, %d", regs);
-        t_watchdog(60);
+        t_watchdog(200);
         region_new(&r, 64, regs);
         memset(r.base, 0, 64);
         meet();
@@ -272,7 +272,7 @@ static void regions(int n)
     MPIX_P2p_mem from;
     int got = 0;
     t_where("%d regions", n);
-    t_watchdog(60);
+    t_watchdog(200);
     memset(base, 1, (size_t)n * 16);
     fill(src, (uint64_t)t_rank, (size_t)n * 16);
     CHECK_OK(MPIX_P2p_reg(p2p, src, n * 16, MPI_INFO_NULL, &from));
@@ -337,7 +337,7 @@ static void traffic(int rounds, int regs)
     memset(r.base, 0, part * (size_t)t_size);
     meet();
     for (int round = 0; round < rounds; round++) {
-        t_watchdog(60);
+        t_watchdog(200);
         fill(own.base, t_rand(&rng), part);
         atomic_store(&counted, 0);
         for (int k = 0; k < t_size; k++) {
@@ -399,7 +399,7 @@ static void big(void)
         return;
     }
     t_where("more than 4 GiB");
-    t_watchdog(120);
+    t_watchdog(200);
     MPIX_P2p_mem mem = NULL;
     MPIX_P2p_rmem at[2] = {NULL};
     unsigned char *base = calloc(bytes, 1);
