@@ -1,8 +1,8 @@
 /*
  * moe_layer.cpp - an expert-parallel mixture-of-experts layer on real data, checked, for programs in C++ to copy from.
  *
- *     mpirun -n R moe_layer --data DIR [--dtype f32|bf16] [--layout compact|expert] [--memory host|cuda] [--backward]
- *         [--tokens N] [--repeat N]
+ *     mpirun -n R moe_layer --data DIR [--dtype f32|bf16] [--mode ht|ll] [--layout compact|slots|expert] [--memory host|cuda]
+ *         [--backward] [--tokens N] [--repeat N]
  *
  * DIR holds the arrays that data/README.md of mpix-ep describes. Tokens and experts are split over any number of ranks.
  * The program computes its own routing and output and compares them with the arrays, and with --backward its gradients
@@ -41,11 +41,12 @@ struct Comm {
 };
 
 const char usage[] =
-    "usage: moe_layer --data DIR [--dtype f32|bf16] [--layout compact|expert] [--memory host|cuda]\n"
-    "                 [--backward] [--tokens N] [--repeat N]\n"
+    "usage: moe_layer --data DIR [--dtype f32|bf16] [--mode ht|ll] [--layout compact|slots|expert]\n"
+    "                 [--memory host|cuda] [--backward] [--tokens N] [--repeat N]\n"
     "  --data DIR       folder with x_bf16.npy, router.npy, w_*_bf16.npy, topk_*.npy and y.npy\n"
     "  --dtype TYPE     of rows on their way between ranks (default f32)\n"
-    "  --layout LAYOUT  compact: a row per token and rank; expert: a row per token and expert (default compact)\n"
+    "  --mode MODE      ht: high throughput; ll: low latency, in host memory (default ht)\n"
+    "  --layout LAYOUT  compact, or slots with --mode ll: a row per token and rank (default); expert: a row per token and expert\n"
     "  --memory MEMORY  of rows and experts: host, or cuda: the GPU, products by cuBLAS"
 #ifndef MOE_CUDA
     " (not in this build: it had no cuBLAS)"
@@ -76,6 +77,7 @@ int one_of(const std::string &option, const std::string &text,
 Options parse(int argc, char **argv)
 {
     Options o;
+    o.layer.layout = -1;
     for (int i = 1; i < argc; i++) {
         const std::string name = argv[i];
         const auto value = [&]() -> std::string {
@@ -88,7 +90,9 @@ Options parse(int argc, char **argv)
         else if (name == "--dtype")
             o.layer.dtype = one_of(name, value(), {{"f32", MPIX_EP_F32}, {"bf16", MPIX_EP_BF16}});
         else if (name == "--layout")
-            o.layer.layout = one_of(name, value(), {{"compact", MPIX_EP_COMPACT}, {"expert", MPIX_EP_EXPERT}});
+            o.layer.layout = one_of(name, value(), {{"compact", MPIX_EP_COMPACT}, {"slots", MPIX_EP_SLOTS}, {"expert", MPIX_EP_EXPERT}});
+        else if (name == "--mode")
+            o.layer.mode = one_of(name, value(), {{"ht", MPIX_EP_HT}, {"ll", MPIX_EP_LL}});
         else if (name == "--memory")
             o.memory = one_of(name, value(), {{"host", MPIX_EP_HOST}, {"cuda", MPIX_EP_CUDA}});
         else if (name == "--backward")
@@ -102,6 +106,12 @@ Options parse(int argc, char **argv)
         else
             throw std::invalid_argument("unknown option '" + name + "'");
     }
+    if (o.layer.layout < 0)
+        o.layer.layout = o.layer.mode == MPIX_EP_LL ? MPIX_EP_SLOTS : MPIX_EP_COMPACT;
+    if (o.layer.layout == (o.layer.mode == MPIX_EP_LL ? MPIX_EP_COMPACT : MPIX_EP_SLOTS))
+        throw std::invalid_argument("--layout compact is for --mode ht, slots for --mode ll");
+    if (o.layer.mode == MPIX_EP_LL && o.memory == MPIX_EP_CUDA)
+        throw std::invalid_argument("--mode ll is for --memory host");
     if (o.data.empty() && !o.help)
         throw std::invalid_argument("--data is missing");
 #ifndef MOE_CUDA
@@ -314,7 +324,7 @@ bool run(const Options &options, const Comm &comm)
         std::printf(
             "moe_layer: %zu tokens of %zu values, %zu experts %zu wide, top-%zu; %d ranks, %s memory, %s rows, %s layout, %s\n",
             d.tokens, d.hidden, d.experts, d.inner, d.topk, comm.size, cuda ? "GPU" : "host",
-            o.layer.dtype == MPIX_EP_BF16 ? "bf16" : "f32", o.layer.layout == MPIX_EP_EXPERT ? "expert" : "compact",
+            o.layer.dtype == MPIX_EP_BF16 ? "bf16" : "f32", o.layer.layout == MPIX_EP_EXPERT ? "expert" : o.layer.layout == MPIX_EP_SLOTS ? "slots" : "compact",
             told ? "1 BLAS thread per rank" : "BLAS threads as the environment says");
 
     moe::Router router(d.router, static_cast<int>(d.experts), static_cast<int>(d.hidden), static_cast<int>(d.topk));

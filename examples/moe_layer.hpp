@@ -12,6 +12,9 @@
  * In COMPACT layout a rank gets a token once, whatever number of its experts the token chose: the rank gathers the rows
  * for each expert, weights the experts' outputs and sums them into one row. In EXPERT layout the rows arrive sorted by
  * expert, ready for the matrix products, and combine weights and sums them.
+ *
+ * In the low-latency mode (MPIX_EP_LL) nothing is exchanged in route; how many rows there are is known after dispatch, so memory is allocated
+ * once, for the worst case. SLOTS is used as COMPACT is, with places that may be empty; in EXPERT the experts' rank weights the rows.
  */
 #ifndef EXAMPLES_MOE_LAYER_HPP
 #define EXAMPLES_MOE_LAYER_HPP
@@ -43,6 +46,7 @@ inline std::uint16_t to_bf16(float value)
 }
 
 struct LayerConfig {
+    int mode = MPIX_EP_HT;
     int layout = MPIX_EP_COMPACT;
     int dtype = MPIX_EP_F32; /* of rows on their way: MPIX_EP_F32 or MPIX_EP_BF16. Computation is in float either way */
     std::size_t max_tokens = 0; /* most tokens of any rank, equal on all ranks */
@@ -84,7 +88,7 @@ public:
         lap(times_.route, t);
         dispatch(x, received_, true);
         lap(times_.dispatch, t);
-        if (config_.layout == MPIX_EP_COMPACT)
+        if (!expert())
             sort_by_expert();
         const float *in = gather(received_, x_);
         float *out = outputs();
@@ -120,6 +124,7 @@ public:
     {
         MPIX_Ep_config c;
         MPIX_INIT(&c);
+        c.mode = config.mode;
         c.layout = config.layout;
         c.max_topk = router.topk();
         c.expert_align = config.layout == MPIX_EP_EXPERT ? 8 : 0; /* the rows between are zero: harmless in products */
@@ -137,8 +142,11 @@ public:
     }
 
 private:
+    bool expert() const { return config_.layout == MPIX_EP_EXPERT; }
+    bool low_latency() const { return config_.mode == MPIX_EP_LL; }
+
     /** Whether rows are used for computation where they lie: sorted, and float. */
-    bool in_place() const { return config_.layout == MPIX_EP_EXPERT && config_.dtype == MPIX_EP_F32; }
+    bool in_place() const { return expert() && config_.dtype == MPIX_EP_F32; }
 
     void route()
     {
@@ -153,19 +161,39 @@ private:
         MPI_Count total = 0;
         MPIX_Ep_counts counts;
         MPIX_INIT(&counts);
+        if (low_latency()) {
+            ep::check(MPIX_Ep_route(handle_, &routing, nullptr), "MPIX_Ep_route");
+            rows_ = most_rows();
+            reserve();
+            return;
+        }
         counts.recv_total = &total;
-        (config_.layout == MPIX_EP_EXPERT ? counts.expert_offset : counts.recv_per_expert) = offset.data();
+        (expert() ? counts.expert_offset : counts.recv_per_expert) = offset.data();
         ep::check(MPIX_Ep_route(handle_, &routing, &counts), "MPIX_Ep_route");
+        rows_ = static_cast<std::size_t>(total);
+        sorted(offset);
+        reserve();
+    }
 
-        if (config_.layout == MPIX_EP_COMPACT) {
+    /** Takes the offsets of the experts, or (not EXPERT) their numbers of rows. */
+    void sorted(std::vector<MPI_Count> &offset)
+    {
+        if (!expert()) {
             MPI_Count sum = 0;
             for (MPI_Count &n : offset)
                 sum += std::exchange(n, sum);
         }
-        rows_ = static_cast<std::size_t>(total);
         offset_.assign(offset.begin(), offset.end());
         dweights_.resize(offset_.back());
-        reserve();
+    }
+
+    /** Low latency: SLOTS has this many places; EXPERT at most so many rows. */
+    std::size_t most_rows() const
+    {
+        int size = 1;
+        ep::check_mpi(MPI_Comm_size(comm_, &size), "MPI_Comm_size");
+        const std::size_t sent = static_cast<std::size_t>(size) * config_.max_tokens, local = experts_.weights().count;
+        return expert() ? sent * std::min(topk_, local) + 8 * local : sent;
     }
 
     /** Room for the rows of this routing. Allocation is collective, so all ranks grow when one has to: some rows to
@@ -177,11 +205,11 @@ private:
         if (!any)
             return;
         capacity_ = std::max({capacity_, rows_ + rows_ / 8, std::size_t{1}});
-        const std::size_t choices = config_.layout == MPIX_EP_COMPACT ? topk_ : 1;
+        const std::size_t choices = !expert() ? topk_ : 1;
         received_.resize(capacity_ * hidden_ * element_);
         received_dy_.resize(capacity_ * hidden_ * element_);
         computed_.resize(capacity_ * hidden_ * element_);
-        if (config_.layout == MPIX_EP_COMPACT)
+        if (!expert())
             local_ids_.resize(capacity_ * topk_);
         row_weights_.resize(capacity_ * choices);
         row_slots_.resize(capacity_ * choices);
@@ -202,10 +230,18 @@ private:
         if (routed) { /* with the weights: COMPACT needs them now, both need them in backward; they stay for it */
             in.topk_weights = router_.weights();
             out.topk_weights = row_weights_.data();
-            if (config_.layout == MPIX_EP_COMPACT)
+            if (!expert())
                 out.local_ids = local_ids_.data();
         }
+        std::vector<MPI_Count> offset(experts_.weights().count + 1);
+        if (low_latency() && routed)
+            (expert() ? out.expert_offset : out.recv_per_expert) = offset.data();
         ep::check(MPIX_Ep_dispatch(handle_, &in, &out), "MPIX_Ep_dispatch");
+        if (low_latency() && routed) {
+            sorted(offset);
+            if (expert())
+                rows_ = offset_.back();
+        }
     }
 
     /** COMPACT: gives each (row, choice) of this rank its place among the rows sorted by expert; -1 for choices of
@@ -225,7 +261,7 @@ private:
         if (in_place())
             return reinterpret_cast<const float *>(received.data());
         buffer.resize(offset_.back() * hidden_);
-        if (config_.layout == MPIX_EP_EXPERT)
+        if (expert())
             load(received.data(), buffer.size(), buffer.data());
         else
             for (std::size_t c = 0; c < rows_ * topk_; c++)
@@ -249,7 +285,7 @@ private:
     {
         if (in_place())
             return;
-        if (config_.layout == MPIX_EP_EXPERT) {
+        if (expert()) {
             store(out, rows_ * hidden_, computed_.data());
             return;
         }
@@ -270,7 +306,7 @@ private:
     /** The weights that came along, sorted by expert. */
     const float *weights_by_row()
     {
-        if (config_.layout == MPIX_EP_EXPERT)
+        if (expert())
             return row_weights_.data();
         sorted_weights_.resize(offset_.back());
         for (std::size_t c = 0; c < rows_ * topk_; c++)
@@ -282,7 +318,7 @@ private:
     /** The derivatives by the weights, as combine brings them back to each token's choices. */
     void slot_values()
     {
-        if (config_.layout == MPIX_EP_EXPERT)
+        if (expert())
             std::copy(dweights_.begin(), dweights_.end(), row_slots_.data());
         else
             for (std::size_t c = 0; c < rows_ * topk_; c++)
@@ -296,7 +332,9 @@ private:
         in.hidden = static_cast<MPI_Count>(hidden_);
         in.x.data = computed_.data();
         in.x.dtype = config_.dtype;
-        if (weighted && config_.layout == MPIX_EP_EXPERT)
+        if (weighted && expert() && low_latency())
+            in.row_weights = row_weights_.data();
+        else if (weighted && expert())
             in.topk_weights = router_.weights();
         if (with_slots)
             in.slot_values = row_slots_.data();

@@ -24,6 +24,11 @@ for ranks in 1 2 4 7; do
         done
     done
 done
+for layout in slots expert; do # low latency
+    # shellcheck disable=SC2086
+    run 4 --mode ll --layout $layout --backward $tokens
+    run 3 --mode ll --layout $layout --dtype bf16 --tokens 40
+done
 for layout in compact expert; do
     run 7 --tokens 5 --layout $layout --backward # two ranks have no token, some experts no row
     run 4 --tokens 1 --layout $layout --backward --dtype bf16
