@@ -1,7 +1,7 @@
 /*
  * ep_stress.c - thousands of small calls, many in flight; then contexts made and freed many times without leaving anything behind.
  *
- *   ep_stress [--rounds N] [--contexts N] [--seed S]
+ *   ep_stress [--rounds N] [--contexts N] [--seed S] [--mode ht|ll]    (ll: low latency; many small calls only)
  *
  * Contents are hashes of (call, rank, token, word) and every word is compared; the routings of a handle are the reference's, but
  * buffers are kept, so that the calls follow each other as fast as they can.
@@ -15,12 +15,14 @@
 enum { HANDLES = 4, TOKENS = 24, TOPK = 4, WORDS = 40, FLIGHT = 8 };
 
 static t_rng common, own;
+static int low_latency;
 
 typedef struct {
     MPIX_Ep_handle h;
     t_handle as; /* what the reference's route works on */
     int64_t ids[TOKENS * TOPK];
     int64_t ntok;
+    int dispatched; /* since the route: a combine of low latency needs it */
 } lane;
 
 /* One call in flight: a dispatch of 64-bit words, or a combine of whole numbers, whose sums are exact. */
@@ -89,7 +91,9 @@ static void check_dispatch(const slot *s)
                    s->src[r], (long long)s->token[r], rows[r].src, (long long)rows[r].token))
             return;
         for (int w = 0; w < s->words; w++) {
-            uint64_t expect = rows[r].src < 0 ? 0 : word(s->seed, rows[r].src, rows[r].token, w);
+            /* Padding is zero; a place of SLOTS that no token has taken is not touched. */
+            uint64_t none = s->plan->layout == MPIX_EP_SLOTS ? UINT64_C(0xeeeeeeeeeeeeeeee) : 0;
+            uint64_t expect = rows[r].src < 0 ? none : word(s->seed, rows[r].src, rows[r].token, w);
             if (!CHECK(s->out[r * s->words + w] == expect, "row %lld (from rank %d, token %lld), word %d of %d is %#llx, expected %#llx",
                        (long long)r, rows[r].src, (long long)rows[r].token, w, s->words, (unsigned long long)s->out[r * s->words + w],
                        (unsigned long long)expect))
@@ -154,6 +158,7 @@ static void reroute(lane *l)
                               &own);
     t_call_run(t_call_route(&l->as, l->ntok, TOPK, ids, 32, &own), t_chance(&own, 50));
     free(ids);
+    l->dispatched = 0;
 }
 
 static int make_context(t_ctx *ctx, int layout, const char *progress, const char *stores)
@@ -161,6 +166,7 @@ static int make_context(t_ctx *ctx, int layout, const char *progress, const char
     MPI_Info info;
     memset(ctx, 0, sizeof *ctx);
     MPIX_INIT(&ctx->config);
+    ctx->config.mode = low_latency ? MPIX_EP_LL : MPIX_EP_HT;
     ctx->config.layout = layout;
     ctx->config.expert_align = layout == MPIX_EP_EXPERT ? 2 : 1;
     ctx->config.max_topk = TOPK;
@@ -215,7 +221,8 @@ static void many_calls(int layout, const char *progress, const char *stores, lon
         }
         s->lane = l;
         s->plan = l->as.plan;
-        s->combine = t_chance(&common, 50);
+        s->combine = t_chance(&common, 50) && (!low_latency || l->dispatched);
+        l->dispatched |= !s->combine;
         s->words = (int)t_range(&common, 1, WORDS);
         s->seed = t_rand(&common);
         int blocking = t_chance(&own, 20);
@@ -332,6 +339,13 @@ int main(int argc, char **argv)
     uint64_t seed = (uint64_t)t_option(argc, argv, "--seed", 1);
     common.s = t_hash2(seed, 1);
     own.s = t_hash2(t_hash2(seed, 2), (uint64_t)t_rank);
+    low_latency = !strcmp(t_option_text(argc, argv, "--mode", "ht"), "ll");
+    if (low_latency) {
+        many_calls(MPIX_EP_SLOTS, "caller", "auto", rounds);
+        many_calls(MPIX_EP_SLOTS, "thread", "streaming", rounds / 4);
+        many_calls(MPIX_EP_EXPERT, "caller", "streaming", rounds);
+        return t_end();
+    }
     for (int layout = MPIX_EP_COMPACT; layout <= MPIX_EP_EXPERT; layout++) {
         many_calls(layout, "caller", "ordinary", rounds);
         many_calls(layout, "caller", "streaming", rounds); /* whose order is the library's business */

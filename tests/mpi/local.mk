@@ -10,6 +10,7 @@ MPI_TESTS = \
 	tests/mpi/ep_random.8.test \
 	tests/mpi/ep_random.33.test \
 	tests/mpi/ep_random_ll.2.test \
+	tests/mpi/ep_stress_ll.3.test \
 	tests/mpi/ep_random_ll.5.test \
 	tests/mpi/ep_random_ll_mixed.4.test \
 	tests/mpi/ep_random_ll_counted.2.test \

@@ -42,6 +42,10 @@ ep_random_ll) # low latency, HT contexts beside
     program=ep_random
     set -- --mode ll --iterations $((scale * 15 / 100 + 2)) --seed $np
     ;;
+ep_stress_ll) # low latency
+    program=ep_stress
+    set -- --mode ll --rounds $((scale * 10))
+    ;;
 ep_random_ll_*) # over proxied peers
     export MPIX_EP_TRANSPORT=shmem
     case $name in
