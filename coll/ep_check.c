@@ -163,9 +163,9 @@ static int check_conversion(const mpix_ep *ep, const MPIX_Ep_rows *in, const MPI
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "out.x.dtype", "out.x (%s, scale_kind %d) can't be made of in.x (%s, scale_kind %d): dispatch rounds "
                          "F64 to F32, F16, BF16, F32 to F16, BF16, and quantises F32, F16, BF16 to fp8 with scales", mpix_dtype_name(to),
                          out->scale_kind, mpix_dtype_name(from), in->scale_kind);
-    if (ep->config.memkind == MPIX_EP_CUDA)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "out.x.dtype", "out.x (%s) differs from in.x (%s): conversion in dispatch of GPU memory is not in "
-                         "this version", mpix_dtype_name(to), mpix_dtype_name(from));
+    if (ep->config.memkind == MPIX_EP_CUDA && (!quantised || ep->config.num_sms == MPIX_EP_SMS_NONE)) /* copy engines convert nothing */
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "out.x.dtype", "out.x (%s) differs from in.x (%s): of conversions in GPU memory only those to fp8 with "
+                         "scales are in this version", mpix_dtype_name(to), mpix_dtype_name(from));
     return 0;
 }
 

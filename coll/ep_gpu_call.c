@@ -132,14 +132,16 @@ static int dispatch_fill(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *in,
     int kind = mpix_ep_check_dispatch(handle, in, out);
     if (kind)
         return kind;
-    size_t row = mpix_ep_row_bytes(&in->x, in->hidden), scale = mpix_ep_scale_bytes(&in->x, in->hidden), n = (size_t)out->capacity_rows;
+    /* What travels is out's: in's rows, or what they become. */
+    size_t row = mpix_ep_row_bytes(&out->x, in->hidden), scale = mpix_ep_scale_bytes(&out->x, in->hidden), n = (size_t)out->capacity_rows;
     int64_t tokens = handle->tokens;
     *c = (mpix_cuda_dispatch){.x = in->x.data, .scales = in->x.scales, .weights = in->topk_weights, .tokens = tokens, .x_stride = in->x.stride,
         .scale_stride = in->x.scale_stride, .row = (int64_t)row, .scale_row = (int64_t)scale, .topk = handle->topk,
-        .num_sms = ep->config.num_sms, .path = ep->params.gpu_path, .local_ids = out->local_ids, .src_rank = out->src_rank,
+        .num_sms = ep->config.num_sms, .path = ep->params.gpu_path, .hidden = in->hidden,
+        .quant = in->x.dtype != out->x.dtype ? in->x.dtype : 0, .local_ids = out->local_ids, .src_rank = out->src_rank,
         .src_token = (int64_t *)out->src_token, .out_weights = out->topk_weights, .cumulative = out->cumulative, .wait_ns = out->wait_ns,
         .capacity = out->capacity_rows, .out = out->x.data, .out_scales = out->x.scales};
-    c->offer = (mpix_cuda_offer){.dtype = in->x.dtype, .scale_kind = in->x.scale_kind, .hidden = in->hidden, .rows = out->capacity_rows};
+    c->offer = (mpix_cuda_offer){.dtype = out->x.dtype, .scale_kind = out->x.scale_kind, .hidden = in->hidden, .rows = out->capacity_rows};
     if (c->offer.rows > ep->max_rows)
         c->offer.rows = ep->max_rows;
     c->offer.flags = (out->local_ids || out->src_token || out->topk_weights ? MPIX_CUDA_OFFER_META : 0) |

@@ -31,7 +31,7 @@
  * also in host memory (pinned for ..._enqueue); in EXPERT max_topk at most 32. What returns MPIX_ERRK_UNSUPPORTED: masking, set_mask; in
  * mode HT MPIX_EP_SLOTS, a wire dtype other than x's (but see MPIX_Ep_combine_in), MPIX_Ep_combine_buffer; in mode LL MPIX_EP_COMPACT, the
  * counts of route that tell what is received, combine's in.topk_weights, MPIX_Ep_combine_buffer in the EXPERT layout; the ..._enqueue calls
- * in host memory; in GPU memory MPIX_EP_LL, dispatch's conversion of dtypes and its counts, several hosts, rows that peers reach elsewhere
+ * in host memory; in GPU memory MPIX_EP_LL, dispatch's conversion of dtypes but to fp8, its counts, several hosts, rows that peers reach elsewhere
  * than in memory from MPIX_Ep_alloc, a
  * build or machine without CUDA.
  *

@@ -156,9 +156,9 @@ typedef struct mpix_cuda_dispatch {
     const float *weights;
     char *out, *out_scales; /* engines: where rows go on this rank */
     int64_t tokens, x_stride, scale_stride, row, scale_row; /* bytes; row: without padding */
-    int32_t topk, num_sms, path, status, part, pad;
+    int32_t topk, num_sms, path, status, part, quant; /* quant: 0, or x's dtype: rows become offer's fp8 on their way */
     mpix_cuda_offer offer;
-    int64_t out_scale_stride;
+    int64_t hidden;
     mpix_cuda_status *report;
     int64_t *wait_ns;
     /* unpacking; NULL: not wanted */

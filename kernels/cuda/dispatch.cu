@@ -15,6 +15,7 @@
 #include "copy.cuh"
 #include "device.cuh"
 #include "launch.h"
+#include "quant.cuh"
 
 /* What a lane knows about the rank of its number, once that rank's READY is here. */
 struct target { char *x, *scales; int64_t stride, scale_stride, rows; int32_t flags; };
@@ -36,6 +37,16 @@ __device__ static target target_of(const mpix_cuda_handle &h, const mpix_cuda_of
 __device__ __forceinline__ int64_t lane_row(const mpix_cuda_handle &h, const target &to, int64_t t, int lane) {
     int64_t row = lane < h.size ? row_of(h, t, lane) : -1;
     return row < to.rows ? row : -1;
+}
+
+/* Rows that become fp8: by whole tokens. */
+__device__ static void quant_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const target &to) {
+    int lane = threadIdx.x % 32;
+    for (int64_t t = (int64_t)(threadIdx.x / 32) * gridDim.x + blockIdx.x; t < c.tokens; t += (int64_t)gridDim.x * c.warps) {
+        int64_t row = lane_row(h, to, t, lane);
+        quant_place place = {row >= 0 ? to.x + row * to.stride : nullptr, row >= 0 ? to.scales + row * to.scale_stride : nullptr};
+        quant_row(c.x + t * c.x_stride, c.quant, c.hidden, c.offer.dtype == F8E5M2, c.offer.scale_kind, &place, 1);
+    }
 }
 
 __device__ static void vector_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const target &to) {
@@ -242,7 +253,9 @@ __device__ static int beside_send(const mpix_cuda_handle &h, const mpix_cuda_dis
     bool meta = __any_sync(~0u, mine.flags & MPIX_CUDA_OFFER_META);
     uint64_t bits = (uint64_t)c.scales | (uint64_t)c.scale_stride | (uint64_t)c.scale_row;
     bits |= mine.rows > 0 ? (uint64_t)mine.scales | (uint64_t)mine.scale_stride : 0;
-    if (c.scale_row > 0 && !__any_sync(~0u, bits % 16))
+    if (c.quant) /* scales come with the rows */
+        ;
+    else if (c.scale_row > 0 && !__any_sync(~0u, bits % 16))
         scales_send<uint4>(h, c, to, first);
     else if (c.scale_row > 0 && !__any_sync(~0u, bits % 4))
         scales_send<uint32_t>(h, c, to, first);
@@ -281,8 +294,11 @@ __global__ void __launch_bounds__(512) dispatch_kernel(const __grid_constant__ m
 #endif
     {
         bad = beside_send(h, c, epoch, to, 0, refused);
-        if (!bad)
-            vector_send(h, c, (int)threadIdx.x % 32 < h.size ? to[threadIdx.x % 32] : target{nullptr, nullptr, 0, 0, 0, 0});
+        target mine = (int)threadIdx.x % 32 < h.size ? to[threadIdx.x % 32] : target{nullptr, nullptr, 0, 0, 0, 0};
+        if (!bad && c.quant)
+            quant_send(h, c, mine);
+        else if (!bad)
+            vector_send(h, c, mine);
     }
     if (__syncthreads_or(bad == 2))
         return;
@@ -346,7 +362,7 @@ __global__ void __launch_bounds__(1024) unpack_kernel(const __grid_constant__ mp
 
 /* Whether this rank's rows allow bulk copies: 16-byte pieces from 16-byte addresses. */
 static bool bulk_fits(const mpix_cuda_device *d, const mpix_cuda_dispatch *c) {
-    if (d->major < 9 || c->path == MPIX_CUDA_PATH_VECTOR)
+    if (d->major < 9 || c->path == MPIX_CUDA_PATH_VECTOR || c->quant)
         return false;
     return ((uint64_t)c->x | (uint64_t)c->x_stride | (uint64_t)c->row) % 16 == 0 && c->tokens * (c->row / 3584 + 1) < (1 << 30);
 }
@@ -359,7 +375,7 @@ cudaError_t mpix_cuda_unpack_launch(const mpix_cuda_handle *h, const mpix_cuda_d
 }
 
 cudaError_t mpix_cuda_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
-    int sms = c->num_sms ? c->num_sms : MPIX_CUDA_SMS;
+    int sms = c->num_sms ? c->num_sms : c->quant ? 4 * MPIX_CUDA_SMS : MPIX_CUDA_SMS; /* to quantise takes more of them than to copy */
     if (sms > d->sms)
         sms = d->sms;
     if (sms > MPIX_CUDA_LANES)

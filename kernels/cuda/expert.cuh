@@ -24,11 +24,16 @@ __device__ __forceinline__ uint32_t *starts_of(const mpix_cuda_handle &h, int ow
  * counts the pairs up to and with that chunk of that source.
  */
 struct pair_order {
-    uint32_t ends[MPIX_CUDA_CHUNKS];
+    uint32_t *ends;    /* [chunks * size], in dynamic shared memory: order_bytes */
     uint32_t sums[32]; /* scratch */
 };
 
-__device__ inline void order_fill(const mpix_cuda_handle &h, pair_order &o) {
+static inline size_t order_bytes(const mpix_cuda_handle *h) { return ((size_t)h->expert.chunks * h->size * sizeof(uint32_t) + 15) / 16 * 16; }
+
+__device__ inline void order_fill(const mpix_cuda_handle &h, pair_order &o, char *ends) {
+    if (threadIdx.x == 0)
+        o.ends = (uint32_t *)ends;
+    __syncthreads();
     int n = h.expert.chunks * h.size, lane = threadIdx.x % 32, w = threadIdx.x / 32, warps = blockDim.x / 32;
     uint32_t total = 0;
     for (int i0 = 0; i0 < n; i0 += (int)blockDim.x) {

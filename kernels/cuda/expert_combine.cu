@@ -18,46 +18,10 @@
  * Partial sums travel in float (double for F64) if a rank asks for it or x is fp8, and then the result is that of the host path, bit by
  * bit; otherwise they are rounded to x's dtype once. The sum of the rows at the token's own rank is never rounded.
  */
-#include "elem.cuh"
-#include "expert.cuh"
+#include "expert_combine.cuh"
 #include "launch.h"
 
-/* What all warps of a block need. */
-struct common {
-    mpix_cuda_offer offers[MPIX_CUDA_RANKS];
-    int wide, pdtype, slots, bad; /* partial sums: wider than x; their dtype; chunks that the room holds */
-    int64_t prow;                 /* bytes from partial sum to partial sum */
-};
-
-__device__ __forceinline__ uint64_t mark(uint64_t epoch, int chunk) { return epoch << 24 | (uint32_t)(chunk + 1); }
-__device__ __forceinline__ uint64_t *word_at(const mpix_cuda_handle &h, int owner, int source, uint64_t at, int slot) {
-    return (uint64_t *)(block_of(h, owner, source) + at) + slot;
-}
-/* The partial sum of `source` for token t of `owner`. */
-__device__ __forceinline__ char *partial_at(const mpix_cuda_handle &h, const common &g, int owner, int source, int64_t t) {
-    int64_t chunk = t / h.expert.chunk, place = chunk % g.slots * h.expert.chunk + t % h.expert.chunk;
-    return h.window[owner] + h.expert.partial + (source < owner ? source : source - 1) * (int64_t)h.expert.partial_bytes + place * g.prow;
-}
-__device__ __forceinline__ float *slots_at(const mpix_cuda_handle &h, int owner, int64_t t) {
-    return (float *)(h.window[owner] + h.expert.values) + t * h.max_topk;
-}
-
-/* The rows of a token at one rank: lane k knows choice k. has: factors that apply. */
-struct rows_of { const char *x, *scales; float w[2]; uint32_t mask; bool has[2]; };
-
-__device__ static rows_of rows_make(const mpix_cuda_combine &c, int64_t rows, int32_t row, float choice, bool choices) {
-    rows_of t = {nullptr, nullptr, {1.0f, 1.0f}, 0, {c.row_weights != nullptr, choices}};
-    bool there = row >= 0 && row < rows;
-    if (there) {
-        t.x = c.x + row * c.x_stride;
-        t.scales = c.scales ? c.scales + row * c.scale_stride : nullptr;
-        if (c.row_weights)
-            t.w[0] = c.row_weights[row];
-        t.w[1] = choice;
-    }
-    t.mask = __ballot_sync(~0u, there);
-    return t;
-}
+enum { THREADS = 512, PIECE = 3584 }; /* PIECE: columns of a unit of work; see doc/performance.md */
 
 /* ---- element by element, T: float or double ---- */
 template <typename T> __device__ __forceinline__ T times(T a, float b) { return sizeof(T) == 8 ? (T)__dmul_rn((double)a, (double)b) : (T)__fmul_rn((float)a, b); }
@@ -119,148 +83,157 @@ template <typename T> struct any_sum {
 };
 
 /* ---- 16 bytes at a time; offsets in elements, multiples of N except the end, which is one too ---- */
-template <int X> struct vec_sum {
-    enum { N = vec<X>::N, U = 2, B = 4, STEP = 32 * N };
-    /* The sums of U vectors of each lane, at columns j and j + STEP below `end`. */
-    __device__ static void group(const rows_of &t, int64_t j, int64_t end, float (&sum)[U][N]) {
+/* What becomes of sums: pushed, or finished. ask: before the rows are loaded; put: the sum at column j. */
+template <int X> struct push_sink {
+    enum { N = vec<X>::N };
+    char *to;
+    bool wide;
+    struct asked {};
+    __device__ void ask(int64_t, asked &) const {}
+    __device__ void put(int64_t j, const asked &, float *sum) const { partial_store<X>(wide, to, j, sum); }
+};
+template <int X> struct finish_sink {
+    enum { N = vec<X>::N };
+    const mpix_cuda_handle &h;
+    const mpix_cuda_combine &c;
+    const common &g;
+    uint32_t ranks;
+    int rank, bias;
+    bool wide;
+    char *y;
+    int other;              /* the first other rank: its partial sum is asked for before the sums here are made */
+    const char *its;
+    int64_t token;
+    struct asked { float f[N]; };
+    __device__ void ask(int64_t j, asked &a) const {
+        if (other >= 0)
+            partial_load<X>(wide, its, j, a.f);
+    }
+    __device__ void put(int64_t j, const asked &a, float *sum) const {
+        float total[N];
         bool first = true;
-        for (uint32_t m = t.mask; m;) {
-            int n = __popc(m) < B ? __popc(m) : B;
-            uint4 v[B][U];
-            float w0[B], w1[B];
+        auto add = [&](const float *f) {
+            if (first) {
 #pragma unroll
-            for (int i = 0; i < B; i++) {
-                if (i >= n)
-                    break;
-                int k = __ffs(m) - 1;
-                m &= m - 1;
-                const char *x = (const char *)__shfl_sync(~0u, (unsigned long long)t.x, k);
-                w0[i] = t.has[0] ? __shfl_sync(~0u, t.w[0], k) : 1.0f;
-                w1[i] = t.has[1] ? __shfl_sync(~0u, t.w[1], k) : 1.0f;
+                for (int e = 0; e < N; e++)
+                    total[e] = f[e];
+            } else {
 #pragma unroll
-                for (int u = 0; u < U; u++)
-                    if (j + u * STEP < end)
-                        v[i][u] = __ldcs((const uint4 *)(x + (j + u * STEP) * (16 / N)));
+                for (int e = 0; e < N; e++)
+                    total[e] = __fadd_rn(total[e], f[e]);
             }
-#pragma unroll
-            for (int i = 0; i < B; i++) {
-                if (i >= n)
-                    break;
-#pragma unroll
-                for (int u = 0; u < U; u++) {
-                    float f[N];
-                    vec<X>::up(v[i][u], f);
-                    if (t.has[0])
-#pragma unroll
-                        for (int e = 0; e < N; e++)
-                            f[e] = __fmul_rn(f[e], w0[i]);
-                    if (t.has[1])
-#pragma unroll
-                        for (int e = 0; e < N; e++)
-                            f[e] = __fmul_rn(f[e], w1[i]);
-#pragma unroll
-                    for (int e = 0; e < N; e++)
-                        sum[u][e] = first ? f[e] : __fadd_rn(sum[u][e], f[e]);
-                }
-                first = false;
+            first = false;
+        };
+        for (uint32_t m = ranks; m; m &= m - 1) {
+            int r = __ffs(m) - 1;
+            if (r == rank) {
+                add(sum);
+            } else if (r == other) {
+                add(a.f);
+            } else {
+                float f[N];
+                partial_load<X>(wide, partial_at(h, g, rank, r, token), j, f);
+                add(f);
             }
+        }
+        if (first)
+#pragma unroll
+            for (int e = 0; e < N; e++)
+                total[e] = 0;
+        for (int b = 0; b < bias; b++) {
+            float f[N];
+            vec<X>::up(*(const uint4 *)(c.bias[b] + token * c.bias_stride[b] + j * (16 / N)), f);
+#pragma unroll
+            for (int e = 0; e < N; e++)
+                total[e] = __fadd_rn(total[e], f[e]);
+        }
+        __stcs((uint4 *)(y + j * (16 / N)), down_fast<X>(total));
+    }
+};
+
+template <int X> struct vec_sum {
+    enum { N = vec<X>::N, STEP = 32 * N };
+    template <bool W> __device__ __forceinline__ static void term(const rows_of &t, uint4 v, float w0, float w1, bool first, float *sum) {
+        float f[N];
+        vec<X>::up(v, f);
+        if (W && t.has[0])
+#pragma unroll
+            for (int e = 0; e < N; e++)
+                f[e] = __fmul_rn(f[e], w0);
+        if (W && t.has[1])
+#pragma unroll
+            for (int e = 0; e < N; e++)
+                f[e] = __fmul_rn(f[e], w1);
+        if (first) {
+#pragma unroll
+            for (int e = 0; e < N; e++)
+                sum[e] = f[e];
+        } else {
+#pragma unroll
+            for (int e = 0; e < N; e++)
+                sum[e] = __fadd_rn(sum[e], f[e]);
         }
     }
-    __device__ static void push(const mpix_cuda_combine &c, const common &g, const rows_of &t, char *to, int64_t off, int64_t n) {
+    /* Rows are asked for B at a time. W: with factors. Kept in line and small: what is kept in local memory is lost to the L2 cache at each
+     * acquire. */
+    template <int B, bool W, class SINK> __device__ __forceinline__ static void columns(const rows_of &t, const SINK &sink, int64_t off, int64_t end) {
 #pragma unroll 1
-        for (int64_t j0 = off; j0 < off + n; j0 += U * STEP) {
+        for (int64_t j0 = off; j0 < end; j0 += STEP) {
             int64_t j = j0 + threadIdx.x % 32 * N;
-            float sum[U][N];
-            group(t, j, off + n, sum);
+            float sum[N];
+            typename SINK::asked asked;
+            if (j < end)
+                sink.ask(j, asked);
+            for (uint32_t m = t.mask; m;) {
+                int n = __popc(m) < B ? __popc(m) : B;
+                bool first = m == t.mask;
+                uint4 v[B];
+                float w0[B], w1[B];
 #pragma unroll
-            for (int u = 0; u < U; u++) {
-                if (j + u * STEP >= off + n)
-                    break;
-                if (!g.wide) {
-                    *(uint4 *)(to + (j + u * STEP) * (16 / N)) = down_fast<X>(sum[u]);
-                    continue;
+                for (int i = 0; i < B; i++) {
+                    if (i >= n)
+                        break;
+                    int k = __ffs(m) - 1;
+                    m &= m - 1;
+                    const char *x = (const char *)__shfl_sync(~0u, (unsigned long long)t.x, k);
+                    if (W) {
+                        w0[i] = __shfl_sync(~0u, t.w[0], k);
+                        w1[i] = __shfl_sync(~0u, t.w[1], k);
+                    }
+                    if (j < end)
+                        v[i] = __ldcs((const uint4 *)(x + j * (16 / N)));
                 }
 #pragma unroll
-                for (int e = 0; e < N; e += 4)
-                    *(uint4 *)(to + (j + u * STEP + e) * 4) = vec<F32>::down(sum[u] + e);
+                for (int i = 0; i < B; i++) {
+                    if (i >= n)
+                        break;
+                    term<W>(t, v[i], W ? w0[i] : 1.0f, W ? w1[i] : 1.0f, first && i == 0, sum);
+                }
             }
+            if (j < end)
+                sink.put(j, asked, sum);
         }
+    }
+    template <class SINK> __device__ __forceinline__ static void columns(const rows_of &t, const SINK &sink, int64_t off, int64_t n) {
+        if (t.has[0] || t.has[1])
+            columns<4, true>(t, sink, off, off + n);
+        else
+            columns<8, false>(t, sink, off, off + n);
+    }
+    __device__ static void push(const mpix_cuda_combine &c, const common &g, const rows_of &t, char *to, int64_t off, int64_t n) {
+        columns(t, push_sink<X>{to, g.wide != 0}, off, n);
     }
     __device__ static void finish(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const common &g, const rows_of &t, uint32_t ranks, const char *partial, int64_t token,
                                   int64_t off, int64_t n) {
-#pragma unroll 1
-        for (int64_t j0 = off; j0 < off + n; j0 += U * STEP) {
-            int64_t j = j0 + threadIdx.x % 32 * N, end = off + n;
-            float sum[U][N];
-            bool first = true;
-#pragma unroll
-            for (int u = 0; u < U; u++)
-#pragma unroll
-                for (int e = 0; e < N; e++)
-                    sum[u][e] = 0;
-            for (uint32_t m = ranks; m; m &= m - 1) {
-                int r = __ffs(m) - 1;
-                const char *p = (const char *)__shfl_sync(~0u, (unsigned long long)partial, r);
-                float f[U][N];
-                if (r == h.rank) {
-                    group(t, j, end, f);
-                } else {
-#pragma unroll
-                    for (int u = 0; u < U; u++) {
-                        if (j + u * STEP >= end)
-                            break;
-                        if (!g.wide) {
-                            vec<X>::up(*(const uint4 *)(p + (j + u * STEP) * (16 / N)), f[u]);
-                            continue;
-                        }
-#pragma unroll
-                        for (int e = 0; e < N; e += 4)
-                            vec<F32>::up(*(const uint4 *)(p + (j + u * STEP + e) * 4), f[u] + e);
-                    }
-                }
-#pragma unroll
-                for (int u = 0; u < U; u++)
-#pragma unroll
-                    for (int e = 0; e < N; e++)
-                        sum[u][e] = first ? f[u][e] : __fadd_rn(sum[u][e], f[u][e]);
-                first = false;
-            }
-#pragma unroll
-            for (int u = 0; u < U; u++) {
-                if (j + u * STEP >= end)
-                    break;
-                for (int b = 0; b < c.num_bias; b++) {
-                    float f[N];
-                    vec<X>::up(*(const uint4 *)(c.bias[b] + token * c.bias_stride[b] + (j + u * STEP) * (16 / N)), f);
-#pragma unroll
-                    for (int e = 0; e < N; e++)
-                        sum[u][e] = __fadd_rn(sum[u][e], f[e]);
-                }
-                __stcs((uint4 *)(c.y + token * c.y_stride + (j + u * STEP) * (16 / N)), down_fast<X>(sum[u]));
-            }
-        }
+        int other = __ffs(ranks & ~(1u << h.rank)) - 1;
+        const char *its = (const char *)__shfl_sync(~0u, (unsigned long long)partial, other < 0 ? 0 : other);
+        columns(t, finish_sink<X>{h, c, g, ranks, h.rank, c.num_bias, g.wide != 0, c.y + token * c.y_stride, other, its, token}, off, n);
     }
 };
 
 /* ---- pushing ---- */
-/* What is known of a pair: where it is in the order, lane k its choice's row and weight. */
-struct pair_part { pair_place at; int32_t row, token; float choice; };
-__device__ __forceinline__ pair_part pair_ask(const mpix_cuda_handle &h, const common &g, const pair_order &order, int width, uint32_t i) {
-    int lane = threadIdx.x % 32;
-    pair_part p = {order_find(h, order, i), -1, 0, 1.0f};
-    pair_record rec = record_of(h, h.rank, p.at.pair);
-    p.token = *rec.token;
-    if (lane < width) {
-        p.row = rec.rows[lane];
-        if (g.offers[p.at.source].flags & MPIX_CUDA_OFFER_CHOICES)
-            p.choice = *(const volatile float *)&rec.returned[lane];
-    }
-    return p;
-}
-
 /* False: time-out. */
-template <class SUM> __device__ __noinline__ static bool push_all(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const common &g, const pair_order &order, uint64_t epoch) {
-    const mpix_cuda_expert &x = h.expert;
+template <class SUM> __device__ static bool push_all(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const common &g, const pair_order &order, uint64_t epoch) {
     int lane = threadIdx.x % 32, width = h.state->width;
     int64_t rows = g.offers[h.rank].rows;
     uint32_t units = order_count(h, order) * (uint32_t)c.pieces, *taken = &h.state->item[MPIX_CUDA_COMBINE], unit = 0;
@@ -277,14 +250,10 @@ template <class SUM> __device__ __noinline__ static bool push_all(const mpix_cud
             return true;
         if (lane == 0)
             unit = atomicAdd(taken, 1);
-        int s = p.at.source, chunk = p.at.chunk, slot = chunk % g.slots, piece = (int)(now % c.pieces);
+        int s = p.at.source, chunk = p.at.chunk, piece = (int)(now % c.pieces);
         rows_of terms = rows_make(c, rows, p.row, p.choice, g.offers[s].flags & MPIX_CUDA_OFFER_CHOICES);
-        if (chunk >= g.slots) {
-            delay(h, 80);
-            bool fine = lane != 0 || word_wait(h, word_at(h, h.rank, s, x.freed, slot), mark(epoch, chunk - g.slots), s, c.report);
-            if (!__all_sync(~0u, fine))
-                return false;
-        }
+        if (!chunk_free(h, c, g, epoch, s, chunk))
+            return false;
         next = __shfl_sync(~0u, unit, 0);
         if (next < units)
             then = pair_ask(h, g, order, width, next / c.pieces);
@@ -293,68 +262,19 @@ template <class SUM> __device__ __noinline__ static bool push_all(const mpix_cud
             SUM::push(c, g, terms, partial_at(h, g, s, h.rank, p.token), off, n);
         if (piece == 0 && c.slot_values && terms.x)
             slots_at(h, s, p.token)[lane] = c.slot_values[p.row];
-        __syncwarp();
-        if (lane == 0) {
-            delay(h, 81);
-            __threadfence_system();
-            uint32_t *count = &x.pushed[s * x.chunks + chunk];
-            if (atomicAdd(count, 1) == p.at.in_chunk * c.pieces - 1) {
-                *count = 0;
-                __threadfence();
-                word_store(word_at(h, s, h.rank, x.arrived, slot), mark(epoch, chunk));
-            }
-        }
-        __syncwarp();
+        chunk_pushed(h, g, epoch, s, chunk, p.at.in_chunk, c.pieces);
     }
 }
 
 /* ---- finishing ---- */
-/* What lanes know of a token: lane k its choice's row and owner, lane r its lowest row there. */
-struct token_part { int32_t row, owner, first; };
-__device__ __forceinline__ token_part token_ask(const mpix_cuda_handle &h, const mpix_cuda_combine &c, int64_t t) {
-    token_part p = {-1, -1, -1};
-    int lane = threadIdx.x % 32;
-    if (lane < c.topk) {
-        int32_t id = h.ids[t * h.max_topk + lane];
-        p.row = h.expert.row[t * h.max_topk + lane];
-        p.owner = id >= 0 ? h.owner[id] : -1;
-    }
-    if (lane < h.size)
-        p.first = h.expert.first[t * h.size + lane];
-    return p;
-}
-
-/* Pairs of this rank's tokens with rank r in a chunk. */
-__device__ static uint32_t sent_in_chunk(const mpix_cuda_handle &h, const mpix_cuda_combine &c, int chunk, int r) {
-    int64_t t = (int64_t)chunk * h.expert.chunk, end = t + h.expert.chunk;
-    return (end < c.tokens ? h.blk[end / MPIX_CUDA_BLOCK_TOKENS * h.size + r] : h.state->send[r]) - h.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.size + r];
-}
-
-/* One more piece of a token has been read: tell the ranks whose chunk is used up. */
-__device__ static void chunk_used(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const common &g, uint64_t epoch, int chunk, int32_t first) {
-    int lane = threadIdx.x % 32;
-    __syncwarp();
-    if (lane < h.size && lane != h.rank && first >= 0) {
-        delay(h, 82);
-        __threadfence();
-        uint32_t *count = &h.expert.used[lane * h.expert.chunks + chunk];
-        if (atomicAdd(count, 1) == sent_in_chunk(h, c, chunk, lane) * c.pieces - 1) {
-            *count = 0;
-            __threadfence();
-            word_store(word_at(h, lane, h.rank, h.expert.freed, chunk % g.slots), mark(epoch, chunk));
-        }
-    }
-    __syncwarp();
-}
-
 /* False: time-out. values: where slot values go, null: not wanted. */
-template <class SUM> __device__ __noinline__ static bool finish_all(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const common &g, uint64_t epoch, float *values) {
+template <class SUM> __device__ static bool finish_all(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const common &g, uint64_t epoch, float *values) {
     const mpix_cuda_expert &x = h.expert;
     int lane = threadIdx.x % 32;
     uint32_t units = (uint32_t)(c.tokens * c.pieces), *taken = &h.state->more[0], unit = 0;
     bool ring = x.chunks > g.slots;
     int64_t mine = g.offers[h.rank].rows, theirs = lane < h.size ? g.offers[lane].rows : 0;
-    token_part then = {-1, -1, -1};
+    token_part then = {-1, -1, -1, 1.0f};
     if (lane == 0)
         unit = atomicAdd(taken, 1);
     uint32_t next = __shfl_sync(~0u, unit, 0);
@@ -371,10 +291,8 @@ template <class SUM> __device__ __noinline__ static bool finish_all(const mpix_c
         int chunk = (int)(t / x.chunk), piece = (int)(now % c.pieces);
         float choice = c.choice_weights && lane < c.topk ? c.choice_weights[t * c.topk + lane] : 1.0f;
         rows_of terms = rows_make(c, mine, p.owner == h.rank ? p.row : -1, choice, c.choice_weights != nullptr);
-        bool there = lane < h.size && p.first >= 0 && p.first < theirs, fine = true;
-        if (there && lane != h.rank)
-            fine = word_wait(h, word_at(h, h.rank, lane, x.arrived, chunk % g.slots), mark(epoch, chunk), lane, c.report);
-        if (!__all_sync(~0u, fine))
+        bool there = lane < h.size && p.first >= 0 && p.first < theirs;
+        if (!chunk_arrived(h, c, g, epoch, chunk, there))
             return false;
         next = __shfl_sync(~0u, unit, 0);
         if (next < units)
@@ -383,14 +301,8 @@ template <class SUM> __device__ __noinline__ static bool finish_all(const mpix_c
         const char *partial = there && lane != h.rank ? partial_at(h, g, h.rank, lane, t) : nullptr;
         int64_t off = (int64_t)piece * c.piece, n = c.hidden - off < c.piece ? c.hidden - off : c.piece;
         SUM::finish(h, c, g, terms, ranks, partial, t, off, n);
-        if (values && piece == 0 && lane < c.topk) {
-            float v = 0;
-            if (p.owner == h.rank && terms.x)
-                v = c.slot_values[p.row];
-            else if (p.owner >= 0 && p.owner != h.rank && p.row < g.offers[p.owner].rows)
-                v = *(const volatile float *)(slots_at(h, h.rank, t) + lane);
-            values[t * c.topk + lane] = v;
-        }
+        if (values && piece == 0 && lane < c.topk)
+            values[t * c.topk + lane] = slot_value(h, c, g, t, p.row, p.owner);
         if (ring)
             chunk_used(h, c, g, epoch, chunk, p.first);
     }
@@ -434,9 +346,10 @@ __device__ static void form_choose(const mpix_cuda_handle &h, const mpix_cuda_co
 }
 
 template <class SUM>
-__global__ void __launch_bounds__(512) expert_combine_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_combine c) {
+__global__ void __launch_bounds__(THREADS) expert_combine_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_combine c) {
     __shared__ common g;
     __shared__ pair_order order;
+    extern __shared__ __align__(128) char smem[]; /* the order */
     uint64_t epoch = h.state->epoch[MPIX_CUDA_COMBINE] + 1;
     int64_t rows = h.state->recv_total;
     int fault = routing_fault(h, c.tokens, c.topk);
@@ -485,8 +398,8 @@ __global__ void __launch_bounds__(512) expert_combine_kernel(const __grid_consta
             }
         if (!choices_wait(h, c, g, epoch))
             return;
-        order_fill(h, order);
-        if (threadIdx.x / 32 < blockDim.x / 64)
+        order_fill(h, order, smem);
+        if (threadIdx.x / 32 < THREADS / 64)
             fine = push_all<SUM>(h, c, g, order, epoch);
         if (fine)
             fine = finish_all<SUM>(h, c, g, epoch, values);
@@ -499,7 +412,7 @@ __global__ void __launch_bounds__(512) expert_combine_kernel(const __grid_consta
 
 /* ---- launches ---- */
 template <class SUM> static cudaError_t launch(int sms, const mpix_cuda_handle *h, const mpix_cuda_combine *c, cudaStream_t stream) {
-    expert_combine_kernel<SUM><<<sms, 512, 0, stream>>>(*h, *c);
+    expert_combine_kernel<SUM><<<sms, THREADS, order_bytes(h), stream>>>(*h, *c);
     return cudaGetLastError();
 }
 
@@ -514,7 +427,7 @@ cudaError_t mpix_cuda_expert_combine_launch(const mpix_cuda_device *d, const mpi
     for (int b = 0; b < c->num_bias; b++)
         bits |= (uint64_t)c->bias[b] | (uint64_t)c->bias_stride[b];
     /* Pieces of a row are the units of work: a chunk is complete when all pieces of its pairs are. */
-    c->piece = 3584;
+    c->piece = PIECE;
     c->pieces = (int)((c->hidden + c->piece - 1) / c->piece);
     if (c->xdtype == F64)
         return launch<any_sum<double>>(sms, h, c, stream);
@@ -526,11 +439,17 @@ cudaError_t mpix_cuda_expert_combine_launch(const mpix_cuda_device *d, const mpi
                                : launch<any_sum<float>>(sms, h, c, stream);
 }
 
-cudaError_t mpix_cuda_expert_combine_load(void) {
+template <class SUM> static cudaError_t load(void) {
     cudaFuncAttributes a;
-    cudaError_t err = cudaFuncGetAttributes(&a, expert_combine_kernel<any_sum<double>>);
-    err = err == cudaSuccess ? cudaFuncGetAttributes(&a, expert_combine_kernel<any_sum<float>>) : err;
-    err = err == cudaSuccess ? cudaFuncGetAttributes(&a, expert_combine_kernel<vec_sum<F32>>) : err;
-    err = err == cudaSuccess ? cudaFuncGetAttributes(&a, expert_combine_kernel<vec_sum<F16>>) : err;
-    return err == cudaSuccess ? cudaFuncGetAttributes(&a, expert_combine_kernel<vec_sum<BF16>>) : err;
+    return cudaFuncGetAttributes(&a, expert_combine_kernel<SUM>);
+}
+
+cudaError_t mpix_cuda_expert_combine_load(void) {
+    cudaError_t (*const all[])(void) = {load<any_sum<double>>, load<any_sum<float>>, load<vec_sum<F32>>, load<vec_sum<F16>>, load<vec_sum<BF16>>};
+    for (auto one : all) {
+        cudaError_t err = one();
+        if (err != cudaSuccess)
+            return err;
+    }
+    return cudaSuccess;
 }

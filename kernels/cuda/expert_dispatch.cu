@@ -12,6 +12,7 @@
  */
 #include "expert.cuh"
 #include "launch.h"
+#include "quant.cuh"
 #include "ring.cuh"
 
 /* What a lane knows about the rank of its number. */
@@ -106,7 +107,7 @@ __device__ static void beside_send(const mpix_cuda_handle &h, const mpix_cuda_di
         weights |= (to[r].flags & MPIX_CUDA_OFFER_WEIGHTS) && r != h.rank;
     }
     int access = access_of(bits);
-    each_of(c.tokens, (int)(c.scale_row / access), begin, step, [&](int64_t t, int k) {
+    each_of(c.quant ? 0 : c.tokens, (int)(c.scale_row / access), begin, step, [&](int64_t t, int k) {
         for (int r = 0; r < h.size; r++) {
             int64_t row = r == h.rank ? -1 : h.expert.first[t * h.size + r];
             if (row >= 0 && row < to[r].rows)
@@ -127,7 +128,7 @@ __device__ static void beside_send(const mpix_cuda_handle &h, const mpix_cuda_di
 __device__ static void beside_own(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const target &own, int64_t begin, int64_t step) {
     int64_t first = h.state->first[h.rank], n = h.state->recv[h.rank];
     int K = c.topk, access = access_of((uint64_t)c.scales | (uint64_t)c.scale_stride | (uint64_t)c.scale_row | (uint64_t)own.scales | (uint64_t)own.scale_stride);
-    each_of(n, (int)(c.scale_row / access), begin, step, [&](int64_t i, int e) {
+    each_of(c.quant ? 0 : n, (int)(c.scale_row / access), begin, step, [&](int64_t i, int e) {
         pair_record rec = record_of(h, h.rank, first + i);
         for (int k = 0; k < K; k++)
             if (rec.rows[k] >= 0 && rec.rows[k] < own.rows)
@@ -166,6 +167,20 @@ __device__ static void padding_fill(const mpix_cuda_handle &h, const mpix_cuda_d
             if (lane == 0 && c.out_weights)
                 c.out_weights[row] = 0;
         }
+    }
+}
+
+/* Rows that become fp8: each token once, to the lowest row at each other rank and to all of this rank's own. `own`: this rank. */
+__device__ static void quant_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const target &to, const target &own) {
+    int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    for (int64_t t = (int64_t)(threadIdx.x / 32) * gridDim.x + blockIdx.x; t < c.tokens; t += (int64_t)gridDim.x * warps) {
+        int64_t row = lane < h.size && lane != h.rank ? h.expert.first[t * h.size + lane] : -1;
+        int32_t id = lane < c.topk ? h.ids[t * h.max_topk + lane] : -1;
+        int64_t here = id >= 0 && h.owner[id] == h.rank ? h.expert.row[t * h.max_topk + lane] : -1;
+        bool goes = row >= 0 && row < to.rows, stays = here >= 0 && here < own.rows;
+        quant_place places[2] = {{goes ? to.x + row * to.stride : nullptr, goes ? to.scales + row * to.scale_stride : nullptr},
+                                 {stays ? own.x + here * own.stride : nullptr, stays ? own.scales + here * own.scale_stride : nullptr}};
+        quant_row(c.x + t * c.x_stride, c.quant, c.hidden, c.offer.dtype == F8E5M2, c.offer.scale_kind, places, 2);
     }
 }
 
@@ -221,7 +236,9 @@ __global__ void __launch_bounds__(512) expert_send_kernel(const __grid_constant_
                 fence_async();
             }
 #endif
-            if (mover && (!BULK || odd))
+            if (!BULK && c.quant) /* own rows too; all blocks are senders */
+                quant_send(h, c, f.to, target_of(h, c.offer, h.rank));
+            else if (mover && (!BULK || odd))
                 vector_copy(f, d, rows);
             if ((int)threadIdx.x >= first)
                 beside_send(h, c, to, (int64_t)blockIdx.x * (blockDim.x - first) + threadIdx.x - first, (int64_t)c.senders * (blockDim.x - first));
@@ -243,7 +260,7 @@ __global__ void __launch_bounds__(512) expert_send_kernel(const __grid_constant_
             fence_async();
         }
 #endif
-        if (mover && (!BULK || odd))
+        if (mover && (!BULK || odd) && !c.quant)
             vector_copy(f, d, rows);
         if ((int)threadIdx.x >= first) {
             beside_own(h, c, own, (int64_t)blockIdx.x * (blockDim.x - first) + threadIdx.x - first, (int64_t)gridDim.x * (blockDim.x - first));
@@ -302,7 +319,7 @@ __global__ void __launch_bounds__(512) expand_kernel(const __grid_constant__ mpi
         return;
     fence_async();
     if (!*(volatile int32_t *)&h.state->err && own_status(h, c) == 0) {
-        order_fill(h, order);
+        order_fill(h, order, smem + (BULK ? (size_t)c.warps * c.stages * ring_stage_bytes(c.piece) : 0));
         target own = target_of(h, c.offer, h.rank);
         cut rows = {c.row, c.piece, c.pieces};
         int movers = BULK ? c.warps : blockDim.x / 32, first = BULK ? c.warps * 32 : 0;
@@ -327,35 +344,16 @@ __global__ void __launch_bounds__(512) expand_kernel(const __grid_constant__ mpi
 }
 
 /* ---- launches ---- */
-template <int BULK> static cudaError_t launch(const mpix_cuda_handle *h, const mpix_cuda_dispatch *c, int sms, size_t smem, int threads, cudaStream_t stream) {
-    cudaError_t err = cudaSuccess;
-    if (BULK)
-        err = cudaFuncSetAttribute(expert_send_kernel<BULK>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
-    if (BULK && err == cudaSuccess)
-        err = cudaFuncSetAttribute(expand_kernel<BULK>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
-    if (err != cudaSuccess)
-        return err;
-    if (c->part != MPIX_CUDA_END) {
-        expert_send_kernel<BULK><<<sms, threads, smem, stream>>>(*h, *c);
-        err = cudaGetLastError();
-    }
-    if (c->part != MPIX_CUDA_BEGIN && err == cudaSuccess) {
-        expand_kernel<BULK><<<sms, threads, smem, stream>>>(*h, *c);
-        err = cudaGetLastError();
-    }
-    return err;
-}
+struct form { int sms, threads; size_t smem; };
 
-cudaError_t mpix_cuda_expert_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
-    int sms = c->num_sms > 0 && c->num_sms < d->sms ? c->num_sms : d->sms; /* expansion is a matter of local memory: all by default */
-    c->senders = sms < MPIX_CUDA_SMS ? sms : MPIX_CUDA_SMS;
-    c->offer.lanes = c->senders;
-    bool bulk = d->major >= 9 && c->path != MPIX_CUDA_PATH_VECTOR && ((uint64_t)c->x | (uint64_t)c->x_stride | (uint64_t)c->row) % 16 == 0;
-    if (!bulk) {
+/* How rows are moved: c is filled in. x: whether source rows allow bulk copies, or there are none to copy. */
+static form form_of(const mpix_cuda_device *d, mpix_cuda_dispatch *c, int sms, bool x, int *bulk) {
+    *bulk = d->major >= 9 && c->path != MPIX_CUDA_PATH_VECTOR && x && c->row % 16 == 0;
+    if (!*bulk) {
         c->warps = 16;
         c->piece = 4096;
         c->pieces = (int)((c->row + c->piece - 1) / c->piece);
-        return launch<0>(h, c, sms, 0, 512, stream);
+        return {sms, 512, 0};
     }
     int most = 14336, beside = 8;
     c->pieces = (int)((c->row + most - 1) / most);
@@ -365,7 +363,33 @@ cudaError_t mpix_cuda_expert_dispatch_launch(const mpix_cuda_device *d, const mp
     if (c->stages > 24)
         c->stages = 24;
     c->pending = c->stages > 4 ? 2 : 1;
-    return launch<1>(h, c, sms, c->warps * c->stages * ring_stage_bytes(c->piece), (c->warps + beside) * 32, stream);
+    return {sms, (c->warps + beside) * 32, c->warps * c->stages * ring_stage_bytes(c->piece)};
+}
+
+template <class K> static cudaError_t launch(K kernel, const form &f, size_t more, const mpix_cuda_handle *h, const mpix_cuda_dispatch *c, cudaStream_t stream) {
+    cudaError_t err = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(f.smem + more));
+    if (err != cudaSuccess)
+        return err;
+    kernel<<<f.sms, f.threads, f.smem + more, stream>>>(*h, *c);
+    return cudaGetLastError();
+}
+
+cudaError_t mpix_cuda_expert_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
+    int sms = c->num_sms > 0 && c->num_sms < d->sms ? c->num_sms : d->sms, bulk; /* expansion is a matter of local memory: all by default */
+    if (sms > MPIX_CUDA_LANES)
+        sms = MPIX_CUDA_LANES;
+    c->senders = sms < MPIX_CUDA_SMS || c->quant ? sms : MPIX_CUDA_SMS;
+    c->offer.lanes = c->senders;
+    cudaError_t err = cudaSuccess;
+    if (c->part != MPIX_CUDA_END) {
+        form f = form_of(d, c, sms, !c->quant && ((uint64_t)c->x | (uint64_t)c->x_stride) % 16 == 0, &bulk);
+        err = bulk ? launch(expert_send_kernel<1>, f, 0, h, c, stream) : launch(expert_send_kernel<0>, f, 0, h, c, stream);
+    }
+    if (c->part != MPIX_CUDA_BEGIN && err == cudaSuccess) {
+        form f = form_of(d, c, sms, true, &bulk);
+        err = bulk ? launch(expand_kernel<1>, f, order_bytes(h), h, c, stream) : launch(expand_kernel<0>, f, order_bytes(h), h, c, stream);
+    }
+    return err;
 }
 
 cudaError_t mpix_cuda_expert_dispatch_load(void) {

@@ -29,7 +29,7 @@ template <class F> __device__ static void vector_copy(F &f, const deal &d, const
 }
 
 /* Shared memory of a stage: its bytes, the places, a barrier, the size. */
-static inline size_t ring_stage_bytes(int piece) { return (size_t)piece + 32 * sizeof(char *) + 8 + 8; }
+__host__ __device__ static inline size_t ring_stage_bytes(int piece) { return (size_t)piece + 32 * sizeof(char *) + 8 + 8; }
 
 #if __CUDA_ARCH__ >= 900
 /* A warp's ring. Only the lane that wrote a place reads it. */

@@ -405,7 +405,6 @@ static void shape_make(shape *s, int i) {
     s->cap = s->drop ? g_range(&rng, 0, 8) : g_range(&rng, 0, 5);
     for (int r = 0; r < size; r++)
         s->tokens[r] = g_range(&rng, 0, 3) == 0 ? 0 : g_range(&rng, 1, i % 5 == 4 ? 700 : 60);
-#ifdef TEST_QUANTISE
     if (i % 3 == 2) { /* rows become fp8 on the way */
         static const int from[] = {MPIX_EP_BF16, MPIX_EP_BF16, MPIX_EP_F16, MPIX_EP_F32};
         s->dtype = from[g_range(&rng, 0, 3)];
@@ -414,7 +413,6 @@ static void shape_make(shape *s, int i) {
         s->oscales = (int)g_range(&rng, 1, 2);
         s->compact = (int)g_range(&rng, 0, 1);
     }
-#endif
 }
 
 int main(int argc, char **argv) {
