@@ -177,6 +177,7 @@ struct mpix_ep_call {
     struct mpix_ep_ll_part *ll; /* low latency: [ranks] */
     int64_t ll_rows;       /* rows of the layout that exist here, others are dropped */
     int ll_heads, ll_limited, ll_width; /* dispatch: heads seen, ll_rows set, choices per token + 1 */
+    int ll_streaming;      /* what is written for peers bypasses the caches */
     int ll_pulled;         /* combine: peers that read this rank's rows */
     union {
         struct { MPIX_Ep_counts counts; } route;

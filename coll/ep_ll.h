@@ -146,6 +146,7 @@ int mpix_ep_ll_start(mpix_ep_call *call);
 void mpix_ep_ll_head_send(mpix_ep_call *call, int peer, mpix_ep_ll_head *head);
 void mpix_ep_ll_offer_send(mpix_ep_call *call, const mpix_ep_ll_offer *offer, int peer);
 const mpix_ep_ll_offer *mpix_ep_ll_offer_seen(mpix_ep_call *call, int peer); /* NULL: not yet */
+int mpix_ep_ll_streams(const mpix_ep *ep, size_t bytes); /* whether so many bytes for peers bypass the caches */
 void mpix_ep_ll_row_sent(mpix_ep_call *call, int peer);  /* one more row is written; publishes full blocks */
 void mpix_ep_ll_batches_end(mpix_ep_call *call);         /* all rows are written: doorbells, and the messages for proxied peers */
 void mpix_ep_ll_fail_send(mpix_ep_call *call);           /* instead of batches: the call has failed */

@@ -143,13 +143,20 @@ void mpix_ep_ll_head_send(mpix_ep_call *call, int peer, mpix_ep_ll_head *head) {
     atomic_store_explicit(&to->epoch, call->epoch, memory_order_release);
 }
 
+/* A line that is written for another core and was read by it last has to be fetched and taken away first, which costs more than to write past
+ * the caches, even for a single row (doc/performance.md). What a proxy sends is read here again. */
+int mpix_ep_ll_streams(const mpix_ep *ep, size_t bytes) {
+    int chosen = ep->params.stores == MPIX_STORES_AUTO && ep->params.stream_bytes == 0 && !ep->far;
+    return chosen ? bytes >= 1024 : bytes > ep->stream_bytes;
+}
+
 void mpix_ep_ll_row_sent(mpix_ep_call *call, int peer) {
     mpix_ep *ep = call->ep;
     mpix_ep_ll_part *part = &call->ll[peer];
     part->sent++;
     if (peer == ep->rank || mpix_ep_is_far(ep, peer) || (part->sent % MPIX_EP_LL_BLOCK && part->sent < part->total))
         return;
-    if (call->streaming)
+    if (call->ll_streaming)
         ep->rows->fence(); /* a release store does not order streaming stores */
     _Atomic uint64_t *flags = (_Atomic uint64_t *)(void *)(part->to + part->out.flags_at);
     atomic_store_explicit(&flags[(part->sent - 1) / MPIX_EP_LL_BLOCK], call->epoch | (part->direct_block ? MPIX_EP_LL_DIRECT : 0),
@@ -158,7 +165,7 @@ void mpix_ep_ll_row_sent(mpix_ep_call *call, int peer) {
 
 void mpix_ep_ll_batches_end(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
-    if (ep->far && call->streaming)
+    if (ep->far && call->ll_streaming)
         ep->rows->fence(); /* a device reads it: nothing may linger in write-combining buffers */
     for (int i = 1; i < ep->size; i++) {
         int peer = (ep->rank + i) % ep->size;

@@ -147,7 +147,7 @@ static void batches_begin(mpix_ep_call *call) {
     }
     call->far_peer = 1;
     call->far_row = 0;
-    call->streaming = (size_t)h->first[ep->size] * row > ep->stream_bytes;
+    call->ll_streaming = mpix_ep_ll_streams(ep, (size_t)h->first[ep->size] * row);
 }
 
 /* A token's sum here. Own plain rows stay where they are. */
@@ -155,15 +155,15 @@ static void row_send(mpix_ep_call *call, int s, int64_t i) {
     mpix_ep *ep = call->ep;
     const MPIX_Ep_combine_in *in = &call->combine.in;
     const mpix_ep_ll_part *part = &call->ll[s];
-    int n = terms_fill(call, s, i), plain = is_plain(call) && n == 1;
+    int n = terms_fill(call, s, i), plain = is_plain(call) && n == 1, streaming = s != ep->rank && call->ll_streaming;
     void *dst = part->to + part->out.rows_at + (size_t)i * part->out.row;
     mpix_row_sum sum = {.y = dst, .nterms = n, .terms = ep->terms};
     if (n == 0 || (plain && s == ep->rank))
         return;
     if (plain)
-        ep->rows->copy(ep->terms[0].x, mpix_ep_row_bytes(&in->x, in->hidden), &dst, 1, call->streaming);
+        ep->rows->copy(ep->terms[0].x, mpix_ep_row_bytes(&in->x, in->hidden), &dst, 1, streaming);
     else
-        ep->rows->sum(&sum, in->x.dtype, in->x.scale_kind, in->wire, (size_t)in->hidden, call->streaming);
+        ep->rows->sum(&sum, in->x.dtype, in->x.scale_kind, in->wire, (size_t)in->hidden, streaming);
 }
 
 /* One piece; 1: all is sent. */

@@ -79,6 +79,7 @@ static void batches_begin(mpix_ep_call *call) {
         mpix_ep_ll_head_send(call, p, &head);
     }
     call->at = 0;
+    call->ll_streaming = mpix_ep_ll_streams(ep, (size_t)plan->first[plan->tokens] * row);
     call->streaming = (size_t)plan->first[plan->tokens] * row > ep->stream_bytes;
 }
 
@@ -155,7 +156,7 @@ static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales)
         mpix_ep_token_convert(call, t, ep->converted, ep->converted + row);
     }
     if (n > 0)
-        ep->rows->copy(x, row, dst, n, call->streaming);
+        ep->rows->copy(x, row, dst, n, call->ll_streaming);
     if (n > 0 && scales)
         ep->rows->copy(s, scales, sdst, n, 0);
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++)
