@@ -6,6 +6,7 @@
  */
 #include "config.h"
 
+#include "base/trace.h"
 #include "coll/ep_ll.h"
 
 #include <errno.h>
@@ -128,6 +129,7 @@ static void call_complete(mpix_ep *ep, mpix_ep_call *call, mpix_ep_call *prev) {
         ep->first = call->next;
     if (ep->last == call)
         ep->last = prev;
+    mpix_trace_end("ep", mpix_ep_call_name(call), (uint64_t)(uintptr_t)call);
     call->handle->active--;
     mpix_ep_far_release(call);
     mpix_ep_bank_give(call);
@@ -392,6 +394,7 @@ int mpix_ep_call_submit(mpix_ep_call *call, MPIX_Xfer *xfer, int blocking) {
     }
     pthread_mutex_lock(&ep->lock);
     call->epoch = ++handle->started[call->type];
+    mpix_trace_begin("ep", mpix_ep_call_name(call), (uint64_t)(uintptr_t)call, -1, -1);
     handle->active++;
     if (!call->zombie) {
         ep->users++;

@@ -5,11 +5,17 @@
  */
 #include "config.h"
 
+#include "base/trace.h"
 #include "p2p/p2p_gpu.h"
 
 enum { OP_CHECK_NS = 5000000, OP_PAUSE_NS = 100000000 };
 
 static const mpix_xfer_ops op_ops;
+
+static const char *op_name(int type) {
+    static const char *const names[] = {"put", "get", "fetch_add", "send", "recv", "advertise"};
+    return names[type];
+}
 
 static void op_release(p2p_op *op) {
     op->turn++;
@@ -125,6 +131,7 @@ p2p_op *p2p_op_new(mpix_p2p *p2p, int type, int peer, const MPIX_P2p_iov iov[], 
         p2p->ops = op;
     p2p->ops_last = op;
     p2p->peers[peer].puts += type == P2P_PUT;
+    mpix_trace_begin("p2p", op_name(type), (uint64_t)(uintptr_t)op, peer, -1);
     atomic_fetch_add_explicit(&p2p->pending, 1, memory_order_relaxed);
     return op;
 }
@@ -163,6 +170,7 @@ void p2p_op_done(p2p_op *op) {
         p2p->scratch_free |= (uint64_t)1 << op->scratch;
         op->scratch = -1;
     }
+    mpix_trace_end("p2p", op_name(op->type), (uint64_t)(uintptr_t)op);
     op_drop(op);
     peer->puts -= op->type == P2P_PUT;
     if (peer->notifier == op)

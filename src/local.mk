@@ -11,6 +11,8 @@ libmpixep_core_la_SOURCES += \
 	src/base/status.c \
 	src/base/status.h \
 	src/base/topo.c \
+	src/base/trace.c \
+	src/base/trace.h \
 	src/base/topo.h \
 	src/base/wait.c \
 	src/base/wait.h \

@@ -29,7 +29,7 @@ static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
 static int log_fd = STDERR_FILENO;
 static char log_path[1024];
 
-static void log_expand(char *out, size_t len, const char *file) {
+void mpix_log_expand(char *out, size_t len, const char *file) {
     char host[64] = "";
     size_t used = 0;
 
@@ -55,7 +55,7 @@ void mpix_log_configure(int level, const char *file) {
     int failed = 0;
 
     if (file && *file)
-        log_expand(path, sizeof path, file);
+        mpix_log_expand(path, sizeof path, file);
 
     pthread_mutex_lock(&log_lock);
     if (strcmp(path, log_path) != 0) {
@@ -84,6 +84,10 @@ void mpix_log_configure(int level, const char *file) {
 
 void mpix_log_set_rank(int rank) {
     atomic_store(&log_rank, rank);
+}
+
+int mpix_log_rank(void) {
+    return atomic_load(&log_rank);
 }
 
 /* An event before the first object was created: the environment's wish counts already. */

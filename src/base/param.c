@@ -22,6 +22,7 @@
 
 #include "base/log.h"
 #include "base/status.h"
+#include "base/trace.h"
 
 #define PARAM_ENV_PREFIX "MPIX_EP_"
 #define PARAM_KEY_PREFIX "mpix_ep_"
@@ -34,6 +35,10 @@ static const mpix_param_desc param_table[] = {
     {"log_file", "string", "at most 255 characters", "",
      "File the log is appended to, standard error if empty; %p becomes the process id, %h the host's name.",
      FIELD(log_file)},
+    {"trace", "string", "a file, at most 255 characters; %p: process id, %h: host", "",
+     "Writes what calls and the proxy did when to this file, for Chrome's trace viewer or Perfetto, each time an object is freed: the last 65536 "
+     "events of the process.",
+     FIELD(trace)},
     {"timeout", "seconds", "greater than 0, at most 1e9", "300",
      "Longest wait for a peer where the configuration of a context does not give one.", FIELD(timeout)},
     {"progress", "enum", "caller|thread", "caller",
@@ -343,6 +348,7 @@ int mpix_params_read(mpix_params *params) {
     if (kind)
         return kind;
     mpix_log_configure(read.log_level, read.log_file);
+    mpix_trace_configure(read.trace);
     param_warn_unknown();
     *params = read;
     return 0;
@@ -379,6 +385,8 @@ int mpix_params_set(mpix_params *params, const char *name, const char *value) {
         return param_refuse(desc, key, value);
     if (desc->offset == FIELD(log_level) || desc->offset == FIELD(log_file))
         mpix_log_configure(params->log_level, params->log_file);
+    if (desc->offset == FIELD(trace))
+        mpix_trace_configure(params->trace);
     return 0;
 }
 

@@ -25,6 +25,7 @@ enum { MPIX_PARAM_STRING = 256 }; /* room of every string, its terminator includ
 typedef struct mpix_params {
     int log_level;                    /* none error warn info debug trace; default warn */
     char log_file[MPIX_PARAM_STRING]; /* default "" */
+    char trace[MPIX_PARAM_STRING];    /* default "": none */
     double timeout;                   /* seconds, default 300; > 0 */
     int progress; /* caller | thread: who works on nonblocking calls between the caller's calls; default caller */
     int stores;   /* auto | ordinary | streaming: for rows; default auto */

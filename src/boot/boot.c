@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/trace.h"
 
 /* What every rank tells every rank at creation. */
 typedef struct boot_card {
@@ -204,6 +205,7 @@ void mpix_boot_free(mpix_boot *boot, int abandoned) {
 
     if (!boot)
         return;
+    mpix_trace_write();
     MPI_Finalized(&finalized);
     if (!finalized) {
         if (boot->errhandler != MPI_ERRHANDLER_NULL)

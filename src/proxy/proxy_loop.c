@@ -24,7 +24,17 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "base/trace.h"
 #include "proxy/proxy_internal.h"
+
+static const char *loop_name(int op) {
+    switch (op) {
+    case MPIX_CMD_SIGNAL: return "signal";
+    case MPIX_CMD_READ: return "read";
+    case MPIX_CMD_ADD: return "add";
+    default: return "write";
+    }
+}
 
 /* ---- take -------------------------------------------------------------------------------------------------------- */
 
@@ -79,6 +89,7 @@ static void loop_queue(mpix_proxy *proxy, const mpix_request *request, uint64_t 
     if (proxy->counted && loop_count(proxy, peer, work))
         return;
     lane->head++;
+    mpix_trace_begin("proxy", loop_name(request->op), seq, request->peer, (int64_t)request->len);
     loop_activate(proxy, request->peer, request->lane);
 }
 
@@ -275,6 +286,7 @@ static void loop_complete(mpix_proxy *proxy, const mpix_net_done *done) {
         if (proxy->counted && work->request.op == MPIX_CMD_SIGNAL)
             peer->tx[work->request.counter].header_open = 0;
         seq = work->seq;
+        mpix_trace_end("proxy", loop_name(work->request.op), seq);
         lane->done++;
     }
     lane->ops -= (uint32_t)done->n;

@@ -24,6 +24,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/topo.h"
+#include "base/trace.h"
 
 enum {
     THREAD_SPIN_NS = 20000,   /* an answer over a network takes microseconds */
@@ -101,8 +102,11 @@ static void thread_doze(mpix_proxy *proxy) {
     proxy->sleeps += !happened;
     proxy_unlock(proxy);
 
-    if (!happened && !atomic_load_explicit(&proxy->stop, memory_order_acquire))
+    if (!happened && !atomic_load_explicit(&proxy->stop, memory_order_acquire)) {
+        mpix_trace_begin("proxy", "sleep", (uint64_t)(uintptr_t)proxy, -1, -1);
         (void)poll(fds, 2, blocked ? THREAD_BLOCKED_MS : THREAD_SLEEP_MS);
+        mpix_trace_end("proxy", "sleep", (uint64_t)(uintptr_t)proxy);
+    }
     atomic_store_explicit(&proxy->sleeping, 0, memory_order_relaxed);
     if (fds[0].revents & POLLIN)
         (void)!read(proxy->wake_fd, &drained, sizeof drained);

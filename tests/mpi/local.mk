@@ -96,8 +96,8 @@ MPI_TESTS = \
 	tests/mpi/p2p_faults_killed_proxied.3.test \
 	tests/mpi/p2p_faults_forgotten.2.test
 
-TESTS += $(MPI_TESTS) tests/mpi/info.sh tests/mpi/plot.sh
-EXTRA_DIST += tests/mpi/run.sh tests/mpi/info.sh tests/mpi/plot.sh
+TESTS += $(MPI_TESTS) tests/mpi/info.sh tests/mpi/plot.sh tests/mpi/trace.sh
+EXTRA_DIST += tests/mpi/run.sh tests/mpi/info.sh tests/mpi/plot.sh tests/mpi/trace.sh
 CLEANFILES += $(MPI_TESTS)
 
 $(MPI_TESTS): Makefile
