@@ -334,8 +334,10 @@ static void vector(int n, unsigned seed, int how) {
         ck_assert_int_eq(MPIX_Xfer_wait(&xfer), MPI_SUCCESS);
         ck_assert_uint_eq((uint64_t)got, total);
     }
-    for (size_t i = 0; i < HALF; i++)
-        ck_assert_msg(base[HALF + i] == want[i], "%d pieces, way %d: byte %zu", n, how, i);
+    size_t wrong = 0; /* an assertion per byte would write one to Check's pipe for each */
+    while (wrong < HALF && base[HALF + wrong] == want[wrong])
+        wrong++;
+    ck_assert_msg(wrong == HALF, "%d pieces, way %d: byte %zu", n, how, wrong);
     free(want);
     free(in);
     free(iov);
