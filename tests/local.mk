@@ -15,7 +15,7 @@ AM_TESTS_ENVIRONMENT = \
 	MPIX_SANITIZED=$(MPIX_SANITIZED); export MPIX_SANITIZED; \
 	MPIX_SPIN='$(SPIN)'; export MPIX_SPIN; \
 	LSAN_OPTIONS="suppressions=$(abs_top_srcdir)/tests/lsan.supp:print_suppressions=0:$$LSAN_OPTIONS"; export LSAN_OPTIONS; \
-	TSAN_OPTIONS="suppressions=$(abs_top_srcdir)/tests/tsan.supp:halt_on_error=1:$$TSAN_OPTIONS"; export TSAN_OPTIONS; \
+	TSAN_OPTIONS="suppressions=$(abs_top_srcdir)/tests/tsan.supp:ignore_noninstrumented_modules=1:halt_on_error=1:$$TSAN_OPTIONS"; export TSAN_OPTIONS; \
 	UBSAN_OPTIONS="print_stacktrace=1:$$UBSAN_OPTIONS"; export UBSAN_OPTIONS;
 if SANITIZED
 MPIX_SANITIZED = 1

@@ -689,7 +689,9 @@ START_TEST(sleep_and_wake) {
             ck_assert_int_eq(net == 0 || word(0) == i, 1);
             best = mpix_clock_ns() - start < best ? mpix_clock_ns() - start : best;
         }
+        proxy_lock(proxy);
         sleeps = proxy->sleeps;
+        proxy_unlock(proxy);
         ck_assert_uint_ge(sleeps, 30);
         ck_assert_msg(best < 20000000, "the best wake-up took %llu ns: only the bound of a sleep ended it",
                       (unsigned long long)best);
