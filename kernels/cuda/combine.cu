@@ -317,21 +317,8 @@ __global__ void __launch_bounds__(HOW == BULK ? 480 : 512) combine_kernel(const 
     int fault = routing_fault(h, c.tokens, c.topk);
     if (call_refused(h, c.report))
         return;
-    if (blockIdx.x == 0 && threadIdx.x < 32 && c.part != MPIX_CUDA_END) {
-        mpix_cuda_offer mine = c.offer;
-        if (!mine.status && fault) {
-            mine.status = 1;
-            if (threadIdx.x == 0)
-                report(h, fault, 0, -1, h.state->tokens, c.tokens);
-        } else if (!mine.status && mine.rows < rows && !h.drop) {
-            mine.status = 2;
-            if (threadIdx.x == 0)
-                report(h, MPIX_CUDA_CAPACITY, 0, -1, rows, mine.rows);
-        }
-        if (mine.rows > rows)
-            mine.rows = rows;
-        offer_send(h, mine, h.offered, offsetof(mpix_cuda_words, rows_offered), epoch);
-    }
+    if (blockIdx.x == 0 && threadIdx.x < 32 && c.part != MPIX_CUDA_END)
+        rows_offer_send(h, c, rows, fault, epoch);
     if (c.part == MPIX_CUDA_BEGIN) /* the peers may read; this rank reads in the second half */
         return;
     if (threadIdx.x < 32) {

@@ -138,6 +138,23 @@ __device__ inline void offer_send(const mpix_cuda_handle &h, const mpix_cuda_off
     }
 }
 
+/* Combine's offer, with what this rank finds wrong with the call: a fault of its routing, or fewer rows than it was sent. Like offer_send. */
+__device__ __forceinline__ void rows_offer_send(const mpix_cuda_handle &h, const mpix_cuda_combine &c, int64_t rows, int fault, uint64_t epoch) {
+    mpix_cuda_offer mine = c.offer;
+    if (!mine.status && fault) {
+        mine.status = 1;
+        if (threadIdx.x == 0)
+            report(h, fault, 0, -1, h.state->tokens, c.tokens);
+    } else if (!mine.status && mine.rows < rows && !h.drop) {
+        mine.status = 2;
+        if (threadIdx.x == 0)
+            report(h, MPIX_CUDA_CAPACITY, 0, -1, rows, mine.rows);
+    }
+    if (mine.rows > rows)
+        mine.rows = rows;
+    offer_send(h, mine, h.offered, offsetof(mpix_cuda_words, rows_offered), epoch);
+}
+
 /* By a warp: lane r awaits the offer of rank r and gets it. 0: all are fine; 1: the call fails, alike on all ranks, and that is
  * reported; 2: time-out. An offer is judged against this rank's own: if any two ranks differ, every rank finds one that differs from it. */
 __device__ inline int offers_wait(const mpix_cuda_handle &h, const mpix_cuda_offer &mine, uint64_t at, int word, uint64_t epoch,

@@ -226,20 +226,7 @@ __global__ void push_gate_kernel(const __grid_constant__ mpix_cuda_handle h, con
     if (lane < CPIECES)
         h.engines.signals[SIGNAL_PUSHED + lane] = pieces_word(epoch, lane + 1);
     if (!refused) {
-        mpix_cuda_offer mine = c.offer;
-        int64_t rows = h.state->recv_total;
-        if (!mine.status && fault) {
-            mine.status = 1;
-            if (lane == 0)
-                report(h, fault, 0, -1, h.state->tokens, c.tokens);
-        } else if (!mine.status && mine.rows < rows && !h.drop) {
-            mine.status = 2;
-            if (lane == 0)
-                report(h, MPIX_CUDA_CAPACITY, 0, -1, rows, mine.rows);
-        }
-        if (mine.rows > rows)
-            mine.rows = rows;
-        offer_send(h, mine, h.offered, offsetof(mpix_cuda_words, rows_offered), epoch);
+        rows_offer_send(h, c, h.state->recv_total, fault, epoch);
         delay(h, 4);
     }
     bool late = lane < h.size && lane != h.rank && (refused || !word_wait(h, &engine_words(h, h.rank, lane)->summed, epoch - 1, lane, c.report));
