@@ -37,7 +37,6 @@ typedef struct ucx_op {
     mpix_net_op op;
     ucx_header header; /* of a message: libucp may read it until the message is complete */
     int state;
-    int message;   /* goes as a message, in order with other messages */
     uint64_t need; /* a message goes when the lane's operations before this number are flushed */
 } ucx_op;
 

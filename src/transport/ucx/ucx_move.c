@@ -81,9 +81,7 @@ static void issue(ucx_lane *lane, ucx_op *o) {
 }
 
 /* Messages whose turn has come. */
-static int issue_held(ucx_lane *lane) {
-    uint64_t first = lane->issued;
-
+static void issue_held(ucx_lane *lane) {
     for (; lane->issued < lane->head; lane->issued++) {
         ucx_op *o = lane_op(lane, lane->issued);
         if (o->state == UCX_ISSUED)
@@ -92,7 +90,6 @@ static int issue_held(ucx_lane *lane) {
             break;
         issue_message(lane, o);
     }
-    return lane->issued != first;
 }
 
 int ucx_post(mpix_net *base, const mpix_net_op *ops, int count) {
@@ -103,6 +100,7 @@ int ucx_post(mpix_net *base, const mpix_net_op *ops, int count) {
         const mpix_net_op *op = &ops[i];
         ucx_lane *lane = &net->peers[op->peer].lanes[op->lane];
         uint64_t len = op->kind == MPIX_NET_WORD || op->kind == MPIX_NET_ADD ? 8 : op->len;
+        int message = op->kind == MPIX_NET_WORD || (op->kind == MPIX_NET_WRITE && op->len > 0 && op->len <= UCX_SHORT);
         ucx_op *o;
         if (lane->head - lane->done == UCX_DEPTH)
             break;
@@ -111,14 +109,13 @@ int ucx_post(mpix_net *base, const mpix_net_op *ops, int count) {
                                    op->roff, len, op->rmem->bytes, op->peer);
         o = lane_op(lane, lane->head++);
         *o = (ucx_op){.op = *op, .state = UCX_HELD, .need = lane->puts};
-        o->message = op->kind == MPIX_NET_WORD || (op->kind == MPIX_NET_WRITE && op->len > 0 && op->len <= UCX_SHORT);
-        if (!o->message) {
+        if (!message) {
             lane->puts = lane->head;
             if (lane->peer->broken == UCS_OK)
                 issue(lane, o);
         }
         if (lane->peer->broken == UCS_OK)
-            (void)issue_held(lane);
+            issue_held(lane);
         if (!lane->active) {
             lane->active = 1;
             net->active[net->nactive++] = lane;
@@ -163,20 +160,17 @@ static void flush_begin(ucx_lane *lane) {
         flush_over(flush, UCS_PTR_STATUS(result));
 }
 
-static int lane_step(ucx_lane *lane) {
-    int happened = 0;
-
+static void lane_step(ucx_lane *lane) {
     do {
         if (lane->peer->broken != UCS_OK)
-            return happened;
-        happened |= issue_held(lane);
+            return;
+        issue_held(lane);
         if (lane->issued == lane->covered)
-            return happened;
+            return;
         if (lane->nflushes > 0 && (lane->nflushes == UCX_FLUSHES || lane->issued == lane->head))
-            return happened; /* nobody waits for more than the end of the flush under way */
+            return; /* nobody waits for more than the end of the flush under way */
         flush_begin(lane);
     } while (lane->nflushes == 0); /* it was over at once */
-    return 1;
 }
 
 /* ---- polling ------------------------------------------------------------------------------------------------------------ */
@@ -204,7 +198,7 @@ int ucx_poll(mpix_net *base, mpix_net_done *done, int max) {
         ;
     for (int i = net->nactive - 1; i >= 0 && stored < max; i--) {
         ucx_lane *lane = net->active[i];
-        (void)lane_step(lane);
+        lane_step(lane);
         if (lane->flushed > lane->done) {
             done[stored++] = (mpix_net_done){.peer = lane->peer->rank, .lane = lane->index, .n = (int)(lane->flushed - lane->done)};
             lane->done = lane->flushed;
