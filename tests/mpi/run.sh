@@ -11,7 +11,7 @@ build=${MPIX_BUILDDIR:-.}
 MPIX_SRCDIR=${MPIX_SRCDIR:-$(dirname "$0")/../..}
 MPIX_BUILDDIR=$build
 MPIX_MPIRUN=${MPIX_MPIRUN:-$MPIX_SRCDIR/tests/mpirun.sh}
-export MPIX_SRCDIR MPIX_BUILDDIR
+export MPIX_SRCDIR MPIX_BUILDDIR MPIX_MPIRUN
 
 # More with more ranks than cores takes longer; sanitizers slow everything down.
 case $np in 1 | 2) scale=100 ;; 3 | 4) scale=60 ;; 5 | 8) scale=30 ;; *) scale=4 ;; esac
