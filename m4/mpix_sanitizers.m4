@@ -19,4 +19,5 @@ AS_IF([test -n "$MPIX_SANITIZE"],
    CFLAGS="$mpix_save"])
 AC_SUBST([MPIX_SANITIZE])
 AM_CONDITIONAL([SANITIZED], [test -n "$MPIX_SANITIZE"])
+AM_CONDITIONAL([SANITIZED_THREADS], [test "x$enable_tsan" = xyes])
 ])
