@@ -6,13 +6,13 @@
 
 #include <stddef.h>
 
-enum { P2P_PUT, P2P_GET, P2P_SEND, P2P_ADD, P2P_NOTIFY, P2P_OPS };
+enum { P2P_PUT, P2P_GET, P2P_SEND, P2P_ADD, P2P_NOTIFY, P2P_SEEN, P2P_OPS };
 enum { P2P_LATENCY, P2P_BANDWIDTH, P2P_BIDIR, P2P_RATE, P2P_TESTS };
 enum { P2P_OURS, P2P_MPI, P2P_NCCL, P2P_COPY, P2P_SIDES };
 enum { P2P_WINDOW = 32 };
 
 typedef struct p2p_bench {
-    int rank, size, op, test, iov_n, iterations, validate;
+    int rank, size, op, test, iov_n, iterations, validate, blocks, window;
     int cuda, stream;        /* GPU memory; our calls go on a stream */
     int side[P2P_SIDES];     /* 1: this side is measured */
     size_t min_bytes, max_bytes;

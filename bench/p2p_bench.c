@@ -19,11 +19,11 @@
 
 enum { BLOCKS = 15, EXIT_USAGE = 2 };
 
-static const char *const op_names[P2P_OPS] = {"put", "get", "send", "fetch_add", "notify"};
+static const char *const op_names[P2P_OPS] = {"put", "get", "send", "fetch_add", "notify", "seen"};
 static const char *const test_names[P2P_TESTS] = {"latency", "bandwidth", "bidirectional", "rate"};
 static const char *const side_names[P2P_SIDES] = {"mpix", "mpi", "nccl", "memcpy"};
 
-static p2p_bench bench = {.iov_n = 1, .validate = 1, .min_bytes = 8, .max_bytes = (size_t)64 << 20};
+static p2p_bench bench = {.blocks = BLOCKS, .iov_n = 1, .validate = 1, .min_bytes = 8, .max_bytes = (size_t)64 << 20};
 
 void p2p_die(const p2p_bench *b, const char *what) {
     fprintf(stderr, "mpix_p2p_bench: rank %d: %s\n", b->rank, what);
@@ -57,10 +57,10 @@ static int iterations_of(const p2p_bench *b, size_t bytes) {
 /* Microseconds per transfer: the maximum over both ranks of each block. */
 static void measure(p2p_bench *b, size_t bytes, bench_stats out[P2P_SIDES]) {
     double times[P2P_SIDES][BLOCKS];
-    int window = b->test == P2P_LATENCY ? 1 : bytes > (1u << 20) ? 4 : P2P_WINDOW, n = iterations_of(b, bytes);
-    double per = b->test == P2P_LATENCY && (b->op == P2P_SEND || b->op == P2P_NOTIFY) ? 2 : window;
+    int window = b->test == P2P_LATENCY ? 1 : b->window ? b->window : bytes > (1u << 20) ? 4 : P2P_WINDOW, n = iterations_of(b, bytes);
+    double per = b->test == P2P_LATENCY && (b->op == P2P_SEND || b->op >= P2P_NOTIFY) ? 2 : window;
 
-    for (int block = 0; block < BLOCKS + 2; block++) /* two to warm up */
+    for (int block = 0; block < b->blocks + 2; block++) /* two to warm up */
         for (int side = 0; side < P2P_SIDES; side++) {
             double begin;
             if (!b->side[side])
@@ -74,7 +74,7 @@ static void measure(p2p_bench *b, size_t bytes, bench_stats out[P2P_SIDES]) {
         }
     for (int side = 0; side < P2P_SIDES; side++)
         if (b->side[side])
-            out[side] = bench_stats_take(MPI_COMM_WORLD, times[side], BLOCKS);
+            out[side] = bench_stats_take(MPI_COMM_WORLD, times[side], b->blocks);
 }
 
 static unsigned char content(size_t i, int from, size_t bytes) {
@@ -95,7 +95,7 @@ static int verify(p2p_bench *b, size_t bytes) {
 
     if (!here)
         p2p_die(b, "there is no memory");
-    receives |= (b->op == P2P_SEND && b->test == P2P_LATENCY) || b->op == P2P_NOTIFY;
+    receives |= (b->op == P2P_SEND && b->test == P2P_LATENCY) || b->op >= P2P_NOTIFY;
     memset(here, 0, bytes);
     bring(b, there, here, bytes);
     if (b->op == P2P_ADD) {
@@ -113,7 +113,7 @@ static int verify(p2p_bench *b, size_t bytes) {
         p2p_sides_run(b, P2P_OURS, bytes, 1, active);
         MPI_Barrier(MPI_COMM_WORLD);
         bring(b, here, there, bytes);
-        for (size_t i = 0; receives && i < bytes && !bad; i++)
+        for (size_t i = 0; receives && i < bytes - (b->op == P2P_SEEN) && !bad; i++) /* seen has put a last byte of its own */
             bad = here[i] != content(i, 1 - b->rank, bytes);
     }
     free(here);
@@ -129,7 +129,7 @@ static double bytes_per_us(const p2p_bench *b, size_t bytes, double us) {
 
 static void print_head(const p2p_bench *b) {
     printf("# mpix_p2p_bench %s, %s, %s, %d pieces; times in us per transfer, medians of %d blocks\n", PACKAGE_VERSION, op_names[b->op],
-           test_names[b->test], b->iov_n, BLOCKS);
+           test_names[b->test], b->iov_n, b->blocks);
     if (b->cuda)
         printf("# GPU memory, %s, NCCL %d%s\n", b->gpu, b->nccl_version, b->stream ? ", on a stream" : "");
     printf("# %-8s %12s %10s %10s %12s", "bytes", "median", "min", "p99", "MB/s");
@@ -215,13 +215,16 @@ static int curves_write(const p2p_bench *b) {
 
 static void usage(FILE *to) {
     fputs("usage: mpirun -n 2 mpix_p2p_bench [options]\n"
-          "  -o put|get|send|fetch_add|notify   operation (put: with a flush; notify: put_notify and the target's wait, latency only)\n"
+          "  -o put|get|send|fetch_add|notify|seen   operation (put: with a flush; notify: put_notify and the target's wait;\n"
+          "                               seen: a put whose last byte the target looks for in its memory; both half a round trip, latency only)\n"
           "  -t latency|bandwidth|bidirectional|rate   rate: messages per second, with many in flight\n"
           "  -m MIN:MAX                   bytes, doubled from MIN to MAX, default 8:64m; suffix k, m\n"
           "  --memory host|cuda           kind of memory, default host\n"
           "  --stream                     cuda: put, get and notify by the _enqueue calls\n"
           "  --iov N                      pieces of each transfer, default 1\n"
-          "  -i N                         transfers per block (default by size); 15 blocks, each side in turn\n"
+          "  --window N                   transfers in flight but for latency, 1 to 32 (default by size)\n"
+          "  -i N                         transfers per block, or rows of them (default by size)\n"
+          "  --blocks N                   blocks, each side in turn, 1 to 15 (default)\n"
           "  -b mpi|nccl|memcpy|none      baselines: MPI (host memory: MPI_Win_allocate, flush) or NCCL (cuda), and memcpy; memcpy alone; none\n"
           "  -c 0|1                       verification, default 1; decides the exit status\n"
           "  --json FILE\n"
@@ -264,8 +267,10 @@ enum { NONE, BASE_MPI, BASE_NCCL, BASE_MEMCPY };
 static const char *options_check(p2p_bench *b, int base) {
     if (b->op == P2P_ADD && b->iov_n != 1)
         return "fetch_add has no --iov";
-    if (b->op == P2P_NOTIFY && b->test != P2P_LATENCY)
-        return "notify is for latency";
+    if (b->op >= P2P_NOTIFY && b->test != P2P_LATENCY)
+        return "notify and seen are for latency";
+    if (b->op == P2P_SEEN && b->cuda)
+        return "seen is for host memory";
     if (b->stream && (!b->cuda || b->op == P2P_SEND || b->op == P2P_ADD))
         return "--stream is for put, get and notify with --memory cuda";
     if (base == (b->cuda ? BASE_MPI : BASE_NCCL))
@@ -288,7 +293,7 @@ static const char *options_check(p2p_bench *b, int base) {
 /* 1: go on; 0: wrong; -1: help. */
 static int options(p2p_bench *b, int argc, char **argv) {
     static const struct option names[] = {{"iov", required_argument, NULL, 'v'},   {"json", required_argument, NULL, 'j'},
-                                          {"plot", required_argument, NULL, 'p'},
+                                          {"plot", required_argument, NULL, 'p'},  {"window", required_argument, NULL, 'w'}, {"blocks", required_argument, NULL, 'k'},
                                           {"memory", required_argument, NULL, 'y'}, {"stream", no_argument, NULL, 's'},
                                           {"help", no_argument, NULL, 'h'},        {NULL, 0, NULL, 0}};
     static const char *const base_names[] = {"none", "mpi", "nccl", "memcpy"}, *const yes_names[] = {"0", "1"}, *const memories[] = {"host", "cuda"};
@@ -313,6 +318,14 @@ static int options(p2p_bench *b, int argc, char **argv) {
         case 'i':
             good = number(optarg, &n) && n > 0;
             b->iterations = (int)n;
+            break;
+        case 'w':
+            good = number(optarg, &n) && n > 0 && n <= P2P_WINDOW;
+            b->window = (int)n;
+            break;
+        case 'k':
+            good = number(optarg, &n) && n > 0 && n <= BLOCKS;
+            b->blocks = (int)n;
             break;
         case 'j': b->json_path = optarg; break;
         case 'p': b->plot_path = optarg; break;

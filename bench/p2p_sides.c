@@ -15,6 +15,7 @@ static unsigned char *win_base, *win_local, *copy_from, *copy_to;
 static MPI_Win win;
 static int64_t olds[P2P_WINDOW];
 static uint64_t notified;
+static unsigned char stamp;
 static size_t made_for; /* bytes that iov describes */
 
 /* In the origin's first half lies what is sent, in the second what arrives. */
@@ -51,6 +52,20 @@ static void ours(p2p_bench *b, size_t bytes, int window, int active) {
                 P2P_OK(MPIX_P2p_isend(p2p, 1 - rank, iov, iov_n, &xfers[n++]));
         }
         P2P_OK(MPIX_Xfer_waitall(n, xfers, NULL));
+        return;
+    }
+    if (op == P2P_SEEN) { /* there and back, as ib_write_lat does it: the last byte is another one each time */
+        volatile unsigned char *last = b->base + max_bytes + bytes - 1;
+        stamp = (unsigned char)(stamp % 255 + 1);
+        for (int turn = 0; turn < 2; turn++) {
+            if (turn == rank) {
+                b->base[bytes - 1] = stamp;
+                P2P_OK(MPIX_P2p_put(iov, iov_n));
+            } else {
+                while (*last != stamp)
+                    ;
+            }
+        }
         return;
     }
     if (op == P2P_NOTIFY) { /* there and back; the other rank's host sees the word */
@@ -94,7 +109,7 @@ static void theirs(p2p_bench *b, size_t bytes, int window, int active) {
     static MPI_Status statuses[2 * P2P_WINDOW]; /* gcc takes MPICH's MPI_STATUSES_IGNORE for an address */
     int peer = 1 - rank, n = (int)bytes, k = 0;
 
-    if (op == P2P_SEND || op == P2P_NOTIFY) {
+    if (op == P2P_SEND || op >= P2P_NOTIFY) {
         if (test == P2P_LATENCY) {
             if (rank == 0)
                 MPI_Send(win_local, n, MPI_BYTE, 1, 0, MPI_COMM_WORLD);
