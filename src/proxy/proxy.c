@@ -213,6 +213,8 @@ static void proxy_limits(mpix_proxy *proxy, const mpix_params *params) {
     proxy->credit_ops =
         params->credit_ops && params->credit_ops < caps->depth ? (uint32_t)params->credit_ops : (uint32_t)caps->depth;
     proxy->credit_bytes = params->credit_bytes ? params->credit_bytes : UINT64_MAX / 4;
+    proxy->read_op = caps->read_op && caps->read_op < proxy->max_op ? caps->read_op : proxy->max_op;
+    proxy->read_bytes = caps->read_bytes && caps->read_bytes < proxy->credit_bytes ? caps->read_bytes : proxy->credit_bytes;
 }
 
 /* Blobs of all peers; each begins with the place that the peer has in our counter table. */

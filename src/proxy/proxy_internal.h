@@ -88,7 +88,7 @@ struct mpix_proxy {
     mpix_doorbell *bell;
     int size, nlanes, counters, counted, npeers;
     proxy_peer *peers; /* [size] */
-    uint64_t max_op, credit_bytes;
+    uint64_t max_op, credit_bytes, read_op, read_bytes; /* read_*: of READs */
     uint32_t depth, credit_ops;
 
     mpix_net_mem *mem[MPIX_PROXY_WINDOWS];

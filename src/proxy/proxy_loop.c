@@ -74,18 +74,24 @@ static int loop_count(mpix_proxy *proxy, proxy_peer *peer, proxy_work *work) {
     return 0;
 }
 
+/* Length of the operations that a command is cut into. */
+static uint64_t loop_op_bytes(const mpix_proxy *proxy, const mpix_request *request) {
+    return request->op == MPIX_CMD_READ ? proxy->read_op : proxy->max_op;
+}
+
 /* A command of a failed peer is dropped: it was told to nobody as complete, and nobody will post it. */
 static void loop_queue(mpix_proxy *proxy, const mpix_request *request, uint64_t seq) {
     proxy_peer *peer = &proxy->peers[request->peer];
     proxy_lane *lane = &peer->lanes[request->lane];
     proxy_work *work = &lane->ring[lane->head & (proxy->depth - 1)];
+    uint64_t op_bytes = loop_op_bytes(proxy, request);
 
     if (atomic_load_explicit(&peer->failed, memory_order_relaxed))
         return;
     work->request = *request;
     work->seq = seq;
     work->posted = work->complete = 0;
-    work->total = request->len <= proxy->max_op ? 1 : (uint32_t)((request->len - 1) / proxy->max_op + 1);
+    work->total = request->len <= op_bytes ? 1 : (uint32_t)((request->len - 1) / op_bytes + 1);
     if (proxy->counted && loop_count(proxy, peer, work))
         return;
     lane->head++;
@@ -116,15 +122,15 @@ static int loop_take(mpix_proxy *proxy) {
 
 /* Length of operation i of a command. */
 static uint64_t loop_op_len(const mpix_proxy *proxy, const proxy_work *work, uint32_t i) {
-    uint64_t at = (uint64_t)i * proxy->max_op;
+    uint64_t most = loop_op_bytes(proxy, &work->request), at = (uint64_t)i * most;
 
-    return work->request.len - at < proxy->max_op ? work->request.len - at : proxy->max_op;
+    return work->request.len - at < most ? work->request.len - at : most;
 }
 
 /* Memory is named by the net's handles. */
 static void loop_handle_op(const mpix_proxy *proxy, const proxy_work *work, uint32_t i, mpix_net_op *op) {
     const mpix_request *r = &work->request;
-    uint64_t at = (uint64_t)i * proxy->max_op;
+    uint64_t at = (uint64_t)i * loop_op_bytes(proxy, r);
 
     op->kind = r->op == MPIX_CMD_WRITE ? MPIX_NET_WRITE : r->op == MPIX_CMD_READ ? MPIX_NET_READ : MPIX_NET_ADD;
     op->mem = r->mem;
@@ -192,9 +198,10 @@ static int loop_gather(mpix_proxy *proxy, proxy_peer *peer, proxy_lane *lane, mp
     for (uint64_t at = lane->post; at < lane->head && n < PROXY_BATCH; at++) {
         const proxy_work *work = &lane->ring[at & (proxy->depth - 1)];
         int header = work->request.op == MPIX_CMD_SIGNAL && proxy->counted;
+        uint64_t credit = work->request.op == MPIX_CMD_READ ? proxy->read_bytes : proxy->credit_bytes;
         for (uint32_t i = work->posted; i < work->total && n < PROXY_BATCH; i++) {
             uint64_t len = loop_op_len(proxy, work, i);
-            if (lane->ops + (uint32_t)n >= proxy->credit_ops || (bytes > 0 && bytes + len > proxy->credit_bytes) ||
+            if (lane->ops + (uint32_t)n >= proxy->credit_ops || (bytes > 0 && bytes + len > credit) ||
                 (header && peer->tx[work->request.counter].header_open))
                 return n;
             loop_make_op(proxy, peer, work, i, &ops[n++]);

@@ -51,6 +51,7 @@ typedef struct mpix_net_caps {
     int depth;           /* operations that may be incomplete per lane */
     uint32_t max_counter; /* counters are below this */
     uint64_t max_op;     /* bytes of one operation */
+    uint64_t read_op, read_bytes; /* READs: better no longer than this, and no more bytes under way per lane; 0: no such limits */
     char device[64];     /* "rxe0:1", for people */
     char address[64];    /* "gid[1] 10.9.0.1", for people */
     int mtu;

@@ -15,6 +15,8 @@ MPI_TESTS = \
 	tests/mpi/ep_random_ll_mixed.4.test \
 	tests/mpi/ep_random_ll_counted.2.test \
 	tests/mpi/ep_random_ll_chaos.3.test \
+	tests/mpi/ep_random_ll_ucx.2.test \
+	tests/mpi/ep_random_ll_ucx.3.test \
 	tests/mpi/ep_files.1.test \
 	tests/mpi/ep_files.3.test \
 	tests/mpi/ep_files.4.test \

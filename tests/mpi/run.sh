@@ -52,6 +52,7 @@ ep_random_ll_*) # over proxied peers
     *_mixed) export MPIX_EP_HOSTS=2 ;;
     *_counted) export MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted MPIX_EP_LANES=2 ;;
     *_chaos) export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_REACH=proxied MPIX_EP_LANES=2 MPIX_EP_CHAOS_SEED=$np ;;
+    *_ucx) ucx ;;
     *)
         echo "run.sh: no test is called $name" >&2
         exit 99

@@ -22,7 +22,7 @@ static const struct {
     {0x02c9, 4099, 4103, "mlx4", "strict PCIe order"},
     {0x02c9, 4113, UINT32_MAX, "mlx5", "strict PCIe order without relaxed ordering"},
     {0x15b3, 4113, UINT32_MAX, "mlx5", "strict PCIe order without relaxed ordering"},
-    {0xffffff, 0, UINT32_MAX, "rxe", "software, one responder task per queue pair"},
+    {VERBS_RXE, 0, UINT32_MAX, "rxe", "software, one responder task per queue pair"},
 };
 
 int verbs_order_known(const struct ibv_device_attr *attr, char *why, size_t len) {

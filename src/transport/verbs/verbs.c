@@ -110,6 +110,11 @@ static void set_caps(verbs_net *net, const mpix_params *params) {
             caps->ordered &= known;
         }
     }
+    for (int d = 0; d < net->ndevices; d++)
+        if (net->devices[d].port.attr.vendor_id == VERBS_RXE) {
+            caps->read_op = VERBS_RXE_READ;
+            caps->read_bytes = 4 * VERBS_RXE_READ;
+        }
     if (caps->max_op > 1u << 30)
         caps->max_op = 1u << 30; /* more gains nothing, and keeps others waiting */
     if (params->ordered != MPIX_ORDERED_AUTO) {

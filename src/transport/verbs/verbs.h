@@ -27,6 +27,10 @@ enum {
     VERBS_POLL = 32,          /* completions taken at once */
     VERBS_REPEATS = 6,        /* of what is not acknowledged: 7 is the most, but rxe takes it for infinity */
     VERBS_RDMA_ATOMIC = 16,   /* READs and atomics in flight per queue pair, at most */
+    VERBS_RXE = 0xffffff,     /* the vendor that soft-RoCE gives as its own. It answers a READ as fast as it can, into an
+                                 ordinary network that drops what its queues (1000 packets) can't hold; a READ of 4 MiB
+                                 between two virtual hosts ended as a lost connection. So READs are cut and few: */
+    VERBS_RXE_READ = 262144,
     VERBS_LOOK_PERIOD = 64,   /* polls between two looks at the clock */
     VERBS_LOOK_NS = 10000000  /* between two looks for asynchronous events and silent peers */
 };
