@@ -5,6 +5,7 @@
  */
 #include <mpix_ep.hpp>
 
+#include <cstdint>
 #include <cstdio>
 #include <vector>
 

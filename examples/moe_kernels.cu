@@ -1,6 +1,7 @@
 /* moe_kernels.cu - see moe_kernels.hpp. Plain kernels: they show what has to be done, the time goes into the products. */
 #include "moe_kernels.hpp"
 
+#include <cstdint>
 #include <cuda_runtime.h>
 #include <stdexcept>
 #include <string>

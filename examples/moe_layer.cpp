@@ -21,6 +21,7 @@
 #include "moe_reference.hpp"
 #include "npy.hpp"
 
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <initializer_list>

@@ -23,6 +23,7 @@
 #include "moe_experts.hpp"
 #include "moe_router.hpp"
 
+#include <cstdint>
 #include <cstring>
 
 namespace moe {

@@ -23,6 +23,7 @@
 #include "mpix_p2p.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <optional>
 #include <stdexcept>

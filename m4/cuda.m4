@@ -1,7 +1,7 @@
 # cuda.m4 - nvcc for the CUDA module, a library of its own that is loaded when a context asks for GPU memory.
 #
 # Default: built if nvcc is found (in PATH, $CUDA_HOME or /usr/local/cuda) and makes a shared library. --with-cuda: an error if not.
-# --with-cuda=DIR: DIR/bin/nvcc alone. --with-cuda-arch=LIST: compute capabilities, such as "80 90" (default); the last one also as PTX.
+# --with-cuda=DIR: DIR/bin/nvcc alone. --with-cuda-arch=LIST: compute capabilities, such as "80 90" (default; sm_80 and commas are taken too); the last one also as PTX.
 AC_DEFUN([MPIX_CHECK_CUDA], [
 AC_ARG_WITH([cuda], [AS_HELP_STRING([--with-cuda@<:@=DIR@:>@], [build the CUDA module with DIR/bin/nvcc; default: if found (for GPU memory)])],
             [], [with_cuda=check])
@@ -18,7 +18,7 @@ AS_CASE([$with_cuda],
      [yes|check], [test -n "$NVCC" || AC_PATH_PROG([NVCC], [nvcc], [], [$PATH:${CUDA_HOME:-/usr/local/cuda}/bin:/usr/local/cuda/bin])],
      [NVCC="$with_cuda/bin/nvcc"])
    NVCC_GENCODE= mpix_arch_last=
-   for mpix_arch in `echo "$with_cuda_arch" | tr ',' ' '`; do
+   for mpix_arch in `echo "$with_cuda_arch" | tr "," " " | sed "s/sm_//g"`; do
      NVCC_GENCODE="$NVCC_GENCODE -gencode arch=compute_$mpix_arch,code=sm_$mpix_arch" mpix_arch_last=$mpix_arch
    done
    NVCC_GENCODE="$NVCC_GENCODE -gencode arch=compute_$mpix_arch_last,code=compute_$mpix_arch_last"
