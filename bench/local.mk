@@ -4,6 +4,7 @@ mpix_ep_bench_SOURCES = bench/bench.h bench/ep_bench.c bench/options.c bench/npy
     bench/baseline_mpi.c bench/reduce.c bench/copy.c bench/measure.c bench/nccl.c bench/nccl.h bench/overlap.c bench/ll.c bench/stats.c bench/stats.h bench/verify.c bench/report.c bench/json.c bench/curves.c bench/plot.c bench/plot.h bench/cuda.c bench/cuda_base.c bench/cuda.h bench/cuda_kernels.h
 mpix_ep_bench_CPPFLAGS = $(AM_CPPFLAGS) $(JANSSON_CFLAGS)
 EXTRA_DIST += bench/cuda_kernels.cu
+mpix_ep_bench_LDFLAGS = $(LDFLAGS_OF_TOOLS)
 mpix_ep_bench_LDADD = libmpixep.la $(JANSSON_LIBS) $(MPI_LIBS) -lm
 
 # In GPU memory: the baselines' kernels and the CUDA runtime, which is linked statically. NCCL is loaded when it is asked for.
@@ -24,6 +25,7 @@ bench_mpix_fifo_bench_LDADD = libmpixep_core.la $(MPI_LIBS)
 bin_PROGRAMS += mpix_p2p_bench
 mpix_p2p_bench_SOURCES = bench/nccl.c bench/nccl.h bench/p2p.h bench/p2p_bench.c bench/p2p_cuda.c bench/p2p_sides.c bench/plot.c bench/plot.h bench/stats.c bench/stats.h
 mpix_p2p_bench_CPPFLAGS = $(AM_CPPFLAGS) $(JANSSON_CFLAGS)
+mpix_p2p_bench_LDFLAGS = $(LDFLAGS_OF_TOOLS)
 mpix_p2p_bench_LDADD = libmpixep.la $(JANSSON_LIBS) $(MPI_LIBS) -lm
 if HAVE_CUDA
 mpix_p2p_bench_CPPFLAGS += -isystem $(CUDA_HOME_USED)/include $(NCCL_CFLAGS)

@@ -54,6 +54,21 @@ if [ -d "$prefix/share/man" ]; then
     [ "$pages" -eq "$(sed -n 's/^@calls//p' "$src"/doc/man/*.md | wc -w)" ] || { say "$pages pages of calls"; exit 1; }
     say "a manual page for every call: pass"
 fi
+# The tools find the library, called by name from anywhere, and the module of ucx, though mpix_ep_info has the library inside.
+(
+    unset LD_LIBRARY_PATH
+    PATH=$prefix/bin:$PATH
+    cd /
+    timeout 120 $launcher -n 2 mpix_ep_bench --num-tokens 64 --hidden 64 --num-experts 8 --num-topk 2 -i 2 --baseline none </dev/null >"$work/bench.out" 2>&1 ||
+        { cat "$work/bench.out"; exit 1; }
+    timeout 120 $launcher -n 2 mpix_p2p_bench -m 8:64 -i 10 </dev/null >"$work/p2p.out" 2>&1 || { cat "$work/p2p.out"; exit 1; }
+    if [ -f "$libdir/libmpixep_ucx.so" ]; then
+        export MPIX_EP_TRANSPORT=ucx MPIX_EP_HOSTS=2
+        timeout 120 $launcher -n 2 mpix_ep_info --matrix </dev/null >"$work/info.out" 2>&1 || { cat "$work/info.out"; exit 1; }
+        grep -q 'ucx .*proxied' "$work/info.out" || { cat "$work/info.out"; exit 1; }
+    fi
+) || { say "the tools don't run from $prefix"; exit 1; }
+say "the tools from $prefix: pass"
 # The CUDA module is found beside the library, wherever that is: what is missing on this machine is a GPU or a driver, not the file.
 module=$libdir/libmpixep_cuda.so
 if [ -f "$module" ]; then
