@@ -65,8 +65,9 @@ typedef struct mpix_ep {
     mpix_ep_ctl_layout layout;
     mpix_win *ctl, *stage;
     struct mpix_ep_far *far; /* proxied peers, NULL: there are none */
+    struct mpix_ep_hop *hop; /* two hops, NULL: never (ep_hop.h) */
     int64_t max_rows;      /* this rank can receive in a batch */
-    size_t bank_bytes;
+    size_t bank_bytes, banks_at; /* the banks begin there in the staging window */
     mpix_ep_bank *banks;   /* [config.depth] */
     mpix_ep_region *regions;
     int nregions;
@@ -136,6 +137,12 @@ typedef struct mpix_ep_far_call {
     int64_t rows;
     uint32_t writes[MPIX_EP_MAX_LANES];
     uint64_t seq[MPIX_EP_MAX_LANES]; /* last command of this call */
+    int64_t hop_left;      /* two hops: items that it still sends here to be forwarded */
+    int64_t hop_done;      /* combine: partial sums sent it */
+    int64_t hop_item;      /* combine: partial sums of it used */
+    uint64_t hop_place;    /* combine: where it wants them, in its staging window */
+    int64_t hop_packed;    /* items packed for it */
+    int hop_blocked;       /* the packing waits for its credit */
 } mpix_ep_far_call;
 
 /* How a packed batch is laid out: chunks of per_chunk items; in a chunk of n items first n rows, then n scale rows, then n records. */
@@ -170,6 +177,9 @@ struct mpix_ep_call {
     mpix_ep_far_call *far; /* [ranks], NULL without proxied peers */
     int far_peer, far_segment; /* combine: where packing is */
     int64_t far_row;
+    int hop;               /* this call takes two hops (ep_hop.h) */
+    int hop_go;            /* no rank has refused: batches are sent */
+    int64_t hop_entry;     /* packing: where in token `at` */
     int nseen, waiting;    /* waiting: the current state needs peers that are not in seen */
     int64_t at;            /* progress inside a pass over tokens */
     int streaming;
@@ -192,7 +202,7 @@ static inline size_t mpix_ep_up16(size_t n) { return (n + 15) & ~(size_t)15; }
 
 /* ep_config.c */
 int mpix_ep_config_check(const MPIX_Ep_config *config, int ranks, MPIX_Ep_config *effective);
-size_t mpix_ep_bank_size(const MPIX_Ep_config *config, int64_t rows, int far_peers);
+size_t mpix_ep_bank_size(const MPIX_Ep_config *config, int64_t rows, int far_peers, int hop_hosts);
 int mpix_ep_config_compare(mpix_boot *boot, const MPIX_Ep_config *config, const mpix_params *params);
 
 /* ep_check.c: argument checks of calls; all return 0 or ARG (or UNSUPPORTED). */
@@ -253,7 +263,7 @@ void mpix_ep_offer_send(mpix_ep_call *call, const mpix_ep_offer *offer);
 /* Fills ep->targets from the offers; rows that lie nowhere in the peer's window make the call fail. */
 void mpix_ep_targets_fill(mpix_ep_call *call, size_t x_bytes, size_t scale_bytes, size_t meta_bytes, size_t slot_bytes);
 /* Fails the call if an offer's hidden, dtype or scales differ from this rank's; name: of x. */
-void mpix_ep_offers_compare(mpix_ep_call *call, int64_t hidden, const MPIX_Ep_rows *x, const char *name);
+void mpix_ep_offers_compare(mpix_ep_call *call, int64_t hidden, const MPIX_Ep_rows *x, const char *name, int wire);
 /* A place in this call's staging bank. */
 mpix_ep_place mpix_ep_stage_place(mpix_ep_call *call, size_t off, size_t stride);
 char *mpix_ep_stage_at(mpix_ep_call *call, size_t off);
@@ -266,6 +276,7 @@ void mpix_ep_peer_seen(mpix_ep_call *call, int peer, int32_t status, int64_t *wa
 int mpix_ep_offers_seen(mpix_ep_call *call, int64_t *wait_ns);
 /* Tells the ranks of `which` that this call's part for them is complete, with the call's own status. */
 void mpix_ep_signal(mpix_ep_call *call, int which);
+int mpix_ep_signalled(mpix_ep_call *call, int peer); /* all lanes of a peer have reached the call's epoch */
 /* Notes the signals of `which` that have come; 1: all. Others do not count. */
 int mpix_ep_signals_seen(mpix_ep_call *call, int which, int64_t *wait_ns);
 
@@ -276,6 +287,14 @@ void mpix_ep_far_free(mpix_ep *ep);
 mpix_ep_geometry mpix_ep_far_geometry(const mpix_ep_call *call, const MPIX_Ep_rows *x, int64_t hidden, size_t record);
 size_t mpix_ep_far_item_size(const MPIX_Ep_config *config); /* at most */
 size_t mpix_ep_far_chunks(const MPIX_Ep_config *config, const mpix_params *params, int ranks, int *nchunks); /* size and number */
+/* Windows of the proxy, and what a chunk is used for. */
+enum { MPIX_EP_WINDOW_CTL, MPIX_EP_WINDOW_MIRROR, MPIX_EP_WINDOW_STAGE, MPIX_EP_WINDOW_TX, MPIX_EP_WINDOW_HOP };
+enum { MPIX_EP_CHUNK_FREE, MPIX_EP_CHUNK_OPEN, MPIX_EP_CHUNK_POSTED };
+/* Queues a put; 1: queued. A peer that has failed takes nothing; the engine finds its failure. */
+int mpix_ep_far_put(mpix_ep_call *call, int peer, int lane, int lwin, uint64_t loff, int rwin, uint64_t roff, uint64_t len, uint32_t counter);
+/* Queues the signal behind `writes` puts: value, in the word at roff of the peer's control window. */
+void mpix_ep_far_word(mpix_ep_call *call, int peer, int lane, uint64_t roff, uint64_t value, uint32_t counter, uint32_t writes);
+uint32_t mpix_ep_far_counter(const mpix_ep_call *call, int lane); /* of the call's batch */
 void mpix_ep_far_publish(mpix_ep_call *call, int peer, void *at, size_t bytes, _Atomic uint64_t *word);
 void mpix_ep_far_signal(mpix_ep_call *call, int peer, int32_t status);
 int mpix_ep_far_owed(const mpix_ep_call *call, int peer); /* commands of the call for this peer are not complete */
@@ -300,7 +319,7 @@ mpix_ep_geometry mpix_ep_far_combine_geometry(const mpix_ep_call *call);
 
 /* Regions of a staging bank for the batches of proxied peers, totals[peer] items each, from offset stage on; returns the end. */
 size_t mpix_ep_far_regions(mpix_ep_call *call, const mpix_ep_geometry *g, const int64_t *totals, size_t stage);
-int64_t mpix_ep_mapped_rows(const mpix_ep_call *call);  /* rows this rank receives from mapped peers */
+int64_t mpix_ep_mapped_rows(const mpix_ep_call *call);  /* rows this rank receives through mapped peers */
 int64_t mpix_ep_combine_rows(const mpix_ep_call *call); /* rows that the last dispatch left in the caller's buffer */
 
 /* What a step returns. */

@@ -209,7 +209,7 @@ int mpix_ep_check_dispatch(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *i
 
 /* Sums of a rank's rows travel where the rows' rank makes them: in x's dtype, or, of bf16 and f16, in float. */
 static int wire_there(const mpix_ep *ep, const MPIX_Ep_combine_in *in) {
-    return in->wire == 0 || in->wire == in->x.dtype || (ep->gpu && ep->config.layout == MPIX_EP_EXPERT && in->wire == MPIX_EP_F32 && in->x.dtype != MPIX_EP_F64);
+    return in->wire == 0 || in->wire == in->x.dtype || ((!ep->gpu || ep->config.layout == MPIX_EP_EXPERT) && in->wire == MPIX_EP_F32 && in->x.dtype != MPIX_EP_F64);
 }
 
 /* In LL the experts' rank sums, so there is a dtype on the way back. */

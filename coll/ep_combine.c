@@ -13,15 +13,16 @@
 #include "config.h"
 
 #include "coll/ep_gpu.h"
+#include "coll/ep_hop.h"
 #include "coll/ep_ll.h"
 
 #include <stdlib.h>
 
-enum { COMBINE_START, COMBINE_READY, COMBINE_PACK, COMBINE_ARRIVE, COMBINE_SUM, COMBINE_WAIT };
+enum { COMBINE_START, COMBINE_READY, COMBINE_TURN, COMBINE_PACK, COMBINE_ARRIVE, COMBINE_SUM, COMBINE_WAIT };
 
 #define PIECE_BYTES (4u << 20) /* read per step */
 
-static size_t slot_bytes(const mpix_ep_call *call) {
+size_t mpix_ep_slot_bytes(const mpix_ep_call *call) {
     return call->ep->config.layout == MPIX_EP_COMPACT ? sizeof(float) * (size_t)call->handle->plan->width : sizeof(float);
 }
 
@@ -47,6 +48,18 @@ static int rows_check(mpix_ep_call *call, int64_t rows) {
     return !call->kind;
 }
 
+/* Two hops, if the routing takes them; a row of partial sums needs its room. In the mode auto one hop will do where it has not. */
+static int hops_check(mpix_ep_call *call) {
+    const mpix_ep *ep = call->ep;
+    const MPIX_Ep_combine_in *in = &call->combine.in;
+    int fits = ep->hop && (int64_t)mpix_dtype_size(mpix_ep_hop_wire(call)) <= ep->config.max_row_bytes / in->hidden;
+    call->hop = call->handle->plan->hop && fits;
+    if (call->handle->plan->hop && !fits && ep->params.two_hops == MPIX_HOPS_ON)
+        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "in.wire", "two_hops=on: a row of %lld elements of %s, in which partial sums travel, exceeds config.max_row_bytes = %lld",
+                                          (long long)in->hidden, mpix_dtype_name(mpix_ep_hop_wire(call)), (long long)ep->config.max_row_bytes));
+    return !call->kind;
+}
+
 /* Copies the rows of other sources into the bank. */
 static void stage_rows(mpix_ep_call *call, size_t stage, const char *from, int64_t stride, size_t bytes, size_t pitch, int64_t rows) {
     mpix_ep *ep = call->ep;
@@ -55,7 +68,7 @@ static void stage_rows(mpix_ep_call *call, size_t stage, const char *from, int64
     char *to = mpix_ep_stage_at(call, stage);
     for (int64_t i = 0; i < plan->nsegments; i++) {
         const mpix_ep_segment *s = &plan->segments[i];
-        for (int64_t r = s->row; s->source != ep->rank && !mpix_ep_is_far(ep, s->source) && r < s->row + s->n && r < rows; r++) {
+        for (int64_t r = s->row; s->source != ep->rank && (call->hop || !mpix_ep_is_far(ep, s->source)) && r < s->row + s->n && r < rows; r++) {
             void *dst = to + (size_t)r * pitch;
             ep->rows->copy(from + r * stride, bytes, &dst, 1, streaming);
         }
@@ -71,12 +84,13 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
     size_t row = mpix_ep_row_bytes(&in->x, in->hidden), scales = mpix_ep_scale_bytes(&in->x, in->hidden), stage = 0;
     int64_t rows = mpix_ep_combine_rows(call);
     size_t n = (size_t)rows;
-    if (!rows_check(call, rows))
+    if (!rows_check(call, rows) || !hops_check(call))
         return 1;
     *offer = (mpix_ep_offer){.dtype = in->x.dtype, .scale_kind = in->x.scale_kind, .hidden = (uint64_t)in->hidden, .rows = n};
-    offer->flags = (in->row_weights ? MPIX_EP_HAS_ROW_WEIGHTS : 0u) | (in->slot_values ? MPIX_EP_HAS_SLOTS : 0u);
+    offer->wire = call->hop ? mpix_ep_hop_wire(call) : 0;
+    offer->flags = (call->combine.out.slot_values ? MPIX_EP_WANTS_SLOTS : 0u) | (in->row_weights ? MPIX_EP_HAS_ROW_WEIGHTS : 0u) | (in->slot_values ? MPIX_EP_HAS_SLOTS : 0u);
     mpix_ep_place *place = offer->place;
-    size_t row_pitch = row % 64 ? mpix_ep_up16(row) : row, scale_pitch = mpix_ep_up16(scales), slot = slot_bytes(call);
+    size_t row_pitch = row % 64 ? mpix_ep_up16(row) : row, scale_pitch = mpix_ep_up16(scales), slot = mpix_ep_slot_bytes(call);
     int others = n > 0 && mpix_ep_mapped_rows(call) > 0;
     if (others && !mpix_ep_find(ep, in->x.data, (n - 1) * (size_t)in->x.stride + row, (uint64_t)in->x.stride, &place[MPIX_EP_PLACE_X])) {
         call->x_stage = stage;
@@ -95,7 +109,9 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
         call->slot_stage = stage = mpix_ep_up16(stage);
         stage += n * slot;
     }
-    if (ep->far) {
+    if (call->hop) {
+        stage = mpix_ep_hop_sum_regions(call, stage);
+    } else if (ep->far) {
         mpix_ep_geometry g = mpix_ep_far_combine_geometry(call);
         stage = mpix_ep_far_regions(call, &g, plan->send_rows, stage);
     }
@@ -126,23 +142,26 @@ static void combine_check(mpix_ep_call *call) {
     const MPIX_Ep_combine_in *in = &call->combine.in;
     mpix_ep *ep = call->ep;
     if (!call->kind || call->kind == MPIX_ERRK_REMOTE)
-        mpix_ep_offers_compare(call, in->hidden, &in->x, "in.x");
-    for (int peer = 0; peer < ep->size && !call->kind; peer++) {
+        mpix_ep_offers_compare(call, in->hidden, &in->x, "in.x", call->hop ? mpix_ep_hop_wire(call) : 0);
+    int go = !call->kind;
+    for (int peer = 0; peer < ep->size; peer++) {
         const mpix_ep_offer *o = mpix_ep_my_offer(call, peer);
         if (mpix_ep_is_far(ep, peer)) {
             call->far[peer].flags = o->flags;
             call->far[peer].rows = (int64_t)o->rows;
         }
-        if (o->rows > 0 && call->combine.out.slot_values && !(o->flags & MPIX_EP_HAS_SLOTS))
+        if (!call->kind && o->rows > 0 && call->combine.out.slot_values && !(o->flags & MPIX_EP_HAS_SLOTS))
             mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "out.slot_values", "out.slot_values is wanted, but rank %d gave no in.slot_values",
                                               peer));
     }
+    if (call->hop)
+        mpix_ep_hop_begin(call, go);
 }
 
 /* Own rows are read where the caller has them. */
-static void targets_fill(mpix_ep_call *call) {
+void mpix_ep_combine_targets(mpix_ep_call *call) {
     const MPIX_Ep_combine_in *in = &call->combine.in;
-    mpix_ep_targets_fill(call, mpix_ep_row_bytes(&in->x, in->hidden), mpix_ep_scale_bytes(&in->x, in->hidden), sizeof(float), slot_bytes(call));
+    mpix_ep_targets_fill(call, mpix_ep_row_bytes(&in->x, in->hidden), mpix_ep_scale_bytes(&in->x, in->hidden), sizeof(float), mpix_ep_slot_bytes(call));
     mpix_ep_target *self = &call->ep->targets[call->ep->rank];
     self->x = in->x.data;
     self->x_stride = (uint64_t)in->x.stride;
@@ -211,15 +230,15 @@ static void token_slots(mpix_ep_call *call, int64_t t) {
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
         const mpix_ep_entry *e = &plan->entries[i];
         const mpix_ep_target *from = &ep->targets[e->rank];
-        if (e->row >= from->rows)
-            continue;
+        if (e->row >= from->rows || (call->hop && mpix_ep_is_far(ep, e->rank)))
+            continue; /* dropped, or with the host's sum */
         const float *values;
         if (mpix_ep_is_far(ep, e->rank)) {
             char *row, *scales, *record;
             far_places(call, e, &row, &scales, &record);
             values = (const float *)record + 1;
         } else {
-            values = (const float *)(from->slots + (size_t)e->row * slot_bytes(call));
+            values = (const float *)(from->slots + (size_t)e->row * mpix_ep_slot_bytes(call));
         }
         if (!compact)
             to[e->choice] = values[0];
@@ -237,12 +256,18 @@ static int combine_sum(mpix_ep_call *call) {
     const MPIX_Ep_combine_in *in = &call->combine.in;
     const MPIX_Ep_combine_out *out = &call->combine.out;
     size_t row = mpix_ep_row_bytes(&in->x, in->hidden), y = mpix_ep_row_bytes(&out->y, in->hidden);
-    targets_fill(call);
+    mpix_ep_combine_targets(call);
     if (call->kind)
         return 1;
     call->streaming = (size_t)plan->tokens * y > call->ep->stream_bytes;
     int64_t t = call->at, end = t + (int64_t)(PIECE_BYTES / (row + 1)) / 2 + 16;
     for (; t < plan->tokens && t < end; t++) {
+        if (call->hop && out->slot_values)
+            token_slots(call, t);
+        if (call->hop) {
+            mpix_ep_hop_token_sum(call, t);
+            continue;
+        }
         token_sum(call, t);
         if (out->slot_values)
             token_slots(call, t);
@@ -253,6 +278,7 @@ static int combine_sum(mpix_ep_call *call) {
 
 int mpix_ep_combine_step(mpix_ep_call *call, int *banks_open) {
     struct mpix_ep_handle *handle = call->handle;
+    int did = MPIX_EP_STEP_WAITING;
     switch (call->state) {
     case COMBINE_START:
         if (!mpix_ep_offer_start(call, banks_open, offer_make))
@@ -262,15 +288,28 @@ int mpix_ep_combine_step(mpix_ep_call *call, int *banks_open) {
     case COMBINE_READY:
         if (!mpix_ep_offers_seen(call, call->kind ? NULL : call->combine.out.wait_ns))
             return MPIX_EP_STEP_WAITING;
-        if (handle->signalled[MPIX_EP_COMBINE] + 1 != call->epoch)
-            return MPIX_EP_STEP_WAITING;
         call->waiting = 0;
         combine_check(call);
+        call->state = COMBINE_TURN;
+        /* fall through */
+    case COMBINE_TURN:
+        if (call->hop)
+            did = mpix_ep_hop_combine_serve(call);
+        if (handle->signalled[MPIX_EP_COMBINE] + 1 != call->epoch)
+            return did;
         call->state = COMBINE_PACK;
         /* fall through */
     case COMBINE_PACK:
-        if (call->ep->far && !call->kind) {
-            int did = mpix_ep_far_combine_pack(call);
+        if (call->hop) {
+            int served = mpix_ep_hop_combine_serve(call);
+            did = mpix_ep_hop_combine_pack(call);
+            if (did != MPIX_EP_STEP_COMPLETE || !mpix_ep_hop_served(call)) {
+                mpix_ep_hop_mark(call);
+                return served == MPIX_EP_STEP_WORKED || did == MPIX_EP_STEP_COMPLETE ? served : did;
+            }
+            call->at = 0;
+        } else if (call->ep->far && !call->kind) {
+            did = mpix_ep_far_combine_pack(call);
             if (did != MPIX_EP_STEP_COMPLETE)
                 return did;
         }
@@ -319,6 +358,8 @@ static int combine_call(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, con
         call->combine.out = *out;
         kind = mpix_ep_check_combine(handle, &call->combine.in, &call->combine.out);
     }
+    if (!kind && handle->ep->hop)
+        kind = mpix_ep_hop_scratch(call);
     if (kind)
         mpix_ep_call_fail(call, kind);
     call->combine.capacity = handle->capacity;

@@ -78,7 +78,7 @@ int mpix_ep_config_check(const MPIX_Ep_config *config, int ranks, MPIX_Ep_config
 }
 
 /* Rows and scales are staged at a pitch of 16 bytes; beside each row travel its token's number, ids and weights. SIZE_MAX: too large. */
-size_t mpix_ep_bank_size(const MPIX_Ep_config *c, int64_t rows, int far_peers) {
+size_t mpix_ep_bank_size(const MPIX_Ep_config *c, int64_t rows, int far_peers, int hop_hosts) {
     size_t row = (size_t)c->max_row_bytes + 2 * 16 + 8 + 8 * (size_t)c->max_topk, bytes, far;
     if (rows < 0 || __builtin_mul_overflow((size_t)rows, row, &bytes) || bytes > (size_t)1 << 46)
         return SIZE_MAX;
@@ -87,6 +87,9 @@ size_t mpix_ep_bank_size(const MPIX_Ep_config *c, int64_t rows, int far_peers) {
     size_t tokens = (size_t)c->max_tokens, items = tokens * (size_t)far_peers, choices = tokens * (size_t)c->max_topk;
     if (far_peers > 0 && c->layout == MPIX_EP_EXPERT && choices > items)
         items = choices;
+    /* If all routings take two hops, only partial sums come here, one per token and host; what is dispatched comes through the rings. */
+    if (hop_hosts > 0)
+        items = tokens * (size_t)(hop_hosts < c->max_topk ? hop_hosts : c->max_topk);
     if (__builtin_mul_overflow(items, mpix_ep_far_item_size(c), &far) || far > (size_t)1 << 46)
         return SIZE_MAX;
     return (bytes + far + 64 * (size_t)far_peers + 4095) / 4096 * 4096 + 4096;
@@ -129,7 +132,8 @@ int PMPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_
         kind = mpix_ep_placement_init(&placement, &c, ranks, r);
         if (kind)
             break;
-        size_t bank = mpix_ep_bank_size(&c, mpix_ep_worst_rows(&c, &placement, r), ranks - ranks_per_host);
+        size_t bank = mpix_ep_bank_size(&c, mpix_ep_worst_rows(&c, &placement, r), ranks - ranks_per_host,
+                                        params.two_hops == MPIX_HOPS_ON ? (ranks + ranks_per_host - 1) / ranks_per_host - 1 : 0);
         mpix_ep_placement_free(&placement);
         if (bank == SIZE_MAX)
             kind = mpix_fail(MPIX_ERRK_NO_MEM, "config.max_recv_rows", "a batch in the worst case exceeds 2^46 bytes: set config.max_recv_rows");
@@ -137,12 +141,16 @@ int PMPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_
     }
     if (kind)
         return mpix_boot_raise(NULL, kind);
-    mpix_ep_ctl_layout_init(&layout, ranks, c.num_experts, c.depth, params.max_handles);
+    mpix_ep_ctl_layout_init(&layout, ranks, (ranks + ranks_per_host - 1) / ranks_per_host, c.num_experts, c.depth, params.max_handles);
     *bytes = (MPI_Count)(most * (size_t)c.depth + layout.total);
     if (ranks_per_host < ranks) { /* send buffer and mirror */
         int nchunks;
         size_t chunk = mpix_ep_far_chunks(&c, &params, ranks, &nchunks);
         *bytes += (MPI_Count)(chunk * (size_t)nchunks + layout.total);
+        /* Two hops: the rings of the ranks that this one serves, of equal hosts one per other host, and chunks to send their sums. */
+        size_t hosts = (size_t)(ranks + ranks_per_host - 1) / (size_t)ranks_per_host - 1;
+        if (c.memkind == MPIX_EP_HOST && params.two_hops != MPIX_HOPS_OFF && (ranks_per_host > 1 || params.two_hops == MPIX_HOPS_ON))
+            *bytes += (MPI_Count)(chunk * (hosts * (size_t)params.two_hops_chunks + 2 * hosts + 2));
     }
     return MPI_SUCCESS;
 }
@@ -151,14 +159,14 @@ MPIX_WEAK_ALIAS(Ep_window_size);
 /* ---- equality of all ranks ------------------------------------------------------------------------------------------------- */
 
 typedef struct fields {
-    int64_t value[24];
+    int64_t value[32];
 } fields;
 
 static const char *const field_names[] = {
     "the library's version", "config.mode", "config.layout", "config.memkind", "config.max_topk", "config.expert_align", "config.depth",
     "config.overflow", "config.masking", "config.check", "config.num_experts", "config.max_tokens", "config.max_recv_rows",
     "config.max_row_bytes", "config.expert_owner", "config.timeout_s", "max_handles", "lanes", "chunk_bytes", "signal",
-    "gpu_partial_bytes", "config.num_sms"}; /* the last: that it is MPIX_EP_SMS_NONE */
+    "gpu_partial_bytes", "two_hops", "two_hops_chunks", "two_hops_bytes", "config.num_sms"}; /* the last: that it is MPIX_EP_SMS_NONE */
 enum { NFIELDS = sizeof field_names / sizeof *field_names };
 
 static int64_t hash_owner(const MPIX_Ep_config *c) {
@@ -174,7 +182,7 @@ int mpix_ep_config_compare(mpix_boot *boot, const MPIX_Ep_config *c, const mpix_
     fields mine = {{(int64_t)major * 1000000 + minor * 1000 + patch, c->mode, c->layout, c->memkind, c->max_topk, c->expert_align, c->depth,
                     c->overflow, c->masking, c->check, c->num_experts, c->max_tokens, c->max_recv_rows, c->max_row_bytes, hash_owner(c),
                     (int64_t)(c->timeout_s * 1e3), params->max_handles, params->lanes, (int64_t)params->chunk_bytes, params->signal,
-                    (int64_t)params->gpu_partial_bytes, c->num_sms < 0 ? c->num_sms : 0}};
+                    (int64_t)params->gpu_partial_bytes, params->two_hops, params->two_hops_chunks, (int64_t)params->two_hops_bytes, c->num_sms < 0 ? c->num_sms : 0}};
     fields *every = malloc((size_t)boot->size * sizeof *every);
     int kind = every ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to compare the configurations of %d ranks", boot->size);
     kind = mpix_boot_agree(boot, kind);

@@ -2,6 +2,7 @@
 #include "config.h"
 
 #include "coll/ep_gpu.h"
+#include "coll/ep_hop.h"
 #include "coll/ep_ll.h"
 
 #include <stdlib.h>
@@ -62,13 +63,16 @@ static int create_local(mpix_ep *ep) {
             return kind;
     }
     ep->max_rows = mpix_ep_worst_rows(&ep->config, &ep->placement, ep->rank);
-    ep->bank_bytes = ep->ll ? 0 : mpix_ep_bank_size(&ep->config, ep->max_rows, far_peers);
+    int kind = ep->ll ? 0 : mpix_ep_hop_create(ep);
+    if (kind)
+        return kind;
+    ep->bank_bytes = ep->ll ? 0 : mpix_ep_bank_size(&ep->config, ep->max_rows, far_peers, ep->hop && ep->params.two_hops == MPIX_HOPS_ON ? ep->boot->nhosts - 1 : 0);
     if (ep->bank_bytes == SIZE_MAX)
         return mpix_fail(MPIX_ERRK_NO_MEM, "config.max_recv_rows", "a batch in the worst case exceeds 2^46 bytes: set config.max_recv_rows");
     if (ep->ll)
         mpix_ep_ll_ctl_layout(&ep->layout, ep->size, depth, ep->params.max_handles);
     else
-        mpix_ep_ctl_layout_init(&ep->layout, ep->size, ep->config.num_experts, depth, ep->params.max_handles);
+        mpix_ep_ctl_layout_init(&ep->layout, ep->size, ep->boot->nhosts, ep->config.num_experts, depth, ep->params.max_handles);
     ep->banks = calloc((size_t)depth, sizeof *ep->banks);
     ep->slots_used = calloc(words, sizeof *ep->slots_used);
     ep->slot_epochs = calloc((size_t)ep->params.max_handles, sizeof *ep->slot_epochs);
@@ -106,6 +110,7 @@ void mpix_ep_destroy(mpix_ep *ep, int abandoned) {
     }
     mpix_ep_ll_free(ep);
     mpix_ep_far_free(ep);
+    mpix_ep_hop_free(ep);
     mpix_ep_memory_free(ep);
     mpix_win_free(ep->stage);
     mpix_win_free(ep->ctl);
@@ -138,7 +143,7 @@ static int create_stages(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info inf
     boot->proxied = 1; /* peers that can't be mapped are the proxy's */
     if (!kind)
         kind = mpix_win_create(boot, &ep->params, ep->ll ? ep->ll->slot_bytes * (size_t)ep->params.max_handles
-                                                         : ep->bank_bytes * (size_t)ep->config.depth, 0, &ep->stage);
+                                                         : ep->banks_at + ep->bank_bytes * (size_t)ep->config.depth, 0, &ep->stage);
     mpix_win *ctl = NULL;
     if (!kind)
         kind = mpix_win_create(boot, &ep->params, ep->layout.total, 0, &ctl);

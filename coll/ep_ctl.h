@@ -40,7 +40,7 @@ typedef struct mpix_ep_place {
 } mpix_ep_place;
 
 enum { MPIX_EP_PLACE_X, MPIX_EP_PLACE_SCALES, MPIX_EP_PLACE_META, MPIX_EP_PLACE_SLOTS, MPIX_EP_PLACES };
-enum { MPIX_EP_WANTS_WEIGHTS = 1, MPIX_EP_HAS_ROW_WEIGHTS = 2, MPIX_EP_HAS_SLOTS = 4 }; /* flags of offers */
+enum { MPIX_EP_WANTS_WEIGHTS = 1, MPIX_EP_HAS_ROW_WEIGHTS = 2, MPIX_EP_HAS_SLOTS = 4, MPIX_EP_WANTS_SLOTS = 8 }; /* flags of offers */
 enum { MPIX_EP_MAX_LANES = 16 };
 
 typedef struct mpix_ep_offer {
@@ -50,6 +50,8 @@ typedef struct mpix_ep_offer {
     int32_t dtype, scale_kind;
     uint64_t hidden;
     uint64_t rows;       /* places [0, rows) exist; others are dropped */
+    uint64_t pairs;      /* two hops: items that the writer will send the reader to forward */
+    int32_t wire, pad;   /* two hops, combine: dtype of partial sums; 0: none travel */
     mpix_ep_place place[MPIX_EP_PLACES]; /* META in ROWS: the rows' weights */
 } mpix_ep_offer;
 
@@ -65,13 +67,20 @@ typedef struct mpix_ep_status {
 typedef struct mpix_ep_counts {
     int32_t status, topk;
     int64_t tokens;
-    uint32_t n[]; /* [ranks] rows for each rank, [ranks] tokens for each rank, [experts] choices of each expert */
+    uint32_t n[]; /* [ranks] rows for each rank, [ranks] tokens for each rank, [experts] choices of each expert, [hosts] tokens for each host */
 } mpix_ep_counts;
 
 /* Sizes and offsets, equal on all ranks. */
 typedef struct mpix_ep_ctl_layout {
-    size_t offers_dispatch, offers_combine, status, counts, counts_bytes, block, slot, slots_at, total;
+    size_t offers_dispatch, offers_combine, status, counts, counts_bytes, block, slot, slots_at, hops, total;
 } mpix_ep_ctl_layout;
 
-void mpix_ep_ctl_layout_init(mpix_ep_ctl_layout *layout, int ranks, int64_t experts, int depth, int max_handles);
+/* Two hops: of each peer, for the whole context (ep_hop.h). */
+enum { MPIX_EP_MAX_HOP_CHUNKS = 16 };
+typedef struct mpix_ep_hop_words {
+    _Alignas(64) _Atomic uint64_t arrived[MPIX_EP_MAX_HOP_CHUNKS]; /* by chunk of the ring: number of the chunk there + 1 */
+    _Atomic uint64_t credit;                                       /* chunks of this rank that the peer has forwarded */
+} mpix_ep_hop_words;
+
+void mpix_ep_ctl_layout_init(mpix_ep_ctl_layout *layout, int ranks, int hosts, int64_t experts, int depth, int max_handles);
 #endif

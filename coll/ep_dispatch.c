@@ -13,16 +13,17 @@
 #include "config.h"
 
 #include "coll/ep_gpu.h"
+#include "coll/ep_hop.h"
 #include "coll/ep_ll.h"
 
 #include <stdlib.h>
 
-enum { DISPATCH_START, DISPATCH_READY, DISPATCH_PACK, DISPATCH_SEND, DISPATCH_WAIT };
+enum { DISPATCH_START, DISPATCH_READY, DISPATCH_TURN, DISPATCH_PACK, DISPATCH_SEND, DISPATCH_SERVE, DISPATCH_WAIT };
 
 #define PIECE_BYTES (4u << 20) /* written per step */
 
 /* What travels beside a row: the token's number, then COMPACT: local ids and weights of all choices; EXPERT: the choice's weight. */
-static size_t meta_bytes(const mpix_ep_call *call) {
+size_t mpix_ep_dispatch_meta(const mpix_ep_call *call) {
     int width = call->handle->plan->width;
     return call->ep->config.layout == MPIX_EP_COMPACT ? ((4 + 8 * (size_t)width) + 7) & ~(size_t)7 : 8;
 }
@@ -46,7 +47,8 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
     mpix_ep *ep = call->ep;
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
-    size_t row = mpix_ep_row_bytes(&out->x, in->hidden), scales = mpix_ep_scale_bytes(&out->x, in->hidden), meta = meta_bytes(call);
+    size_t row = mpix_ep_row_bytes(&out->x, in->hidden), scales = mpix_ep_scale_bytes(&out->x, in->hidden), meta = mpix_ep_dispatch_meta(call);
+    call->hop = call->handle->plan->hop;
     int64_t rows = rows_taken(call);
     size_t n = (size_t)rows, stage = 0;
     if (call->kind)
@@ -71,7 +73,7 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
         call->meta_stage = stage = mpix_ep_up16(stage);
         stage += n * meta;
     }
-    if (ep->far) {
+    if (ep->far && !call->hop) {
         mpix_ep_geometry g = mpix_ep_far_dispatch_geometry(call);
         stage = mpix_ep_far_regions(call, &g, call->handle->plan->recv_tokens, stage);
     }
@@ -88,24 +90,34 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
     return 1;
 }
 
+static int streams(const mpix_ep_call *call) {
+    const mpix_ep_plan *plan = call->handle->plan;
+    return (size_t)plan->first[plan->tokens] * mpix_ep_row_bytes(&call->dispatch.out.x, call->dispatch.in.hidden) > call->ep->stream_bytes;
+}
+
 /* All grants are here: what can still go wrong on this rank. */
 static void dispatch_check(mpix_ep_call *call) {
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
     mpix_ep *ep = call->ep;
     if (!call->kind || call->kind == MPIX_ERRK_REMOTE)
-        mpix_ep_offers_compare(call, in->hidden, &call->dispatch.out.x, mpix_ep_converts(call) ? "out.x" : "in.x");
+        mpix_ep_offers_compare(call, in->hidden, &call->dispatch.out.x, mpix_ep_converts(call) ? "out.x" : "in.x", 0);
+    int go = !call->kind;
     for (int peer = 0; peer < ep->size && !call->kind; peer++)
         if ((mpix_ep_my_offer(call, peer)->flags & MPIX_EP_WANTS_WEIGHTS) && !in->topk_weights &&
             call->handle->plan->tokens * call->handle->plan->topk > 0)
             mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "in.topk_weights",
                                               "in.topk_weights is NULL, but rank %d asks for weights (out.topk_weights)", peer));
+    if (call->hop) {
+        call->streaming = streams(call);
+        mpix_ep_hop_begin(call, go);
+    }
 }
 
 /* Own rows need no mapping: they go to the caller's buffer even where peers' rows are staged. */
-static void targets_fill(mpix_ep_call *call) {
+void mpix_ep_dispatch_targets(mpix_ep_call *call) {
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
-    mpix_ep_targets_fill(call, mpix_ep_row_bytes(&out->x, in->hidden), mpix_ep_scale_bytes(&out->x, in->hidden), meta_bytes(call), 0);
+    mpix_ep_targets_fill(call, mpix_ep_row_bytes(&out->x, in->hidden), mpix_ep_scale_bytes(&out->x, in->hidden), mpix_ep_dispatch_meta(call), 0);
     mpix_ep_target *self = &call->ep->targets[call->ep->rank];
     self->x = out->x.data;
     self->x_stride = (uint64_t)out->x.stride;
@@ -168,7 +180,7 @@ static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales)
             sdst[n] = to->scales + (uint64_t)e->row * to->scale_stride;
         n++;
         if (to->meta)
-            meta_write(call, t, e, to->meta + (size_t)e->row * meta_bytes(call));
+            meta_write(call, t, e, to->meta + (size_t)e->row * mpix_ep_dispatch_meta(call));
     }
     if (n == 0)
         return;
@@ -190,10 +202,10 @@ static int dispatch_send(mpix_ep_call *call) {
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
     size_t row = mpix_ep_row_bytes(&out->x, in->hidden), scales = mpix_ep_scale_bytes(&out->x, in->hidden);
     int64_t entries = (int64_t)(PIECE_BYTES / (row + 1)) + 16;
-    targets_fill(call);
+    mpix_ep_dispatch_targets(call);
     if (call->kind)
         return 1;
-    call->streaming = (size_t)plan->first[plan->tokens] * row > call->ep->stream_bytes;
+    call->streaming = streams(call);
     int64_t t = call->at;
     for (int64_t end = plan->first[t] + entries; t < plan->tokens && plan->first[t] < end; t++)
         token_send(call, t, row, scales);
@@ -217,7 +229,7 @@ static void rows_copy(mpix_ep *ep, char *to, size_t to_stride, const char *from,
 
 static void meta_read(mpix_ep_call *call, int64_t row, int64_t n, const char *from) {
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
-    size_t bytes = meta_bytes(call), width = (size_t)call->handle->plan->width;
+    size_t bytes = mpix_ep_dispatch_meta(call), width = (size_t)call->handle->plan->width;
     int expert = call->ep->config.layout == MPIX_EP_EXPERT;
     for (int64_t i = row; i < row + n; i++) {
         const int32_t *words = (const int32_t *)(from + (size_t)i * bytes);
@@ -244,12 +256,14 @@ static void segment_take(mpix_ep_call *call, const mpix_ep_segment *seg, int64_t
     int64_t row = seg->row, n = seg->n < rows - row ? seg->n : rows - row;
     if (n <= 0)
         return;
-    if (seg->source != ep->rank && call->x_stage != SIZE_MAX) {
+    /* What this rank forwarded to itself went to the caller's buffer at once. */
+    int staged = seg->source != ep->rank && !(call->hop && mpix_ep_hop_mine(call, seg->source));
+    if (staged && call->x_stage != SIZE_MAX) {
         size_t pitch = own->place[MPIX_EP_PLACE_X].stride;
         rows_copy(ep, (char *)out->x.data + row * out->x.stride, (size_t)out->x.stride,
                   mpix_ep_stage_at(call, call->x_stage) + (size_t)row * pitch, pitch, bytes, n, call->streaming);
     }
-    if (seg->source != ep->rank && call->s_stage != SIZE_MAX) {
+    if (staged && call->s_stage != SIZE_MAX) {
         size_t pitch = own->place[MPIX_EP_PLACE_SCALES].stride;
         rows_copy(ep, (char *)out->x.scales + row * out->x.scale_stride, (size_t)out->x.scale_stride,
                   mpix_ep_stage_at(call, call->s_stage) + (size_t)row * pitch, pitch, scales, n, 0);
@@ -297,9 +311,9 @@ static void dispatch_finish(mpix_ep_call *call) {
     const mpix_ep_plan *plan = call->handle->plan;
     int64_t rows = (int64_t)mpix_ep_my_offer(call, ep->rank)->rows, nlocal = ep->placement.nlocal[ep->rank];
     for (int64_t i = 0; i < plan->nsegments; i++)
-        if (!mpix_ep_is_far(ep, plan->segments[i].source))
+        if (call->hop || !mpix_ep_is_far(ep, plan->segments[i].source))
             segment_take(call, &plan->segments[i], rows);
-    if (ep->far)
+    if (ep->far && !call->hop)
         mpix_ep_far_dispatch_take(call, rows);
     for (int64_t e = 0; ep->config.layout == MPIX_EP_EXPERT && e < nlocal; e++) {
         int64_t end = plan->offset[e + 1] < rows ? plan->offset[e + 1] : rows;
@@ -312,6 +326,7 @@ static void dispatch_finish(mpix_ep_call *call) {
 
 int mpix_ep_dispatch_step(mpix_ep_call *call, int *banks_open) {
     struct mpix_ep_handle *handle = call->handle;
+    int did = MPIX_EP_STEP_WAITING;
     switch (call->state) {
     case DISPATCH_START:
         if (!mpix_ep_offer_start(call, banks_open, offer_make))
@@ -321,15 +336,27 @@ int mpix_ep_dispatch_step(mpix_ep_call *call, int *banks_open) {
     case DISPATCH_READY:
         if (!mpix_ep_offers_seen(call, NULL))
             return MPIX_EP_STEP_WAITING;
-        if (handle->signalled[MPIX_EP_DISPATCH] + 1 != call->epoch)
-            return MPIX_EP_STEP_WAITING;
         call->waiting = 0;
         dispatch_check(call);
+        call->state = DISPATCH_TURN;
+        /* fall through */
+    case DISPATCH_TURN:
+        if (call->hop)
+            did = mpix_ep_hop_dispatch_serve(call);
+        if (handle->signalled[MPIX_EP_DISPATCH] + 1 != call->epoch)
+            return did;
         call->state = DISPATCH_PACK;
         /* fall through */
     case DISPATCH_PACK:
-        if (call->ep->far && !call->kind) {
-            int did = mpix_ep_far_dispatch_pack(call);
+        if (call->hop) {
+            int served = mpix_ep_hop_dispatch_serve(call);
+            did = mpix_ep_hop_dispatch_pack(call);
+            if (did != MPIX_EP_STEP_COMPLETE) {
+                mpix_ep_hop_mark(call);
+                return served == MPIX_EP_STEP_WORKED ? served : did;
+            }
+        } else if (call->ep->far && !call->kind) {
+            did = mpix_ep_far_dispatch_pack(call);
             if (did != MPIX_EP_STEP_COMPLETE)
                 return did;
         }
@@ -338,8 +365,21 @@ int mpix_ep_dispatch_step(mpix_ep_call *call, int *banks_open) {
         call->state = DISPATCH_SEND;
         /* fall through */
     case DISPATCH_SEND:
-        if (!call->kind && !dispatch_send(call))
+        if (!call->kind && !dispatch_send(call)) {
+            if (call->hop)
+                mpix_ep_hop_dispatch_serve(call);
             return MPIX_EP_STEP_WORKED;
+        }
+        call->state = DISPATCH_SERVE;
+        /* fall through */
+    case DISPATCH_SERVE:
+        if (call->hop) {
+            did = mpix_ep_hop_dispatch_serve(call);
+            if (!mpix_ep_hop_served(call)) {
+                mpix_ep_hop_mark(call);
+                return did;
+            }
+        }
         call->ep->rows->fence();
         mpix_ep_signal(call, MPIX_EP_MAPPED);
         handle->signalled[MPIX_EP_DISPATCH] = call->epoch;

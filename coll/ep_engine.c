@@ -103,7 +103,7 @@ int mpix_ep_bank_take(mpix_ep_call *call, size_t bytes) {
         size_t upto = (bytes + 4095) & ~(size_t)4095;
         if (upto > ep->bank_bytes)
             upto = ep->bank_bytes;
-        int kind = mpix_win_commit(ep->stage, (size_t)b * ep->bank_bytes + bank->committed, upto - bank->committed);
+        int kind = mpix_win_commit(ep->stage, ep->banks_at + (size_t)b * ep->bank_bytes + bank->committed, upto - bank->committed);
         if (kind) {
             mpix_ep_call_fail(call, kind);
             return 1;

@@ -14,14 +14,12 @@
  */
 #include "config.h"
 
-#include "coll/ep.h"
+#include "coll/ep_hop.h"
 
 #include <sched.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
-enum { WINDOW_CTL, WINDOW_MIRROR, WINDOW_STAGE, WINDOW_TX };
-enum { CHUNK_FREE, CHUNK_OPEN, CHUNK_POSTED };
 
 #define TX_LIMIT ((size_t)64 << 20) /* of the whole send buffer, unless single rows are larger */
 
@@ -35,6 +33,7 @@ size_t mpix_ep_far_chunks(const MPIX_Ep_config *c, const mpix_params *params, in
     *nchunks = 2 * ranks + 2;
     if (bytes > TX_LIMIT / (size_t)*nchunks)
         bytes = TX_LIMIT / (size_t)*nchunks / 16 * 16;
+    item += MPIX_EP_HOP_HEADER + mpix_ep_up16(4 * (size_t)c->max_topk); /* with two hops a record has the rows too */
     return bytes > item ? bytes : item;
 }
 
@@ -53,7 +52,7 @@ static int far_alloc(mpix_ep *ep, mpix_ep_far *far) {
     far->chunk_bytes = mpix_ep_far_chunks(&ep->config, &ep->params, ep->size, &far->nchunks);
     far->lanes = ep->params.lanes;
     far->counters_slot = 2 + 2 * ep->config.depth + 2 * ep->config.depth * far->lanes;
-    if ((int64_t)far->counters_slot * ep->params.max_handles >= 65536)
+    if ((int64_t)far->counters_slot * ep->params.max_handles + MPIX_EP_HOP_COUNTERS >= 65536)
         return mpix_fail(MPIX_ERRK_ARG, "max_handles", "max_handles = %d with depth %d and %d lanes needs more than 65535 counters",
                          ep->params.max_handles, ep->config.depth, far->lanes);
     far->is = calloc((size_t)ep->size, 1);
@@ -88,7 +87,7 @@ int mpix_ep_far_windows(mpix_ep *ep) {
     if (!far)
         return 0;
     /* What a device reads and writes is pinned, hence committed. */
-    size_t stage = ep->bank_bytes * (size_t)ep->config.depth;
+    size_t stage = ep->banks_at + ep->bank_bytes * (size_t)ep->config.depth;
     int kind = ep->ll ? 0 : mpix_win_commit(ep->stage, 0, stage);
     for (int b = 0; !kind && !ep->ll && b < ep->config.depth; b++)
         ep->banks[b].committed = ep->bank_bytes;
@@ -97,20 +96,22 @@ int mpix_ep_far_windows(mpix_ep *ep) {
     kind = mpix_boot_agree(ep->boot, kind);
     if (!kind) {
         ep->ctl_committed = ep->layout.total;
-        kind = mpix_proxy_create(ep->boot, &ep->params, far->is, far->counters_slot * ep->params.max_handles, ep->ctl->base, &far->proxy);
+        kind = mpix_proxy_create(ep->boot, &ep->params, far->is, far->counters_slot * ep->params.max_handles + (ep->hop ? MPIX_EP_HOP_COUNTERS : 0), ep->ctl->base, &far->proxy);
     }
     if (!kind && mpix_proxy_caps(far->proxy)->lanes < far->lanes)
         far->lanes = mpix_proxy_caps(far->proxy)->lanes;
     if (!kind)
-        kind = mpix_proxy_window(far->proxy, WINDOW_CTL, ep->ctl->base, ep->layout.total);
+        kind = mpix_proxy_window(far->proxy, MPIX_EP_WINDOW_CTL, ep->ctl->base, ep->layout.total);
     if (ep->ll)
         return kind;
     if (!kind)
-        kind = mpix_proxy_window(far->proxy, WINDOW_MIRROR, far->mirror, ep->layout.total);
+        kind = mpix_proxy_window(far->proxy, MPIX_EP_WINDOW_MIRROR, far->mirror, ep->layout.total);
     if (!kind)
-        kind = mpix_proxy_window(far->proxy, WINDOW_STAGE, ep->stage->base, stage);
+        kind = mpix_proxy_window(far->proxy, MPIX_EP_WINDOW_STAGE, ep->stage->base, stage);
     if (!kind)
-        kind = mpix_proxy_window(far->proxy, WINDOW_TX, far->tx, far->chunk_bytes * (size_t)far->nchunks);
+        kind = mpix_proxy_window(far->proxy, MPIX_EP_WINDOW_TX, far->tx, far->chunk_bytes * (size_t)far->nchunks);
+    if (!kind && ep->hop)
+        kind = mpix_proxy_window(far->proxy, MPIX_EP_WINDOW_HOP, ep->hop->out, far->chunk_bytes * (size_t)ep->hop->nout);
     return kind;
 }
 
@@ -139,7 +140,7 @@ static uint32_t counter_publish(const mpix_ep_call *call) {
     return (uint32_t)(base + 2 + (call->type == MPIX_EP_COMBINE) * depth + (int)(call->epoch % (uint64_t)depth));
 }
 
-static uint32_t counter_data(const mpix_ep_call *call, int lane) {
+uint32_t mpix_ep_far_counter(const mpix_ep_call *call, int lane) {
     const mpix_ep *ep = call->ep;
     int depth = ep->config.depth, base = call->handle->slot * ep->far->counters_slot + 2 + 2 * depth;
     int bank = (call->type == MPIX_EP_COMBINE) * depth + (int)(call->epoch % (uint64_t)depth);
@@ -159,7 +160,7 @@ int mpix_ep_far_make_room(mpix_ep_call *call, int peer, uint64_t *start) {
 }
 
 /* Queues a put; 1: queued. A peer that has failed takes nothing; the engine finds its failure. */
-static int queue(mpix_ep_call *call, int peer, int lane, int lwin, uint64_t loff, int rwin, uint64_t roff, uint64_t len, uint32_t counter) {
+int mpix_ep_far_put(mpix_ep_call *call, int peer, int lane, int lwin, uint64_t loff, int rwin, uint64_t roff, uint64_t len, uint32_t counter) {
     uint64_t start = 0, seq;
     int did;
     while ((did = mpix_proxy_put(call->ep->far->proxy, peer, lane, lwin, loff, rwin, roff, len, counter, &seq)) == 0)
@@ -170,10 +171,10 @@ static int queue(mpix_ep_call *call, int peer, int lane, int lwin, uint64_t loff
     return did > 0;
 }
 
-static void queue_signal(mpix_ep_call *call, int peer, int lane, uint64_t roff, uint32_t counter, uint32_t writes) {
+void mpix_ep_far_word(mpix_ep_call *call, int peer, int lane, uint64_t roff, uint64_t value, uint32_t counter, uint32_t writes) {
     uint64_t start = 0, seq;
     int did;
-    while ((did = mpix_proxy_signal(call->ep->far->proxy, peer, lane, WINDOW_CTL, roff, call->epoch, counter, writes, &seq)) == 0)
+    while ((did = mpix_proxy_signal(call->ep->far->proxy, peer, lane, MPIX_EP_WINDOW_CTL, roff, value, counter, writes, &seq)) == 0)
         if (!mpix_ep_far_make_room(call, peer, &start))
             return;
     if (did > 0)
@@ -189,9 +190,9 @@ static uint64_t remote_offset(const mpix_ep_call *call, int peer, const void *at
 
 void mpix_ep_far_publish(mpix_ep_call *call, int peer, void *at, size_t bytes, _Atomic uint64_t *word) {
     uint32_t counter = counter_publish(call);
-    if (queue(call, peer, 0, WINDOW_MIRROR, (uint64_t)((char *)at - call->ep->far->mirror), WINDOW_CTL, remote_offset(call, peer, at), bytes,
+    if (mpix_ep_far_put(call, peer, 0, MPIX_EP_WINDOW_MIRROR, (uint64_t)((char *)at - call->ep->far->mirror), MPIX_EP_WINDOW_CTL, remote_offset(call, peer, at), bytes,
               counter))
-        queue_signal(call, peer, 0, remote_offset(call, peer, word), counter, 1);
+        mpix_ep_far_word(call, peer, 0, remote_offset(call, peer, word), call->epoch, counter, 1);
 }
 
 void mpix_ep_far_signal(mpix_ep_call *call, int peer, int32_t status) {
@@ -202,13 +203,13 @@ void mpix_ep_far_signal(mpix_ep_call *call, int peer, int32_t status) {
     /* The peer's slot holds what was last put there, which is what the mirror holds: it travels only when it changes. */
     int changed = *mine != status;
     *mine = status;
-    if (changed && !queue(call, peer, 0, WINDOW_MIRROR, (uint64_t)((char *)mine - far->mirror), WINDOW_CTL, remote_offset(call, peer, mine), sizeof *mine,
-               counter_data(call, 0)))
+    if (changed && !mpix_ep_far_put(call, peer, 0, MPIX_EP_WINDOW_MIRROR, (uint64_t)((char *)mine - far->mirror), MPIX_EP_WINDOW_CTL, remote_offset(call, peer, mine), sizeof *mine,
+               mpix_ep_far_counter(call, 0)))
         return;
     call->far[peer].writes[0] += (uint32_t)changed;
     for (int l = 0; l < far->lanes; l++) {
         void *word = call->type == MPIX_EP_DISPATCH ? &words->dispatch[l] : &words->combine[l];
-        queue_signal(call, peer, l, remote_offset(call, peer, word), counter_data(call, l), call->far[peer].writes[l]);
+        mpix_ep_far_word(call, peer, l, remote_offset(call, peer, word), call->epoch, mpix_ep_far_counter(call, l), call->far[peer].writes[l]);
     }
 }
 
@@ -284,8 +285,8 @@ void mpix_ep_far_release(mpix_ep_call *call) {
     if (!far || far->packing != call)
         return;
     for (int c = 0; c < far->nchunks; c++)
-        if (far->chunks[c].state == CHUNK_OPEN)
-            far->chunks[c].state = CHUNK_FREE; /* of a call that failed half-way */
+        if (far->chunks[c].state == MPIX_EP_CHUNK_OPEN)
+            far->chunks[c].state = MPIX_EP_CHUNK_FREE; /* of a call that failed half-way */
     far->packing = NULL;
 }
 
@@ -296,10 +297,10 @@ int mpix_ep_far_room(mpix_ep_call *call, int peer) {
         return 1;
     for (int c = 0; c < far->nchunks; c++) {
         mpix_ep_chunk *chunk = &far->chunks[c];
-        if (chunk->state == CHUNK_OPEN ||
-            (chunk->state == CHUNK_POSTED && mpix_proxy_completed(far->proxy, chunk->peer, chunk->lane) < chunk->seq))
+        if (chunk->state == MPIX_EP_CHUNK_OPEN ||
+            (chunk->state == MPIX_EP_CHUNK_POSTED && mpix_proxy_completed(far->proxy, chunk->peer, chunk->lane) < chunk->seq))
             continue;
-        chunk->state = CHUNK_OPEN;
+        chunk->state = MPIX_EP_CHUNK_OPEN;
         f->chunk = c;
         return 1;
     }
@@ -325,11 +326,11 @@ void mpix_ep_far_packed(mpix_ep_call *call, int peer, const mpix_ep_geometry *g)
     uint64_t to = mpix_ep_my_offer(call, peer)->place[MPIX_EP_PLACE_X].off + (uint64_t)first * g->item;
     int lane = (int)(first / g->per_chunk % far->lanes);
     call->ep->rows->fence(); /* a device reads the chunk: nothing may linger in write-combining buffers */
-    chunk->state = CHUNK_FREE;
-    if (queue(call, peer, lane, WINDOW_TX, (uint64_t)f->chunk * far->chunk_bytes, WINDOW_STAGE, to, (uint64_t)(f->next - first) * g->item,
-              counter_data(call, lane))) {
+    chunk->state = MPIX_EP_CHUNK_FREE;
+    if (mpix_ep_far_put(call, peer, lane, MPIX_EP_WINDOW_TX, (uint64_t)f->chunk * far->chunk_bytes, MPIX_EP_WINDOW_STAGE, to, (uint64_t)(f->next - first) * g->item,
+              mpix_ep_far_counter(call, lane))) {
         f->writes[lane]++;
-        *chunk = (mpix_ep_chunk){CHUNK_POSTED, peer, lane, f->seq[lane]};
+        *chunk = (mpix_ep_chunk){MPIX_EP_CHUNK_POSTED, peer, lane, f->seq[lane]};
     }
     f->chunk = -1;
 }

@@ -259,5 +259,6 @@ void mpix_ep_plan_free(mpix_ep_plan *plan) {
     if (!plan)
         return;
     free(plan->memory);
+    free(plan->send_hosts);
     free(plan);
 }

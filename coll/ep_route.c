@@ -7,6 +7,7 @@
 #include "config.h"
 
 #include "coll/ep_gpu.h"
+#include "coll/ep_hop.h"
 #include "coll/ep_ll.h"
 
 #include <stdio.h>
@@ -30,6 +31,8 @@ static void counts_send(mpix_ep_call *call) {
             }
             for (int64_t e = 0; e < ep->placement.experts; e++)
                 c->n[2 * ep->size + e] = (uint32_t)plan->send_experts[e];
+            for (int h = 0; ep->hop && h < ep->boot->nhosts; h++)
+                c->n[2 * ep->size + ep->placement.experts + h] = (uint32_t)plan->send_hosts[h];
         }
         mpix_ep_publish(call, peer, c, ep->layout.counts_bytes, &mpix_ep_peer_words(call, peer)->route);
     }
@@ -167,6 +170,8 @@ static void route_finish(mpix_ep_call *call) {
     free(from);
     if (!call->kind)
         check_totals(call);
+    if (!call->kind && ep->hop)
+        mpix_ep_hop_choose(call);
     if (!call->kind)
         outputs_fill(call);
     if (!call->kind) {
@@ -209,6 +214,8 @@ static int route_start(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, co
         kind = mpix_ep_check_counts(ep, counts);
     if (!kind)
         kind = mpix_ep_plan_create(&ep->placement, &r, ep->config.check >= 0, &call->plan);
+    if (!kind && ep->hop)
+        kind = mpix_ep_hop_plan(call);
     if (kind)
         mpix_ep_call_fail(call, kind);
     else if (counts)

@@ -1,22 +1,23 @@
 /* ep_words.c - the control window: layout, publication and observation. The rules are in ep_ctl.h. */
 #include "config.h"
 
-#include "coll/ep.h"
+#include "coll/ep_hop.h"
 
 #include <stdio.h>
 
 static size_t up64(size_t n) { return (n + 63) & ~(size_t)63; }
 
-void mpix_ep_ctl_layout_init(mpix_ep_ctl_layout *l, int ranks, int64_t experts, int depth, int max_handles) {
+void mpix_ep_ctl_layout_init(mpix_ep_ctl_layout *l, int ranks, int hosts, int64_t experts, int depth, int max_handles) {
     l->offers_dispatch = sizeof(mpix_ep_words);
     l->offers_combine = l->offers_dispatch + (size_t)depth * sizeof(mpix_ep_offer);
     l->status = l->offers_combine + (size_t)depth * sizeof(mpix_ep_offer);
     l->counts = up64(l->status + (size_t)depth * sizeof(mpix_ep_status));
-    l->counts_bytes = up64(sizeof(mpix_ep_counts) + (2 * (size_t)ranks + (size_t)experts) * sizeof(uint32_t));
+    l->counts_bytes = up64(sizeof(mpix_ep_counts) + (2 * (size_t)ranks + (size_t)experts + (size_t)hosts) * sizeof(uint32_t));
     l->block = l->counts + 2 * l->counts_bytes;
     l->slot = l->block * (size_t)ranks;
     l->slots_at = 4096;
-    l->total = l->slots_at + l->slot * (size_t)max_handles;
+    l->hops = l->slots_at + l->slot * (size_t)max_handles;
+    l->total = l->hops + (size_t)ranks * sizeof(mpix_ep_hop_words);
 }
 
 int mpix_ep_is_far(const mpix_ep *ep, int peer) { return ep->far && ep->far->is[peer]; }
@@ -105,6 +106,7 @@ void mpix_ep_offer_send(mpix_ep_call *call, const mpix_ep_offer *offer) {
         memcpy((char *)o + head, (const char *)offer + head, bytes);
         if (mpix_ep_is_far(ep, peer)) {
             memset(o->place, 0, sizeof o->place);
+            o->pairs = call->hop ? (uint64_t)mpix_ep_hop_pairs(call, peer) : 0;
             if (call->far[peer].rx != UINT64_MAX)
                 o->place[MPIX_EP_PLACE_X] = mpix_ep_stage_place(call, call->far[peer].rx, 0);
         }
@@ -165,8 +167,7 @@ void mpix_ep_signal(mpix_ep_call *call, int which) {
     }
 }
 
-/* Whether all lanes of a peer have reached the call's epoch. */
-static int lanes_reached(mpix_ep_call *call, int peer) {
+int mpix_ep_signalled(mpix_ep_call *call, int peer) {
     mpix_ep_words *words = mpix_ep_my_words(call, peer);
     _Atomic uint64_t *lane = call->type == MPIX_EP_DISPATCH ? words->dispatch : words->combine;
     int lanes = mpix_ep_is_far(call->ep, peer) ? call->ep->far->lanes : 1;
@@ -184,7 +185,7 @@ int mpix_ep_signals_seen(mpix_ep_call *call, int which, int64_t *wait_ns) {
         if (!in_set(ep, peer, which)) {
             call->seen[peer] = 1;
             call->nseen++;
-        } else if (lanes_reached(call, peer)) {
+        } else if (mpix_ep_signalled(call, peer)) {
             const mpix_ep_status *status = mpix_ep_my_status(call, peer);
             mpix_ep_peer_seen(call, peer, call->type == MPIX_EP_DISPATCH ? status->dispatch : status->combine, wait_ns);
         }
@@ -194,7 +195,7 @@ int mpix_ep_signals_seen(mpix_ep_call *call, int which, int64_t *wait_ns) {
 
 /* ---- offers in use ------------------------------------------------------------------------------------------------------ */
 
-void mpix_ep_offers_compare(mpix_ep_call *call, int64_t hidden, const MPIX_Ep_rows *x, const char *name) {
+void mpix_ep_offers_compare(mpix_ep_call *call, int64_t hidden, const MPIX_Ep_rows *x, const char *name, int wire) {
     mpix_ep *ep = call->ep;
     char field[32];
     for (int peer = 0; peer < ep->size; peer++) {
@@ -217,6 +218,10 @@ void mpix_ep_offers_compare(mpix_ep_call *call, int64_t hidden, const MPIX_Ep_ro
             arg = field;
             here = x->scale_kind;
             there = o->scale_kind;
+        } else if (o->wire != wire) {
+            arg = "in.wire";
+            here = wire;
+            there = o->wire;
         }
         if (!arg)
             continue;
@@ -258,9 +263,9 @@ void mpix_ep_targets_fill(mpix_ep_call *call, size_t x_bytes, size_t scale_bytes
 }
 
 mpix_ep_place mpix_ep_stage_place(mpix_ep_call *call, size_t off, size_t stride) {
-    return (mpix_ep_place){(size_t)call->bank * call->ep->bank_bytes + off, stride, 0, 1};
+    return (mpix_ep_place){call->ep->banks_at + (size_t)call->bank * call->ep->bank_bytes + off, stride, 0, 1};
 }
 
 char *mpix_ep_stage_at(mpix_ep_call *call, size_t off) {
-    return (char *)call->ep->stage->base + (size_t)call->bank * call->ep->bank_bytes + off;
+    return (char *)call->ep->stage->base + call->ep->banks_at + (size_t)call->bank * call->ep->bank_bytes + off;
 }

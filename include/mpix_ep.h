@@ -208,6 +208,15 @@ typedef struct {
  * float (double for F64), products rounded before they are added. Dropped rows are left out. A token without rows gives zero.
  * The result is bitwise repeatable for equal routing and shape.
  *
+ * Two hops (several hosts with several ranks each, host memory; parameter two_hops): the rows of another host are summed there, choices and ranks
+ * as above, rounded to the wire's dtype (x's; of fp8 rows BF16; F32 if all ranks set wire = MPIX_EP_F32), and one such sum per host is added behind
+ * the rows of the own host, hosts ascending:
+ *
+ *   y[t] = (sum over own host's ranks) + wire(sum over the ranks of host h) + wire(sum over the ranks of host h') ... + bias
+ *
+ * So y differs from the sum without two hops by at most u * (sum over other hosts of |host's sum|), u = 2^-8 (BF16), 2^-11 (F16), 0 (F32, F64, and any
+ * dtype where a host's rows are one row without weights), apart from the order of float additions. What dispatch delivers is the same to the bit.
+ *
  * EXPERT in GPU memory: the inner sums are made where the rows lie, and travel: in float (double for F64) if x is F32, F64 or fp8, or
  * if any rank sets wire = MPIX_EP_F32, and then the result is bitwise that of a context in host memory; else, wire = 0 or x's dtype,
  * rounded once to x's dtype, except those of the token's own rank. In that case y differs from the exact sum by at most
@@ -231,7 +240,7 @@ typedef struct {
                                     (out.slot_values) whose tokens have rows here */
     int num_bias;              /**< 0 .. 2 */
     MPIX_Ep_rows bias[2];      /**< [num_tokens] rows each, dtype as y's, added last */
-    int wire;                  /**< dtype on the wire. HT: 0 or x's dtype; EXPERT in GPU memory also MPIX_EP_F32, see above. LL: F64, F32, F16,
+    int wire;                  /**< dtype on the wire. HT: 0 or x's dtype; EXPERT in GPU memory and all host memory also MPIX_EP_F32, see above. LL: F64, F32, F16,
                                     BF16; 0: x's, of fp8 rows BF16; equal on all ranks, a row of it at most max_row_bytes */
 } MPIX_Ep_combine_in;
 
@@ -250,7 +259,7 @@ typedef struct {
  * Bytes of window memory that a rank of such a context reserves at most, beyond what the caller allocates or registers. Local, no
  * communication, works before MPI_Init. Reserved memory is committed when first needed. With R ranks, E experts, M = max_recv_rows
  * (worst case: COMPACT R * max_tokens; EXPERT additionally every choice a row and padding), at most:
- *     depth * (M * (max_row_bytes + 40 + 8 * max_topk) + 8192)  +  max_handles * R * ((E + 2 R) * 8 + depth * 520 + 640) + 4096.
+ *     depth * (M * (max_row_bytes + 40 + 8 * max_topk) + 8192)  +  max_handles * R * ((E + 3 R) * 8 + depth * 520 + 640) + 192 R + 4096.
  *
  * With ranks of other hosts (F of them, proxied) a bank also has room for their batches, F * max_tokens items (EXPERT: or max_tokens *
  * max_topk if that is more) of max_row_bytes + 66 + 8 * max_topk bytes, the control words are held twice, there is a send

@@ -14,6 +14,7 @@ enum { MPIX_HUGE_NO, MPIX_HUGE_TRY };
 enum { MPIX_PROXY_AUTO, MPIX_PROXY_CALLER, MPIX_PROXY_THREAD };
 enum { MPIX_SIGNAL_AUTO, MPIX_SIGNAL_ORDERED, MPIX_SIGNAL_COUNTED };
 enum { MPIX_REACH_AUTO, MPIX_REACH_FORCE_PROXIED };
+enum { MPIX_HOPS_AUTO, MPIX_HOPS_ON, MPIX_HOPS_OFF };
 enum { MPIX_ORDERED_AUTO, MPIX_ORDERED_YES, MPIX_ORDERED_NO };
 enum { MPIX_CHAOS_NONE, MPIX_CHAOS_OPEN, MPIX_CHAOS_ADDRESS, MPIX_CHAOS_CONNECT, MPIX_CHAOS_REGISTER, MPIX_CHAOS_KEY };
 enum { MPIX_GPU_MEMORY_AUTO, MPIX_GPU_MEMORY_VMM, MPIX_GPU_MEMORY_IPC };
@@ -57,6 +58,9 @@ typedef struct mpix_params {
     int p2p_memory;      /* host | cuda: what MPIX_P2p_alloc gives */
     int p2p_gpu_kernel;  /* bytes of a piece in GPU memory that a kernel copies at most */
     int reach;           /* auto | proxied: treat peers of the same host as not mappable */
+    int two_hops;          /* auto | on | off: a row crosses the network once per host */
+    int two_hops_chunks;   /* chunks that a forwarder keeps for each rank it serves, 1..16 */
+    size_t two_hops_bytes; /* auto: bytes per rank that must be saved at least */
     int hosts;           /* split the ranks of each host into so many virtual ones, 0: do not */
     char net_devices[MPIX_PARAM_STRING]; /* verbs: devices to use, comma separated, "mlx5_0:1"; "": the best for this
                                             rank */

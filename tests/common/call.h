@@ -37,6 +37,7 @@ typedef struct {
     int slot_values;  /* combine */
     int extra_rows;   /* dispatch: capacity up to so many rows above what is needed */
     int wire;         /* combine in mode LL: 0 or the dtype on the wire */
+    int float_sums;   /* combine in mode HT: wire is F32, which matters with two hops */
     int buffer;       /* combine in mode LL, SLOTS: the rows go through MPIX_Ep_combine_buffer */
     int drop_percent; /* dispatch: capacity up to so many percent below it (MPIX_EP_OVERFLOW_DROP) */
 } t_shape;

@@ -106,7 +106,7 @@ t_call *t_call_combine(t_handle *handle, const t_shape *shape, t_rng *own)
     MPIX_INIT(in);
     MPIX_INIT(out);
     in->hidden = shape->hidden;
-    in->wire = t_chance(own, 50) ? 0 : shape->dtype;
+    in->wire = shape->float_sums && shape->dtype != MPIX_EP_F64 ? MPIX_EP_F32 : t_chance(own, 50) ? 0 : shape->dtype;
     if (handle->ctx->config.mode == MPIX_EP_LL)
         in->wire = shape->wire;
     prepare_rows(call, own);
@@ -172,6 +172,48 @@ static int parts_of(const t_call *call, int nterms, ref_term *terms, int wire, c
     return n;
 }
 
+/* Two hops: the other hosts' sums are rounded to the wire's dtype, and added behind the rows of this host, hosts ascending. Own rows are one part in
+ * float if their type is another. Replaces the terms; gives their number and *dtype. */
+static int host_parts_of(const t_call *call, int nterms, ref_term *terms, int wire, char *parts, int *dtype)
+{
+    const t_shape *s = &call->shape;
+    ref_term all[65];
+    int n = 0, own = 0, far = 0;
+    REQUIRE(nterms <= 64, "more terms than there is room for");
+    for (int i = 0; i < nterms; i++) {
+        own += t_host_of[terms[i].group] == t_host_of[t_rank];
+        all[i] = terms[i];
+    }
+    far = nterms - own;
+    *dtype = s->dtype;
+    for (int h = -1; h < t_hosts && far; h++) { /* -1: the own host, which comes first */
+        ref_term rows[65];
+        int m = 0, mine = h < 0;
+        for (int i = 0; i < nterms; i++)
+            if (t_host_of[all[i].group] == (mine ? t_host_of[t_rank] : h) && mine == (t_host_of[all[i].group] == t_host_of[t_rank]))
+                rows[m++] = all[i];
+        if (m == 0)
+            continue;
+        if (mine && wire == s->dtype) { /* as they are */
+            for (int i = 0; i < m; i++)
+                terms[n++] = rows[i];
+            continue;
+        }
+        char *part = parts + (size_t)n * (size_t)s->hidden * 8;
+        int to = mine ? MPIX_EP_F32 : wire;
+        ref_sum(m, rows, s->dtype, s->scale_kind, 0, NULL, to, s->hidden, part);
+        *dtype = own && wire != s->dtype ? MPIX_EP_F32 : wire;
+        if (to != *dtype) { /* widened, which changes no value */
+            ref_term narrow = {.x = part};
+            char *wide = parts + (size_t)(65 + n) * (size_t)s->hidden * 8;
+            ref_sum(1, &narrow, to, 0, 0, NULL, *dtype, s->hidden, wide);
+            part = wide;
+        }
+        terms[n++] = (ref_term){.x = part, .group = t_size + 1 + h};
+    }
+    return far ? n : nterms;
+}
+
 /* How far a sum that was rounded on the way may be from the same sum in double: half a unit in the last place for each rounding, and float's
  * for each step of float sums. Only for numbers of ordinary size. */
 static void check_error(t_call *call, int64_t token, int nterms, const ref_term *terms, int wire)
@@ -188,7 +230,7 @@ static void check_error(t_call *call, int64_t token, int nterms, const ref_term 
     for (int64_t c = 0; c < s->hidden; c++) {
         double sum = 0, size = 0;
         for (int i = 0; i < nterms; i++) {
-            double x = ref_load(s->dtype, terms[i].x, c) * (terms[i].nw ? (double)terms[i].w[0] : 1);
+            double x = ref_load(s->dtype, terms[i].x, c) * (terms[i].nw ? (double)terms[i].w[0] : 1) * (terms[i].nw > 1 ? (double)terms[i].w[1] : 1);
             sum += x;
             size += fabs(x);
         }
@@ -249,7 +291,10 @@ void t_check_combine(t_call *call)
     ref_term *terms = malloc((size_t)(plan->topk + 1) * sizeof *terms);
     REQUIRE(contents && expect && terms, "no memory for the terms of a sum");
     int ll = call->handle->ctx->config.mode == MPIX_EP_LL, wire = s->wire ? s->wire : s->dtype > MPIX_EP_BF16 ? MPIX_EP_BF16 : s->dtype;
-    char *parts = malloc((size_t)s->hidden * 8 * (size_t)(plan->topk + 1));
+    int hops = t_two_hops() && !ll;
+    if (hops && call->u.combine.in.wire == MPIX_EP_F32)
+        wire = MPIX_EP_F32;
+    char *parts = malloc((size_t)s->hidden * 8 * 130);
     REQUIRE(parts, "no memory for the parts of a sum");
     for (int64_t t = 0; t < plan->ntok[t_rank]; t++) {
         int n = terms_of(call, t, terms, contents, bytes, pitch);
@@ -257,7 +302,12 @@ void t_check_combine(t_call *call)
             check_error(call, t, n, terms, wire);
             n = parts_of(call, n, terms, wire, parts);
         }
-        check_token(call, t, n, terms, ll ? wire : s->dtype, ll ? MPIX_EP_NO_SCALES : s->scale_kind, expect);
+        int dtype = ll ? wire : s->dtype;
+        if (hops) {
+            check_error(call, t, n, terms, wire);
+            n = host_parts_of(call, n, terms, wire, parts, &dtype);
+        }
+        check_token(call, t, n, terms, dtype, ll || dtype != s->dtype ? MPIX_EP_NO_SCALES : s->scale_kind, expect);
     }
     free(parts);
     check_slots(call);

@@ -96,10 +96,17 @@ static void t_find_hosts(void)
     free(all);
 }
 
+int t_two_hops(void)
+{
+    const char *hops = getenv("MPIX_EP_TWO_HOPS");
+    return hops && strcmp(hops, "on") == 0 && t_hosts > 1;
+}
+
 void t_init(int *argc, char ***argv, const char *name)
 {
     int provided;
     t_name = name;
+    setenv("MPIX_EP_TWO_HOPS", "off", 0); /* how sums are rounded is not to depend on the routing, unless a test asks for that */
     if (__lsan_disable)
         __lsan_disable();
     MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);

@@ -252,6 +252,7 @@ static void prepare_calls(void)
         if (ll && !handle->dispatched)
             combine = 0;
         draw_shape(w, &shape, combine);
+        shape.float_sums = combine && t_chance(&common, 25);
         if (!combine && t_chance(&common, 30))
             draw_conversion(w, &shape);
         if (ll && combine) {

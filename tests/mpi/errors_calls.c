@@ -103,7 +103,7 @@ typedef struct {
     X(c_bias_dtype, 0, ARG, "in.bias[1].dtype", NULL, NULL, (two_biases(c), m->bias[1].dtype = other(p->y.dtype ? p->y.dtype : m->x.dtype))) \
     X(c_bias_null, 0, ARG, "in.bias[0].data", "NULL", NULL, (two_biases(c), m->bias[0].data = NULL))                        \
     X(c_bias_stride, 0, ARG, "in.bias[1].stride", "1", NULL, (two_biases(c), m->bias[1].stride = 1))                        \
-    X(c_wire, 0, UNSUPPORTED, "in.wire", NULL, NULL, m->wire = MPIX_EP_F32)                                                 \
+    X(c_wire, 0, UNSUPPORTED, "in.wire", NULL, NULL, m->wire = MPIX_EP_F16)                                                 \
     X(c_wire_bad, 0, ARG, "in.wire", "123", NULL, m->wire = 123)                                                            \
     X(c_y_dtype, 0, ARG, "out.y.dtype", NULL, NULL, p->y.dtype = MPIX_EP_F8E5M2)                                            \
     X(c_y_dtype_bad, 0, ARG, "out.y.dtype", "8", NULL, p->y.dtype = 8)                                                      \

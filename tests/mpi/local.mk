@@ -49,6 +49,18 @@ MPI_TESTS = \
 	tests/mpi/ep_stress_chaos.3.test \
 	tests/mpi/ep_stress_chaosordered.2.test \
 	tests/mpi/ep_stress_chaosthread.4.test \
+	tests/mpi/ep_random_hops.3.test \
+	tests/mpi/ep_random_hops.4.test \
+	tests/mpi/ep_random_hops.5.test \
+	tests/mpi/ep_random_hops.8.test \
+	tests/mpi/ep_random_hopschunk.4.test \
+	tests/mpi/ep_random_hopschaos.5.test \
+	tests/mpi/ep_random_hopsthread.4.test \
+	tests/mpi/ep_stress_hops.5.test \
+	tests/mpi/ep_stress_hopschunk.4.test \
+	tests/mpi/ep_stress_hopschaos.3.test \
+	tests/mpi/ep_faults_stopped_hops.4.test \
+	tests/mpi/ep_faults_killed_hops.4.test \
 	tests/mpi/ep_random_ucx.2.test \
 	tests/mpi/ep_random_ucx.3.test \
 	tests/mpi/ep_stress_ucx.2.test \

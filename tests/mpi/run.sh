@@ -68,6 +68,19 @@ ep_random_* | ep_stress_*) # over proxied peers, with no network: the proxy copi
     *_counted) export MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted MPIX_EP_LANES=3 MPIX_EP_CHUNK_BYTES=1k ;;
     *_mixed) export MPIX_EP_HOSTS=2 ;;
     *_thread) export MPIX_EP_HOSTS=2 MPIX_EP_SIGNAL=counted MPIX_EP_PROXY=thread ;;
+    # two hops: two and three virtual hosts of unequal sizes; a ring of one chunk; over a network that disturbs
+    *_hops) export MPIX_EP_HOSTS=$((np < 5 ? 2 : 3)) MPIX_EP_TWO_HOPS=on ;;
+    *_hopschunk)
+        export MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on MPIX_EP_TWO_HOPS_CHUNKS=1 MPIX_EP_CHUNK_BYTES=1k MPIX_EP_SIGNAL=counted MPIX_EP_LANES=2
+        ;;
+    *_hopschaos)
+        export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_HOSTS=3 MPIX_EP_TWO_HOPS=on MPIX_EP_TWO_HOPS_CHUNKS=1 MPIX_EP_CHUNK_BYTES=1k
+        export MPIX_EP_CHAOS_SEED=3$np
+        ;;
+    *_hopsthread)
+        export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on MPIX_EP_TWO_HOPS_CHUNKS=3 MPIX_EP_PROXY=thread
+        export MPIX_EP_CHAOS_DELAY_US=100
+        ;;
     # over libucp, TCP on one host
     *_ucx) ucx ;;
     # over a network that disturbs; each number of ranks has another seed
@@ -164,6 +177,11 @@ ep_faults_*)
     *_ucx)
         ucx
         variant=${variant%_ucx}
+        set -- --case "$variant" --progress caller
+        ;;
+    *_hops)
+        variant=${variant%_hops}
+        export MPIX_EP_TRANSPORT=shmem MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on MPIX_EP_TWO_HOPS_CHUNKS=1
         set -- --case "$variant" --progress caller
         ;;
     *_thread) set -- --case "${variant%_thread}" --progress thread ;;

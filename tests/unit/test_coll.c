@@ -201,7 +201,7 @@ START_TEST(test_worst_rows) {
     c.expert_align = 0x7fffffff;
     ck_assert_int_eq(mpix_ep_placement_init(&p, &c, 2, 0), 0);
     int64_t rows = mpix_ep_worst_rows(&c, &p, 0);
-    ck_assert_int_eq(rows < 0 || mpix_ep_bank_size(&c, rows, 0) == SIZE_MAX, 1); /* too large, and said so */
+    ck_assert_int_eq(rows < 0 || mpix_ep_bank_size(&c, rows, 0, 0) == SIZE_MAX, 1); /* too large, and said so */
     c.max_recv_rows = 77;
     ck_assert_int_eq(mpix_ep_worst_rows(&c, &p, 0), 77);
     mpix_ep_placement_free(&p);
@@ -213,7 +213,7 @@ START_TEST(test_ctl_layout) {
         for (int depth = 1; depth < 6; depth++) {
             mpix_ep_ctl_layout l;
             int64_t experts = 3 * ranks;
-            mpix_ep_ctl_layout_init(&l, ranks, experts, depth, 9);
+            mpix_ep_ctl_layout_init(&l, ranks, ranks, experts, depth, 9);
             ck_assert_uint_ge(l.offers_dispatch, sizeof(mpix_ep_words));
             ck_assert_uint_ge(l.offers_combine, l.offers_dispatch + (size_t)depth * sizeof(mpix_ep_offer));
             ck_assert_uint_ge(l.status, l.offers_combine + (size_t)depth * sizeof(mpix_ep_offer));
@@ -221,9 +221,11 @@ START_TEST(test_ctl_layout) {
             ck_assert_uint_ge(l.counts_bytes, sizeof(mpix_ep_counts) + 4 * (size_t)(2 * ranks + experts));
             ck_assert_uint_ge(l.block, l.counts + 2 * l.counts_bytes);
             ck_assert_uint_eq(l.block % 64, 0); /* no two writers share a line */
-            ck_assert_uint_eq(l.total, l.slots_at + 9 * l.slot);
+            ck_assert_uint_eq(l.hops, l.slots_at + 9 * l.slot);
+            ck_assert_uint_eq(l.hops % 64, 0);
+            ck_assert_uint_eq(l.total, l.hops + (size_t)ranks * sizeof(mpix_ep_hop_words));
             /* the bound that mpix_ep.h states */
-            ck_assert_uint_le(l.total, 9 * (size_t)ranks * ((size_t)(experts + 2 * ranks) * 8 + (size_t)depth * 520 + 640) + 4096);
+            ck_assert_uint_le(l.total, 9 * (size_t)ranks * ((size_t)(experts + 3 * ranks) * 8 + (size_t)depth * 520 + 640) + 192 * (size_t)ranks + 4096);
         }
     }
 }

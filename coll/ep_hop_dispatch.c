@@ -1,0 +1,121 @@
+/* ep_hop_dispatch.c - dispatch with two hops: tokens are packed once per host, and written to their rows by the host's forwarder. */
+#include "config.h"
+
+#include "coll/ep_hop.h"
+
+#define PIECE_BYTES (4u << 20) /* packed or passed on per step */
+
+typedef struct item_shape {
+    size_t row, scales, pitch, scale_pitch, bytes;
+} item_shape;
+
+static item_shape shape_of(const mpix_ep_call *call) {
+    const MPIX_Ep_rows *x = &call->dispatch.out.x;
+    item_shape s = {.row = mpix_ep_row_bytes(x, call->dispatch.in.hidden), .scales = mpix_ep_scale_bytes(x, call->dispatch.in.hidden)};
+    s.pitch = mpix_ep_up16(s.row);
+    s.scale_pitch = mpix_ep_up16(s.scales);
+    s.bytes = s.pitch + s.scale_pitch + mpix_ep_hop_record_size(call);
+    return s;
+}
+
+static void token_pack(mpix_ep_call *call, int64_t t, int host, const item_shape *s, char *to) {
+    mpix_ep *ep = call->ep;
+    const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
+    void *row = to, *scales = to + s->pitch;
+    if (mpix_ep_converts(call)) {
+        mpix_ep_token_convert(call, t, row, scales);
+    } else {
+        ep->rows->copy((const char *)in->x.data + t * in->x.stride, s->row, &row, 1, 0);
+        if (s->scales)
+            ep->rows->copy((const char *)in->x.scales + t * in->x.scale_stride, s->scales, &scales, 1, 0);
+    }
+    mpix_ep_hop_record_write(call, t, host, in->topk_weights, to + s->pitch + s->scale_pitch);
+}
+
+int mpix_ep_hop_dispatch_pack(mpix_ep_call *call) {
+    mpix_ep *ep = call->ep;
+    const mpix_ep_plan *plan = call->handle->plan;
+    if (!call->hop_go || call->kind)
+        return MPIX_EP_STEP_COMPLETE;
+    if (!mpix_ep_far_begin(call))
+        return MPIX_EP_STEP_WAITING;
+    item_shape s = shape_of(call);
+    size_t packed = 0;
+    for (; call->at < plan->tokens; call->at++, call->hop_entry = 0) {
+        int64_t t = call->at, i = plan->first[t] + call->hop_entry;
+        for (int host; (host = mpix_ep_hop_next(call, t, &i)) >= 0; i++) {
+            int peer = ep->hop->forwarder[host];
+            call->hop_entry = i - plan->first[t];
+            char *to = packed > PIECE_BYTES ? NULL : mpix_ep_hop_item(call, peer, s.bytes);
+            if (!to)
+                return packed ? MPIX_EP_STEP_WORKED : MPIX_EP_STEP_WAITING;
+            token_pack(call, t, host, &s, to);
+            mpix_ep_hop_packed(call, peer, s.bytes, ++call->far[peer].hop_packed == plan->send_hosts[host]);
+            packed += s.bytes;
+        }
+    }
+    mpix_ep_far_release(call);
+    return MPIX_EP_STEP_COMPLETE;
+}
+
+/* What stands beside a row in its rank's staging bank: as meta_write of ep_dispatch.c has it. */
+static void meta_write(const mpix_ep_call *call, const mpix_ep_hop_record *r, int rank, int choice, char *to) {
+    const mpix_ep_placement *p = &call->ep->placement;
+    int width = call->handle->plan->width;
+    int32_t *words = (int32_t *)(void *)to;
+    words[0] = r->token;
+    if (call->ep->config.layout == MPIX_EP_EXPERT) {
+        memcpy(words + 1, &r->weights[choice], sizeof(float));
+        return;
+    }
+    for (int k = 0; k < width; k++)
+        words[1 + k] = r->ids[k] >= 0 && p->owner[r->ids[k]] == rank ? p->local[r->ids[k]] : -1;
+    memcpy(words + 1 + width, r->weights, (size_t)width * sizeof(float));
+}
+
+static void item_forward(mpix_ep_call *call, const char *item, const item_shape *s) {
+    mpix_ep *ep = call->ep;
+    int width = call->handle->plan->width, n = 0;
+    mpix_ep_hop_record r = mpix_ep_hop_record_read(call, item + s->pitch + s->scale_pitch);
+    void **dst = ep->dst, **sdst = ep->dst + ep->config.max_topk + 1;
+    for (int k = 0; k < width; k++) {
+        if (r.ids[k] < 0 || r.rows[k] == MPIX_EP_HOP_NONE)
+            continue;
+        int rank = ep->placement.owner[r.ids[k]];
+        const mpix_ep_target *to = &ep->targets[rank];
+        if (r.rows[k] >= to->rows || !to->x)
+            continue; /* dropped */
+        dst[n] = to->x + (uint64_t)r.rows[k] * to->x_stride;
+        if (s->scales)
+            sdst[n] = to->scales + (uint64_t)r.rows[k] * to->scale_stride;
+        n++;
+        if (to->meta)
+            meta_write(call, &r, rank, k, to->meta + (size_t)r.rows[k] * mpix_ep_dispatch_meta(call));
+    }
+    if (n == 0)
+        return;
+    ep->rows->copy(item, s->row, dst, n, call->streaming);
+    if (s->scales)
+        ep->rows->copy(item + s->pitch, s->scales, sdst, n, 0);
+}
+
+int mpix_ep_hop_dispatch_serve(mpix_ep_call *call) {
+    mpix_ep *ep = call->ep;
+    size_t moved = 0;
+    item_shape s = shape_of(call);
+    for (int source = 0; source < ep->size; source++) {
+        const mpix_ep_hop_head *head;
+        while (call->far[source].hop_left > 0 && (head = mpix_ep_hop_chunk(call, source))) {
+            if (moved > PIECE_BYTES)
+                return MPIX_EP_STEP_WORKED;
+            if (moved == 0)
+                mpix_ep_dispatch_targets(call);
+            for (int i = 0; i < head->n; i++)
+                item_forward(call, (const char *)(head + 1) + (size_t)i * s.bytes, &s);
+            call->far[source].hop_left -= head->n;
+            moved += (size_t)head->n * s.bytes + 1;
+            mpix_ep_hop_passed(call, source);
+        }
+    }
+    return moved ? MPIX_EP_STEP_WORKED : MPIX_EP_STEP_WAITING;
+}
