@@ -79,6 +79,7 @@ typedef struct mpix_ep {
     size_t ctl_committed;
     const mpix_rows_ops *rows;
     size_t stream_bytes;   /* calls that write more use streaming stores */
+    size_t stream_peers;   /* the same for what is written for other ranks' processors */
     int crowded;           /* more ranks than cores: waits do not spin */
     int *pidfds;           /* [size] of ranks of this host, -1: none */
     /* engine */

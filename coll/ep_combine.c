@@ -64,7 +64,7 @@ static int hops_check(mpix_ep_call *call) {
 static void stage_rows(mpix_ep_call *call, size_t stage, const char *from, int64_t stride, size_t bytes, size_t pitch, int64_t rows) {
     mpix_ep *ep = call->ep;
     const mpix_ep_plan *plan = call->handle->plan;
-    int streaming = (size_t)rows * bytes > ep->stream_bytes;
+    int streaming = (size_t)rows * bytes > ep->stream_peers;
     char *to = mpix_ep_stage_at(call, stage);
     for (int64_t i = 0; i < plan->nsegments; i++) {
         const mpix_ep_segment *s = &plan->segments[i];

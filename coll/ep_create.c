@@ -36,6 +36,8 @@ static int create_configure(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info 
     return 0;
 }
 
+enum { STREAM_APART = 1024 };
+
 /* From how many bytes written per call the rows should bypass the caches: when what all ranks of the host write together does not
  * stay in the shared cache anyway. Measured in doc/performance.md. */
 static size_t stream_limit(const mpix_ep *ep) {
@@ -49,6 +51,29 @@ static size_t stream_limit(const mpix_ep *ep) {
     size_t cache = topo->l3_bytes ? topo->l3_bytes : topo->l2_bytes ? topo->l2_bytes : (size_t)8 << 20;
     int sharing = topo->l3_bytes && topo->l3_pus < ep->boot->local_size ? topo->l3_pus : ep->boot->local_size;
     return cache / 2 / (size_t)(sharing > 0 ? sharing : 1);
+}
+
+/*
+ * What is written for another rank's processor. With a cache in common it is there that the row should be, as for this rank's own data. Without,
+ * a line that the other one read last has to be fetched and taken away before it can be written, which costs more than to write past the
+ * caches, even for a single row (doc/performance.md). Collective.
+ */
+static int stream_peers(mpix_ep *ep) {
+    mpix_boot *boot = ep->boot;
+    int mine = mpix_topo_get()->l3_index, apart = 0;
+    int *all = malloc((size_t)ep->size * sizeof *all);
+    int kind = mpix_boot_agree(boot, all ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a context of %d ranks", ep->size));
+    if (!kind)
+        kind = mpix_boot_allgather(boot, &mine, sizeof mine, all);
+    for (int r = 0; r < ep->size && !kind; r++)
+        apart |= r != ep->rank && boot->host_of[r] == boot->host_of[ep->rank] && (all[r] != mine || mine == -2);
+    free(all);
+    if (ep->params.caches != MPIX_CACHES_AUTO)
+        apart = ep->params.caches == MPIX_CACHES_APART;
+    ep->stream_peers = ep->stream_bytes;
+    if (apart && ep->params.stores == MPIX_STORES_AUTO && ep->params.stream_bytes == 0)
+        ep->stream_peers = STREAM_APART;
+    return kind;
 }
 
 static int create_local(mpix_ep *ep) {
@@ -140,6 +165,8 @@ static int create_stages(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info inf
         kind = mpix_boot_split_hosts(boot, ep->params.reach == MPIX_REACH_FORCE_PROXIED ? boot->size : ep->params.hosts);
     if (!kind)
         kind = mpix_boot_agree(boot, create_local(ep));
+    if (!kind)
+        kind = stream_peers(ep);
     boot->proxied = 1; /* peers that can't be mapped are the proxy's */
     if (!kind)
         kind = mpix_win_create(boot, &ep->params, ep->ll ? ep->ll->slot_bytes * (size_t)ep->params.max_handles
@@ -198,9 +225,9 @@ int PMPIX_Ep_create(MPI_Comm comm, const MPIX_Ep_config *config, MPI_Info info, 
         *mpix_error_tls() = error;
         return code;
     }
-    mpix_log(MPIX_LOG_INFO, "context of %d ranks: %lld experts, staging %d x %zu bytes reserved, control %zu bytes, %s rows, streaming from %zu bytes",
+    mpix_log(MPIX_LOG_INFO, "context of %d ranks: %lld experts, staging %d x %zu bytes reserved, control %zu bytes, %s rows, streaming from %zu bytes, %zu for peers",
              ep->size, (long long)ep->config.num_experts, ep->ll ? ep->params.max_handles : ep->config.depth,
-             ep->ll ? ep->ll->slot_bytes : ep->bank_bytes, ep->layout.total, ep->rows->name, ep->stream_bytes);
+             ep->ll ? ep->ll->slot_bytes : ep->bank_bytes, ep->layout.total, ep->rows->name, ep->stream_bytes, ep->stream_peers);
     *out = ep;
     return MPI_SUCCESS;
 }

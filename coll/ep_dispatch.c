@@ -92,7 +92,7 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
 
 static int streams(const mpix_ep_call *call) {
     const mpix_ep_plan *plan = call->handle->plan;
-    return (size_t)plan->first[plan->tokens] * mpix_ep_row_bytes(&call->dispatch.out.x, call->dispatch.in.hidden) > call->ep->stream_bytes;
+    return (size_t)plan->first[plan->tokens] * mpix_ep_row_bytes(&call->dispatch.out.x, call->dispatch.in.hidden) > call->ep->stream_peers;
 }
 
 /* All grants are here: what can still go wrong on this rank. */

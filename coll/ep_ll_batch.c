@@ -143,12 +143,8 @@ void mpix_ep_ll_head_send(mpix_ep_call *call, int peer, mpix_ep_ll_head *head) {
     atomic_store_explicit(&to->epoch, call->epoch, memory_order_release);
 }
 
-/* A line that is written for another core and was read by it last has to be fetched and taken away first, which costs more than to write past
- * the caches, even for a single row (doc/performance.md). What a proxy sends is read here again. */
-int mpix_ep_ll_streams(const mpix_ep *ep, size_t bytes) {
-    int chosen = ep->params.stores == MPIX_STORES_AUTO && ep->params.stream_bytes == 0 && !ep->far;
-    return chosen ? bytes >= 1024 : bytes > ep->stream_bytes;
-}
+/* What a proxy sends is read here again. */
+int mpix_ep_ll_streams(const mpix_ep *ep, size_t bytes) { return bytes > (ep->far ? ep->stream_bytes : ep->stream_peers); }
 
 void mpix_ep_ll_row_sent(mpix_ep_call *call, int peer) {
     mpix_ep *ep = call->ep;

@@ -420,6 +420,8 @@ static int receive(mpix_ep_call *call) {
     if (all && !call->kind && is_expert(call) && !call->ll_limited) {
         rows_limit(call, h->total);
         call->ll_limited = 1;
+        /* A row is written once for each of its experts here. */
+        call->streaming = (size_t)call->ll_rows * mpix_ep_row_bytes(&call->dispatch.out.x, call->dispatch.in.hidden) > ep->stream_bytes;
     }
     for (int i = 0; i < ep->size; i++) { /* own rows first */
         int s = (ep->rank + i) % ep->size;

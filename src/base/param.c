@@ -49,6 +49,10 @@ static const mpix_param_desc param_table[] = {
     {"stream_bytes", "bytes", "0 or more, suffix k, m or g", "0",
      "With stores=auto, a call that writes more than this uses streaming stores; 0: decided from the cache's size.",
      FIELD(stream_bytes)},
+    {"caches", "enum", "auto|shared|apart", "auto",
+     "Whether the ranks of this host share their last cache, as far as the choice of stores goes; auto: what hwloc says of their bindings (a virtual "
+     "machine's may be untrue).",
+     FIELD(caches)},
     {"isa", "enum", "auto|portable|avx2|avx512", "auto",
      "Instruction set of the work on rows; auto takes the best this CPU has. One that the CPU lacks is an error.",
      FIELD(isa)},

@@ -8,6 +8,7 @@
 
 enum { MPIX_PROGRESS_CALLER, MPIX_PROGRESS_THREAD };
 enum { MPIX_STORES_AUTO, MPIX_STORES_ORDINARY, MPIX_STORES_STREAMING };
+enum { MPIX_CACHES_AUTO, MPIX_CACHES_SHARED, MPIX_CACHES_APART };
 enum { MPIX_ISA_AUTO, MPIX_ISA_PORTABLE, MPIX_ISA_AVX2, MPIX_ISA_AVX512 };
 enum { MPIX_FD_AUTO, MPIX_FD_PROC, MPIX_FD_SOCKET };
 enum { MPIX_HUGE_NO, MPIX_HUGE_TRY };
@@ -32,6 +33,7 @@ typedef struct mpix_params {
     int stores;   /* auto | ordinary | streaming: for rows; default auto */
     size_t stream_bytes; /* auto stores: stream when a call writes more than this; 0: from the size of the cache; units
                             k m g */
+    int caches;   /* auto | shared | apart: whether this host's ranks have a cache in common; default auto */
     int isa;             /* auto | portable | avx2 | avx512 */
     int huge_pages;      /* no | try: explicit huge pages for windows; default try */
     int fd_passing;      /* auto | proc | socket: how ranks of a host map each other's windows */

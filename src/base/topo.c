@@ -61,6 +61,7 @@ static void topo_basic(void) {
     topo.l2_bytes = topo_sysconf_cache(_SC_LEVEL2_CACHE_SIZE);
     topo.l3_bytes = topo_sysconf_cache(_SC_LEVEL3_CACHE_SIZE);
     topo.l3_pus = 1;
+    topo.l3_index = -1;
     topo.source = "sysconf";
 }
 
@@ -88,6 +89,7 @@ static void topo_hwloc_caches(hwloc_topology_t tree, hwloc_const_cpuset_t mine) 
         if (obj->type == HWLOC_OBJ_L3CACHE && obj->attr->cache.size) {
             topo.l3_bytes = (size_t)obj->attr->cache.size;
             topo.l3_pus = hwloc_bitmap_weight(obj->cpuset);
+            topo.l3_index = hwloc_bitmap_isincluded(mine, obj->cpuset) ? (int)obj->logical_index : -2;
         }
     }
     if (topo.l3_pus < 1)

@@ -11,6 +11,7 @@ typedef struct mpix_topo {
     size_t l2_bytes;    /* per core, 0: unknown */
     size_t l3_bytes;    /* last level shared cache this process's first PU belongs to, 0: unknown */
     int l3_pus;         /* PUs that share it, 1 if unknown */
+    int l3_index;       /* which of the host's it is; -1: unknown, -2: this process may run on PUs of several */
     const char *source; /* "hwloc API 2.8.0" or "sysconf" */
 } mpix_topo;
 

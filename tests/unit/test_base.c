@@ -319,6 +319,7 @@ START_TEST(param_values) {
         {"timeout", "1e3", "1000"},
         {"progress", "thread", "thread"},
         {"stores", "streaming", "streaming"},
+        {"caches", "apart", "apart"},
         {"stream_bytes", "7", "7"},
         {"stream_bytes", "3k", "3072"},
         {"stream_bytes", "2M", "2097152"},
