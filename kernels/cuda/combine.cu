@@ -173,6 +173,103 @@ __device__ __noinline__ void vector_sum(const mpix_cuda_handle &h, const mpix_cu
     }
 }
 
+/* ---- fp8 rows, 16 bytes at a time; X: dtype of the sums ---- */
+/*
+ * Sixteen elements as float. The bits behind the sign are shifted to where float has them, which is the value times 2^-120 (e4m3) or
+ * 2^-112 (e5m2), exactly, subnormal or not; only infinities and NaNs are looked at by themselves.
+ */
+__device__ __forceinline__ void f8_up16(uint4 v, int e5m2, float *f) {
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w}, special = e5m2 ? 0x04040404u : 0x01010101u;
+    int shift = e5m2 ? 3 : 4;
+    float up = e5m2 ? 0x1p112f : 0x1p120f;
+#pragma unroll
+    for (int k = 0; k < 16; k++) {
+        int top = (int)__byte_perm(words[k / 4], 0, 0x0444 | k % 4 << 12);
+        f[k] = __fmul_rn(__uint_as_float((uint32_t)(top >> shift) & (0x80000000u | 0x7f000000u >> shift)), up);
+    }
+#pragma unroll
+    for (int w = 0; w < 4; w++)
+        if ((words[w] & 0x7f7f7f7fu) + special & 0x80808080u)
+            for (int k = 0; k < 4; k++)
+                f[w * 4 + k] = f8_up((uint8_t)(words[w] >> 8 * k), e5m2);
+}
+
+/* A warp a token; two vectors of each of two rows in flight. */
+template <int X>
+__device__ __noinline__ void f8_sum(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const mpix_cuda_offer *offers, const sources &src, uint32_t weighted) {
+    enum { U = 2, COLUMNS = 32 * 16, N = vec<X>::N };
+    int lane = threadIdx.x % 32, nwarps = blockDim.x / 32, e5m2 = c.xdtype == F8E5M2;
+    for (int64_t t = (int64_t)(threadIdx.x / 32) * gridDim.x + blockIdx.x; t < c.tokens; t += (int64_t)gridDim.x * nwarps) {
+        lane_term term = term_of(h, c, offers, src, t, lane);
+        uint32_t mask = __ballot_sync(~0u, term.there);
+#pragma unroll 1
+        for (int64_t j0 = 0; j0 < c.hidden; j0 += U * COLUMNS) {
+            float sum[U][16];
+#pragma unroll
+            for (int k = 0; k < U * 16; k++)
+                sum[k / 16][k % 16] = 0;
+            bool first = true;
+#pragma unroll 1
+            for (uint32_t m = mask; m;) {
+                uint4 v[2][U];
+                float scale[2][U], w[2];
+                bool scaled[2];
+                int ranks[2] = {__ffs(m) - 1, -1};
+                m &= m - 1;
+                if (m)
+                    ranks[1] = __ffs(m) - 1, m &= m - 1;
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    int r = ranks[i] < 0 ? 0 : ranks[i];
+                    const char *x = (const char *)__shfl_sync(~0u, (unsigned long long)term.x, r);
+                    const char *s = (const char *)__shfl_sync(~0u, (unsigned long long)term.scales, r);
+                    w[i] = __shfl_sync(~0u, term.w, r);
+                    scaled[i] = s != nullptr;
+#pragma unroll
+                    for (int u = 0; u < U; u++) {
+                        int64_t j = j0 + u * COLUMNS + lane * 16;
+                        bool there = ranks[i] >= 0 && j < c.hidden;
+                        v[i][u] = there ? *(const uint4 *)(x + j) : uint4{0, 0, 0, 0};
+                        scale[i][u] = there && s ? scale_up(s, c.scale_kind, j) : 1.0f;
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    if (ranks[i] < 0)
+                        continue;
+#pragma unroll
+                    for (int u = 0; u < U; u++) {
+                        float f[16];
+                        f8_up16(v[i][u], e5m2, f);
+#pragma unroll
+                        for (int k = 0; k < 16; k++) {
+                            if (scaled[i])
+                                f[k] = __fmul_rn(f[k], scale[i][u]);
+                            if (weighted >> ranks[i] & 1)
+                                f[k] = __fmul_rn(f[k], w[i]);
+                            sum[u][k] = first ? f[k] : __fadd_rn(sum[u][k], f[k]);
+                        }
+                    }
+                    first = false;
+                }
+            }
+#pragma unroll
+            for (int u = 0; u < U; u++) {
+                int64_t j = j0 + u * COLUMNS + lane * 16;
+                if (j >= c.hidden)
+                    continue;
+#pragma unroll
+                for (int g = 0; g < 16 / N; g++) {
+                    int64_t at = (j + g * N) * (16 / N);
+                    for (int b = 0; b < c.num_bias; b++)
+                        add_vec<X>(&sum[u][g * N], *(const uint4 *)(c.bias[b] + t * c.bias_stride[b] + at), false, false, 1.0f);
+                    __stcs((uint4 *)(c.y + t * c.y_stride + at), down_fast<X>(&sum[u][g * N]));
+                }
+            }
+        }
+    }
+}
+
 #if __CUDA_ARCH__ >= 900
 /* What a stage of the ring holds: pieces of a token's rows, of the ranks in mask. */
 struct stage_of { uint32_t mask, token, off; };
@@ -303,7 +400,7 @@ __device__ static void staged_end(const mpix_cuda_handle &h, const mpix_cuda_com
         counters_reset(h, MPIX_CUDA_COMBINE);
 }
 
-enum { ANY, VECTOR, BULK };
+enum { ANY, VECTOR, BULK, F8 };
 
 template <int HOW, int X>
 __global__ void __launch_bounds__(HOW == BULK ? 480 : 512) combine_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_combine c) {
@@ -368,6 +465,8 @@ __global__ void __launch_bounds__(HOW == BULK ? 480 : 512) combine_kernel(const 
             else if (HOW == BULK)
                 bulk_sum<X>(h, c, offers, src, weighted, smem);
 #endif
+            else if (HOW == F8)
+                f8_sum<X>(h, c, offers, src, weighted);
             else
                 vector_sum<X>(h, c, offers, src, weighted);
             if (c.out_slots)
@@ -389,6 +488,11 @@ __global__ void __launch_bounds__(HOW == BULK ? 480 : 512) combine_kernel(const 
         call_end(h, MPIX_CUDA_COMBINE, epoch, c.report);
 }
 
+template <int X> static cudaError_t launch_f8(int sms, const mpix_cuda_handle *h, const mpix_cuda_combine *c, cudaStream_t stream) {
+    combine_kernel<F8, X><<<sms, 512, 0, stream>>>(*h, *c);
+    return cudaGetLastError();
+}
+
 template <int X> static cudaError_t launch_typed(int bulk, int sms, size_t smem, const mpix_cuda_handle *h, const mpix_cuda_combine *c, cudaStream_t stream) {
     if (!bulk) {
         combine_kernel<VECTOR, X><<<sms, c->warps * 32, 0, stream>>>(*h, *c);
@@ -402,7 +506,8 @@ template <int X> static cudaError_t launch_typed(int bulk, int sms, size_t smem,
 }
 
 cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream) {
-    int sms = c->num_sms ? c->num_sms : MPIX_CUDA_SMS, size = c->xdtype == F32 ? 4 : 2;
+    int rows_f8 = c->xdtype == F8E4M3 || c->xdtype == F8E5M2, size = c->xdtype == F32 ? 4 : 2;
+    int sms = c->num_sms ? c->num_sms : rows_f8 ? 4 * MPIX_CUDA_SMS : MPIX_CUDA_SMS; /* fp8 rows: arithmetic, not the link */
     if (sms > d->sms)
         sms = d->sms;
     if (sms > MPIX_CUDA_LANES)
@@ -415,6 +520,10 @@ cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_
         bits |= (uint64_t)c->bias[b] | (uint64_t)c->bias_stride[b];
     int fast = (c->xdtype == F32 || c->xdtype == F16 || c->xdtype == BF16) && c->ydtype == c->xdtype && bits % 16 == 0 &&
                c->tokens * (c->hidden * size / 256 + 1) < 1 << 30;
+    if (rows_f8 && c->hidden % 16 == 0 && bits % 16 == 0 && (c->ydtype == F32 || c->ydtype == F16 || c->ydtype == BF16)) {
+        c->warps = 16;
+        return c->ydtype == F32 ? launch_f8<F32>(sms, h, c, stream) : c->ydtype == F16 ? launch_f8<F16>(sms, h, c, stream) : launch_f8<BF16>(sms, h, c, stream);
+    }
     if (!fast) {
         c->warps = 16;
         combine_kernel<ANY, BF16><<<sms, 512, 0, stream>>>(*h, *c);
@@ -445,6 +554,7 @@ cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_
 template <int X> static cudaError_t load_typed(void) {
     cudaFuncAttributes a;
     cudaError_t err = cudaFuncGetAttributes(&a, combine_kernel<VECTOR, X>);
+    err = err == cudaSuccess ? cudaFuncGetAttributes(&a, combine_kernel<F8, X>) : err;
     return err == cudaSuccess ? cudaFuncGetAttributes(&a, combine_kernel<BULK, X>) : err;
 }
 
