@@ -283,7 +283,7 @@ int bench_verify_ours(const bench *b, bench_ours *o, const bench_plan *plan, int
 int bench_verify_received(const bench *b, const bench_plan *plan, const char *who, const void *x, size_t stride,
                           const void *scales, size_t scale_stride, const int *local_ids, const int *src_rank,
                           const MPI_Count *src_token, const float *weights, int round);
-int bench_verify_sums(const bench *b, const bench_plan *plan, const char *who, const void *y, int round, int exact);
+int bench_verify_sums(const bench *b, const bench_plan *plan, const char *who, const void *y, int round, int exact, int chained);
 int bench_verify_base(const bench *b, bench_base *m, const bench_plan *plan, int round, int exact);
 
 /* ---- ll.c ---- */

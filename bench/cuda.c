@@ -228,7 +228,7 @@ static int verify_ours(cuda_run *x, int round, int exact) {
     if (b->has_combine) {
         ours_combine(x, BLOCKING);
         void *y = download(x, x->y, (size_t)p->n * b->y_bytes);
-        good &= bench_verify_sums(b, p, "MPIX_Ep", y, round, exact);
+        good &= bench_verify_sums(b, p, "MPIX_Ep", y, round, exact, b->opt.layout == MPIX_EP_EXPERT);
         free(y);
     }
     return good && !beyond;
@@ -254,7 +254,7 @@ static int verify_base(cuda_run *x, int round, int exact) {
         cuda_base_combine(x);
         CUDA(cudaStreamSynchronize(x->stream));
         void *y = download(x, m->y, (size_t)p->n * b->y_bytes);
-        good &= bench_verify_sums(b, p, "baseline", y, round, exact);
+        good &= bench_verify_sums(b, p, "baseline", y, round, exact, 0);
         free(y);
     }
     return good;
