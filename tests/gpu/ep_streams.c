@@ -1,13 +1,14 @@
 /*
  * ep_streams.c - calls on streams, in graphs, in halves, under stress, and beside ranks that stop.
  *
- *   ep_streams [all|stress|ordered|killed [iterations of stress [none]]]
+ *   ep_streams [all|stress|ordered|killed [iterations of stress [none|expert]]]
  *
  * none: rows by copy engines; then all ranks start the handles in the same order, since the host waits for routings.
+ * expert: EXPERT layout, rows in order of expert, rank, token.
  * ordered: one handle after the other, for compute-sanitizer, under which kernels do not run beside each other.
  *
  * Rows hold small integers that follow from (round, rank, token), and the experts give back what they got, so a token's sum is its row
- * times the number of ranks that it went to, exactly.
+ * times the number of ranks (EXPERT: of experts) that it went to, exactly.
  */
 #include "gpu.h"
 
@@ -16,7 +17,10 @@
 
 enum { TOKENS = 96, TOPK = 4, EXPERTS = 24, HIDDEN = 512 };
 
-static int rank, size, devices, failures, none;
+static int rank, size, devices, failures, none, expert;
+
+/* Rows that a rank receives at most. */
+static size_t most_rows(void) { return (size_t)TOKENS * (size_t)size * (expert ? TOPK : 1); }
 
 /* A handle with its buffers. Host copies are pinned, so that copies are in stream order. */
 typedef struct lane {
@@ -49,7 +53,7 @@ static void *pin(size_t n) {
 }
 
 static void lane_make(MPIX_Ep ep, lane *l) {
-    size_t rows = (size_t)TOKENS * (size_t)size, row = HIDDEN * sizeof(float);
+    size_t rows = most_rows(), row = HIDDEN * sizeof(float);
     memset(l, 0, sizeof *l);
     EP(MPIX_Ep_handle_create(ep, &l->h));
     EP(MPIX_Ep_alloc(ep, (MPI_Count)(rows * row), MPI_INFO_NULL, &l->rows));
@@ -90,7 +94,7 @@ static void lane_shape(lane *l, uint64_t seed) {
     l->c.recv_total = l->total;
     l->in.hidden = l->ci.hidden = l->hidden;
     l->in.x = (MPIX_Ep_rows){l->x, 0, MPIX_EP_F32, 0, NULL, 0};
-    l->out.capacity_rows = (MPI_Count)TOKENS * size;
+    l->out.capacity_rows = (MPI_Count)most_rows();
     l->out.x = (MPIX_Ep_rows){l->rows, 0, MPIX_EP_F32, 0, NULL, 0};
     l->out.src_rank = l->src;
     l->out.src_token = (MPI_Count *)l->tok;
@@ -106,10 +110,10 @@ static void lane_fill(lane *l, uint64_t content) {
     CU(cudaMemcpyAsync(l->ids, l->hids, TOKENS * TOPK * 4, cudaMemcpyHostToDevice, l->stream));
     CU(cudaMemcpyAsync(l->x, l->hx, TOKENS * HIDDEN * 4, cudaMemcpyHostToDevice, l->stream));
     CU(cudaMemsetAsync(l->y, 0xA5, TOKENS * HIDDEN * 4, l->stream));
-    CU(cudaMemsetAsync(l->rows, 0xA5, (size_t)TOKENS * (size_t)size * HIDDEN * 4, l->stream));
+    CU(cudaMemsetAsync(l->rows, 0xA5, most_rows() * HIDDEN * 4, l->stream));
 }
 static void lane_fetch(lane *l) {
-    size_t rows = (size_t)TOKENS * (size_t)size;
+    size_t rows = most_rows();
     CU(cudaMemcpyAsync(l->hrows, l->rows, rows * HIDDEN * 4, cudaMemcpyDeviceToHost, l->stream));
     CU(cudaMemcpyAsync(l->hsrc, l->src, rows * 4, cudaMemcpyDeviceToHost, l->stream));
     CU(cudaMemcpyAsync(l->htok, l->tok, rows * 8, cudaMemcpyDeviceToHost, l->stream));
@@ -121,21 +125,19 @@ static void lane_call(lane *l) {
     EP(MPIX_Ep_combine_enqueue(l->h, &l->ci, &l->co, l->stream));
 }
 
-static int goes(const int32_t *ids, int topk, int to) {
+/* How many rows of a token with these choices the experts from first on, n of them, get. */
+static int goes(const int32_t *ids, int topk, int first, int n) {
+    int rows = 0;
     for (int k = 0; k < topk; k++)
-        if (ids[k] >= 0 && ids[k] / (EXPERTS / size) == to)
-            return 1;
-    return 0;
+        rows += ids[k] >= first && ids[k] < first + n;
+    return expert ? rows : rows > 0;
 }
-/* After a fetch and a synchronization. */
-static void lane_check(const lane *l, uint64_t content, const char *what) {
+static int64_t check_rows(const lane *l, uint64_t content, const char *what, int first, int n, int64_t at) {
     int32_t ids[TOPK];
-    int64_t at = 0;
-    int before = failures;
     for (int s = 0; s < size; s++)
         for (int t = 0; t < tokens_of(l->seed, s); t++) {
             g_ids(l->seed, s, t, l->topk, EXPERTS, 15, ids);
-            if (!goes(ids, l->topk, rank))
+            if (!goes(ids, l->topk, first, n))
                 continue;
             int wrong = l->hsrc[at] != s || l->htok[at] != t;
             for (int j = 0; j < l->hidden; j++)
@@ -143,11 +145,21 @@ static void lane_check(const lane *l, uint64_t content, const char *what) {
             CHECK(!wrong, "%s: row %lld (rank %d, token %d) is wrong in %d places", what, (long long)at, s, t, wrong);
             at++;
         }
+    return at;
+}
+/* After a fetch and a synchronization. */
+static void lane_check(const lane *l, uint64_t content, const char *what) {
+    int local = EXPERTS / size, before = failures;
+    int64_t at = 0;
+    if (!expert)
+        at = check_rows(l, content, what, rank * local, local, at);
+    for (int e = 0; expert && e < local; e++)
+        at = check_rows(l, content, what, rank * local + e, 1, at);
     CHECK(*l->total == at, "%s: recv_total %lld, expected %lld", what, (long long)*l->total, (long long)at);
     for (int t = 0; t < l->tokens; t++) {
         int n = 0, wrong = 0;
         for (int q = 0; q < size; q++)
-            n += goes(l->hids + t * l->topk, l->topk, q);
+            n += goes(l->hids + t * l->topk, l->topk, q * local, local);
         for (int j = 0; j < l->hidden; j++)
             wrong += l->hy[t * l->hidden + j] != (float)n * value_of(content, rank, t, j);
         CHECK(!wrong, "%s: sum of token %d is wrong in %d places", what, t, wrong);
@@ -184,7 +196,7 @@ static void run_graph(MPIX_Ep ep, lane *l) {
     EP(MPIX_Ep_combine_enqueue(l->h, &l->ci, &l->co, l->stream));
     CU(cudaStreamEndCapture(l->stream, &graph));
     CU(cudaGraphGetNodes(graph, NULL, &nodes));
-    CHECK(nodes <= 2 * 4 + 4, "%zu kernels for two turns and a split one", nodes);
+    CHECK(nodes <= 2 * 4 + (expert ? 5 : 4), "%zu kernels for two turns and a split one", nodes);
     CU(cudaGraphInstantiate(&exec, graph, 0));
     for (uint64_t i = 0; i < 12; i++) {
         lane_fill(l, 100 + i);
@@ -403,6 +415,7 @@ int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "all";
     int iterations = argc > 2 ? atoi(argv[2]) : 200;
     none = argc > 3 && !strcmp(argv[3], "none");
+    expert = argc > 3 && !strcmp(argv[3], "expert");
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
@@ -412,6 +425,7 @@ int main(int argc, char **argv) {
     MPIX_Ep_config c;
     MPIX_INIT(&c);
     c.memkind = MPIX_EP_CUDA;
+    c.layout = expert ? MPIX_EP_EXPERT : MPIX_EP_COMPACT;
     c.max_topk = TOPK;
     c.num_experts = EXPERTS;
     c.max_tokens = TOKENS;
@@ -440,7 +454,7 @@ int main(int argc, char **argv) {
     int all = 0;
     MPI_Allreduce(&failures, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
     if (rank == 0)
-        printf("ep_streams: %d ranks on %d GPUs, %s%s, %d iterations of stress: %s\n", size, devices, what, none ? " by copy engines" : "", iterations, all ? "FAILED" : "passed");
+        printf("ep_streams: %d ranks on %d GPUs, %s%s, %d iterations of stress: %s\n", size, devices, what, none ? " by copy engines" : expert ? ", EXPERT" : "", iterations, all ? "FAILED" : "passed");
     MPI_Finalize();
     return all != 0;
 }

@@ -50,12 +50,15 @@ run 1 ep_streams
 run 2 ep_streams
 run 2 MPIX_EP_GPU_PATH=vector ep_streams
 run 4 ep_streams all 20
+run 2 ep_streams all 200 expert
+run 4 ep_streams all 20 expert
 run 2 ep_streams all 200 none
 run 4 ep_streams all 20 none
 run 2 MPIX_EP_GPU_DELAY_US=20 ep_streams stress "$stress" none
 [ ! -x tests/gpu/ep_nccl ] || run 2 ep_nccl
 run 2 MPIX_EP_GPU_DELAY_US=20 ep_streams stress "$stress"
 run 4 MPIX_EP_GPU_DELAY_US=20 ep_streams stress 20
+run 2 MPIX_EP_GPU_DELAY_US=20 ep_streams stress "$stress" expert
 # The example on its data, if it is built and has cuBLAS.
 if [ -x examples/moe_layer ] && ! ./examples/moe_layer --help | grep -q "not in this build"; then
     for layer in "1 f32" "2 f32" "2 bf16" "4 f32"; do
