@@ -10,7 +10,12 @@
  *            are in the sum, slot values if the head says so
  *
  * Publication. Mapped: head (but its epoch) and records are stored, then head.epoch with release; then rows, and after each block of
- * MPIX_EP_LL_BLOCK rows (a kernel: of one row) that block's flag with release. A flag or a head counts if it holds exactly this epoch.
+ * MPIX_EP_LL_BLOCK rows (a kernel: of one row) that block's flag with release. A flag or a head counts if it holds exactly this epoch's mark.
+ *
+ * Marks. Where flags and heads lie depends on the numbers of rows, so the place of one may hold anything of an older batch: a record, which begins
+ * with small numbers, as epochs are (a handle that was routed anew took a record for a head), or a row. A mark is the epoch times an odd
+ * constant, its top bit left out: different for different epochs below 2^63, no small number, and a word of a row by a chance of one in 2^63.
+ *
  * Proxied: the batch is one put, and the word `arrived` of the bank in the control window is its signal; no flags.
  * A call that has failed here before it sent anything sends no batch: its error kind is in the top byte of `arrived`, for every peer.
  *
@@ -59,6 +64,8 @@ typedef struct mpix_ep_ll_head {
 
 /* Where a receiver's output begins for one source; a flag with MPIX_EP_LL_DIRECT tells that its block lies there. */
 #define MPIX_EP_LL_DIRECT (UINT64_C(1) << 63)
+static inline uint64_t mpix_ep_ll_mark(uint64_t epoch) { return (epoch * UINT64_C(0x9e3779b97f4a7c15)) & ~MPIX_EP_LL_DIRECT; }
+
 typedef struct mpix_ep_ll_offer {
     _Alignas(64) _Atomic uint64_t epoch;
     uint64_t rows;       /* that exist there, others are dropped */

@@ -140,7 +140,7 @@ void mpix_ep_ll_head_send(mpix_ep_call *call, int peer, mpix_ep_ll_head *head) {
     mpix_ep_ll_head *to = (mpix_ep_ll_head *)(void *)call->ll[peer].to;
     const size_t behind = sizeof to->epoch;
     memcpy((char *)to + behind, (const char *)head + behind, sizeof *head - behind);
-    atomic_store_explicit(&to->epoch, call->epoch, memory_order_release);
+    atomic_store_explicit(&to->epoch, mpix_ep_ll_mark(call->epoch), memory_order_release);
 }
 
 /* What a proxy sends is read here again. */
@@ -155,7 +155,7 @@ void mpix_ep_ll_row_sent(mpix_ep_call *call, int peer) {
     if (call->ll_streaming)
         ep->rows->fence(); /* a release store does not order streaming stores */
     _Atomic uint64_t *flags = (_Atomic uint64_t *)(void *)(part->to + part->out.flags_at);
-    atomic_store_explicit(&flags[(part->sent - 1) / MPIX_EP_LL_BLOCK], call->epoch | (part->direct_block ? MPIX_EP_LL_DIRECT : 0),
+    atomic_store_explicit(&flags[(part->sent - 1) / MPIX_EP_LL_BLOCK], mpix_ep_ll_mark(call->epoch) | (part->direct_block ? MPIX_EP_LL_DIRECT : 0),
                           memory_order_release);
 }
 
@@ -206,7 +206,7 @@ const mpix_ep_ll_head *mpix_ep_ll_head_seen(mpix_ep_call *call, int peer, int32_
     } else if ((arrived & EPOCH_MASK) == call->epoch) {
         *status = (int32_t)(arrived >> STATUS_SHIFT);
     } else if (!mpix_ep_is_far(ep, peer)) {
-        arrived = atomic_load_explicit(&head->epoch, memory_order_acquire);
+        arrived = atomic_load_explicit(&head->epoch, memory_order_acquire) == mpix_ep_ll_mark(call->epoch) ? call->epoch : 0;
     }
     if (*status || arrived != call->epoch)
         return NULL;
@@ -223,7 +223,8 @@ int64_t mpix_ep_ll_rows_seen(mpix_ep_call *call, int peer) {
     if (peer == ep->rank || mpix_ep_is_far(ep, peer) || part->pulled)
         return part->n;
     _Atomic uint64_t *flags = (_Atomic uint64_t *)(uintptr_t)(part->from + part->in.flags_at);
-    while (block * MPIX_EP_LL_BLOCK < part->n && (atomic_load_explicit(&flags[block], memory_order_acquire) & ~MPIX_EP_LL_DIRECT) == call->epoch)
+    uint64_t mark = mpix_ep_ll_mark(call->epoch);
+    while (block * MPIX_EP_LL_BLOCK < part->n && (atomic_load_explicit(&flags[block], memory_order_acquire) & ~MPIX_EP_LL_DIRECT) == mark)
         block++;
     return block * MPIX_EP_LL_BLOCK < part->n ? block * MPIX_EP_LL_BLOCK : part->n;
 }
