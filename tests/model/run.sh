@@ -75,5 +75,9 @@ check holds release -DDEPTH=1 -DHANDLES=2
 for mutant in FLUSH OFFER_LATE GRANT WORD_FIRST; do check caught release -DM_$mutant; done
 for mutant in EARLY_RELEASE BANK_ORDER; do check caught release -DHANDLES=2 -DM_$mutant; done
 
+check holds hops -DCHUNKS=1
+check holds hops -DCHUNKS=2
+for mutant in TURN SHARED CREDIT HALF LAST; do check caught hops -DM_$mutant; done
+
 echo "$checked searches, $failed failed"
 [ $failed -eq 0 ]

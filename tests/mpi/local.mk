@@ -59,6 +59,8 @@ MPI_TESTS = \
 	tests/mpi/ep_stress_hops.5.test \
 	tests/mpi/ep_stress_hopschunk.4.test \
 	tests/mpi/ep_stress_hopschaos.3.test \
+	tests/mpi/ep_hops.4.test \
+	tests/mpi/ep_hops.8.test \
 	tests/mpi/ep_faults_stopped_hops.4.test \
 	tests/mpi/ep_faults_killed_hops.4.test \
 	tests/mpi/ep_random_ucx.2.test \
@@ -153,7 +155,7 @@ tests_mpi_p2p_faults_SOURCES = tests/mpi/p2p_faults.c
 tests_mpi_p2p_faults_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
 tests_mpi_p2p_faults_LDADD = $(MPI_TEST_LIBS)
 
-check_PROGRAMS += tests/mpi/ep_errors tests/mpi/ep_faults tests/mpi/ep_files tests/mpi/ep_nompi tests/mpi/ep_random tests/mpi/ep_stress tests/mpi/ep_traffic
+check_PROGRAMS += tests/mpi/ep_errors tests/mpi/ep_faults tests/mpi/ep_files tests/mpi/ep_hops tests/mpi/ep_nompi tests/mpi/ep_random tests/mpi/ep_stress tests/mpi/ep_traffic
 
 tests_mpi_ep_errors_SOURCES = \
 	tests/mpi/ep_errors.c \
@@ -173,6 +175,9 @@ tests_mpi_ep_faults_LDADD = $(MPI_TEST_LIBS)
 tests_mpi_ep_files_SOURCES = tests/mpi/ep_files.c
 tests_mpi_ep_files_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
 tests_mpi_ep_files_LDADD = $(MPI_TEST_LIBS)
+tests_mpi_ep_hops_SOURCES = tests/mpi/ep_hops.c
+tests_mpi_ep_hops_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
+tests_mpi_ep_hops_LDADD = $(MPI_TEST_LIBS)
 tests_mpi_ep_nompi_SOURCES = tests/mpi/ep_nompi.c tests/mpi/count_mpi.h
 tests_mpi_ep_nompi_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
 tests_mpi_ep_nompi_LDADD = $(MPI_TEST_LIBS)

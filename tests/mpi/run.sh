@@ -121,6 +121,10 @@ ep_traffic_lanes)
     set -- --lanes 3 --chunk 65536
     ;;
 ep_files | ep_nompi) ;;
+ep_hops)
+    export MPIX_EP_TRANSPORT=shmem MPIX_EP_HOSTS=2
+    [ "$np" -lt 8 ] || set -- --layers 2
+    ;;
 ep_errors) export MPIX_EP_LOG_LEVEL=none ;; # every one of them is wanted
 ep_errors_far)
     export MPIX_EP_LOG_LEVEL=none MPIX_EP_HOSTS=2 MPIX_EP_TRANSPORT=shmem
