@@ -33,15 +33,20 @@ byte signalled[6];               /* rank * 2 + handle: words written */
 byte got[8];                     /* source * CALLS + call: chunks that F passed on */
 bit packing_f;                   /* F's packing buffer is held by a call that packs */
 
+#ifdef IN_ORDER
+#define AFTER(i) seen[i] /* a handle's offers arrive in the order of its calls: a smaller search */
+#else
+#define AFTER(i) true
+#endif
 /* All ranks have started all calls that their depth allows, which are all of them; offers arrive in any order. */
 proctype offers(byte rank) {
     byte i = 0;
     do
     :: i == CALLS -> break
     :: atomic { i < CALLS && !seen[rank * CALLS + 0] -> seen[rank * CALLS + 0] = 1; i++ }
-    :: atomic { i < CALLS && !seen[rank * CALLS + 1] -> seen[rank * CALLS + 1] = 1; i++ }
+    :: atomic { i < CALLS && !seen[rank * CALLS + 1] && AFTER(rank * CALLS) -> seen[rank * CALLS + 1] = 1; i++ }
     :: atomic { i < CALLS && !seen[rank * CALLS + 2] -> seen[rank * CALLS + 2] = 1; i++ }
-    :: atomic { i < CALLS && !seen[rank * CALLS + 3] -> seen[rank * CALLS + 3] = 1; i++ }
+    :: atomic { i < CALLS && !seen[rank * CALLS + 3] && AFTER(rank * CALLS + 2) -> seen[rank * CALLS + 3] = 1; i++ }
     od
 }
 

@@ -76,7 +76,7 @@ for mutant in FLUSH OFFER_LATE GRANT WORD_FIRST; do check caught release -DM_$mu
 for mutant in EARLY_RELEASE BANK_ORDER; do check caught release -DHANDLES=2 -DM_$mutant; done
 
 check holds hops -DCHUNKS=1
-check holds hops -DCHUNKS=2
+check holds hops -DCHUNKS=2 -DIN_ORDER
 for mutant in TURN SHARED CREDIT HALF LAST; do check caught hops -DM_$mutant; done
 
 echo "$checked searches, $failed failed"
