@@ -30,7 +30,8 @@ ucx() { # over TCP on this host; a build without libucp has nothing to test
         echo "left out: libmpixep_ucx.so was not built"
         exit 77
     fi
-    export MPIX_EP_TRANSPORT=ucx MPIX_EP_REACH=proxied UCX_TLS=tcp,self
+    # Of the library's libucp only. Debian's MPICH has one too: over TCP, one rank in MPI_Finalize could wait for others that no longer listened.
+    export MPIX_EP_TRANSPORT=ucx MPIX_EP_REACH=proxied MPIXEP_UCX_TLS=tcp,self
 }
 
 program=$name
