@@ -79,5 +79,9 @@ check holds hops -DCHUNKS=1
 check holds hops -DCHUNKS=2 -DIN_ORDER
 for mutant in TURN SHARED CREDIT HALF LAST; do check caught hops -DM_$mutant; done
 
+check holds ll -DDEPTH=1
+check holds ll -DDEPTH=2
+for mutant in MARK HEAD_FIRST FLAG_FIRST TAKEN TAKEN_EARLY OFFER_FIRST OFFER_ANY BUSY; do check caught ll -DDEPTH=1 -DM_$mutant; done
+
 echo "$checked searches, $failed failed"
 [ $failed -eq 0 ]
