@@ -33,7 +33,7 @@ typedef struct bench_options {
     double zipf_s;
     uint64_t seed;
     int metadata; /* ids and weights travel with the rows */
-    int baseline, overlap, buffers, progress_thread;
+    int baseline, overlap, buffers, progress_thread, two_hops; /* two_hops: as the words of the option */
     int cuda, nsms, sms[BENCH_SMS]; /* GPU memory; numbers of SMs to go through */
     int iterations, warmup, validate, full;
     char routing_path[1024], json_path[1024], plot_path[1024];
@@ -162,6 +162,7 @@ typedef struct bench_ours {
     MPIX_Ep ep;
     MPIX_Ep_handle handle;
     long n, capacity;
+    int chained; /* combine may add sums that were rounded on other hosts */
     int nbuf;
     bench_buffers buf[2]; /* buf[0] is the one that decides */
     void *x, *x_scales;

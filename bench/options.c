@@ -34,6 +34,7 @@ enum {
     OPT_JSON,
     OPT_PLOT,
     OPT_THREAD,
+    OPT_HOPS,
     OPT_SMS
 };
 
@@ -57,6 +58,7 @@ static const struct option bench_long_options[] = {
     {"json", required_argument, NULL, OPT_JSON},
     {"plot", required_argument, NULL, OPT_PLOT},
     {"progress-thread", no_argument, NULL, OPT_THREAD},
+    {"two-hops", required_argument, NULL, OPT_HOPS},
     {"num-sms", required_argument, NULL, OPT_SMS},
     {"iterations", required_argument, NULL, 'i'},
     {"warmup", required_argument, NULL, 'x'},
@@ -89,6 +91,7 @@ static const bench_word bench_buffer_kinds[] = {
     {"both", BENCH_BOTH},
     {NULL, 0},
 };
+static const bench_word bench_hops[] = {{"auto", 0}, {"on", 1}, {"off", 2}, {NULL, 0}};
 static const bench_word bench_on_off[] = {{"on", 1}, {"off", 0}, {"1", 1}, {"0", 0}, {NULL, 0}};
 
 static const char bench_usage_text[] =
@@ -121,6 +124,7 @@ static const char bench_usage_text[] =
     "malloc's\n"
     "                        figures beside\n"
     "  --progress-thread     info mpix_ep_progress = thread\n"
+    "  --two-hops auto|on|off  info mpix_ep_two_hops: between hosts with several ranks (default auto)\n"
     "  --overlap             also times nonblocking calls with computation, in both progress modes\n"
     "  -i, --iterations N    calls of each kind (default 50), rounded up to blocks of ten, of which seven count\n"
     "  -x, --warmup N        calls of each kind before that (default 5)\n"
@@ -317,6 +321,7 @@ static int bench_parse_one(int c, const char *arg, bench_options *opt, long *tok
     case OPT_PLOT: return bench_parse_path("--plot", arg, opt->plot_path, sizeof opt->plot_path, err, errlen);
     case OPT_JSON: return bench_parse_path("--json", arg, opt->json_path, sizeof opt->json_path, err, errlen);
     case OPT_THREAD: opt->progress_thread = 1; return BENCH_OPTIONS_OK;
+    case OPT_HOPS: return bench_parse_word("--two-hops", arg, bench_hops, &opt->two_hops, err, errlen);
     case 'i': return bench_parse_int("-i", arg, 1, 1000000, &opt->iterations, err, errlen);
     case 'x': return bench_parse_int("-x", arg, 0, 1000000, &opt->warmup, err, errlen);
     case 'm': return bench_parse_range(arg, opt, err, errlen);

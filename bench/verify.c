@@ -269,7 +269,7 @@ int bench_verify_ours(const bench *b, bench_ours *o, const bench_plan *plan, int
         bench_values_make(b, exact, &values);
         bench_fill_experts(b, plan, round, &values, buf->ein, 0, buf->ein_scales, 0);
         bench_ours_combine(b, o, plan, which, NULL);
-        verify_combine(&v, plan, &values, buf->y, round, exact, 0);
+        verify_combine(&v, plan, &values, buf->y, round, exact && !o->chained, o->chained);
         if (!verify_is((unsigned char *)buf->y + (size_t)plan->n * b->y_bytes, VERIFY_POISON, b->y_bytes))
             verify_fault(&v, "combine wrote beyond the last token");
     }
