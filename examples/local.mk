@@ -29,6 +29,18 @@ endif
 endif
 endif
 
+# Transfers that kernels start.
+EXTRA_DIST += examples/device_halo.c examples/device_kernels.cu examples/device_kernels.h
+CLEANFILES += examples/device_kernels.nv.o
+if HAVE_CUDA
+noinst_PROGRAMS += examples/device_halo
+examples_device_halo_SOURCES = examples/device_halo.c examples/device_kernels.h
+examples_device_halo_CPPFLAGS = $(AM_CPPFLAGS) -isystem $(CUDA_HOME_USED)/include
+examples_device_halo_LDADD = examples/device_kernels.nv.o libmpixep.la $(MPI_LIBS) -L$(CUDA_HOME_USED)/lib64 -lcudart_static -lstdc++ -ldl -lrt -lpthread
+examples/device_kernels.nv.o: examples/device_kernels.cu examples/device_kernels.h include/mpix_device.cuh include/mpix_device.h
+	$(AM_V_GEN)$(MKDIR_P) examples && $(NVCC) -std=c++17 $(NVCCFLAGS) $(NVCC_GENCODE) -I$(top_srcdir)/include -Xcompiler -fPIC -c -o $@ $(top_srcdir)/examples/device_kernels.cu
+endif
+
 if HAVE_MPIEXEC
 TESTS += examples/test_ep_minimal.sh examples/test_halo.sh
 if HAVE_CXX

@@ -3,6 +3,7 @@ libmpixep_core_la_SOURCES += \
 	p2p/p2p.h \
 	p2p/p2p_copy.c \
 	p2p/p2p_create.c \
+	p2p/p2p_device.c \
 	p2p/p2p_gpu.c \
 	p2p/p2p_gpu.h \
 	p2p/p2p_mem.c \

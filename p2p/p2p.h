@@ -38,6 +38,7 @@ enum {
     P2P_SCRATCH = 64,  /* words for old values and for reads that flush, one unit of each in flight */
     P2P_GPU_WORDS = 2, /* behind the lanes' words of a slot: those that the source's GPU writes */
     P2P_WIN_CTL = 0,   /* windows of the proxy */
+    P2P_WIN_DEVICE = 2, /* counters for kernels */
     P2P_WIN_MIRROR = 1 /* what is sent to the peers' control windows, and scratch words */
 };
 
@@ -86,6 +87,7 @@ typedef struct p2p_area {
     struct p2p_area *next;
     mpix_win *win;        /* NULL: gpu */
     mpix_gpu_window *gpu;
+    void **pinned;   /* win: [size] mappings that kernels use, as CUDA knows them; NULL: none */
     uint64_t number; /* counts alike on all ranks */
     int users;
 } p2p_area;
@@ -114,6 +116,7 @@ struct mpix_rmem {
     p2p_area *area;                  /* kept mapped */
     mpix_net_rmem *net;
     _Atomic int busy;
+    int device;    /* 1 + its number in the table for kernels */
     int shared;    /* allocated by the library */
     int temporary; /* of one transfer: not the caller's */
     struct mpix_rmem *next, *prev;
@@ -263,6 +266,7 @@ struct mpix_p2p {
     p2p_area *areas;
     uint64_t area_number;
     struct p2p_gpu *gpu; /* NULL: not used so far */
+    struct p2p_device *device; /* handles for kernels, NULL: none so far */
 
     int threaded;
     pthread_t thread;
@@ -271,6 +275,7 @@ struct mpix_p2p {
 
 typedef struct mpix_p2p mpix_p2p;
 typedef struct p2p_gpu p2p_gpu;
+typedef struct p2p_device p2p_device;
 
 /* Between writing a peer's memory and telling of it: copies may have used stores that no release orders. */
 static inline void p2p_fence(void) {

@@ -221,13 +221,16 @@ static void p2p_destroy(mpix_p2p *p2p, int abandoned) {
     p2p_ops_free(p2p);
     p2p_early_free(p2p);
     p2p_mems_free(p2p); /* needs the proxy */
+    p2p_device_close(p2p);
     mpix_proxy_free(p2p->proxy);
+    p2p_device_free(p2p);
     mpix_mem_shared_free(p2p->mirror);
     while (p2p->areas) {
         p2p_area *area = p2p->areas;
         p2p->areas = area->next;
         if (area->gpu)
             p2p_gpu_area_free(p2p, area);
+        p2p_device_area_free(p2p, area);
         mpix_win_free(area->win);
         free(area);
     }

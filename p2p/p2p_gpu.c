@@ -90,7 +90,7 @@ static void gpu_unmake(mpix_p2p *p2p, p2p_gpu *g) {
 }
 
 /* The object's device, the caller's current one when it is first asked for. With the lock. */
-static int gpu_get(mpix_p2p *p2p) {
+int p2p_gpu_get(mpix_p2p *p2p) {
     char why[MPIX_CUDA_WHY] = "";
     p2p_gpu *g;
     int kind;
@@ -107,6 +107,17 @@ static int gpu_get(mpix_p2p *p2p) {
     p2p->gpu = g;
     mpix_log(MPIX_LOG_INFO, "point-to-point on device %d (%s)", g->gpu.device.ordinal, g->gpu.device.name);
     return 0;
+}
+
+const mpix_gpu *p2p_gpu_of(const mpix_p2p *p2p) {
+    return p2p->gpu ? &p2p->gpu->gpu : NULL;
+}
+
+int p2p_gpu_choose(mpix_p2p *p2p) {
+    int kind = p2p->gpu->chosen ? 0 : mpix_gpu_choose(&p2p->gpu->gpu, p2p->boot, &p2p->params);
+
+    p2p->gpu->chosen |= !kind;
+    return kind;
 }
 
 void p2p_gpu_sync(mpix_p2p *p2p) {
@@ -146,20 +157,18 @@ int p2p_gpu_pointer(const void *base) {
 int p2p_gpu_area(mpix_p2p *p2p, uint64_t bytes, p2p_area *area) {
     int kind = 0;
 
-    if (p2p->proxy)
-        kind = mpix_fail(MPIX_ERRK_UNSUPPORTED, "info", "GPU memory is for ranks that map each other; between hosts it is not in this version");
-    else if (p2p->size > MPIX_CUDA_RANKS)
+    if (p2p->size > MPIX_CUDA_RANKS)
         kind = mpix_fail(MPIX_ERRK_UNSUPPORTED, "info", "GPU memory among %d ranks; at most %d in this version", p2p->size, MPIX_CUDA_RANKS);
     else if (!(area->gpu = calloc(1, sizeof *area->gpu)))
         kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for an allocation");
     if (!kind) {
         pthread_mutex_lock(&p2p->lock);
-        kind = gpu_get(p2p);
+        kind = p2p_gpu_get(p2p);
         pthread_mutex_unlock(&p2p->lock);
     }
     kind = mpix_boot_agree(p2p->boot, kind);
-    if (!kind && !p2p->gpu->chosen && !(kind = mpix_gpu_choose(&p2p->gpu->gpu, p2p->boot, &p2p->params)))
-        p2p->gpu->chosen = 1;
+    if (!kind)
+        kind = p2p_gpu_choose(p2p);
     if (!kind)
         kind = mpix_gpu_window_create(&p2p->gpu->gpu, p2p->boot, &p2p->params, bytes ? bytes : 1, area->gpu);
     if (kind) {
@@ -189,7 +198,7 @@ int p2p_gpu_reg(mpix_p2p *p2p, const void *base, uint64_t bytes, mpix_cuda_range
 
     if (p2p->proxy)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "base", "base is GPU memory, which is for ranks that map each other; between hosts it is not in this version");
-    kind = gpu_get(p2p);
+    kind = p2p_gpu_get(p2p);
     if (kind)
         return kind;
     range = calloc(1, sizeof *range);
@@ -242,7 +251,7 @@ static p2p_ipc *ipc_open(mpix_p2p *p2p, int peer, const p2p_blob *blob, int *kin
 
 /* A mapped peer's GPU memory, or ours. area: that of the handle, if it is known here. */
 int p2p_gpu_import(mpix_p2p *p2p, struct mpix_rmem *rmem, const p2p_blob *blob, p2p_area *area) {
-    int peer = rmem->peer, kind = gpu_get(p2p);
+    int peer = rmem->peer, kind = p2p_gpu_get(p2p);
 
     if (kind)
         return kind;
@@ -452,7 +461,7 @@ int p2p_gpu_add_now(mpix_p2p *p2p, void *at, uint64_t add, uint64_t *old) {
 static int enqueue_check(mpix_p2p *p2p, const MPIX_P2p_iov iov[], int n, void *stream) {
     char why[MPIX_CUDA_WHY] = "";
     unsigned long long capture;
-    int kind = gpu_get(p2p);
+    int kind = p2p_gpu_get(p2p);
 
     for (int i = 0; i < n && !kind; i++) {
         if (iov[i].rmem->reach != P2P_DIRECT)
@@ -509,12 +518,3 @@ int PMPIX_P2p_put_notify_enqueue(const MPIX_P2p_iov iov[], int n, int slot, uint
     return enqueue(1, iov, n, 1, slot, add, stream);
 }
 MPIX_WEAK_ALIAS(P2p_put_notify_enqueue);
-
-int PMPIX_P2p_get_device(MPIX_P2p p2p, void *device_handle) {
-    (void)device_handle;
-    if (!p2p_live(p2p, MPIX_LIVE_P2P))
-        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "p2p", "p2p is NULL or freed"));
-    return p2p_raise(p2p, mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "MPIX_P2p_get_device: transfers that kernels start are not in this version of mpix-ep (%s)",
-                                    PACKAGE_VERSION));
-}
-MPIX_WEAK_ALIAS(P2p_get_device);

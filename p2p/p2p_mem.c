@@ -67,6 +67,7 @@ static void area_leave(mpix_p2p *p2p, p2p_area *area) {
     *at = area->next;
     if (area->gpu)
         p2p_gpu_area_free(p2p, area);
+    p2p_device_area_free(p2p, area);
     mpix_win_free(area->win);
     free(area);
 }
@@ -82,6 +83,7 @@ static void mem_end(struct mpix_mem *mem) {
         at = &(*at)->next;
     *at = mem->next;
     p2p->mem_at[place] = NULL;
+    p2p_device_mem_end(mem);
     if (mem->net)
         mpix_proxy_mem_dereg(p2p->proxy, mem->net);
     if (mem->gpu)
@@ -153,11 +155,21 @@ int PMPIX_P2p_alloc(MPIX_P2p p2p, MPI_Count bytes, MPI_Info info, void *baseptr,
     else if (!(area = calloc(1, sizeof *area)))
         kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for an allocation");
     kind = alloc_agree(p2p, info, kind, &gpu);
-    if (!kind && gpu)
+    if (!kind && gpu && !p2p->proxy)
         kind = p2p_gpu_area(p2p, (uint64_t)bytes, area);
     else if (!kind)
         kind = mpix_win_create(p2p->boot, &p2p->params, (size_t)bytes, MPIX_WIN_COMMIT, &area->win);
+    if (!kind && gpu && p2p->proxy) { /* what the network and kernels both reach: host memory. All ranks have a proxy, or none. */
+        gpu = 0;
+        pthread_mutex_lock(&p2p->lock);
+        kind = p2p_device_area(p2p, area);
+        pthread_mutex_unlock(&p2p->lock);
+        kind = mpix_boot_agree(p2p->boot, kind);
+    }
     if (kind) {
+        if (area)
+            p2p_device_area_free(p2p, area);
+        mpix_win_free(area ? area->win : NULL);
         free(area);
         return p2p_raise(p2p, kind);
     }
@@ -358,6 +370,7 @@ void p2p_rmem_close(struct mpix_rmem *rmem) {
         p2p->rmems = rmem->next;
     if (rmem->next)
         rmem->next->prev = rmem->prev;
+    p2p_device_rmem_end(rmem);
     if (rmem->net)
         mpix_proxy_rmem_close(p2p->proxy, rmem->net);
     if (rmem->gpu)

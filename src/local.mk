@@ -38,6 +38,8 @@ libmpixep_core_la_SOURCES += \
 	src/proxy/encode.h \
 	src/proxy/fifo.c \
 	src/proxy/fifo.h \
+	src/proxy/gpu_queue.c \
+	src/proxy/gpu_queue.h \
 	src/proxy/proxy.c \
 	src/proxy/proxy.h \
 	src/proxy/proxy_internal.h \

@@ -12,6 +12,7 @@
  * public headers declare is exported. */
 #pragma GCC visibility push(default)
 #include "mpix_ep.h"
+#include "mpix_device.h"
 #include "mpix_p2p.h"
 #include "mpix_xfer.h"
 #pragma GCC visibility pop

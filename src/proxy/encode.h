@@ -14,8 +14,8 @@
 #include "proxy/fifo.h"
 #include "proxy/proxy.h"
 
-/* The last three are in descriptors only: they name memory by the net's handles. */
-enum { MPIX_CMD_NONE, MPIX_CMD_PUT, MPIX_CMD_SIGNAL, MPIX_CMD_DESC, MPIX_CMD_WRITE, MPIX_CMD_READ, MPIX_CMD_ADD };
+/* From WRITE on they name memory by the net's handles; they are in descriptors only, the last one in commands of kernels (gpu_queue.h). */
+enum { MPIX_CMD_NONE, MPIX_CMD_PUT, MPIX_CMD_SIGNAL, MPIX_CMD_DESC, MPIX_CMD_WRITE, MPIX_CMD_READ, MPIX_CMD_ADD, MPIX_CMD_WORD };
 #define MPIX_CMD_UNCOUNTED UINT32_MAX /* counter of a WRITE whose arrival nobody counts */
 
 /* Of the fields that have limits elsewhere: peers and lanes at creation, the rest decides whether a put fits. */
@@ -33,9 +33,10 @@ typedef struct mpix_request {
     uint32_t writes; /* signal */
     uint16_t peer;
     uint8_t op, lane, lwin, rwin;
+    uint8_t fence, gpu;      /* posted when all of its lane before it is complete; a kernel's */
     const mpix_net_mem *mem; /* WRITE, READ, ADD: loff is the local address then */
     const mpix_net_rmem *rmem;
-    uint64_t value; /* ADD */
+    uint64_t value; /* ADD, WORD */
 } mpix_request;
 
 /* 1: *cmd holds the whole request; 0: it needs a descriptor. */

@@ -85,11 +85,16 @@ int mpix_fifo_push(mpix_fifo *fifo, mpix_cmd cmd) {
     return mpix_fifo_push_at(fifo, cmd, &position);
 }
 
+void mpix_fifo_place(mpix_fifo *fifo, mpix_fifo_slot *ring, size_t slots) {
+    fifo->slots = ring;
+    fifo->mask = slots - 1;
+}
+
 /*
  * A claimed slot that is not written yet ends the batch, although later ones may be valid: order is by position. The
  * tail is published once, after the last load of the batch, with release: see Ownership.
  */
-int mpix_fifo_take(mpix_fifo *fifo, mpix_cmd *cmds, int max) {
+int mpix_fifo_peek(const mpix_fifo *fifo, mpix_cmd *cmds, int max) {
     uint64_t slots = fifo->mask + 1, tail = atomic_load_explicit(&fifo->tail, memory_order_relaxed);
     int n = 0;
 
@@ -106,7 +111,17 @@ int mpix_fifo_take(mpix_fifo *fifo, mpix_cmd *cmds, int max) {
         cmds[n].half[0] = half0 & ~FIFO_VALID;
         cmds[n].half[1] = half1 & ~FIFO_VALID;
     }
+    return n;
+}
+
+void mpix_fifo_advance(mpix_fifo *fifo, int n) {
+    atomic_store_explicit(&fifo->tail, atomic_load_explicit(&fifo->tail, memory_order_relaxed) + (uint64_t)n, memory_order_release);
+}
+
+int mpix_fifo_take(mpix_fifo *fifo, mpix_cmd *cmds, int max) {
+    int n = mpix_fifo_peek(fifo, cmds, max);
+
     if (n > 0)
-        atomic_store_explicit(&fifo->tail, tail, memory_order_release);
+        mpix_fifo_advance(fifo, n);
     return n;
 }

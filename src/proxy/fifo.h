@@ -1,8 +1,8 @@
 /*
  * fifo.h - the command FIFO: 16-byte commands from many producers to one consumer, the proxy.
  *
- * Memory: a power-of-two ring of two 64-bit words per slot, and the tail. Host FIFOs live in ordinary memory; a GPU's later in pinned host
- * memory with its head in device memory - the layout of a slot is the same.
+ * Memory: a power-of-two ring of two 64-bit words per slot, and the tail. Host FIFOs live in ordinary memory; a GPU's in pinned host
+ * memory with its head in device memory (gpu_queue.h) - the layout of a slot is the same.
  *
  * Validity. Slot i is used in laps; each half's top bit is the parity of its lap: a half is valid for lap L when its top bit is (L & 1) ^ 1, so a
  * zeroed ring is empty and slots are never cleared. Both halves carry it, since two 8-byte stores (or a vector store) are not one access in any memory
@@ -43,4 +43,9 @@ int mpix_fifo_push(mpix_fifo *fifo, mpix_cmd cmd);
 int mpix_fifo_push_at(mpix_fifo *fifo, mpix_cmd cmd, uint64_t *position);
 /* Takes up to max commands, in order; returns how many. One thread. Publishes the tail once. */
 int mpix_fifo_take(mpix_fifo *fifo, mpix_cmd *cmds, int max);
+/* The same in two steps, for a FIFO beside whose slots more is to be read: up to max commands are looked at, the first n of them given back. */
+int mpix_fifo_peek(const mpix_fifo *fifo, mpix_cmd *cmds, int max);
+void mpix_fifo_advance(mpix_fifo *fifo, int n);
+/* A FIFO in memory that others provide: zeroed, slots a power of two. Not to be freed. */
+void mpix_fifo_place(mpix_fifo *fifo, mpix_fifo_slot *ring, size_t slots);
 #endif

@@ -77,6 +77,8 @@ void mpix_proxy_counts(const mpix_proxy *proxy, int peer, uint64_t *messages, ui
 /* One turn: take, post, poll, publish. Returns 1 if anything happened. Does nothing when a thread does it, or another caller is in it. */
 int mpix_proxy_step(mpix_proxy *proxy);
 int mpix_proxy_threaded(const mpix_proxy *proxy);
+/* Local: starts a thread, if nobody but the caller has turned it so far. Nobody else is in a call of the proxy. */
+int mpix_proxy_start_thread(mpix_proxy *proxy, const mpix_params *params);
 /* Whether everything that arrives through it rings the doorbell: its thread publishes counted signals, while a network device that writes
  * words by itself rings nobody, nor does a proxy that the caller has to run. NULL, no proxy at all: 1. */
 int mpix_proxy_rings(const mpix_proxy *proxy);

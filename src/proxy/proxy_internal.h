@@ -100,6 +100,7 @@ struct mpix_proxy {
 
     mpix_fifo fifo;
     mpix_descs descs;
+    struct mpix_gpu_queues *gpu; /* what kernels queue, NULL: none; under the lock */
 
     /* What the turn writes shares no cache line with what producers read for every command. */
     int threaded, wake_fd;
@@ -134,6 +135,14 @@ void proxy_lock(mpix_proxy *proxy);
 
 /* The turn; the caller holds the lock. 1: something happened. */
 int proxy_turn(mpix_proxy *proxy);
+/* Puts a request, which has been admitted, into its lane. seq: its number among those of its producers, 0: it has none. */
+void proxy_queue_request(mpix_proxy *proxy, const mpix_request *request, uint64_t seq);
+/* Room for n more commands in a lane, from now to their completion. 1: they have it. Any thread. */
+int proxy_admit(mpix_proxy *proxy, proxy_lane *lane, uint64_t n);
+/* gpu_queue.c; the caller holds the lock: takes what kernels have queued; tells them of completion, and of a failure. */
+int proxy_gpu_take(mpix_proxy *proxy);
+void proxy_gpu_done(mpix_proxy *proxy, int peer, uint64_t seq);
+void proxy_gpu_failed(mpix_proxy *proxy, int peer, int kind);
 /* Latches a failure of a peer, once; the rest is abandoned. The caller holds the lock. text: the device's words. */
 void proxy_latch(mpix_proxy *proxy, int peer, int kind, int lane, const char *text);
 

@@ -29,6 +29,7 @@
 
 static const char *loop_name(int op) {
     switch (op) {
+    case MPIX_CMD_WORD:
     case MPIX_CMD_SIGNAL: return "signal";
     case MPIX_CMD_READ: return "read";
     case MPIX_CMD_ADD: return "add";
@@ -53,7 +54,7 @@ static int loop_count(mpix_proxy *proxy, proxy_peer *peer, proxy_work *work) {
     mpix_request *r = &work->request;
     proxy_tx *tx;
 
-    if (r->op == MPIX_CMD_READ || r->op == MPIX_CMD_ADD || r->counter == MPIX_CMD_UNCOUNTED)
+    if (r->op == MPIX_CMD_READ || r->op == MPIX_CMD_ADD || r->op == MPIX_CMD_WORD || r->counter == MPIX_CMD_UNCOUNTED)
         return 0;
     tx = &peer->tx[r->counter];
     if (r->op == MPIX_CMD_PUT || r->op == MPIX_CMD_WRITE) {
@@ -80,7 +81,7 @@ static uint64_t loop_op_bytes(const mpix_proxy *proxy, const mpix_request *reque
 }
 
 /* A command of a failed peer is dropped: it was told to nobody as complete, and nobody will post it. */
-static void loop_queue(mpix_proxy *proxy, const mpix_request *request, uint64_t seq) {
+void proxy_queue_request(mpix_proxy *proxy, const mpix_request *request, uint64_t seq) {
     proxy_peer *peer = &proxy->peers[request->peer];
     proxy_lane *lane = &peer->lanes[request->lane];
     proxy_work *work = &lane->ring[lane->head & (proxy->depth - 1)];
@@ -107,12 +108,12 @@ static int loop_take(mpix_proxy *proxy) {
     for (int i = 0; i < n; i++) {
         if (mpix_cmd_op(&cmds[i]) == MPIX_CMD_DESC) {
             uint32_t index = mpix_cmd_desc(&cmds[i]);
-            loop_queue(proxy, &proxy->descs.table[index].request, position + (uint64_t)i + 1);
+            proxy_queue_request(proxy, &proxy->descs.table[index].request, position + (uint64_t)i + 1);
             mpix_descs_put(&proxy->descs, index);
         } else {
             mpix_request request;
             mpix_cmd_decode(&cmds[i], &request);
-            loop_queue(proxy, &request, position + (uint64_t)i + 1);
+            proxy_queue_request(proxy, &request, position + (uint64_t)i + 1);
         }
     }
     return n;
@@ -130,11 +131,12 @@ static uint64_t loop_op_len(const mpix_proxy *proxy, const proxy_work *work, uin
 /* Memory is named by the net's handles. */
 static void loop_handle_op(const mpix_proxy *proxy, const proxy_work *work, uint32_t i, mpix_net_op *op) {
     const mpix_request *r = &work->request;
+    static const int kinds[] = {MPIX_NET_WRITE, MPIX_NET_READ, MPIX_NET_ADD, MPIX_NET_WORD};
     uint64_t at = (uint64_t)i * loop_op_bytes(proxy, r);
 
-    op->kind = r->op == MPIX_CMD_WRITE ? MPIX_NET_WRITE : r->op == MPIX_CMD_READ ? MPIX_NET_READ : MPIX_NET_ADD;
-    op->mem = r->mem;
-    op->local = (char *)(uintptr_t)r->loff + at;
+    op->kind = kinds[r->op - MPIX_CMD_WRITE];
+    op->mem = r->op == MPIX_CMD_WORD ? NULL : r->mem;
+    op->local = r->op == MPIX_CMD_WORD ? NULL : (char *)(uintptr_t)r->loff + at;
     op->rmem = r->rmem;
     op->roff = r->roff + at;
     op->len = loop_op_len(proxy, work, i);
@@ -201,6 +203,8 @@ static int loop_gather(mpix_proxy *proxy, proxy_peer *peer, proxy_lane *lane, mp
         uint64_t credit = work->request.op == MPIX_CMD_READ ? proxy->read_bytes : proxy->credit_bytes;
         for (uint32_t i = work->posted; i < work->total && n < PROXY_BATCH; i++) {
             uint64_t len = loop_op_len(proxy, work, i);
+            if (work->request.fence && lane->ops + (uint32_t)n > 0)
+                return n;
             if (lane->ops + (uint32_t)n >= proxy->credit_ops || (bytes > 0 && bytes + len > credit) ||
                 (header && peer->tx[work->request.counter].header_open))
                 return n;
@@ -277,7 +281,7 @@ static int loop_post(mpix_proxy *proxy) {
 static void loop_complete(mpix_proxy *proxy, const mpix_net_done *done) {
     proxy_peer *peer = &proxy->peers[done->peer];
     proxy_lane *lane = &peer->lanes[done->lane];
-    uint64_t seq = 0, first = lane->done;
+    uint64_t seq = 0, gpu_seq = 0, first = lane->done;
 
     if (atomic_load_explicit(&peer->failed, memory_order_relaxed))
         return;
@@ -292,8 +296,11 @@ static void loop_complete(mpix_proxy *proxy, const mpix_net_done *done) {
             continue;
         if (proxy->counted && work->request.op == MPIX_CMD_SIGNAL)
             peer->tx[work->request.counter].header_open = 0;
-        seq = work->seq;
-        mpix_trace_end("proxy", loop_name(work->request.op), seq);
+        if (work->request.gpu)
+            gpu_seq = work->seq ? work->seq : gpu_seq;
+        else
+            seq = work->seq;
+        mpix_trace_end("proxy", loop_name(work->request.op), work->seq);
         lane->done++;
     }
     lane->ops -= (uint32_t)done->n;
@@ -301,7 +308,10 @@ static void loop_complete(mpix_proxy *proxy, const mpix_net_done *done) {
         return;
     /* Release: whoever sees the number may reuse the buffers, and whoever sees the place in the ring may be admitted to
      * it. */
-    atomic_store_explicit(&lane->completed, seq, memory_order_release);
+    if (seq)
+        atomic_store_explicit(&lane->completed, seq, memory_order_release);
+    if (gpu_seq)
+        proxy_gpu_done(proxy, done->peer, gpu_seq);
     atomic_store_explicit(&lane->retired, lane->done, memory_order_release);
     proxy->publish = 1;
 }
@@ -419,6 +429,8 @@ int proxy_turn(mpix_proxy *proxy) {
     proxy->publish = 0;
     proxy->turns++;
     happened = loop_take(proxy) > 0;
+    if (proxy->gpu)
+        happened |= proxy_gpu_take(proxy) > 0;
     if (proxy->nactive)
         happened |= loop_post(proxy);
     happened |= loop_poll(proxy);

@@ -22,18 +22,18 @@
  * is too low refuses too early, and then the real one is read. Acquire: what the retired command occupied is free for
  * us.
  */
-static int queue_admit(mpix_proxy *proxy, proxy_lane *lane) {
+int proxy_admit(mpix_proxy *proxy, proxy_lane *lane, uint64_t n) {
     uint64_t admitted = atomic_load_explicit(&lane->admitted, memory_order_relaxed);
 
     do {
         uint64_t retired = atomic_load_explicit(&lane->retired_seen, memory_order_acquire);
-        if ((int64_t)(admitted - retired) >= (int64_t)proxy->depth) {
+        if ((int64_t)(admitted + n - retired) > (int64_t)proxy->depth) {
             retired = atomic_load_explicit(&lane->retired, memory_order_acquire);
             atomic_store_explicit(&lane->retired_seen, retired, memory_order_release);
-            if ((int64_t)(admitted - retired) >= (int64_t)proxy->depth)
+            if ((int64_t)(admitted + n - retired) > (int64_t)proxy->depth)
                 return 0;
         }
-    } while (!atomic_compare_exchange_weak_explicit(&lane->admitted, &admitted, admitted + 1, memory_order_relaxed,
+    } while (!atomic_compare_exchange_weak_explicit(&lane->admitted, &admitted, admitted + n, memory_order_relaxed,
                                                     memory_order_relaxed));
     return 1;
 }
@@ -44,7 +44,7 @@ static int queue_push(mpix_proxy *proxy, const mpix_request *r, uint64_t *seq) {
     uint64_t position;
     mpix_cmd cmd;
 
-    if (!queue_admit(proxy, lane))
+    if (!proxy_admit(proxy, lane, 1))
         return 0;
     if (!mpix_cmd_encode(r, &cmd)) {
         desc = mpix_descs_get(&proxy->descs);

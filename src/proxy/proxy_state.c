@@ -25,6 +25,7 @@ void proxy_latch(mpix_proxy *proxy, int rank, int kind, int lane, const char *te
     atomic_store_explicit(&peer->failed, kind, memory_order_release);
     for (int i = 0; i < proxy->nlanes; i++)
         peer->lanes[i].post = peer->lanes[i].head;
+    proxy_gpu_failed(proxy, rank, kind);
     proxy->publish = 1;
 }
 

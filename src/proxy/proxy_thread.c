@@ -6,7 +6,8 @@
  * it sees the announcement. Both put a sequentially consistent fence between their store and their load: either the
  * producer sees the announcement, and the eventfd ends the sleep, or the thread's last turn sees the command. What
  * arrives from the network after the net was armed makes its descriptor readable. A sleep is bounded all the same, for
- * what no descriptor tells: a queue at the peer that has room again, the death of a process.
+ * what no descriptor tells: a queue at the peer that has room again, the death of a process; and it is short where
+ * kernels queue commands, for they can't make system calls.
  */
 #include "config.h"
 
@@ -31,7 +32,9 @@ enum {
     THREAD_YIELD_NS = 200000, /* then others may have the core */
     THREAD_SLICE_NS = 100000, /* the shortest there is */
     THREAD_SLEEP_MS = 50,     /* nothing to do */
-    THREAD_BLOCKED_MS = 1,    /* work that the net does not take now, or a net without a descriptor */
+    THREAD_BLOCKED_MS = 1,    /* work that the net does not take now, a net without a descriptor, or kernels, which can't wake anybody */
+    THREAD_GPU_US = 50,       /* the same, as long as kernels have queued something in the last */
+    THREAD_GPU_BUSY_MS = 20,
     THREAD_SPINS = 64         /* turns between two looks at the clock */
 };
 
@@ -87,9 +90,9 @@ static int thread_turn(mpix_proxy *proxy) {
     return happened;
 }
 
-static void thread_doze(mpix_proxy *proxy) {
+static void thread_doze(mpix_proxy *proxy, uint64_t idle_ns) {
     struct pollfd fds[2] = {{.fd = proxy->wake_fd, .events = POLLIN}, {.fd = -1, .events = POLLIN}};
-    int happened = 0, blocked = 0, armed;
+    int happened = 0, blocked = 0, gpu, armed;
     uint64_t drained;
 
     if (!proxy_try_lock(proxy))
@@ -98,13 +101,15 @@ static void thread_doze(mpix_proxy *proxy) {
     atomic_thread_fence(memory_order_seq_cst);
     armed = proxy->net->ops->arm(proxy->net, &fds[1].fd) == 0;
     happened = proxy_turn(proxy);
-    blocked = proxy->nactive > 0 || !armed || fds[1].fd < 0;
+    gpu = proxy->gpu != NULL;
+    blocked = proxy->nactive > 0 || !armed || fds[1].fd < 0 || gpu;
     proxy->sleeps += !happened;
     proxy_unlock(proxy);
 
     if (!happened && !atomic_load_explicit(&proxy->stop, memory_order_acquire)) {
         mpix_trace_begin("proxy", "sleep", (uint64_t)(uintptr_t)proxy, -1, -1);
-        (void)poll(fds, 2, blocked ? THREAD_BLOCKED_MS : THREAD_SLEEP_MS);
+        struct timespec nap = {0, gpu && idle_ns < THREAD_GPU_BUSY_MS * 1000000u ? THREAD_GPU_US * 1000 : THREAD_BLOCKED_MS * 1000000};
+        (void)(blocked ? ppoll(fds, 2, &nap, NULL) : poll(fds, 2, THREAD_SLEEP_MS));
         mpix_trace_end("proxy", "sleep", (uint64_t)(uintptr_t)proxy);
     }
     atomic_store_explicit(&proxy->sleeping, 0, memory_order_relaxed);
@@ -142,7 +147,7 @@ static void *thread_main(void *arg) {
         else if (idle_ns < proxy->spin_ns + THREAD_YIELD_NS || happened < 0)
             sched_yield();
         else
-            thread_doze(proxy);
+            thread_doze(proxy, idle_ns);
     }
     return NULL;
 }
@@ -214,6 +219,10 @@ int proxy_thread_start(mpix_proxy *proxy, const mpix_params *params) {
         return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "the proxy's thread can't be started");
     }
     return 0;
+}
+
+int mpix_proxy_start_thread(mpix_proxy *proxy, const mpix_params *params) {
+    return proxy->threaded ? 0 : proxy_thread_start(proxy, params);
 }
 
 /* The thread never waits for a peer, so neither does its end. */

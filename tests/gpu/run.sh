@@ -33,6 +33,8 @@ names=
     run 2 MPIX_EP_GPU_MEMORY=ipc ep_gpu ${MPIX_GPU_ARGS-}
     run 4 ep_gpu ${MPIX_GPU_ARGS-}
 }
+echo "check-gpu: the queue of kernels' commands"
+timeout 300 ./bench/mpix_gpu_fifo_bench -c
 run 1 ep_expert
 run 2 ep_expert
 run 2 MPIX_EP_GPU_PATH=vector ep_expert
@@ -46,6 +48,19 @@ run 2 p2p_gpu
 run 2 MPIX_EP_GPU_MEMORY=ipc p2p_gpu
 run 2 MPIX_EP_P2P_GPU_KERNEL=0 p2p_gpu
 run 4 p2p_gpu
+export MPIX_EP_TIMEOUT=60
+run 1 p2p_device
+run 2 p2p_device
+run 1 MPIX_EP_REACH=proxied p2p_device
+for transport in shmem chaos:shmem; do
+    run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=$transport p2p_device
+    run 4 MPIX_EP_HOSTS=2 MPIX_EP_TRANSPORT=$transport p2p_device
+done
+run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem MPIX_EP_SIGNAL=counted p2p_device 2
+run 2 ../../examples/device_halo
+run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem ../../examples/device_halo
+run 4 MPIX_EP_HOSTS=2 MPIX_EP_TRANSPORT=shmem ../../examples/device_halo 4 10
+unset MPIX_EP_TIMEOUT
 run 1 ep_streams
 run 2 ep_streams
 run 2 MPIX_EP_GPU_PATH=vector ep_streams

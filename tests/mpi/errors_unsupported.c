@@ -3,6 +3,7 @@
  */
 #include "errors.h"
 
+#include "mpix_device.h"
 #include "mpix_p2p.h"
 
 /* Config values are in errors_create.c, dtypes in errors_calls.c. */
@@ -36,7 +37,7 @@ static void p2p(void)
     MPIX_P2p_mem mem = NULL;
     MPIX_P2p_rmem rmems[64] = {NULL};
     void *base = NULL;
-    int handle = 0;
+    MPIX_Device handle;
     if (!CHECK_OK(MPIX_P2p_create(MPI_COMM_WORLD, MPI_INFO_NULL, &p)))
         return;
     CHECK_OK(MPIX_P2p_alloc(p, 64, MPI_INFO_NULL, &base, &mem));
@@ -45,8 +46,9 @@ static void p2p(void)
     NO(MPIX_P2p_put_enqueue(&iov, 1, NULL));
     NO(MPIX_P2p_get_enqueue(&iov, 1, NULL));
     NO(MPIX_P2p_put_notify_enqueue(&iov, 1, 0, 1, NULL));
+    MPIX_INIT(&handle);
     NO(MPIX_P2p_get_device(p, &handle));
-    CHECK(!handle, "a refused call set an output");
+    CHECK(!handle.state, "a refused call set an output");
     CHECK_OK(MPIX_P2p_free(&p));
 }
 

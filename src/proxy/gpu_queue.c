@@ -1,0 +1,333 @@
+/*
+ * gpu_queue.c - commands from kernels: the queues' memory, the tables, and taking. What is said in gpu_queue.h is argued there; the producers'
+ * side of the ring beside mpix_dev_claim in include/mpix_device.cuh.
+ *
+ * Taking. Commands are looked at (mpix_fifo_peek), queued in their lanes, and only then given back with the tail, since descriptors stand in
+ * memory that the producers reuse with the slot. A lane's admission is taken here for the kernel. Who takes holds the proxy's lock, so the
+ * tables and sums need none of their own.
+ *
+ * A command that names what does not exist is not the peer's failure, but nothing after it can be trusted: the word that kernels watch beside
+ * the peer's gets ARG, and the log says what it was.
+ */
+#include "config.h"
+
+#include "proxy/gpu_queue.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "proxy/proxy_internal.h"
+
+typedef struct gpu_local {
+    const mpix_net_mem *mem;
+    char *base;
+    uint64_t bytes;
+} gpu_local;
+
+typedef struct gpu_remote {
+    const mpix_net_rmem *rmem;
+    uint64_t off, bytes;
+    int peer, add;
+} gpu_remote;
+
+struct mpix_gpu_queues {
+    mpix_proxy *proxy;
+    const mpix_gpu *gpu;
+    mpix_gpu_queues_config config;
+    mpix_fifo *fifo[MPIX_DEV_FIFOS]; /* pinned; head is not used */
+    uint64_t *descs[MPIX_DEV_FIFOS]; /* pinned */
+    uint64_t *heads;                 /* GPU memory: [queues][HEADS * HEAD_WORDS], then [size][PEER_WORDS] */
+    _Atomic uint64_t *words;         /* pinned: done[size], error[size] */
+    uint64_t *sums;                  /* [size][counters] */
+    gpu_local local[MPIX_DEV_LOCALS];
+    gpu_remote *remote; /* [MPIX_DEV_REMOTES] */
+    int lane;
+};
+
+enum { HEADS = 4, PEER_HEADS = 3, HEAD_WORDS = 16, PEER_WORDS = PEER_HEADS * HEAD_WORDS }; /* each counter has a cache line */
+
+_Static_assert(MPIX_ERRK_ARG == (int)MPIX_DEVICE_ARG && MPIX_ERRK_PEER == (int)MPIX_DEVICE_PEER &&
+                   MPIX_ERRK_TIMEOUT == (int)MPIX_DEVICE_TIMEOUT && MPIX_ERRK_UNSUPPORTED == (int)MPIX_DEVICE_UNSUPPORTED,
+               "kernels return kinds");
+_Static_assert(sizeof(uint64_t) == sizeof(unsigned long long), "words of the device");
+
+/* ---- memory -------------------------------------------------------------------------------------------------------------- */
+
+static int queues_alloc(mpix_gpu_queues *q, char *why) {
+    const mpix_cuda_ops *ops = q->gpu->ops;
+    size_t slots = (size_t)q->config.slots, size = (size_t)q->proxy->size;
+    int kind = 0;
+
+    for (int i = 0; i < q->config.queues && !kind; i++) {
+        size_t at = (sizeof **q->fifo + 63) / 64 * 64;
+        kind = ops->pinned_alloc(at + slots * sizeof(mpix_fifo_slot), (void **)&q->fifo[i], why);
+        if (!kind)
+            kind = ops->pinned_alloc(slots * MPIX_DEV_DESC_WORDS * sizeof **q->descs, (void **)&q->descs[i], why);
+        if (!kind)
+            mpix_fifo_place(q->fifo[i], (mpix_fifo_slot *)(void *)((char *)q->fifo[i] + at), slots);
+    }
+    if (!kind)
+        kind = ops->pinned_alloc(2 * size * sizeof *q->words, (void **)&q->words, why);
+    if (!kind)
+        kind = ops->local_alloc(&q->gpu->device, ((size_t)q->config.queues * HEADS * HEAD_WORDS + size * PEER_WORDS) * sizeof *q->heads, (void **)&q->heads, why);
+    return kind;
+}
+
+int mpix_gpu_queues_open(mpix_proxy *proxy, const mpix_gpu *gpu, const mpix_gpu_queues_config *config, mpix_gpu_queues **out) {
+    char why[MPIX_CUDA_WHY] = "";
+    mpix_gpu_queues *q = calloc(1, sizeof *q);
+    int kind;
+
+    if (!q)
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the queues of a GPU");
+    q->proxy = proxy;
+    q->gpu = gpu;
+    q->config = *config;
+    q->lane = proxy->nlanes - 1;
+    q->sums = calloc((size_t)proxy->size * (size_t)config->counters, sizeof *q->sums);
+    q->remote = calloc(MPIX_DEV_REMOTES, sizeof *q->remote);
+    kind = q->sums && q->remote ? queues_alloc(q, why) : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the queues of a GPU");
+    if (kind) {
+        if (why[0])
+            kind = mpix_fail(kind, NULL, "the queues of a GPU: %s", why);
+        mpix_gpu_queues_close(q);
+        return kind;
+    }
+    proxy_lock(proxy);
+    proxy->gpu = q;
+    proxy_unlock(proxy);
+    *out = q;
+    return 0;
+}
+
+void mpix_gpu_queues_close(mpix_gpu_queues *q) {
+    const mpix_cuda_ops *ops;
+
+    if (!q)
+        return;
+    ops = q->gpu->ops;
+    proxy_lock(q->proxy);
+    if (q->proxy->gpu == q)
+        q->proxy->gpu = NULL;
+    proxy_unlock(q->proxy);
+    for (int i = 0; i < q->config.queues; i++) {
+        if (q->fifo[i])
+            ops->pinned_free(q->fifo[i]);
+        if (q->descs[i])
+            ops->pinned_free(q->descs[i]);
+    }
+    if (q->words)
+        ops->pinned_free((void *)q->words);
+    if (q->heads)
+        ops->local_free(&q->gpu->device, q->heads);
+    free(q->remote);
+    free(q->sums);
+    free(q);
+}
+
+/* ---- for the device ------------------------------------------------------------------------------------------------------ */
+
+static unsigned long long *queue_word(uint64_t *p) {
+    return (unsigned long long *)(void *)p;
+}
+
+void mpix_gpu_queues_describe(const mpix_gpu_queues *q, mpix_dev_state *state) {
+    state->nfifos = q->config.queues;
+    for (int i = 0; i < q->config.queues; i++) {
+        uint64_t *heads = q->heads + (size_t)i * HEADS * HEAD_WORDS;
+        state->fifo[i] = (mpix_dev_fifo){.reserved = queue_word(heads),
+                                         .head = queue_word(heads + HEAD_WORDS),
+                                         .seen = queue_word(heads + 2 * HEAD_WORDS),
+                                         .looking = queue_word(heads + 3 * HEAD_WORDS),
+                                         .slots = queue_word((uint64_t *)(void *)q->fifo[i]->slots),
+                                         .descs = queue_word(q->descs[i]),
+                                         .tail = queue_word((uint64_t *)(void *)&q->fifo[i]->tail),
+                                         .mask = q->fifo[i]->mask};
+    }
+}
+
+void mpix_gpu_queues_describe_peer(const mpix_gpu_queues *q, int peer, mpix_dev_peer *out) {
+    out->proxied = 1;
+    out->fifo = peer % q->config.queues;
+    uint64_t *heads = q->heads + (size_t)q->config.queues * HEADS * HEAD_WORDS + (size_t)peer * PEER_WORDS;
+    out->last = queue_word(heads);
+    out->done_seen = queue_word(heads + HEAD_WORDS);
+    out->looking = queue_word(heads + 2 * HEAD_WORDS);
+    out->done = queue_word((uint64_t *)(void *)&q->words[peer]);
+    out->error = queue_word((uint64_t *)(void *)&q->words[q->proxy->size + peer]);
+}
+
+void mpix_gpu_queues_local(mpix_gpu_queues *q, int index, const mpix_net_mem *mem, void *base, uint64_t bytes) {
+    proxy_lock(q->proxy);
+    q->local[index] = (gpu_local){mem, base, bytes};
+    proxy_unlock(q->proxy);
+}
+
+void mpix_gpu_queues_remote(mpix_gpu_queues *q, int index, int peer, const mpix_net_rmem *rmem, uint64_t off, uint64_t bytes, int add) {
+    proxy_lock(q->proxy);
+    q->remote[index] = (gpu_remote){rmem, off, bytes, peer, add};
+    proxy_unlock(q->proxy);
+}
+
+/* ---- taking -------------------------------------------------------------------------------------------------------------- */
+
+static void queue_error(mpix_gpu_queues *q, int peer, int kind) {
+    _Atomic uint64_t *word = &q->words[q->proxy->size + peer];
+
+    if (!atomic_load_explicit(word, memory_order_relaxed))
+        atomic_store_explicit(word, (uint64_t)kind, memory_order_release);
+}
+
+void proxy_gpu_failed(mpix_proxy *proxy, int peer, int kind) {
+    if (proxy->gpu)
+        queue_error(proxy->gpu, peer, kind);
+}
+
+/* Commands for a peer complete in the order of their numbers: one queue, one lane. Release: the source's memory is free again. */
+void proxy_gpu_done(mpix_proxy *proxy, int peer, uint64_t seq) {
+    if (proxy->gpu && seq)
+        atomic_store_explicit(&proxy->gpu->words[peer], seq, memory_order_release);
+}
+
+/* What a command is made of: up to two requests. 0: it names what does not exist; *peer is whose word tells, -1: nobody's. */
+static int queue_put(const mpix_gpu_queues *q, uint64_t word0, uint64_t loff, uint64_t roff, uint64_t len, mpix_request *r) {
+    const gpu_local *l = &q->local[word0 >> 19 & (MPIX_DEV_LOCALS - 1)];
+    const gpu_remote *to = &q->remote[word0 >> 3 & (MPIX_DEV_REMOTES - 1)];
+
+    if (!l->mem || !to->rmem || len > l->bytes || loff > l->bytes - len || len > to->bytes || roff > to->bytes - len)
+        return 0;
+    *r = (mpix_request){.op = MPIX_CMD_WRITE,
+                        .peer = (uint16_t)to->peer,
+                        .loff = (uint64_t)(uintptr_t)(l->base + loff),
+                        .roff = to->off + roff,
+                        .len = len,
+                        .counter = MPIX_CMD_UNCOUNTED,
+                        .mem = l->mem,
+                        .rmem = to->rmem};
+    return 1;
+}
+
+static int queue_add(const mpix_gpu_queues *q, uint64_t word0, const uint64_t *desc, mpix_request *r) {
+    const gpu_remote *to = &q->remote[word0 >> 3 & (MPIX_DEV_REMOTES - 1)];
+    const mpix_proxy *proxy = q->proxy;
+    uint64_t at = (uint64_t)proxy->size * (uint64_t)q->config.counters * sizeof(uint64_t);
+
+    if (!to->rmem || !to->add || to->bytes < 8 || desc[1] > to->bytes - 8 || (to->off + desc[1]) % 8)
+        return 0;
+    *r = (mpix_request){.op = MPIX_CMD_ADD,
+                        .peer = (uint16_t)to->peer,
+                        .loff = (uint64_t)(uintptr_t)(proxy->base[q->config.window] + at), /* the old value, which nobody asks for */
+                        .roff = to->off + desc[1],
+                        .len = 8,
+                        .counter = MPIX_CMD_UNCOUNTED,
+                        .mem = proxy->mem[q->config.window],
+                        .rmem = to->rmem,
+                        .value = desc[3]};
+    return 1;
+}
+
+/* Both look at this rank's counters in the peer's window. */
+static void queue_word_request(const mpix_gpu_queues *q, int peer, int op, int slot, mpix_request *r) {
+    const mpix_proxy *proxy = q->proxy;
+    uint64_t words = (uint64_t)q->config.counters, at = (uint64_t)proxy->size * words * sizeof(uint64_t);
+
+    *r = (mpix_request){.op = (uint8_t)op,
+                        .peer = (uint16_t)peer,
+                        .loff = (uint64_t)(uintptr_t)(proxy->base[q->config.window] + at),
+                        .roff = ((uint64_t)proxy->boot->rank * words + (uint64_t)slot) * sizeof(uint64_t),
+                        .len = 8,
+                        .counter = MPIX_CMD_UNCOUNTED,
+                        .mem = proxy->mem[q->config.window],
+                        .rmem = proxy->peers[peer].rmem[q->config.window]};
+}
+
+/* Returns how many requests, 0: the command is wrong. The sum of a signal is added to when the command is admitted. */
+static int queue_decode(mpix_gpu_queues *q, const mpix_cmd *cmd, const uint64_t *desc, mpix_request r[2]) {
+    const mpix_proxy *proxy = q->proxy;
+    uint64_t word0 = cmd->half[0], word1 = cmd->half[1];
+    int op = (int)(word0 & 7), peer = (int)(word0 >> 3 & 0xffff);
+    uint64_t slot = word0 >> 31;
+
+    switch (op) {
+    case MPIX_DEV_CMD_PUT:
+        return queue_put(q, word0, (word1 & 0x7fffffff) * MPIX_DEV_UNIT, (word1 >> 31) * MPIX_DEV_UNIT, word0 >> 31, &r[0]);
+    case MPIX_DEV_CMD_PUT_DESC: return queue_put(q, word0, desc[0], desc[1], desc[2], &r[0]);
+    case MPIX_DEV_CMD_ADD_DESC: return queue_add(q, word0, desc, &r[0]);
+    case MPIX_DEV_CMD_FLUSH:
+    case MPIX_DEV_CMD_SIGNAL: break;
+    default: return 0;
+    }
+    if (peer >= proxy->size || !proxy->peers[peer].lanes || !proxy->peers[peer].rmem[q->config.window] || slot >= (uint64_t)q->config.counters)
+        return 0;
+    queue_word_request(q, peer, MPIX_CMD_READ, 0, &r[0]);
+    r[0].fence = 1;
+    if (op == MPIX_DEV_CMD_FLUSH)
+        return 1;
+    int ordered = !proxy->counted, n = ordered ? 0 : 1;
+    queue_word_request(q, peer, MPIX_CMD_WORD, (int)slot, &r[n]);
+    r[n].fence = !ordered;
+    r[n].value = q->sums[(size_t)peer * (size_t)q->config.counters + slot] + word1;
+    return n + 1;
+}
+
+static void queue_refuse(mpix_gpu_queues *q, const mpix_cmd *cmd) {
+    const gpu_remote *to = &q->remote[cmd->half[0] >> 3 & (MPIX_DEV_REMOTES - 1)];
+    int op = (int)(cmd->half[0] & 7), named = (int)(cmd->half[0] >> 3 & 0xffff);
+
+    mpix_log(MPIX_LOG_ERROR, "proxy: a command of a kernel names memory, a peer or a range that does not exist (words %016" PRIx64 " %016" PRIx64 ")",
+             cmd->half[0], cmd->half[1]);
+    if (op == MPIX_DEV_CMD_SIGNAL || op == MPIX_DEV_CMD_FLUSH)
+        named = named < q->proxy->size ? named : -1;
+    else
+        named = to->rmem ? to->peer : -1;
+    for (int r = 0; r < q->proxy->size; r++)
+        if (r == named || named < 0)
+            queue_error(q, r, MPIX_ERRK_ARG);
+}
+
+/* One command. 0: its lane has no room now. */
+static int queue_take(mpix_gpu_queues *q, const mpix_cmd *cmd, const uint64_t *desc, uint64_t number) {
+    mpix_proxy *proxy = q->proxy;
+    mpix_request r[2];
+    int n = queue_decode(q, cmd, desc, r);
+
+    if (n == 0) {
+        queue_refuse(q, cmd);
+        return 1;
+    }
+    proxy_lane *lane = &proxy->peers[r[0].peer].lanes[q->lane];
+    if (!atomic_load_explicit(&proxy->peers[r[0].peer].failed, memory_order_relaxed) && !proxy_admit(proxy, lane, (uint64_t)n))
+        return 0;
+    for (int i = 0; i < n; i++) {
+        r[i].lane = (uint8_t)q->lane;
+        r[i].gpu = 1;
+        if (r[i].op == MPIX_CMD_WORD)
+            q->sums[(size_t)r[i].peer * (size_t)q->config.counters + (cmd->half[0] >> 31)] = r[i].value;
+        proxy_queue_request(proxy, &r[i], i == n - 1 ? number : 0);
+    }
+    return 1;
+}
+
+static int queue_turn(mpix_gpu_queues *q, int f) {
+    mpix_fifo *fifo = q->fifo[f];
+    uint64_t position = atomic_load_explicit(&fifo->tail, memory_order_relaxed);
+    mpix_cmd cmds[PROXY_BATCH];
+    int n = mpix_fifo_peek(fifo, cmds, PROXY_BATCH), i = 0;
+
+    while (i < n && queue_take(q, &cmds[i], q->descs[f] + MPIX_DEV_DESC_WORDS * ((position + (uint64_t)i) & fifo->mask), position + (uint64_t)i + 1))
+        i++;
+    if (i > 0)
+        mpix_fifo_advance(fifo, i);
+    return i;
+}
+
+int proxy_gpu_take(mpix_proxy *proxy) {
+    mpix_gpu_queues *q = proxy->gpu;
+    int taken = 0;
+
+    for (int f = 0; f < q->config.queues; f++)
+        taken += queue_turn(q, f);
+    return taken;
+}
