@@ -14,6 +14,12 @@ tests_unit_test_proxy_CFLAGS = $(UNIT_CFLAGS)
 tests_unit_test_proxy_LDADD = $(UNIT_LIBS)
 endif
 
+# Without Check: what kernels queue, with a GPU that is none.
+check_PROGRAMS += tests/unit/test_gpu_queue
+TESTS += tests/unit/test_gpu_queue
+tests_unit_test_gpu_queue_SOURCES = tests/unit/test_gpu_queue.c tests/unit/mpi_check.h
+tests_unit_test_gpu_queue_LDADD = libmpixep_core.la $(MPI_LIBS)
+
 check_PROGRAMS += tests/unit/proxy_mpi
 TESTS += tests/unit/proxy_mpi.sh
 EXTRA_DIST += tests/unit/proxy_mpi.sh
