@@ -7,3 +7,4 @@ mpix_ep_info_SOURCES = \
 	tools/info_selftest.c \
 	tools/mpix_ep_info.c
 mpix_ep_info_LDADD = libmpixep_core.la
+EXTRA_DIST += tools/scaling
