@@ -202,7 +202,8 @@ static int curves_write(const p2p_bench *b) {
     char host[64] = "";
     gethostname(host, sizeof host - 1);
     snprintf(curves.title, sizeof curves.title, "mpix_p2p_bench: %s, %s", op_names[b->op], test_names[b->test]);
-    snprintf(curves.subtitle, sizeof curves.subtitle, "2 ranks, %s memory, %d pieces; %s", b->cuda ? b->gpu : "host", b->iov_n, host);
+    snprintf(curves.subtitle, sizeof curves.subtitle, "2 ranks, %s memory, %d piece%s; %s", b->cuda ? b->gpu : "host", b->iov_n,
+             b->iov_n == 1 ? "" : "s", host);
     curves.xlabel = "bytes";
     curves.ylabel = "time (median)";
     if (plot_write(&curves, b->plot_path) == 0)

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { WIDTH = 820, HEIGHT = 480, LEFT = 80, RIGHT = 230, TOP = 64, BOTTOM = 60 };
+enum { WIDTH = 820, HEIGHT = 480, LEFT = 80, RIGHT = 230, TOP = 64, BOTTOM = 60, BAR = 46 /* from bar to bar */ };
 
 /* Told apart by people who see few colours. */
 static const char *const plot_colours[PLOT_LINES] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999"};
@@ -69,8 +69,10 @@ static void plot_time(char *buf, size_t len, double us) {
         snprintf(buf, len, "%.4g s", us / 1e6);
     else if (us >= 1e3)
         snprintf(buf, len, "%.4g ms", us / 1e3);
-    else
+    else if (us >= 1)
         snprintf(buf, len, "%.4g \xc2\xb5s", us);
+    else
+        snprintf(buf, len, "%.4g ns", us * 1e3);
 }
 
 /* The scales of all points; a decade or a doubling at least. */
@@ -144,29 +146,30 @@ static void plot_bars(FILE *f, const plot *p) {
     for (int l = 0; l < p->nlines; l++)
         most = fmax(most, p->lines[l].y[0]);
     for (int l = 0; l < p->nlines; l++) {
-        double y = TOP + 14 + 46 * l, width = p->lines[l].y[0] / most * room;
+        double y = TOP + 14 + BAR * l, width = p->lines[l].y[0] / most * room;
         fprintf(f, "<rect x=\"%d\" y=\"%.1f\" width=\"%.1f\" height=\"28\" fill=\"%s\"%s/>\n", LEFT + 110, y, width, plot_colours[l / 2 * 2 % PLOT_LINES],
                 p->lines[l].dashed ? " fill-opacity=\"0.45\"" : "");
         plot_text(f, LEFT + 102, y + 19, "text-anchor=\"end\"", p->lines[l].name);
         plot_time(text, sizeof text, p->lines[l].y[0]);
         plot_text(f, LEFT + 118 + width, y + 19, "", text);
     }
-    plot_text(f, LEFT + 110, TOP + 14 + 46 * p->nlines + 16, "", p->ylabel);
+    plot_text(f, LEFT + 110, TOP + 14 + BAR * p->nlines + 16, "", p->ylabel);
 }
 
 int plot_write(const plot *p, const char *path) {
     FILE *f = fopen(path, "w");
-    int one = 1;
+    int one = p->nlines > 0;
     if (!f)
         return -1;
     for (int l = 0; l < p->nlines; l++)
         one &= p->lines[l].n == 1 && p->lines[l].x[0] == p->lines[0].x[0];
+    int height = one ? TOP + 14 + BAR * p->nlines + 40 : HEIGHT; /* bars need no more */
     fprintf(f, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
                "viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" font-size=\"13\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
-            WIDTH, HEIGHT, WIDTH, HEIGHT);
+            WIDTH, height, WIDTH, height);
     plot_text(f, LEFT, 26, "font-size=\"17\" font-weight=\"bold\"", p->title);
     plot_text(f, LEFT, 46, "fill=\"#555\"", p->subtitle);
-    if (p->nlines && one)
+    if (one)
         plot_bars(f, p);
     else if (p->nlines)
         plot_curves(f, p);
