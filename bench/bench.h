@@ -240,6 +240,14 @@ typedef struct bench_overlap {
     double ratio;
 } bench_overlap;
 
+/* --mode ll: one kind of call. */
+typedef struct bench_ll_time {
+    const char *op;
+    bench_stats stats;
+    double speedup; /* against MPI, 0: not compared */
+} bench_ll_time;
+enum { BENCH_LL_TIMES = 12 };
+
 /* What one call sends over the network, counted by the library (MPIX_Ep_get_peer). */
 typedef struct bench_net {
     long pairs;             /* proxied ones, of all ranks; 0: everything is mapped */
@@ -264,6 +272,8 @@ typedef struct bench_result {
     bench_overlap overlap[4];
     int sms, has_gpu_base; /* GPU memory only */
     bench_stats gpu_base_dispatch[4], gpu_base_combine[4], gpu_base_bare; /* three phases and the whole */
+    int nll;
+    bench_ll_time ll[BENCH_LL_TIMES];
     int verified; /* 1 yes, 0 no, -1 not looked at */
     int base_verified;
 } bench_result;
@@ -291,7 +301,7 @@ int bench_verify_base(const bench *b, bench_base *m, const bench_plan *plan, int
 
 void bench_ll_head(const bench *b);
 /* One number of tokens with --mode ll: verified, measured, reported. Collective; 1 if everything was right. */
-int bench_ll_size(const bench *b, const bench_plan *plans, int rounds, long n, long capacity, long recv_capacity);
+int bench_ll_size(const bench *b, const bench_plan *plans, int rounds, long n, long capacity, long recv_capacity, bench_result *r);
 
 /* ---- cuda.c, cuda_base.c ---- */
 

@@ -263,10 +263,10 @@ static void bench_fill(const bench *b, const bench_plan *plan, bench_ours *o, be
         bench_fill_experts(b, plan, 0, &values, m->ein, m->ein_stride, m->ein + b->row_bytes, m->ein_stride);
 }
 
-static int bench_size_ll(const bench *b, long n) {
+static int bench_size_ll(const bench *b, long n, bench_result *r) {
     bench_plans p;
     bench_plans_make(b, n, &p);
-    int good = bench_ll_size(b, p.plan, p.count, n, p.capacity, p.recv_capacity);
+    int good = bench_ll_size(b, p.plan, p.count, n, p.capacity, p.recv_capacity, r);
     for (int i = 0; i < p.count; i++)
         bench_plan_free(&p.plan[i]);
     return good;
@@ -313,7 +313,7 @@ static int bench_run(bench *b) {
     for (long tokens = b->opt.tokens_min; tokens <= b->opt.tokens_max && n < BENCH_RESULTS;
          tokens = tokens ? tokens * 2 : 1) {
         if (b->opt.ll) {
-            good &= bench_size_ll(b, tokens);
+            good &= bench_size_ll(b, tokens, &results[n++]);
             continue;
         }
         for (int i = 0; (i == 0 || i < b->opt.nsms) && n < BENCH_RESULTS; i++, n++) {

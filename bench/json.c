@@ -28,8 +28,8 @@ static json_t *json_env(const bench *b) {
                             "host", b->host, "cpu", b->cpu_model, "cores", b->cores, "ranks", b->size, "hosts",
                             b->hosts, "mpi", b->mpi_version);
     json_t *config =
-        json_pack("{s:s, s:s, s:s, s:i, s:s, s:s, s:I, s:i, s:i, s:s, s:I, s:b, s:s, s:s, s:s}", "mode", "ht", "memory",
-                  o->cuda ? "cuda" : "host", "layout", o->layout == MPIX_EP_EXPERT ? "expert" : "compact", "expert_align", o->expert_align,
+        json_pack("{s:s, s:s, s:s, s:i, s:s, s:s, s:I, s:i, s:i, s:s, s:I, s:b, s:s, s:s, s:s}", "mode", o->ll ? "ll" : "ht", "memory",
+                  o->cuda ? "cuda" : "host", "layout", o->layout == MPIX_EP_EXPERT ? "expert" : o->ll ? "slots" : "compact", "expert_align", o->expert_align,
                   "dtype", bench_dtype_name(o->dtype), "scales", scales[o->scale_kind], "hidden", (json_int_t)o->hidden,
                   "topk", o->topk, "num_experts", o->num_experts, "routing", routing, "seed", (json_int_t)o->seed,
                   "metadata", o->metadata, "buffers", buffers[o->buffers], "progress",
@@ -158,10 +158,25 @@ static void json_add_side(const bench *b, const bench_result *r, int i, json_t *
         json_add_gpu(b, r, list);
 }
 
+/* --mode ll: whole calls and the parts until this rank has sent, of both modes, MPI and the bare copy. */
+static void json_add_ll(const bench_result *r, json_t *list) {
+    for (int i = 0; i < r->nll; i++) {
+        const char *op = r->ll[i].op;
+        json_t *entry = json_pack("{s:s, s:I, s:i, s:o}", "op", op + strspn(op, " "), "tokens", (json_int_t)r->tokens, "samples", r->samples, "time_us",
+                                  bench_stats_json(&r->ll[i].stats));
+        if (r->ll[i].speedup > 0)
+            json_object_set_new(entry, "speedup", json_real(r->ll[i].speedup));
+        json_object_set_new(entry, "verified", r->verified < 0 ? json_null() : json_boolean(r->verified));
+        json_array_append_new(list, entry);
+    }
+}
+
 int bench_json_write(const bench *b, const bench_result *r, int n, char *err, size_t errlen) {
     json_t *list = json_array(), *env = json_env(b),
            *root = env && list ? json_pack("{s:O, s:O}", "env", env, "results", list) : NULL;
     int rc = 0;
+    for (int i = 0; root && i < n; i++)
+        json_add_ll(&r[i], list);
     for (int i = 0; root && i < n; i++)
         for (int side = 0; side < r[i].nside; side++)
             json_add_side(b, &r[i], side, list);

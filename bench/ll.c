@@ -333,7 +333,8 @@ static void ll_measure(ll *l, int blocks, const int *wanted) {
         }
 }
 
-static void ll_line(const bench *b, long n, const char *name, const bench_stats *s, double against) {
+static void ll_line(const bench *b, long n, const char *name, const bench_stats *s, double against, bench_result *r) {
+    r->ll[r->nll++] = (bench_ll_time){name, *s, against > 0 ? against / s->median : 0};
     if (b->rank)
         return;
     printf("%-8ld %-36s %11.2f %11.2f %11.2f", n, name, s->min, s->median, s->p99);
@@ -342,7 +343,7 @@ static void ll_line(const bench *b, long n, const char *name, const bench_stats 
     printf("\n");
 }
 
-static void ll_report(ll *l, long n, int samples, const int *wanted) {
+static void ll_report(ll *l, long n, int samples, const int *wanted, bench_result *r) {
     const bench *b = l->b;
     bench_stats s[KINDS] = {0}, sent[2];
     for (int k = 0; k < KINDS; k++)
@@ -353,9 +354,9 @@ static void ll_report(ll *l, long n, int samples, const int *wanted) {
     for (int k = 0; k < KINDS; k++) {
         if (!wanted[k])
             continue;
-        ll_line(b, n, kind_names[k], &s[k], k < HT_DISPATCH && wanted[k + MPI_DISPATCH] ? s[k + MPI_DISPATCH].median : 0);
+        ll_line(b, n, kind_names[k], &s[k], k < HT_DISPATCH && wanted[k + MPI_DISPATCH] ? s[k + MPI_DISPATCH].median : 0, r);
         if (k == LL_DISPATCH || k == LL_COMBINE)
-            ll_line(b, n, k == LL_DISPATCH ? "  until dispatch has sent" : "  until combine has sent", &sent[k == LL_COMBINE], 0);
+            ll_line(b, n, k == LL_DISPATCH ? "  ll dispatch until sent" : "  ll combine until sent", &sent[k == LL_COMBINE], 0, r);
     }
     if (b->rank == 0 && wanted[COPY_FLAG] && s[COPY_FLAG].median > 0)
         printf("# %ld tokens: both calls of LL take %.2f of the copies with flags\n", n, s[LL_BOTH].median / s[COPY_FLAG].median);
@@ -369,7 +370,7 @@ void bench_ll_head(const bench *b) {
     fflush(stdout);
 }
 
-int bench_ll_size(const bench *b, const bench_plan *plans, int rounds, long n, long capacity, long recv_capacity) {
+int bench_ll_size(const bench *b, const bench_plan *plans, int rounds, long n, long capacity, long recv_capacity, bench_result *r) {
     int blocks = (b->opt.iterations + BENCH_BLOCK - 1) / BENCH_BLOCK, samples = blocks * BENCH_KEEP, good = 1, wanted[KINDS];
     bench_ours o;
     bench_base base;
@@ -406,9 +407,11 @@ int bench_ll_size(const bench *b, const bench_plan *plans, int rounds, long n, l
         bench_base_dispatch(b, l.m, l.plan, phases);
     }
     ll_measure(&l, blocks, wanted);
-    ll_report(&l, n, samples, wanted);
+    *r = (bench_result){.tokens = n, .samples = samples};
+    ll_report(&l, n, samples, wanted, r);
     if (b->opt.validate) /* once more, after everything that happened */
         good &= ll_verify(&l, &plans[0], 0, 1);
+    r->verified = b->opt.validate ? good : -1;
     if (!good && b->rank == 0)
         printf("# %ld tokens: VERIFICATION FAILED\n", n);
     for (int k = 0; k < KINDS; k++)

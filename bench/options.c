@@ -336,13 +336,13 @@ static int bench_settle_ll(bench_options *opt, char *err, size_t errlen) {
     if (!opt->ll)
         return opt->layout == MPIX_EP_SLOTS ? bench_bad(err, errlen, "--layout slots is for --mode ll") : BENCH_OPTIONS_OK;
     if (opt->cuda)
-        return bench_bad(err, errlen, "--mode ll is for --memory host in this version");
+        return bench_bad(err, errlen, "--mode ll is for --memory host; GPU times are mpix_ep_gpu_ll's");
     if (opt->layout == MPIX_EP_COMPACT)
         return bench_bad(err, errlen, "--mode ll has --layout slots and expert");
     if (opt->dtype == MPIX_EP_BYTES)
         return bench_bad(err, errlen, "--mode ll times combine, which --dtype bytes has not");
-    if (opt->overlap || opt->progress_thread || opt->full || *opt->json_path || *opt->plot_path || opt->buffers != BENCH_ALLOC)
-        return bench_bad(err, errlen, "--overlap, --progress-thread, --full, --json, --plot and --buffers are for --mode ht");
+    if (opt->overlap || opt->progress_thread || opt->full || *opt->plot_path || opt->buffers != BENCH_ALLOC)
+        return bench_bad(err, errlen, "--overlap, --progress-thread, --full, --plot and --buffers are for --mode ht");
     if (opt->layout == MPIX_EP_SLOTS)
         opt->layout = MPIX_EP_COMPACT;
     return BENCH_OPTIONS_OK;
