@@ -199,7 +199,7 @@ int mpix_ep_check_dispatch(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *i
         return kind;
     if (out->expert_offset && ep->config.layout != MPIX_EP_EXPERT)
         return mpix_fail(MPIX_ERRK_ARG, "out.expert_offset", "out.expert_offset is for the EXPERT layout");
-    if (ep->config.memkind == MPIX_EP_CUDA && (out->recv_per_rank || out->recv_per_expert || out->expert_offset))
+    if (ep->config.memkind == MPIX_EP_CUDA && ep->config.mode == MPIX_EP_HT && (out->recv_per_rank || out->recv_per_expert || out->expert_offset))
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "out.recv_per_rank", "out.recv_per_rank, recv_per_expert and expert_offset are not filled in GPU "
                          "memory in this version: route tells them");
     make_dense(&in->x, in->hidden);

@@ -1,6 +1,7 @@
 /* ep_config.c - checking of a configuration, the size of windows, and agreement that all ranks gave the same. */
 #include "config.h"
 
+#include "coll/ep_gpu.h"
 #include "coll/ep_ll.h"
 
 #include <math.h>
@@ -26,8 +27,8 @@ static int unsupported(const char *arg, const char *what) {
 }
 
 static int check_later(const MPIX_Ep_config *c) {
-    if (c->mode == MPIX_EP_LL && c->memkind == MPIX_EP_CUDA)
-        return unsupported("config.memkind", "MPIX_EP_CUDA with the mode MPIX_EP_LL");
+    if (c->mode == MPIX_EP_LL && c->num_sms == MPIX_EP_SMS_NONE)
+        return unsupported("config.num_sms", "MPIX_EP_SMS_NONE with the mode MPIX_EP_LL");
     if (c->mode == MPIX_EP_LL && c->layout == MPIX_EP_COMPACT)
         return unsupported("config.layout", "MPIX_EP_COMPACT with the mode MPIX_EP_LL, which has MPIX_EP_SLOTS and MPIX_EP_EXPERT,");
     if (c->mode == MPIX_EP_HT && c->layout == MPIX_EP_SLOTS)
@@ -107,6 +108,21 @@ static int window_size_ll(const MPIX_Ep_config *c, const mpix_params *params, in
     return 0;
 }
 
+/* The same in GPU memory, where control words and banks are one window per handle. */
+static int window_size_gpu(const MPIX_Ep_config *c, const mpix_params *params, int ranks, MPI_Count *bytes) {
+    mpix_ep_placement placement;
+    mpix_ep_ctl_layout layout;
+    mpix_cuda_ll ll;
+    int kind = mpix_ep_placement_init(&placement, c, ranks, 0);
+    if (kind)
+        return kind;
+    mpix_ep_ll_ctl_layout(&layout, ranks, c->depth, params->max_handles);
+    kind = mpix_ep_gpu_ll_geometry(c, &placement, &ll);
+    mpix_ep_placement_free(&placement);
+    *bytes = kind ? *bytes : (MPI_Count)(layout.total + ll.bytes);
+    return kind;
+}
+
 int PMPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_host, MPI_Count *bytes) {
     MPIX_Ep_config c;
     mpix_params params;
@@ -121,6 +137,8 @@ int PMPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_
         kind = mpix_ep_config_check(config, ranks, &c);
     if (!kind)
         kind = mpix_params_read(&params);
+    if (!kind && c.mode == MPIX_EP_LL && c.memkind == MPIX_EP_CUDA)
+        return mpix_boot_raise(NULL, window_size_gpu(&c, &params, ranks, bytes));
     if (!kind && c.mode == MPIX_EP_LL)
         return mpix_boot_raise(NULL, window_size_ll(&c, &params, ranks, ranks - ranks_per_host, bytes));
     if (kind)

@@ -82,19 +82,23 @@ static int create_local(mpix_ep *ep) {
     int far_peers = 0;
     for (int r = 0; r < ep->size; r++)
         far_peers += ep->boot->host_of[r] != ep->boot->host_of[ep->rank];
-    if (ep->config.mode == MPIX_EP_LL) {
+    int gpu = ep->config.mode == MPIX_EP_LL && ep->config.memkind == MPIX_EP_CUDA; /* its banks are in the handles' windows (ep_gpu_ll.c) */
+    if (ep->config.mode == MPIX_EP_LL && !gpu) {
         int kind = mpix_ep_ll_create(ep, far_peers);
         if (kind)
             return kind;
     }
     ep->max_rows = mpix_ep_worst_rows(&ep->config, &ep->placement, ep->rank);
-    int kind = ep->ll ? 0 : mpix_ep_hop_create(ep);
+    int kind = ep->ll || gpu ? 0 : mpix_ep_hop_create(ep);
     if (kind)
         return kind;
-    ep->bank_bytes = ep->ll ? 0 : mpix_ep_bank_size(&ep->config, ep->max_rows, far_peers, ep->hop && ep->params.two_hops == MPIX_HOPS_ON ? ep->boot->nhosts - 1 : 0);
+    ep->bank_bytes = ep->ll ? 0
+                     : gpu  ? 4096
+                            : mpix_ep_bank_size(&ep->config, ep->max_rows, far_peers,
+                                                ep->hop && ep->params.two_hops == MPIX_HOPS_ON ? ep->boot->nhosts - 1 : 0);
     if (ep->bank_bytes == SIZE_MAX)
         return mpix_fail(MPIX_ERRK_NO_MEM, "config.max_recv_rows", "a batch in the worst case exceeds 2^46 bytes: set config.max_recv_rows");
-    if (ep->ll)
+    if (ep->ll || gpu)
         mpix_ep_ll_ctl_layout(&ep->layout, ep->size, depth, ep->params.max_handles);
     else
         mpix_ep_ctl_layout_init(&ep->layout, ep->size, ep->boot->nhosts, ep->config.num_experts, depth, ep->params.max_handles);

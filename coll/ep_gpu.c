@@ -99,6 +99,10 @@ static int create_checks(mpix_ep *ep) {
                          (long long)ep->config.max_tokens * ep->size);
     if (ep->config.layout == MPIX_EP_EXPERT && ep->config.num_sms == MPIX_EP_SMS_NONE)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.num_sms", "MPIX_EP_SMS_NONE with the layout MPIX_EP_EXPERT is not in this version");
+    if (ep->config.mode == MPIX_EP_LL) {
+        mpix_cuda_ll ll;
+        return mpix_ep_gpu_ll_geometry(&ep->config, &ep->placement, &ll);
+    }
     if (ep->max_rows > INT64_C(0x7fffffff))
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_recv_rows", "MPIX_EP_CUDA: a batch of %lld rows, at most 2^31 - 1 in this version",
                          (long long)ep->max_rows);
@@ -176,6 +180,13 @@ static size_t carve(mpix_ep *ep, mpix_cuda_handle *d, char *at) {
         CUT(expert.pushed, n * (size_t)d->expert.chunks);
         CUT(expert.used, n * (size_t)d->expert.chunks);
     }
+    if (d->ll.on)
+        CUT(ll.sends, e + 1);
+    if (d->ll.expert) {
+        CUT(ll.place, n * tokens * (size_t)ep->config.max_topk);
+        CUT(expert.rel, tokens * (size_t)ep->config.max_topk);
+        CUT(expert.blk, blocks * e);
+    }
     CUT(engines.signals, 24);
 #undef CUT
     return used;
@@ -250,8 +261,12 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
     d->local = gpu->tables + e;
     d->mine = gpu->tables + 2 * e;
     size_t bytes = d->meta + d->meta_record * (size_t)ep->max_rows + 1;
-    if (ep->config.layout == MPIX_EP_EXPERT)
+    if (ep->config.mode == MPIX_EP_LL) {
+        kind = mpix_ep_gpu_ll_geometry(&ep->config, &ep->placement, &d->ll); /* was fine when the context was created */
+        bytes = d->ll.bytes;
+    } else if (ep->config.layout == MPIX_EP_EXPERT) {
         bytes = expert_geometry(ep, d);
+    }
     if (d->engines.on)
         bytes = mpix_ep_gpu_engines_window(ep, d, bytes);
     kind = mpix_ep_gpu_window_create(ep, bytes, &g->window);
@@ -284,6 +299,8 @@ void mpix_ep_gpu_handle_free(struct mpix_ep_handle *handle) {
         return;
     const mpix_cuda_ops *ops = ep->gpu->ops;
     ops->device_sync(&ep->gpu->device); /* kernels end, if only by their time limit */
+    if (g->buffer)
+        mpix_ep_gpu_dealloc(ep, g->buffer);
     if (!ep->failed && ep->gpu->ipc && ep->gpu->nwindows < MPIX_CUDA_WINDOWS) {
         ep->gpu->windows[ep->gpu->nwindows] = g->window; /* exported memory outlives its importers */
         ep->gpu->windows[ep->gpu->nwindows++].used = 2;

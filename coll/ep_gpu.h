@@ -40,6 +40,7 @@ typedef struct mpix_ep_gpu_handle {
     unsigned long long capture;   /* the last captured call: its capture, 0: none */
     void *capture_event, *capture_stream;
     mpix_cuda_status *captured;   /* pinned: the report of captured calls */
+    void *buffer;                 /* low latency: of MPIX_Ep_combine_buffer, NULL: none */
     int open;                     /* MPIX_CUDA_DISPATCH or COMBINE: begun and not ended */
     unsigned long long open_capture;
     mpix_cuda_dispatch dispatch;  /* of the open call */
@@ -89,6 +90,16 @@ size_t mpix_ep_gpu_engines_window(mpix_ep *ep, mpix_cuda_handle *d, size_t bytes
 int mpix_ep_gpu_engines_create(mpix_ep *ep, mpix_cuda_handle *d, char *why);
 void mpix_ep_gpu_engines_free(mpix_ep *ep, mpix_cuda_handle *d);
 int mpix_ep_gpu_engines_counts(struct mpix_ep_handle *handle);
+
+/* Low latency (ep_gpu_ll.c). geometry: sizes and places of a handle's window, equal on all ranks; UNSUPPORTED or NO_MEM. */
+int mpix_ep_gpu_ll_geometry(const MPIX_Ep_config *config, const mpix_ep_placement *placement, mpix_cuda_ll *ll);
+int mpix_ep_gpu_ll_dispatch_fill(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *in, MPIX_Ep_dispatch_out *out, mpix_cuda_dispatch *c,
+                                 mpix_ep_gpu_call *call);
+int mpix_ep_gpu_ll_combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in, MPIX_Ep_combine_out *out, mpix_cuda_combine *c);
+int mpix_ep_gpu_combine_buffer(struct mpix_ep_handle *handle, MPIX_Ep_rows *rows); /* a code, raised */
+/* ep_gpu_call.c: memory that this context's device may use; an output of counts, which the kernel writes (*direct) or the call's end copies. */
+int mpix_ep_gpu_check(mpix_ep *ep, const void *p, const char *arg);
+int mpix_ep_gpu_count_output(mpix_ep *ep, MPI_Count *to, const int64_t *from, int64_t n, const char *arg, mpix_ep_gpu_call *call, int64_t **direct);
 
 /* MPIX_Ep_alloc and dealloc after the first checks; return codes, raised. */
 int mpix_ep_gpu_alloc(mpix_ep *ep, MPI_Count bytes, MPI_Info info, void *baseptr);

@@ -22,7 +22,7 @@ static int pointer_kind(mpix_ep *ep, const void *p) {
 }
 
 /* Memory that this context's device may use; NULL is fine. */
-static int check_device(mpix_ep *ep, const void *p, const char *arg) {
+int mpix_ep_gpu_check(mpix_ep *ep, const void *p, const char *arg) {
     int kind = p ? pointer_kind(ep, p) : MPIX_CUDA_PTR_DEVICE;
     if (kind == MPIX_CUDA_PTR_DEVICE || kind == MPIX_CUDA_PTR_MANAGED)
         return 0;
@@ -41,7 +41,7 @@ static int place_rows(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride,
 /* ---- route ----------------------------------------------------------------------------------------------------------------- */
 
 /* An output of counts: written by the kernel where the device can, otherwise copied at the end. */
-static int count_output(mpix_ep *ep, MPI_Count *to, const int64_t *from, int64_t n, const char *arg, mpix_ep_gpu_call *call, int64_t **direct) {
+int mpix_ep_gpu_count_output(mpix_ep *ep, MPI_Count *to, const int64_t *from, int64_t n, const char *arg, mpix_ep_gpu_call *call, int64_t **direct) {
     *direct = NULL;
     if (!to)
         return 0;
@@ -62,15 +62,15 @@ static int route_outputs(mpix_ep *ep, const MPIX_Ep_counts *o, mpix_cuda_route *
     const int64_t *r = g->dev.results;
     int64_t n = ep->size, le = g->dev.local_experts;
     int kind;
-    if ((kind = count_output(ep, o->recv_total, r, 1, "counts.recv_total", call, &c->recv_total)) ||
-        (kind = count_output(ep, o->recv_per_rank, r + 2, n, "counts.recv_per_rank", call, &c->recv_per_rank)) ||
-        (kind = count_output(ep, o->send_per_rank, r + 2 + n, n, "counts.send_per_rank", call, &c->send_per_rank)) ||
-        (kind = count_output(ep, o->recv_per_expert, r + 2 + 2 * n, le, "counts.recv_per_expert", call, &c->recv_per_expert)) ||
-        (kind = count_output(ep, o->send_per_expert, r + 2 + 2 * n + le, ep->placement.experts, "counts.send_per_expert", call,
+    if ((kind = mpix_ep_gpu_count_output(ep, o->recv_total, r, 1, "counts.recv_total", call, &c->recv_total)) ||
+        (kind = mpix_ep_gpu_count_output(ep, o->recv_per_rank, r + 2, n, "counts.recv_per_rank", call, &c->recv_per_rank)) ||
+        (kind = mpix_ep_gpu_count_output(ep, o->send_per_rank, r + 2 + n, n, "counts.send_per_rank", call, &c->send_per_rank)) ||
+        (kind = mpix_ep_gpu_count_output(ep, o->recv_per_expert, r + 2 + 2 * n, le, "counts.recv_per_expert", call, &c->recv_per_expert)) ||
+        (kind = mpix_ep_gpu_count_output(ep, o->send_per_expert, r + 2 + 2 * n + le, ep->placement.experts, "counts.send_per_expert", call,
                              &c->send_per_expert)) ||
-        (kind = count_output(ep, o->expert_offset, r + 2 + 2 * n + le + ep->placement.experts, le + 1, "counts.expert_offset", call,
+        (kind = mpix_ep_gpu_count_output(ep, o->expert_offset, r + 2 + 2 * n + le + ep->placement.experts, le + 1, "counts.expert_offset", call,
                              &c->expert_offset)) ||
-        (kind = count_output(ep, o->send_per_host, r + 1, 1, "counts.send_per_host", call, &c->send_per_host)))
+        (kind = mpix_ep_gpu_count_output(ep, o->send_per_host, r + 1, 1, "counts.send_per_host", call, &c->send_per_host)))
         return kind;
     if (o->send_per_host && !c->send_per_host)
         c->send_per_host = g->dev.results + 1; /* counted only if somebody wants it */
@@ -95,7 +95,7 @@ int mpix_ep_gpu_route(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, con
     if (!kind)
         kind = mpix_ep_check_routing(ep, routing, &r);
     if (!kind)
-        kind = check_device(ep, r.num_tokens > 0 ? r.ids : NULL, "routing.ids");
+        kind = mpix_ep_gpu_check(ep, r.num_tokens > 0 ? r.ids : NULL, "routing.ids");
     if (!kind)
         kind = mpix_ep_check_counts(ep, counts);
     if (!kind && counts)
@@ -127,8 +127,11 @@ int mpix_ep_gpu_route(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, con
 
 /* ---- dispatch -------------------------------------------------------------------------------------------------------------- */
 
-static int dispatch_fill(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *in, MPIX_Ep_dispatch_out *out, mpix_cuda_dispatch *c) {
+static int dispatch_fill(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *in, MPIX_Ep_dispatch_out *out, mpix_cuda_dispatch *c,
+                         mpix_ep_gpu_call *call) {
     mpix_ep *ep = handle->ep;
+    if (ep->config.mode == MPIX_EP_LL)
+        return mpix_ep_gpu_ll_dispatch_fill(handle, in, out, c, call);
     int kind = mpix_ep_check_dispatch(handle, in, out);
     if (kind)
         return kind;
@@ -155,11 +158,11 @@ static int dispatch_fill(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *in,
                                          "out.x.scales", &c->offer.at[MPIX_CUDA_AT_SCALES]))))
             return kind;
     }
-    if ((tokens > 0 && ((kind = check_device(ep, in->x.data, "in.x.data")) || (kind = check_device(ep, in->x.scales, "in.x.scales")) ||
-                        (kind = check_device(ep, in->topk_weights, "in.topk_weights")))) ||
-        (kind = check_device(ep, out->local_ids, "out.local_ids")) || (kind = check_device(ep, out->src_rank, "out.src_rank")) ||
-        (kind = check_device(ep, out->src_token, "out.src_token")) || (kind = check_device(ep, out->topk_weights, "out.topk_weights")) ||
-        (kind = check_device(ep, out->cumulative, "out.cumulative")) || (kind = check_device(ep, out->wait_ns, "out.wait_ns")))
+    if ((tokens > 0 && ((kind = mpix_ep_gpu_check(ep, in->x.data, "in.x.data")) || (kind = mpix_ep_gpu_check(ep, in->x.scales, "in.x.scales")) ||
+                        (kind = mpix_ep_gpu_check(ep, in->topk_weights, "in.topk_weights")))) ||
+        (kind = mpix_ep_gpu_check(ep, out->local_ids, "out.local_ids")) || (kind = mpix_ep_gpu_check(ep, out->src_rank, "out.src_rank")) ||
+        (kind = mpix_ep_gpu_check(ep, out->src_token, "out.src_token")) || (kind = mpix_ep_gpu_check(ep, out->topk_weights, "out.topk_weights")) ||
+        (kind = mpix_ep_gpu_check(ep, out->cumulative, "out.cumulative")) || (kind = mpix_ep_gpu_check(ep, out->wait_ns, "out.wait_ns")))
         return kind;
     return 0;
 }
@@ -179,15 +182,17 @@ int mpix_ep_gpu_dispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, c
     if (!kind) {
         MPIX_Ep_dispatch_in i = *in;
         MPIX_Ep_dispatch_out o = *out;
-        kind = dispatch_fill(handle, &i, &o, &c);
+        kind = dispatch_fill(handle, &i, &o, &c, s.call);
     }
     if (!kind)
         kind = mpix_ep_gpu_engines_counts(handle);
     if (kind && s.capture)
         return mpix_boot_raise(ep->boot, kind);
-    if (kind)
+    if (kind) {
         c = (mpix_cuda_dispatch){.status = kind, .offer.status = kind, .row = 16};
-    else
+        if (s.call)
+            s.call->ncopies = 0;
+    } else
         handle->capacity = out->capacity_rows;
     c.part = how == MPIX_EP_GPU_BEGIN && !kind ? MPIX_CUDA_BEGIN : MPIX_CUDA_WHOLE;
     c.report = s.report;
@@ -216,6 +221,8 @@ static int64_t rows_behind(mpix_ep *ep, const MPIX_Ep_rows *x, int64_t hidden) {
 
 static int combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in, MPIX_Ep_combine_out *out, mpix_cuda_combine *c) {
     mpix_ep *ep = handle->ep;
+    if (ep->config.mode == MPIX_EP_LL)
+        return mpix_ep_gpu_ll_combine_fill(handle, in, out, c);
     int kind = mpix_ep_check_combine(handle, in, out), alone = ep->size == 1, expert = ep->config.layout == MPIX_EP_EXPERT;
     if (kind)
         return kind;
@@ -242,7 +249,7 @@ static int combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in, M
                          (in->topk_weights && tokens > 0 ? MPIX_CUDA_OFFER_CHOICES : 0) | (in->slot_values ? MPIX_CUDA_OFFER_SLOTS : 0);
         if (tokens == 0)
             c->choice_weights = NULL;
-        if ((kind = check_device(ep, c->choice_weights, "in.topk_weights")))
+        if ((kind = mpix_ep_gpu_check(ep, c->choice_weights, "in.topk_weights")))
             return kind;
     } else if (n > 0 && !alone &&
         ((kind = place_rows(ep, in->x.data, (n - 1) * (size_t)in->x.stride + row, (uint64_t)in->x.stride, "in.x.data", &c->offer.at[MPIX_CUDA_AT_X])) ||
@@ -254,13 +261,13 @@ static int combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in, M
     for (int b = 0; b < in->num_bias; b++) {
         c->bias[b] = in->bias[b].data;
         c->bias_stride[b] = in->bias[b].stride;
-        if (tokens > 0 && (kind = check_device(ep, in->bias[b].data, b ? "in.bias[1].data" : "in.bias[0].data")))
+        if (tokens > 0 && (kind = mpix_ep_gpu_check(ep, in->bias[b].data, b ? "in.bias[1].data" : "in.bias[0].data")))
             return kind;
     }
-    if ((rows > 0 && ((kind = check_device(ep, in->x.data, "in.x.data")) || (kind = check_device(ep, in->x.scales, "in.x.scales")) ||
-                      (kind = check_device(ep, in->row_weights, "in.row_weights")) || (kind = check_device(ep, in->slot_values, "in.slot_values")))) ||
-        (tokens > 0 && (kind = check_device(ep, out->y.data, "out.y.data"))) || (kind = check_device(ep, out->slot_values, "out.slot_values")) ||
-        (kind = check_device(ep, out->wait_ns, "out.wait_ns")))
+    if ((rows > 0 && ((kind = mpix_ep_gpu_check(ep, in->x.data, "in.x.data")) || (kind = mpix_ep_gpu_check(ep, in->x.scales, "in.x.scales")) ||
+                      (kind = mpix_ep_gpu_check(ep, in->row_weights, "in.row_weights")) || (kind = mpix_ep_gpu_check(ep, in->slot_values, "in.slot_values")))) ||
+        (tokens > 0 && (kind = mpix_ep_gpu_check(ep, out->y.data, "out.y.data"))) || (kind = mpix_ep_gpu_check(ep, out->slot_values, "out.slot_values")) ||
+        (kind = mpix_ep_gpu_check(ep, out->wait_ns, "out.wait_ns")))
         return kind;
     return 0;
 }

@@ -45,6 +45,12 @@ static int report_fail(mpix_ep *ep, const mpix_cuda_status *s) {
     case MPIX_CUDA_SCALES: return mpix_fail_peer(MPIX_ERRK_ARG, p, host, "in.x.scale_kind = %lld on rank %d differs from %lld here", a, p, b);
     case MPIX_CUDA_WEIGHTS: return mpix_fail_peer(MPIX_ERRK_ARG, p, host, "weights are wanted, but rank %d gave no in.topk_weights", p);
     case MPIX_CUDA_SLOTS: return mpix_fail_peer(MPIX_ERRK_ARG, p, host, "out.slot_values is wanted, but rank %d gave no in.slot_values", p);
+    case MPIX_CUDA_NO_DISPATCH:
+        return mpix_fail(MPIX_ERRK_ARG, "handle", "no dispatch has told this rank what it sends back: in MPIX_EP_LL a combine follows a dispatch of the "
+                         "same routing (the last one failed, or there was none)");
+    case MPIX_CUDA_ANSWERS:
+        return mpix_fail_peer(MPIX_ERRK_ARG, p, host, "rank %d answers %lld tokens of %lld: its last dispatch was another routing's", p, a, b);
+    case MPIX_CUDA_NO_ROWS: return mpix_fail(MPIX_ERRK_ARG, "in.x.data", "in.x.data or scales are NULL, dispatch gave this rank rows of %lld tokens", a);
     default: return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "a kernel reported code %d", s->code);
     }
 }

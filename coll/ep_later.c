@@ -44,6 +44,10 @@ int PMPIX_Ep_combine_end_enqueue(MPIX_Ep_handle handle, void *stream) {
 }
 MPIX_WEAK_ALIAS(Ep_combine_end_enqueue);
 int PMPIX_Ep_combine_buffer(MPIX_Ep_handle handle, MPIX_Ep_rows *rows) {
+    if (mpix_ep_gpu_is(handle)) {
+        int dead = mpix_ep_alive(handle->ep);
+        return dead ? mpix_boot_raise(handle->ep->boot, dead) : mpix_ep_gpu_combine_buffer(handle, rows);
+    }
     if (!mpix_live_check(handle, MPIX_LIVE_HANDLE) || !handle->ll)
         return later(handle, "MPIX_Ep_combine_buffer in the mode MPIX_EP_HT", "use memory from MPIX_Ep_alloc, which combine reads in place");
     int kind = mpix_ep_alive(handle->ep);

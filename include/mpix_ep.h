@@ -28,10 +28,12 @@
  * State of this version: modes HT and LL in host memory; ranks of one host map each other's memory, ranks of other hosts are reached through
  * a proxy over RDMA (parameter transport). In GPU memory (MPIX_EP_CUDA): mode HT, at most 32 ranks of one host, whose dispatch outputs, and
  * in COMPACT combine inputs, lie in memory from MPIX_Ep_alloc; ids, other rows and outputs in any memory of the context's device; counts
- * also in host memory (pinned for ..._enqueue); in EXPERT max_topk at most 32. What returns MPIX_ERRK_UNSUPPORTED: masking, set_mask; in
+ * also in host memory (pinned for ..._enqueue); in EXPERT max_topk at most 32. Mode LL there: rows and counts in any memory of the device, at most
+ * 32 ranks of one host. What returns MPIX_ERRK_UNSUPPORTED: masking, set_mask; in
  * mode HT MPIX_EP_SLOTS, a wire dtype other than x's (but see MPIX_Ep_combine_in), MPIX_Ep_combine_buffer; in mode LL MPIX_EP_COMPACT, the
  * counts of route that tell what is received, combine's in.topk_weights, MPIX_Ep_combine_buffer in the EXPERT layout; the ..._enqueue calls
- * in host memory; in GPU memory MPIX_EP_LL, dispatch's conversion of dtypes but to fp8, its counts, several hosts, rows that peers reach elsewhere
+ * in host memory; in GPU memory dispatch's conversion of dtypes but to fp8, its counts in mode HT, several hosts, in mode LL MPIX_EP_SMS_NONE and, in the EXPERT layout,
+ * more than 11000 experts of a rank times ranks, rows that peers reach elsewhere
  * than in memory from MPIX_Ep_alloc, a
  * build or machine without CUDA.
  *
@@ -63,7 +65,10 @@ typedef struct mpix_ep_handle *MPIX_Ep_handle;
  *  - Layouts SLOTS and EXPERT. overflow, expert_align, max_recv_rows, num_bias, slot_values, conversion in dispatch mean what they mean in HT.
  *  - What a rank finds only when rows arrive (TRUNCATE in the EXPERT layout, weights that a peer did not give) is an error on that rank
  *    alone; the others' calls succeed, and learn of it when its next call fails.
- *  - Both halves of a call in host memory: MPIX_Ep_idispatch or icombine sends, the wait receives; in between no thread is held.
+ *  - Both halves of a call in host memory: MPIX_Ep_idispatch or icombine sends, the wait receives; in between no thread is held. In GPU memory:
+ *    ..._begin_enqueue and ..._end_enqueue; in between no multiprocessor is held.
+ *  - In GPU memory a handle's calls follow each other on the device. A call that waits holds its multiprocessors (config.num_sms): where ranks
+ *    start calls of different handles in different orders, all of them must find room for a block. MPIX_Ep_combine_buffer always gives the same memory.
  */
 enum { MPIX_EP_HT, MPIX_EP_LL };
 
@@ -114,14 +119,15 @@ typedef struct {
     size_t struct_size;
     int mode;         /**< MPIX_EP_HT or MPIX_EP_LL */
     int layout;       /**< HT: MPIX_EP_COMPACT or MPIX_EP_EXPERT; LL: MPIX_EP_SLOTS or MPIX_EP_EXPERT */
-    int memkind;      /**< MPIX_EP_HOST; HT: or MPIX_EP_CUDA */
+    int memkind;      /**< MPIX_EP_HOST or MPIX_EP_CUDA */
     int device;       /**< CUDA device ordinal + 1; 0: the current one. Must be 0 with MPIX_EP_HOST */
     int max_topk;     /**< most choices per token, >= 1; a limit only: it may exceed num_experts, routing.topk may not */
     int expert_align; /**< EXPERT layout: rows to which each expert's block is aligned; 0: 1. Must be 0 or 1 otherwise */
     int depth;        /**< HT: batches in flight per context whose rows or row data must be staged. LL: dispatches, and combines, in flight per
                            handle. 0: 2; at most 64 */
     int num_sms;      /**< multiprocessors that a dispatch or combine takes at most; 0: COMPACT 15, the fewest that were fastest (60 to
-                           make rows fp8 on the way and to sum fp8 rows), EXPERT all, since each row is copied or read several times in local memory; MPIX_EP_SMS_NONE: copy engines move the
+                           make rows fp8 on the way and to sum fp8 rows), EXPERT all, since each row is copied or read several times in local memory; LL 60,
+                           so that calls of two handles can wait at once; MPIX_EP_SMS_NONE: copy engines move the
                            rows. Must be 0 with MPIX_EP_HOST. Ranks may differ in it, but not in MPIX_EP_SMS_NONE */
     int overflow;     /**< MPIX_EP_OVERFLOW_ERROR or MPIX_EP_OVERFLOW_DROP */
     int masking;      /**< 1: go on without dead ranks (UNSUPPORTED in this version) */
@@ -269,6 +275,8 @@ typedef struct {
  * L = max_row_bytes, T = max_tokens, K = max_topk:
  *     depth * (R * T * (L + 36 + 8 * K) + T * min(K, R) * (L + 28 + 4 * K)  +  R * 1024 + 8192)  +  max_handles * R * (96 * depth + 64) + 4096,
  * and with F proxied ranks a send buffer of (T * min(K, F) + F * T) * (L + 36 + 8 * K) + F * 1024 + 8192 bytes.
+ * In GPU memory, with X experts on the rank that has most:
+ *     depth * (R * T * (L + 60 + 12 * K) + T * min(K, R) * (L + 24 + 4 * K)  +  R * (4 * X + 256))  +  2048  +  max_handles * R * (96 * depth + 64) + 4096.
  *
  * @param[in]  config          as for MPIX_Ep_create
  * @param[in]  ranks           size of the communicator, >= 1

@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 enum {
-    MPIX_CUDA_ABI = 6,
+    MPIX_CUDA_ABI = 7,
     MPIX_CUDA_RANKS = 32,    /* ranks of a context at most: one lane of a warp each */
     MPIX_CUDA_LANES = 192,   /* blocks of a kernel that signal a peer at most, each by a word of its own */
     MPIX_CUDA_WINDOWS = 256, /* allocations of a context at most */
@@ -42,7 +42,10 @@ enum {
     MPIX_CUDA_WEIGHTS,  /* peer: gave none */
     MPIX_CUDA_SLOTS,    /* peer: gave none */
     MPIX_CUDA_FAILED,   /* an earlier call timed out */
-    MPIX_CUDA_STALE     /* the routing is not the one that the call was made for; a: its tokens, b: the call's */
+    MPIX_CUDA_STALE,    /* the routing is not the one that the call was made for; a: its tokens, b: the call's */
+    MPIX_CUDA_NO_DISPATCH, /* low latency: nothing has told this rank what it sends back */
+    MPIX_CUDA_ANSWERS,  /* low latency: peer, a: tokens that it answers, b: that it was sent */
+    MPIX_CUDA_NO_ROWS   /* low latency: in.x.data is NULL; a: rows that are here */
 };
 /* A call in one, or its halves (MPIX_Ep_..._begin_enqueue, ..._end_enqueue). */
 enum { MPIX_CUDA_WHOLE, MPIX_CUDA_BEGIN, MPIX_CUDA_END };
@@ -86,7 +89,39 @@ typedef struct mpix_cuda_state {
     mpix_cuda_status status;      /* of the call that runs */
     int64_t tokens, recv_total;
     uint32_t send[MPIX_CUDA_RANKS], base[MPIX_CUDA_RANKS], recv[MPIX_CUDA_RANKS], first[MPIX_CUDA_RANKS];
+    /* Low latency. recv: rows of each source; base: where each rank's answers begin in this rank's combine banks. */
+    uint32_t reply[MPIX_CUDA_RANKS]; /* where this rank's answers begin at each source */
+    int64_t limit;                   /* rows of the layout that exist here */
+    int32_t learnt, pad;             /* a dispatch of the routing that is there has told the two */
+    uint64_t waited[MPIX_CUDA_RANKS]; /* by the call that runs, for each rank */
 } mpix_cuda_state;
+
+/*
+ * Low latency (ll.cuh has the protocol). A source's block in a window: the words `taken` of both kinds, heads by kind and bank, counts of
+ * this rank's experts by bank. Behind the blocks, by bank: flags, records and rows of dispatch by (source, place), flags, rows and slot values of
+ * combine by answer. All sizes are those of the configuration, so a place needs no batch's shape.
+ */
+typedef struct mpix_cuda_ll_head {
+    uint64_t epoch;              /* written last */
+    int32_t status, flags;
+    uint32_t rows, width;        /* rows: in this batch; width: choices of a token */
+    int32_t dtype, scale_kind;
+    int64_t hidden;
+    uint64_t at, stride;         /* dispatch: at: the first row of the answer in the sender's combine bank; PULL: where the rows lie */
+    int32_t window;
+    uint32_t exist;              /* PULL: the first rows, which exist */
+} mpix_cuda_ll_head; /* 64 bytes */
+enum { MPIX_CUDA_LL_WEIGHTS = 1, MPIX_CUDA_LL_SLOTS = 2, MPIX_CUDA_LL_PULL = 4, MPIX_CUDA_LL_TOKENS = 8 };
+
+typedef struct mpix_cuda_ll {
+    int32_t on, expert, depth, align;
+    uint64_t block, counts, counts_bytes;     /* of a source's block, and in it */
+    uint64_t flags[2], records, rows, answers, values, bytes; /* offsets in a window; bytes: of the window */
+    uint64_t record, row, answer;             /* pitches */
+    int64_t most;                             /* answers in a bank */
+    uint32_t *sends;                          /* device: [experts] this rank's choices of each */
+    int32_t *place;                           /* device, EXPERT: [size][max_tokens][max_topk] the row here of each choice that came, -1: none */
+} mpix_cuda_ll;
 
 /*
  * EXPERT layout. A (token, rank) pair has a number at that rank, the row that it would have in COMPACT; by it the rank finds the pair's
@@ -139,6 +174,7 @@ typedef struct mpix_cuda_handle {
     int64_t *recv_expert;          /* device: [local_experts] */
     mpix_cuda_expert expert;
     mpix_cuda_engines engines;
+    mpix_cuda_ll ll;
 } mpix_cuda_handle;
 
 typedef struct mpix_cuda_route {
@@ -168,6 +204,11 @@ typedef struct mpix_cuda_dispatch {
     int64_t *cumulative;
     int64_t capacity;
     int32_t pieces, piece, stages, warps, pending, senders; /* filled in by the module */
+    /* low latency */
+    int64_t out_stride, out_scale_stride;
+    int32_t counts, pad; /* the host wants them */
+    int64_t *recv_per_rank, *recv_per_expert, *expert_offset; /* outputs that the device can write; NULL: none */
+    int32_t team[2];     /* filled in by the module: warps that share a row, in the two halves */
 } mpix_cuda_dispatch;
 
 typedef struct mpix_cuda_combine {
@@ -183,6 +224,7 @@ typedef struct mpix_cuda_combine {
     int32_t pieces, piece, stages, warps, terms; /* filled in by the module */
     int32_t staged; /* MPIX_CUDA_STAGED...: a piece of the sums, of rows that lie in this rank's window */
     int64_t row, scale_row; /* bytes; of staged rows */
+    int32_t team[2];     /* low latency, as in dispatch; offer.dtype is the wire's, offer.at[X] where peers may read the rows */
 } mpix_cuda_combine;
 
 typedef struct mpix_cuda_device {

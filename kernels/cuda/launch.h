@@ -7,6 +7,8 @@
 
 /* Multiprocessors that dispatch and combine use unless config.num_sms says otherwise: see doc/performance.md. */
 enum { MPIX_CUDA_SMS = 15 };
+/* Low latency: blocks that fill a multiprocessor each. So few that calls of two handles can wait at once, and others find room. */
+enum { MPIX_CUDA_LL_SMS = 60 };
 
 /* Loads all kernels on the current device. */
 cudaError_t mpix_cuda_route_load(void);
@@ -29,6 +31,11 @@ void mpix_cuda_engines_destroy(void *copies);
 cudaError_t mpix_cuda_engines_route_launch(const mpix_cuda_handle *h, const mpix_cuda_route *c, cudaStream_t stream);
 cudaError_t mpix_cuda_engines_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream);
 cudaError_t mpix_cuda_engines_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream);
+/* Low latency. */
+cudaError_t mpix_cuda_ll_dispatch_load(void);
+cudaError_t mpix_cuda_ll_combine_load(void);
+cudaError_t mpix_cuda_ll_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream);
+cudaError_t mpix_cuda_ll_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream);
 /* Records to the caller's arrays, if any of them is wanted. */
 cudaError_t mpix_cuda_unpack_launch(const mpix_cuda_handle *h, const mpix_cuda_dispatch *c, int sms, cudaStream_t stream);
 cudaError_t mpix_cuda_p2p_load(void);

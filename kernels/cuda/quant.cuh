@@ -36,14 +36,15 @@ __device__ __forceinline__ uint32_t quant_four(const float *f, float inverse, bo
     return low | (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(__fmul_rn(f[2], inverse), __fmul_rn(f[3], inverse)), __NV_SATFINITE, to) << 16;
 }
 
-/* kind: MPIX_EP_SCALES_F32 (1) or UE8M0 (2). Eight lanes have a group. */
-__device__ static void quant_row(const char *x, int dtype, int64_t hidden, bool e5m2, int kind, const quant_place *places, int nplaces) {
+/* kind: MPIX_EP_SCALES_F32 (1) or UE8M0 (2). Eight lanes have a group. Of `warps` warps that share a row this is number `part`. */
+__device__ static void quant_row(const char *x, int dtype, int64_t hidden, bool e5m2, int kind, const quant_place *places, int nplaces, int part = 0,
+                                 int warps = 1) {
     int lane = threadIdx.x % 32;
     float top = e5m2 ? 57344.0f : 448.0f;
     bool vectors = hidden % 16 == 0 && (uint64_t)x % 16 == 0, wide = hidden % 16 == 0;
     for (int p = 0; p < nplaces; p++)
         wide = wide && !__any_sync(~0u, (uint64_t)places[p].row % 16);
-    for (int64_t j0 = 0; j0 < hidden; j0 += 512) {
+    for (int64_t j0 = part * 512; j0 < hidden; j0 += warps * 512) {
         int64_t j = j0 + lane * 16;
         float f[16], amax = 0x1p-110f;
         quant_load(x, dtype, j, hidden, vectors, f);

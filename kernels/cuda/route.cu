@@ -166,6 +166,39 @@ __device__ static void counts_use(const mpix_cuda_handle &h, const mpix_cuda_rou
     }
 }
 
+/* Low latency, by the last block: ranks exchange nothing; what this rank sends, and where it wants its answers. */
+__device__ static void ll_finish(const mpix_cuda_handle &h, const mpix_cuda_route &c, const uint32_t *send) {
+    mpix_cuda_state *st = h.state;
+    for (int e = threadIdx.x; e < h.experts; e += THREADS) {
+        uint32_t n = __ldcg(&h.histogram[e]);
+        h.ll.sends[e] = n;
+        h.histogram[e] = 0; /* for the next route */
+        h.results[2 + 2 * h.size + h.local_experts + e] = n;
+        if (c.send_per_expert)
+            c.send_per_expert[e] = n;
+    }
+    if ((int)threadIdx.x < h.size) {
+        h.results[2 + h.size + threadIdx.x] = send[threadIdx.x];
+        if (c.send_per_rank)
+            c.send_per_rank[threadIdx.x] = send[threadIdx.x];
+    }
+    if (threadIdx.x)
+        return;
+    uint32_t at = 0;
+    for (int r = 0; r < h.size; r++) {
+        st->base[r] = at;
+        at += send[r];
+    }
+    st->topk = st->width = c.topk;
+    st->tokens = c.tokens;
+    st->recv_total = h.size * h.max_tokens; /* SLOTS */
+    st->learnt = 0;
+    st->routed = !st->err && !c.status;
+    h.results[0] = st->recv_total;
+    if (c.recv_total)
+        *c.recv_total = st->recv_total;
+}
+
 __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_route c) {
     __shared__ uint32_t warps[WARPS][MPIX_CUDA_RANKS], send[MPIX_CUDA_RANKS];
     __shared__ unsigned long long any;
@@ -190,7 +223,7 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ 
         if (threadIdx.x == THREADS - 1)
             h.blk[blockIdx.x * h.size + r] = before + __popc(mask);
     }
-    if (h.expert.on)
+    if (h.expert.on || h.ll.expert)
         experts_rank(h, c, t);
     if (c.send_per_host) { /* all ranks are on one host: tokens that go anywhere */
         int n = __syncthreads_count(map != 0);
@@ -207,8 +240,16 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ 
         h.state->routed = 0;
     }
     blocks_scan(h, gridDim.x, send);
-    if (h.expert.on)
+    if (h.expert.on || h.ll.expert)
         experts_scan(h, gridDim.x);
+    if (h.ll.on) {
+        ll_finish(h, c, send);
+        __threadfence_system();
+        __syncthreads();
+        if (threadIdx.x == 0)
+            call_end(h, MPIX_CUDA_ROUTE, epoch, c.report);
+        return;
+    }
     counts_send(h, c, send, epoch);
     int bad = 0;
     delay(h, 1);

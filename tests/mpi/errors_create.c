@@ -20,7 +20,7 @@ static int owners[64]; /* all rank 0 */
     X(size, ARG, "config.struct_size", "5", NULL, c->struct_size = 5)                                      \
     X(mode, ARG, "config.mode", "7", NULL, c->mode = 7)                                                    \
     X(ll_compact, UNSUPPORTED, "config.layout", "LL", NULL, (c->mode = MPIX_EP_LL, c->layout = MPIX_EP_COMPACT, c->expert_align = 0)) \
-    X(ll_cuda, UNSUPPORTED, "config.memkind", "LL", NULL, (c->mode = MPIX_EP_LL, c->memkind = MPIX_EP_CUDA)) \
+    X(ll_cuda, UNSUPPORTED, "config.num_sms", "LL", NULL, (c->mode = MPIX_EP_LL, c->memkind = MPIX_EP_CUDA, c->num_sms = MPIX_EP_SMS_NONE)) \
     X(layout, ARG, "config.layout", "9", NULL, c->layout = 9)                                              \
     X(layout_negative, ARG, "config.layout", "-1", NULL, c->layout = -1)                                   \
     X(layout_slots, UNSUPPORTED, "config.layout", "SLOTS", NULL, c->layout = MPIX_EP_SLOTS)                \
