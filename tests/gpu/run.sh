@@ -43,6 +43,11 @@ run 4 ep_expert
 run 1 ep_gpu 20 none
 run 2 ep_gpu 40 none
 run 4 ep_gpu 20 none
+run 1 ep_ll
+run 2 ep_ll
+run 2 MPIX_EP_GPU_MEMORY=ipc ep_ll shapes 12
+run 2 MPIX_EP_GPU_DELAY_US=20 ep_ll stress 0 "$stress"
+run 4 ep_ll all 18 20
 run 1 p2p_gpu
 run 2 p2p_gpu
 run 2 MPIX_EP_GPU_MEMORY=ipc p2p_gpu
@@ -84,9 +89,11 @@ if [ -x examples/moe_layer ] && ! ./examples/moe_layer --help | grep -q "not in 
     done
 fi
 # The launcher must let the other live (see tests/mpi/run.sh); its exit status says nothing, what the rank that is left says counts.
-echo "check-gpu: 2 ranks: ep_streams killed"
-OMPI_MCA_orte_enable_recovery=1 OMPI_MCA_btl=self,tcp OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_pml=ob1 \
-    timeout 120 "$MPIX_MPIRUN" 2 ./tests/gpu/ep_streams killed 2>&1 | tee tests/gpu/killed.log | grep ep_streams: || true
-grep -q "rank 0: passed" tests/gpu/killed.log || { cat tests/gpu/killed.log; exit 1; }
-rm -f tests/gpu/killed.log
+for program in ep_streams ep_ll; do
+    echo "check-gpu: 2 ranks: $program killed"
+    OMPI_MCA_orte_enable_recovery=1 OMPI_MCA_btl=self,tcp OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_pml=ob1 \
+        timeout 120 "$MPIX_MPIRUN" 2 "./tests/gpu/$program" killed 2>&1 | tee tests/gpu/killed.log | grep "$program:" || true
+    grep -q "rank 0: passed" tests/gpu/killed.log || { cat tests/gpu/killed.log; exit 1; }
+    rm -f tests/gpu/killed.log
+done
 echo "check-gpu: passed"
