@@ -235,6 +235,8 @@ struct mpix_p2p {
     mpix_params params;
     int rank, size, slots, ring, lanes, crowded;
     size_t eager, stride, block_bytes, blob_bytes;
+    size_t stream_bytes;             /* copies of so many bytes bypass the caches */
+    const struct mpix_rows_ops *rows;
     mpix_win *ctl_win;
     p2p_ctl *ctl;
     char *mirror; /* blocks of proxied peers, then scratch */
@@ -320,6 +322,8 @@ int p2p_check_slot(const mpix_p2p *p2p, int slot);
 /* ---- p2p_copy.c --- */
 /* Moves pieces that need no operation, from *at on, until one does: DIRECT and CMA. 0 or a kind. */
 int p2p_copy(mpix_p2p *p2p, int put, const p2p_piece *pieces, int n, int *at);
+/* Between mapped memories. A long copy that a fence must follow before anybody is told of it. */
+void p2p_copy_bytes(const mpix_p2p *p2p, void *to, const void *from, size_t n);
 int p2p_copy_iov(mpix_p2p *p2p, int put, const MPIX_P2p_iov iov[], int n);
 
 /* ---- p2p_op.c --- */

@@ -11,7 +11,21 @@
 #include <errno.h>
 #include <sys/uio.h>
 
+#include "kernels/host/rows.h"
+
 enum { COPY_BATCH = 64 }; /* pieces of one system call */
+
+/* What does not stay in the cache is not fetched into it before it is overwritten: a third of the memory's traffic less. */
+void p2p_copy_bytes(const mpix_p2p *p2p, void *to, const void *from, size_t n) {
+    size_t apart = to > from ? (size_t)((char *)to - (const char *)from) : (size_t)((const char *)from - (char *)to);
+
+    if (n < p2p->stream_bytes || apart < n)
+        memmove(to, from, n);
+    else
+        p2p->rows->copy(from, n, &to, 1, 1);
+    if (n >= P2P_STREAMED)
+        p2p_fence();
+}
 
 /* rest: bytes of the pieces from at on that one call moves; it may move less than asked for. */
 static int copy_call(mpix_p2p *p2p, int put, int peer, struct iovec *here, struct iovec *there, int n) {
@@ -71,11 +85,9 @@ int p2p_copy(mpix_p2p *p2p, int put, const p2p_piece *pieces, int n, int *at) {
         if (p->rmem->reach != P2P_DIRECT || p->rmem->gpu || (p->mem && p->mem->gpu))
             break;
         if (p->len && put)
-            memmove(p->rmem->ptr + p->roff, p->local, p->len);
+            p2p_copy_bytes(p2p, p->rmem->ptr + p->roff, p->local, p->len);
         else if (p->len)
-            memmove(p->local, p->rmem->ptr + p->roff, p->len);
-        if (p->len >= P2P_STREAMED)
-            p2p_fence();
+            p2p_copy_bytes(p2p, p->local, p->rmem->ptr + p->roff, p->len);
         (*at)++;
     }
     return kind;

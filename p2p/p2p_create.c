@@ -4,6 +4,7 @@
 #include "p2p/p2p_gpu.h"
 
 #include "base/topo.h"
+#include "kernels/host/rows.h"
 #include "mem/shared.h"
 #include "transport/transport.h"
 
@@ -54,6 +55,21 @@ int p2p_alive(mpix_p2p *p2p) {
 
 int p2p_raise(mpix_p2p *p2p, int kind) {
     return mpix_boot_raise(p2p ? p2p->boot : NULL, kind);
+}
+
+/* From which length on a copy bypasses the caches: when source and destination of all ranks that share the cache fill half of it. */
+static size_t copy_limit(const mpix_p2p *p2p) {
+    const mpix_topo *topo = mpix_topo_get();
+    int sharing = topo->l3_bytes && topo->l3_pus < p2p->boot->local_size ? topo->l3_pus : p2p->boot->local_size;
+    size_t limit = (topo->l3_bytes ? topo->l3_bytes : (size_t)32 << 20) / 4 / (size_t)(sharing > 0 ? sharing : 1);
+
+    if (!p2p->rows || p2p->params.stores == MPIX_STORES_ORDINARY)
+        return SIZE_MAX;
+    if (p2p->params.stores == MPIX_STORES_STREAMING)
+        return P2P_STREAMED;
+    if (p2p->params.stream_bytes)
+        limit = p2p->params.stream_bytes;
+    return limit > P2P_STREAMED ? limit : P2P_STREAMED;
 }
 
 /* ---- stages ------------------------------------------------------------------------------------------------------------- */
@@ -266,6 +282,8 @@ static int create_stages(mpix_p2p *p2p, MPI_Info info, const MPIX_P2p *out) {
     if (kind)
         return kind;
     threads = p2p->params.progress == MPIX_PROGRESS_THREAD ? 2 : 1;
+    p2p->rows = mpix_rows_get(p2p->params.isa);
+    p2p->stream_bytes = copy_limit(p2p);
     p2p->crowded = boot->local_size * threads > mpix_topo_get()->pus_host;
     if (threads == 2)
         kind = p2p_thread_start(p2p);

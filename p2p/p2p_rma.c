@@ -67,9 +67,7 @@ static int rma_quick(int put, const MPIX_P2p_iov *v) {
     if (v->len == 8)
         memcpy(to, from, 8);
     else if (v->len)
-        memmove(to, from, (size_t)v->len);
-    if (v->len >= P2P_STREAMED)
-        p2p_fence();
+        p2p_copy_bytes(mem->p2p, to, from, (size_t)v->len);
     return 1;
 }
 
