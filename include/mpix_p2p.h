@@ -40,7 +40,9 @@
  *   _enqueue calls follow in the order of `stream`, may be captured into a graph, and end when the stream has passed them: then the data
  *   are there, also for the target, and MPIX_P2p_flush has nothing to do with them. Notifications of all kinds add up in one counter.
  *   Registrations and handles must live until then; MPIX_P2p_dereg waits for the device.
- *   get_device, for transfers that kernels start, returns MPIX_ERRK_UNSUPPORTED.
+ *   Transfers that kernels start: mpix_device.h. In an object with peers on other hosts (or mpix_ep_reach=proxied) MPIX_P2p_alloc with
+ *   mpix_ep_p2p_memory=cuda gives pinned host memory, with the same address for the processor and for kernels: what the network, the proxy
+ *   and kernels all reach. Memory of cudaMalloc can't be registered in such an object.
  */
 #ifndef MPIX_P2P_H
 #define MPIX_P2P_H
@@ -121,7 +123,11 @@ int MPIX_P2p_flush(MPIX_P2p p2p, int peer);
 int MPIX_P2p_put_enqueue(const MPIX_P2p_iov iov[], int n, void *stream);
 int MPIX_P2p_get_enqueue(const MPIX_P2p_iov iov[], int n, void *stream);
 int MPIX_P2p_put_notify_enqueue(const MPIX_P2p_iov iov[], int n, int slot, uint64_t add, void *stream);
-/** Handle for mpix_device.cuh. */
+/**
+ * Handle for kernels: see mpix_device.h. The first call of an object is collective and blocking, and starts the proxy's thread where there are
+ * proxied peers; later ones are local. @param[out] device_handle an MPIX_Device, MPIX_INIT before the call
+ * @return MPI_SUCCESS, or an error of kind ARG, NO_MEM or UNSUPPORTED (no GPU, mpix_ep_proxy=caller, GPUs that can't add to each other's memory).
+ */
 int MPIX_P2p_get_device(MPIX_P2p p2p, void *device_handle);
 
 /* ---- the same calls for tools that interpose ------------------------------------------------------------------------------ */

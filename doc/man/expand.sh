@@ -51,12 +51,12 @@ function before(text, p,   head, i, j) {
     return head
 }
 function find(name, pattern,   i, f) {
-    for (i = 1; i <= 3; i++) if (match(header[i], pattern)) return i
+    for (i = 1; i <= 4; i++) if (match(header[i], pattern)) return i
     print "expand.sh: the headers have no " name >"/dev/stderr"; exit 1
 }
 function calls(list,   n, names, i, h, text, file) {
     n = split(list, names, " ")
-    file = list ~ /P2p/ ? "mpix_p2p.h" : list ~ /Xfer_|Error_/ ? "mpix_xfer.h" : "mpix_ep.h"
+    file = list ~ /_device/ && list !~ /create/ ? "mpix_device.h" : list ~ /P2p/ ? "mpix_p2p.h" : list ~ /Xfer_|Error_/ ? "mpix_xfer.h" : "mpix_ep.h"
     print "# SYNOPSIS\n\n    #include <" file ">\n"
     for (i = 1; i <= n; i++) {
         h = find(names[i], "\nint " names[i] "\\("); text = substr(header[h], RSTART + 1)
@@ -100,7 +100,7 @@ function parameters(   c, n, rows, i, row, k, f, help) {
     }
 }
 BEGIN {
-    header[1] = slurp(top "/include/mpix_ep.h"); header[2] = slurp(top "/include/mpix_xfer.h"); header[3] = slurp(top "/include/mpix_p2p.h")
+    header[1] = slurp(top "/include/mpix_ep.h"); header[2] = slurp(top "/include/mpix_xfer.h"); header[3] = slurp(top "/include/mpix_p2p.h"); header[4] = slurp(top "/include/mpix_device.h")
 }
 FNR == 1 { name = substr($0, 3); print "% " toupper(name) "(" section ") mpix-ep " version " | mpix-ep manual\n\n# NAME\n"; next }
 !named && NF { print name " - " $0 "\n"; named = 1; next }

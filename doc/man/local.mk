@@ -12,6 +12,7 @@ man_pages = \
 	doc/man/MPIX_P2p_alloc.3 \
 	doc/man/MPIX_P2p_create.3 \
 	doc/man/MPIX_P2p_fetch_add.3 \
+	doc/man/MPIX_P2p_mem_device.3 \
 	doc/man/MPIX_P2p_put.3 \
 	doc/man/MPIX_P2p_put_notify.3 \
 	doc/man/MPIX_P2p_send.3 \
@@ -33,6 +34,7 @@ EXTRA_DIST += doc/man/expand.sh \
 	doc/man/MPIX_P2p_alloc.md \
 	doc/man/MPIX_P2p_create.md \
 	doc/man/MPIX_P2p_fetch_add.md \
+	doc/man/MPIX_P2p_mem_device.md \
 	doc/man/MPIX_P2p_put.md \
 	doc/man/MPIX_P2p_put_notify.md \
 	doc/man/MPIX_P2p_send.md \
