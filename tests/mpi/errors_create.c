@@ -265,6 +265,15 @@ static void window_size(void)
     EXPECT(MPIX_Ep_window_size(&c, 4, 2, NULL), MPIX_ERRK_ARG, "bytes", "NULL");
     if (CHECK_OK(MPIX_Ep_window_size(&c, 4, 4, &bytes)))
         CHECK(bytes >= 2 * 4 * E_MAX_TOKENS * E_ROW_BYTES, "window_size %lld is less than its rows", (long long)bytes);
+    for (int layout = MPIX_EP_EXPERT; layout <= MPIX_EP_SLOTS; layout++) { /* low latency in GPU memory: the goal, and the header's bound */
+        e_config(&c, layout);
+        c.mode = MPIX_EP_LL, c.memkind = MPIX_EP_CUDA, c.depth = 2, c.expert_align = 0, c.max_recv_rows = 0;
+        c.max_topk = 8, c.num_experts = 256, c.max_tokens = 128, c.max_row_bytes = 14336;
+        MPI_Count bound = 2 * (8 * 128 * (14336 + 60 + 12 * 8) + 128 * 8 * (14336 + 24 + 4 * 8) + 8 * (4 * 32 + 256)) + 2048 + 64 * 8 * (96 * 2 + 64) + 4096;
+        if (CHECK_OK(MPIX_Ep_window_size(&c, 8, 8, &bytes)))
+            CHECK(bytes >= 4 * 1024 * 14336 && bytes <= bound && bytes <= 64000000, "low latency, layout %d: %lld bytes, bound %lld", layout,
+                  (long long)bytes, (long long)bound);
+    }
     for (int layout = MPIX_EP_COMPACT; layout <= MPIX_EP_EXPERT; layout++)
         for (int ranks = 1; ranks < 70; ranks = ranks * 2 + 1) { /* the bound in the header, with 64 handles */
             MPI_Count rows = 12345, depth = 2;
