@@ -96,6 +96,7 @@ MPI_TESTS = \
 	tests/mpi/p2p_data_counted.2.test \
 	tests/mpi/p2p_data_mixed.4.test \
 	tests/mpi/p2p_data_chaos.2.test \
+	tests/mpi/p2p_data_chaos.4.test \
 	tests/mpi/p2p_data_ucx.2.test \
 	tests/mpi/p2p_errors.1.test \
 	tests/mpi/p2p_errors.3.test \

@@ -183,9 +183,22 @@ static void in_flight(void)
         EXPECT(MPIX_Xfer_wait(&copy), ARG, "xfer", NULL);
         CHECK_OK(MPIX_Xfer_wait(&y));
     }
+    /* A large send that nobody has received yet, then from where a peer reads. */
+    int next = (t_rank + 1) % t_size, prev = (t_rank + t_size - 1) % t_size;
+    CHECK_OK(MPIX_P2p_isend(p2p, next, &(MPIX_P2p_iov){.mem = m, .len = 60000}, 1, &x));
+    EXPECT(MPIX_P2p_dereg(&m), ARG, "mem", "in flight");
+    MPI_Barrier(MPI_COMM_WORLD);
+    char *two = malloc(60000);
+    MPIX_P2p_mem to = NULL;
+    CHECK_OK(MPIX_P2p_reg(p2p, two, 60000, MPI_INFO_NULL, &to));
+    CHECK_OK(MPIX_P2p_irecv(p2p, prev, &(MPIX_P2p_iov){.mem = to, .len = 60000}, 1, &received, &copy));
+    MPIX_Xfer both[2] = {x, copy};
+    CHECK_OK(MPIX_Xfer_waitall(2, both, NULL));
+    CHECK(received == 60000, "received %lld", (long long)received);
+    CHECK_OK(MPIX_P2p_dereg(&to));
     CHECK_OK(MPIX_P2p_dereg(&m));
     usable();
-    free(one);
+    free(one), free(two);
 }
 
 static int handled;
