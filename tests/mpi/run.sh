@@ -16,8 +16,8 @@ export MPIX_SRCDIR MPIX_BUILDDIR MPIX_MPIRUN
 # More with more ranks than cores takes longer; sanitizers slow everything down.
 case $np in 1 | 2) scale=100 ;; 3 | 4) scale=60 ;; 5 | 8) scale=30 ;; *) scale=4 ;; esac
 if [ "${MPIX_SANITIZED:-0}" != 0 ]; then
-    if [ "$np" -gt 8 ]; then
-        echo "left out: starting $np ranks of a sanitizer build takes minutes"
+    if [ "$np" -gt 5 ]; then
+        echo "left out: $np ranks of a sanitizer build on few cores take minutes; without sanitizers they run"
         exit 77
     fi
     scale=$(((scale + 3) / 4))
