@@ -103,8 +103,11 @@ ep_random_* | ep_stress_*) # over proxied peers, with no network: the proxy copi
     ep_random) set -- --iterations $((scale / 2 + 2)) --seed 11 ;;
     *)
         set -- --rounds $((scale * 6)) --contexts 40 # few would not tell a leak from the allocator's mappings
-        # libucp's allocations go on for 60 contexts before a sanitizer's allocator uses its mappings again
-        [ "$name" != ep_stress_ucx ] || set -- --rounds $((scale * 2)) --contexts 200
+        # libucp's allocations go on for 60 contexts before a sanitizer's allocator uses its mappings again, those of two hops for 40
+        case $name in
+        ep_stress_ucx) set -- --rounds $((scale * 2)) --contexts 200 ;;
+        ep_stress_hops*) set -- --rounds $((scale * 6)) --contexts 120 ;;
+        esac
         ;;
     esac
     ;;
