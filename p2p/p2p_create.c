@@ -57,11 +57,11 @@ int p2p_raise(mpix_p2p *p2p, int kind) {
     return mpix_boot_raise(p2p ? p2p->boot : NULL, kind);
 }
 
-/* From which length on a copy bypasses the caches: when source and destination of all ranks that share the cache fill half of it. */
+/* From which length on a copy bypasses the caches: when source and destination of all ranks that share the cache fill it. */
 static size_t copy_limit(const mpix_p2p *p2p) {
     const mpix_topo *topo = mpix_topo_get();
     int sharing = topo->l3_bytes && topo->l3_pus < p2p->boot->local_size ? topo->l3_pus : p2p->boot->local_size;
-    size_t limit = (topo->l3_bytes ? topo->l3_bytes : (size_t)32 << 20) / 4 / (size_t)(sharing > 0 ? sharing : 1);
+    size_t limit = (topo->l3_bytes ? topo->l3_bytes : (size_t)32 << 20) / 2 / (size_t)(sharing > 0 ? sharing : 1);
 
     if (!p2p->rows || p2p->params.stores == MPIX_STORES_ORDINARY)
         return SIZE_MAX;
