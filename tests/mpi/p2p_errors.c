@@ -201,6 +201,40 @@ static void in_flight(void)
     free(one), free(two);
 }
 
+/* Over a net a long put goes in pieces within its credit, and by the caller's proxy it goes on in calls only: its memory is in use until then. */
+static void put_in_flight(void)
+{
+    enum { LONG = 24 << 20 };
+    char *window = NULL, *from = malloc(LONG);
+    MPIX_P2p_mem m = NULL, w = NULL;
+    MPIX_P2p_rmem there[64];
+    MPIX_Xfer x = MPIX_XFER_NULL;
+    int next = (t_rank + 1) % t_size, prev = (t_rank + t_size - 1) % t_size;
+    t_where("a put in flight");
+    CHECK_OK(MPIX_P2p_alloc(p2p, LONG, MPI_INFO_NULL, &window, &w));
+    CHECK_OK(MPIX_P2p_exchange(w, there));
+    CHECK_OK(MPIX_P2p_reg(p2p, from, LONG, MPI_INFO_NULL, &m));
+    memset(from, 1 + t_rank, LONG);
+    memset(window, 99, LONG);
+    MPI_Barrier(MPI_COMM_WORLD);
+    CHECK_OK(MPIX_P2p_iput(&(MPIX_P2p_iov){m, 0, there[next], 0, LONG}, 1, &x));
+    EXPECT(MPIX_P2p_dereg(&m), ARG, "mem", "in flight");
+    CHECK(m != NULL, "a refused deregistration keeps the handle");
+    CHECK_OK(MPIX_Xfer_wait(&x));
+    CHECK_OK(MPIX_P2p_flush(p2p, next));
+    MPI_Barrier(MPI_COMM_WORLD);
+    size_t wrong = 0;
+    for (size_t i = 0; i < LONG; i++)
+        wrong += window[i] != 1 + prev;
+    CHECK(wrong == 0, "%zu bytes are wrong", wrong);
+    CHECK_OK(MPIX_P2p_dereg(&m));
+    for (int r = 0; r < t_size; r++)
+        CHECK_OK(MPIX_P2p_rmem_free(&there[r]));
+    MPI_Barrier(MPI_COMM_WORLD);
+    CHECK_OK(MPIX_P2p_dereg(&w));
+    free(from);
+}
+
 static int handled;
 static void handler(MPI_Comm *comm, int *code, ...)
 {
@@ -238,6 +272,8 @@ int main(int argc, char **argv)
     objects();
     stale();
     in_flight();
+    if (!mapped)
+        put_in_flight();
     t_where("handler");
     MPI_Comm_create_errhandler(handler, &h);
     CHECK_OK(MPIX_P2p_set_errhandler(p2p, h));
