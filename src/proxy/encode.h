@@ -65,19 +65,18 @@ static inline uint32_t mpix_cmd_desc(const mpix_cmd *cmd) {
     return (uint32_t)cmd->half[1];
 }
 
-/* Of a PUT. */
+/* Of a PUT. What a command does not hold is zero. */
 static inline void mpix_cmd_decode(const mpix_cmd *cmd, mpix_request *r) {
     uint64_t h = cmd->half[0];
 
-    r->op = (uint8_t)(h & 7);
-    r->lane = (uint8_t)(h >> 3 & 15);
-    r->peer = (uint16_t)(h >> 7 & 0xffff);
-    r->lwin = (uint8_t)(h >> 23 & 7);
-    r->rwin = (uint8_t)(h >> 26 & 7);
-    r->counter = (uint32_t)(h >> 29 & 0xffff);
-    r->len = (h >> 45) * MPIX_CMD_UNIT;
-    r->loff = (cmd->half[1] & (((uint64_t)1 << MPIX_CMD_LOFF_BITS) - 1)) * MPIX_CMD_UNIT;
-    r->roff = (cmd->half[1] >> MPIX_CMD_LOFF_BITS) * MPIX_CMD_UNIT;
-    r->writes = 0;
+    *r = (mpix_request){.op = (uint8_t)(h & 7),
+                        .lane = (uint8_t)(h >> 3 & 15),
+                        .peer = (uint16_t)(h >> 7 & 0xffff),
+                        .lwin = (uint8_t)(h >> 23 & 7),
+                        .rwin = (uint8_t)(h >> 26 & 7),
+                        .counter = (uint32_t)(h >> 29 & 0xffff),
+                        .len = (h >> 45) * MPIX_CMD_UNIT,
+                        .loff = (cmd->half[1] & (((uint64_t)1 << MPIX_CMD_LOFF_BITS) - 1)) * MPIX_CMD_UNIT,
+                        .roff = (cmd->half[1] >> MPIX_CMD_LOFF_BITS) * MPIX_CMD_UNIT};
 }
 #endif

@@ -111,7 +111,7 @@ static int loop_take(mpix_proxy *proxy) {
             proxy_queue_request(proxy, &proxy->descs.table[index].request, position + (uint64_t)i + 1);
             mpix_descs_put(&proxy->descs, index);
         } else {
-            mpix_request request = {0}; /* a host command decodes into some of the fields */
+            mpix_request request;
             mpix_cmd_decode(&cmds[i], &request);
             proxy_queue_request(proxy, &request, position + (uint64_t)i + 1);
         }
