@@ -20,7 +20,6 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-
 #define TX_LIMIT ((size_t)64 << 20) /* of the whole send buffer, unless single rows are larger */
 
 size_t mpix_ep_far_item_size(const MPIX_Ep_config *c) { return mpix_ep_up16((size_t)c->max_row_bytes + 32) + mpix_ep_up16(4 + 8 * (size_t)c->max_topk); }

@@ -228,7 +228,8 @@ void mpix_ep_hop_passed(mpix_ep_call *call, int source) {
 
 /* ---- packing ------------------------------------------------------------------------------------------------------------ */
 
-char *mpix_ep_hop_item(mpix_ep_call *call, int peer, size_t bytes) {
+/* The place of the next item for a forwarder, NULL: no room now. */
+static char *item_place(mpix_ep_call *call, int peer, size_t bytes) {
     mpix_ep *ep = call->ep;
     mpix_ep_far_call *f = &call->far[peer];
     if (f->chunk < 0) {
@@ -241,7 +242,8 @@ char *mpix_ep_hop_item(mpix_ep_call *call, int peer, size_t bytes) {
     return ep->far->tx + (size_t)f->chunk * ep->far->chunk_bytes + MPIX_EP_HOP_HEADER + (size_t)f->next * bytes;
 }
 
-void mpix_ep_hop_packed(mpix_ep_call *call, int peer, size_t bytes, int last) {
+/* The item is there: it is counted, and the chunk posted if it is full, or last. */
+static void item_packed(mpix_ep_call *call, int peer, size_t bytes, int last) {
     mpix_ep *ep = call->ep;
     mpix_ep_far *far = ep->far;
     mpix_ep_hop *hop = ep->hop;
@@ -264,6 +266,30 @@ void mpix_ep_hop_packed(mpix_ep_call *call, int peer, size_t bytes, int last) {
         mpix_ep_far_word(call, peer, lane, words_offset(ep, offsetof(mpix_ep_hop_words, arrived)) + slot * 8, hop->sent[peer], counter(ep, slot), 1);
     }
     f->chunk = -1;
+}
+
+int mpix_ep_hop_pack(mpix_ep_call *call, size_t bytes, mpix_ep_hop_write *write, const void *how) {
+    const mpix_ep_plan *plan = call->handle->plan;
+    if (!call->hop_go || call->kind)
+        return MPIX_EP_STEP_COMPLETE;
+    if (!mpix_ep_far_begin(call))
+        return MPIX_EP_STEP_WAITING;
+    size_t packed = 0;
+    for (; call->at < plan->tokens; call->at++, call->hop_entry = 0) {
+        int64_t t = call->at, i = plan->first[t] + call->hop_entry;
+        for (int host; (host = mpix_ep_hop_next(call, t, &i)) >= 0; i++) {
+            int peer = call->ep->hop->forwarder[host];
+            call->hop_entry = i - plan->first[t];
+            char *to = packed > MPIX_EP_HOP_PIECE ? NULL : item_place(call, peer, bytes);
+            if (!to)
+                return packed ? MPIX_EP_STEP_WORKED : MPIX_EP_STEP_WAITING;
+            write(call, t, host, how, to);
+            item_packed(call, peer, bytes, ++call->far[peer].hop_packed == plan->send_hosts[host]);
+            packed += bytes;
+        }
+    }
+    mpix_ep_far_release(call);
+    return MPIX_EP_STEP_COMPLETE;
 }
 
 size_t mpix_ep_hop_record_size(const mpix_ep_call *call) { return mpix_ep_up16(4 + 12 * (size_t)call->handle->plan->width); }

@@ -87,9 +87,12 @@ int mpix_ep_hop_mine(const mpix_ep_call *call, int source);
 const mpix_ep_hop_head *mpix_ep_hop_chunk(mpix_ep_call *call, int source);
 void mpix_ep_hop_passed(mpix_ep_call *call, int source); /* the chunk is done: credit */
 
-/* Packing: the place of the next item for a forwarder, NULL: no room now; then the item is counted, and the chunk posted if it is full, or last. */
-char *mpix_ep_hop_item(mpix_ep_call *call, int peer, size_t bytes);
-void mpix_ep_hop_packed(mpix_ep_call *call, int peer, size_t bytes, int last);
+#define MPIX_EP_HOP_PIECE (4u << 20) /* bytes that a step packs, passes on or sums */
+
+/* Packs what each token has for other hosts' forwarders, items of bytes each, as far as there is room; write fills one (how: the caller's own).
+ * Returns what steps return. */
+typedef void mpix_ep_hop_write(mpix_ep_call *call, int64_t t, int host, const void *how, char *to);
+int mpix_ep_hop_pack(mpix_ep_call *call, size_t bytes, mpix_ep_hop_write *write, const void *how);
 /* The next host among token t's entries from *i on that is not this rank's and was not met before; *i is left at its first entry. -1: none. */
 int mpix_ep_hop_next(const mpix_ep_call *call, int64_t t, int64_t *i);
 size_t mpix_ep_hop_record_size(const mpix_ep_call *call);

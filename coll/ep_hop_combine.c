@@ -5,8 +5,6 @@
 
 #include <stdlib.h>
 
-#define PIECE_BYTES (4u << 20) /* summed per step */
-
 int mpix_ep_hop_wire(const mpix_ep_call *call) {
     const MPIX_Ep_combine_in *in = &call->combine.in;
     int fp8 = in->x.dtype == MPIX_EP_F8E4M3 || in->x.dtype == MPIX_EP_F8E5M2;
@@ -35,29 +33,13 @@ size_t mpix_ep_hop_sum_regions(mpix_ep_call *call, size_t stage) {
 
 /* ---- the owner asks ----------------------------------------------------------------------------------------------------- */
 
+static void ask_write(mpix_ep_call *call, int64_t t, int host, const void *how, char *to) {
+    (void)how;
+    mpix_ep_hop_record_write(call, t, host, call->combine.in.topk_weights, to);
+}
+
 int mpix_ep_hop_combine_pack(mpix_ep_call *call) {
-    mpix_ep *ep = call->ep;
-    const mpix_ep_plan *plan = call->handle->plan;
-    if (!call->hop_go || call->kind)
-        return MPIX_EP_STEP_COMPLETE;
-    if (!mpix_ep_far_begin(call))
-        return MPIX_EP_STEP_WAITING;
-    size_t bytes = mpix_ep_hop_record_size(call), packed = 0;
-    for (; call->at < plan->tokens; call->at++, call->hop_entry = 0) {
-        int64_t t = call->at, i = plan->first[t] + call->hop_entry;
-        for (int host; (host = mpix_ep_hop_next(call, t, &i)) >= 0; i++) {
-            int peer = ep->hop->forwarder[host];
-            call->hop_entry = i - plan->first[t];
-            char *to = packed > PIECE_BYTES ? NULL : mpix_ep_hop_item(call, peer, bytes);
-            if (!to)
-                return packed ? MPIX_EP_STEP_WORKED : MPIX_EP_STEP_WAITING;
-            mpix_ep_hop_record_write(call, t, host, call->combine.in.topk_weights, to);
-            mpix_ep_hop_packed(call, peer, bytes, ++call->far[peer].hop_packed == plan->send_hosts[host]);
-            packed += bytes;
-        }
-    }
-    mpix_ep_far_release(call);
-    return MPIX_EP_STEP_COMPLETE;
+    return mpix_ep_hop_pack(call, mpix_ep_hop_record_size(call), ask_write, NULL);
 }
 
 /* ---- the forwarder sums ------------------------------------------------------------------------------------------------- */
@@ -160,7 +142,7 @@ int mpix_ep_hop_combine_serve(mpix_ep_call *call) {
         int source = (ep->rank + i) % ep->size, out;
         const mpix_ep_hop_head *head;
         while (call->far[source].hop_left > 0 && (head = mpix_ep_hop_chunk(call, source))) {
-            if ((out = out_room(ep)) < 0 || moved > PIECE_BYTES)
+            if ((out = out_room(ep)) < 0 || moved > MPIX_EP_HOP_PIECE)
                 return moved ? MPIX_EP_STEP_WORKED : MPIX_EP_STEP_WAITING;
             if (moved == 0)
                 mpix_ep_combine_targets(call);

@@ -3,8 +3,6 @@
 
 #include "coll/ep_hop.h"
 
-#define PIECE_BYTES (4u << 20) /* packed or passed on per step */
-
 typedef struct item_shape {
     size_t row, scales, pitch, scale_pitch, bytes;
 } item_shape;
@@ -18,7 +16,8 @@ static item_shape shape_of(const mpix_ep_call *call) {
     return s;
 }
 
-static void token_pack(mpix_ep_call *call, int64_t t, int host, const item_shape *s, char *to) {
+static void token_pack(mpix_ep_call *call, int64_t t, int host, const void *how, char *to) {
+    const item_shape *s = how;
     mpix_ep *ep = call->ep;
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
     void *row = to, *scales = to + s->pitch;
@@ -33,29 +32,8 @@ static void token_pack(mpix_ep_call *call, int64_t t, int host, const item_shape
 }
 
 int mpix_ep_hop_dispatch_pack(mpix_ep_call *call) {
-    mpix_ep *ep = call->ep;
-    const mpix_ep_plan *plan = call->handle->plan;
-    if (!call->hop_go || call->kind)
-        return MPIX_EP_STEP_COMPLETE;
-    if (!mpix_ep_far_begin(call))
-        return MPIX_EP_STEP_WAITING;
     item_shape s = shape_of(call);
-    size_t packed = 0;
-    for (; call->at < plan->tokens; call->at++, call->hop_entry = 0) {
-        int64_t t = call->at, i = plan->first[t] + call->hop_entry;
-        for (int host; (host = mpix_ep_hop_next(call, t, &i)) >= 0; i++) {
-            int peer = ep->hop->forwarder[host];
-            call->hop_entry = i - plan->first[t];
-            char *to = packed > PIECE_BYTES ? NULL : mpix_ep_hop_item(call, peer, s.bytes);
-            if (!to)
-                return packed ? MPIX_EP_STEP_WORKED : MPIX_EP_STEP_WAITING;
-            token_pack(call, t, host, &s, to);
-            mpix_ep_hop_packed(call, peer, s.bytes, ++call->far[peer].hop_packed == plan->send_hosts[host]);
-            packed += s.bytes;
-        }
-    }
-    mpix_ep_far_release(call);
-    return MPIX_EP_STEP_COMPLETE;
+    return mpix_ep_hop_pack(call, s.bytes, token_pack, &s);
 }
 
 /* What stands beside a row in its rank's staging bank: as meta_write of ep_dispatch.c has it. */
@@ -106,7 +84,7 @@ int mpix_ep_hop_dispatch_serve(mpix_ep_call *call) {
     for (int source = 0; source < ep->size; source++) {
         const mpix_ep_hop_head *head;
         while (call->far[source].hop_left > 0 && (head = mpix_ep_hop_chunk(call, source))) {
-            if (moved > PIECE_BYTES)
+            if (moved > MPIX_EP_HOP_PIECE)
                 return MPIX_EP_STEP_WORKED;
             if (moved == 0)
                 mpix_ep_dispatch_targets(call);
