@@ -11,11 +11,6 @@
  */
 #include "../tests/gpu/gpu.h"
 
-static int cmp(const void *a, const void *b) {
-    float x = *(const float *)a, y = *(const float *)b;
-    return x < y ? -1 : x > y;
-}
-
 typedef struct bench {
     MPIX_Ep_handle h;
     MPIX_Ep_routing r;
@@ -52,7 +47,7 @@ static float measure(bench *b, int what, int iterations) {
         }
     }
     MPI_Allreduce(us, all, iterations, MPI_FLOAT, MPI_MAX, MPI_COMM_WORLD);
-    qsort(all, (size_t)iterations, 4, cmp);
+    qsort(all, (size_t)iterations, 4, g_ascending);
     float median = all[iterations / 2];
     free(us), free(all);
     CU(cudaEventDestroy(e0));

@@ -15,11 +15,6 @@ enum { DISPATCH = 1, COMBINE = 2, ROUTE = 4 };
 
 static int rank, size;
 
-static int cmp(const void *a, const void *b) {
-    float x = *(const float *)a, y = *(const float *)b;
-    return (x > y) - (x < y);
-}
-
 typedef struct side {
     MPIX_Ep ep;
     MPIX_Ep_handle h;
@@ -47,7 +42,7 @@ static void call(side *s, int what) {
 static float median(float *us, int n, float *low, float *high) {
     float *all = malloc((size_t)n * 4);
     MPI_Allreduce(us, all, n, MPI_FLOAT, MPI_MAX, MPI_COMM_WORLD);
-    qsort(all, (size_t)n, 4, cmp);
+    qsort(all, (size_t)n, 4, g_ascending);
     float m = all[n / 2];
     *low = all[0];
     *high = all[(n * 99 + 99) / 100 - 1];

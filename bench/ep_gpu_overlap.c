@@ -72,14 +72,10 @@ static void product(void) {
     }
 }
 
-static int cmp(const void *a, const void *b) {
-    float x = *(const float *)a, y = *(const float *)b;
-    return x < y ? -1 : x > y;
-}
 static float median(float *v, int n) {
     float *all = malloc((size_t)n * 4), m;
     MPI_Allreduce(v, all, n, MPI_FLOAT, MPI_MAX, MPI_COMM_WORLD);
-    qsort(all, (size_t)n, 4, cmp);
+    qsort(all, (size_t)n, 4, g_ascending);
     m = all[n / 2];
     free(all);
     return m;

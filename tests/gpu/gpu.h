@@ -70,6 +70,11 @@ static inline void g_ids(uint64_t seed, int rank, int64_t t, int topk, int exper
         if (g_range(&s, 0, 99) < holes)
             ids[k] = -1;
 }
+/* Of floats, for qsort. */
+static inline int g_ascending(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
 /* n elements of a row: finite values of moderate size. */
 static inline void g_row(uint64_t seed, uint64_t a, uint64_t b, int dtype, int64_t n, void *to) {
     uint64_t s = g_mix(seed ^ g_mix(a * 1000003 ^ g_mix(b)));
