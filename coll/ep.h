@@ -77,6 +77,7 @@ typedef struct mpix_ep {
     uint64_t *slots_used;  /* bitmap of max_handles */
     uint64_t (*slot_epochs)[MPIX_EP_KINDS]; /* where a reused slot goes on counting */
     size_t ctl_committed;
+    int answered;          /* route: places are answered (ep_route.c) */
     const mpix_rows_ops *rows;
     size_t stream_bytes;   /* calls that write more use streaming stores */
     size_t stream_peers;   /* the same for what is written for other ranks' processors */
@@ -203,6 +204,8 @@ static inline size_t mpix_ep_up16(size_t n) { return (n + 15) & ~(size_t)15; }
 
 /* ep_config.c */
 int mpix_ep_config_check(const MPIX_Ep_config *config, int ranks, MPIX_Ep_config *effective);
+/* Most experts of a rank if route answers places (more ranks than counts_ranks), else -1. */
+int64_t mpix_ep_config_answered(const MPIX_Ep_config *config, const mpix_params *params, const mpix_ep_placement *placement);
 size_t mpix_ep_bank_size(const MPIX_Ep_config *config, int64_t rows, int far_peers, int hop_hosts);
 int mpix_ep_config_compare(mpix_boot *boot, const MPIX_Ep_config *config, const mpix_params *params);
 
@@ -254,6 +257,8 @@ mpix_ep_status *mpix_ep_my_status(mpix_ep_call *call, int peer);
 mpix_ep_status *mpix_ep_peer_status(mpix_ep_call *call, int peer);
 mpix_ep_counts *mpix_ep_my_counts(mpix_ep_call *call, int peer);
 mpix_ep_counts *mpix_ep_peer_counts(mpix_ep_call *call, int peer);
+mpix_ep_bases *mpix_ep_my_bases(mpix_ep_call *call, int peer); /* only if places are answered */
+mpix_ep_bases *mpix_ep_peer_bases(mpix_ep_call *call, int peer);
 /* Publishes a part of the block for peer: bytes at `at`, then the call's epoch in *word. */
 void mpix_ep_publish(mpix_ep_call *call, int peer, void *at, size_t bytes, _Atomic uint64_t *word);
 mpix_doorbell *mpix_ep_bell(mpix_ep *ep);

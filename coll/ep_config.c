@@ -96,6 +96,15 @@ size_t mpix_ep_bank_size(const MPIX_Ep_config *c, int64_t rows, int far_peers, i
     return (bytes + far + 64 * (size_t)far_peers + 4095) / 4096 * 4096 + 4096;
 }
 
+int64_t mpix_ep_config_answered(const MPIX_Ep_config *c, const mpix_params *params, const mpix_ep_placement *p) {
+    int64_t most = 0;
+    if (c->mode == MPIX_EP_LL || c->memkind == MPIX_EP_CUDA || p->ranks <= params->counts_ranks)
+        return -1;
+    for (int r = 0; r < p->ranks; r++)
+        most = p->nlocal[r] > most ? p->nlocal[r] : most;
+    return most;
+}
+
 /* Control words, the banks of one handle, and with proxied peers what it sends. */
 static int window_size_ll(const MPIX_Ep_config *c, const mpix_params *params, int ranks, int far_peers, MPI_Count *bytes) {
     mpix_ep_ctl_layout layout;
@@ -144,6 +153,7 @@ int PMPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_
     if (kind)
         return mpix_boot_raise(NULL, kind);
     size_t most = 0;
+    int64_t answered = -1;
     for (int r = 0; r < ranks && !kind; r++) { /* ranks differ in their number of experts only; the first and last are extremes */
         if (!c.expert_owner && r > 0 && r < ranks - 1)
             continue;
@@ -152,6 +162,8 @@ int PMPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_
             break;
         size_t bank = mpix_ep_bank_size(&c, mpix_ep_worst_rows(&c, &placement, r), ranks - ranks_per_host,
                                         params.two_hops == MPIX_HOPS_ON ? (ranks + ranks_per_host - 1) / ranks_per_host - 1 : 0);
+        if (r == 0)
+            answered = mpix_ep_config_answered(&c, &params, &placement);
         mpix_ep_placement_free(&placement);
         if (bank == SIZE_MAX)
             kind = mpix_fail(MPIX_ERRK_NO_MEM, "config.max_recv_rows", "a batch in the worst case exceeds 2^46 bytes: set config.max_recv_rows");
@@ -159,7 +171,7 @@ int PMPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_
     }
     if (kind)
         return mpix_boot_raise(NULL, kind);
-    mpix_ep_ctl_layout_init(&layout, ranks, (ranks + ranks_per_host - 1) / ranks_per_host, c.num_experts, c.depth, params.max_handles);
+    mpix_ep_ctl_layout_init(&layout, ranks, c.num_experts, c.depth, params.max_handles, answered);
     *bytes = (MPI_Count)(most * (size_t)c.depth + layout.total);
     if (ranks_per_host < ranks) { /* send buffer and mirror */
         int nchunks;
@@ -184,7 +196,7 @@ static const char *const field_names[] = {
     "the library's version", "config.mode", "config.layout", "config.memkind", "config.max_topk", "config.expert_align", "config.depth",
     "config.overflow", "config.masking", "config.check", "config.num_experts", "config.max_tokens", "config.max_recv_rows",
     "config.max_row_bytes", "config.expert_owner", "config.timeout_s", "max_handles", "lanes", "chunk_bytes", "signal",
-    "gpu_partial_bytes", "two_hops", "two_hops_chunks", "two_hops_bytes", "config.num_sms"}; /* the last: that it is MPIX_EP_SMS_NONE */
+    "gpu_partial_bytes", "two_hops", "two_hops_chunks", "two_hops_bytes", "counts_ranks", "config.num_sms"}; /* the last: that it is MPIX_EP_SMS_NONE */
 enum { NFIELDS = sizeof field_names / sizeof *field_names };
 
 static int64_t hash_owner(const MPIX_Ep_config *c) {
@@ -200,7 +212,8 @@ int mpix_ep_config_compare(mpix_boot *boot, const MPIX_Ep_config *c, const mpix_
     fields mine = {{(int64_t)major * 1000000 + minor * 1000 + patch, c->mode, c->layout, c->memkind, c->max_topk, c->expert_align, c->depth,
                     c->overflow, c->masking, c->check, c->num_experts, c->max_tokens, c->max_recv_rows, c->max_row_bytes, hash_owner(c),
                     (int64_t)(c->timeout_s * 1e3), params->max_handles, params->lanes, (int64_t)params->chunk_bytes, params->signal,
-                    (int64_t)params->gpu_partial_bytes, params->two_hops, params->two_hops_chunks, (int64_t)params->two_hops_bytes, c->num_sms < 0 ? c->num_sms : 0}};
+                    (int64_t)params->gpu_partial_bytes, params->two_hops, params->two_hops_chunks, (int64_t)params->two_hops_bytes,
+                    params->counts_ranks, c->num_sms < 0 ? c->num_sms : 0}};
     fields *every = malloc((size_t)boot->size * sizeof *every);
     int kind = every ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to compare the configurations of %d ranks", boot->size);
     kind = mpix_boot_agree(boot, kind);

@@ -98,10 +98,12 @@ static int create_local(mpix_ep *ep) {
                                                 ep->hop && ep->params.two_hops == MPIX_HOPS_ON ? ep->boot->nhosts - 1 : 0);
     if (ep->bank_bytes == SIZE_MAX)
         return mpix_fail(MPIX_ERRK_NO_MEM, "config.max_recv_rows", "a batch in the worst case exceeds 2^46 bytes: set config.max_recv_rows");
+    int64_t answered = mpix_ep_config_answered(&ep->config, &ep->params, &ep->placement);
+    ep->answered = answered >= 0;
     if (ep->ll || gpu)
         mpix_ep_ll_ctl_layout(&ep->layout, ep->size, depth, ep->params.max_handles);
     else
-        mpix_ep_ctl_layout_init(&ep->layout, ep->size, ep->boot->nhosts, ep->config.num_experts, depth, ep->params.max_handles);
+        mpix_ep_ctl_layout_init(&ep->layout, ep->size, ep->config.num_experts, depth, ep->params.max_handles, answered);
     ep->banks = calloc((size_t)depth, sizeof *ep->banks);
     ep->slots_used = calloc(words, sizeof *ep->slots_used);
     ep->slot_epochs = calloc((size_t)ep->params.max_handles, sizeof *ep->slot_epochs);

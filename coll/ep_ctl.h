@@ -12,6 +12,7 @@
  *            place for them instead, as READY does.
  *   status   per bank, dispatch and combine: an error kind, written before the word.
  *   counts   two of them (epoch modulo 2): what route exchanges.
+ *   bases    what a destination answers to them, if places are answered (ep_route.c); one, with a word of its own.
  *
  * Publication to a mapped peer is: plain stores, then a release store of the epoch, then the doorbell; a reader loads the epoch with
  * acquire first. Streaming stores are not ordered by a release store, so rows->fence() comes before the word. For a proxied peer the block is
@@ -24,7 +25,7 @@
  * keeps what it needs of the offer before it writes the word.) A status of epoch e is written only after the offer of epoch e by the same peer was seen, hence after the peer
  * completed e - depth, which read the status of e - depth. Counts of epoch e replace those of e - 2: a handle's routes run one at
  * a time, so the writer has completed e - 1, for which every peer's counts of e - 1 were seen, and a peer writes those only after it
- * has completed e - 2.
+ * has completed e - 2. Bases of epoch e are written when the reader's counts of e are here, which it sent when it had completed e - 1, so had read those.
  */
 #ifndef MPIX_COLL_EP_CTL_H
 #define MPIX_COLL_EP_CTL_H
@@ -57,6 +58,7 @@ typedef struct mpix_ep_offer {
 
 typedef struct mpix_ep_words {
     _Alignas(64) _Atomic uint64_t route;
+    _Atomic uint64_t bases;
     _Atomic uint64_t dispatch[MPIX_EP_MAX_LANES], combine[MPIX_EP_MAX_LANES];
 } mpix_ep_words;
 
@@ -67,12 +69,21 @@ typedef struct mpix_ep_status {
 typedef struct mpix_ep_counts {
     int32_t status, topk;
     int64_t tokens;
-    uint32_t n[]; /* [ranks] rows for each rank, [ranks] tokens for each rank, [experts] choices of each expert, [hosts] tokens for each host */
+    int64_t flat, hop; /* two hops: this rank's (token, rank) and (token, host) pairs between hosts */
+    /* With places answered (ep_route.c): rows and tokens for the reader, choices of each of its experts. Otherwise: */
+    uint32_t n[]; /* [ranks] rows for each rank, [ranks] tokens for each rank, [experts] choices of each expert */
 } mpix_ep_counts;
+
+/* The answer: where the reader's rows go at the writer. */
+typedef struct mpix_ep_bases {
+    int64_t total;  /* rows that the writer receives from all */
+    int32_t status, pad;
+    int64_t base[]; /* COMPACT: [1] the first row; EXPERT: [experts of the writer] the first row of each */
+} mpix_ep_bases;
 
 /* Sizes and offsets, equal on all ranks. */
 typedef struct mpix_ep_ctl_layout {
-    size_t offers_dispatch, offers_combine, status, counts, counts_bytes, block, slot, slots_at, hops, total;
+    size_t offers_dispatch, offers_combine, status, counts, counts_bytes, bases, bases_bytes, block, slot, slots_at, hops, total;
 } mpix_ep_ctl_layout;
 
 /* Two hops: of each peer, for the whole context (ep_hop.h). */
@@ -82,5 +93,6 @@ typedef struct mpix_ep_hop_words {
     _Atomic uint64_t credit;                                       /* chunks of this rank that the peer has forwarded */
 } mpix_ep_hop_words;
 
-void mpix_ep_ctl_layout_init(mpix_ep_ctl_layout *layout, int ranks, int hosts, int64_t experts, int depth, int max_handles);
+/* answered: most experts of a rank if places are answered, -1: they are not. */
+void mpix_ep_ctl_layout_init(mpix_ep_ctl_layout *layout, int ranks, int64_t experts, int depth, int max_handles, int64_t answered);
 #endif

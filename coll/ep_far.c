@@ -50,7 +50,7 @@ static int far_alloc_ll(mpix_ep *ep, mpix_ep_far *far) {
 static int far_alloc(mpix_ep *ep, mpix_ep_far *far) {
     far->chunk_bytes = mpix_ep_far_chunks(&ep->config, &ep->params, ep->size, &far->nchunks);
     far->lanes = ep->params.lanes;
-    far->counters_slot = 2 + 2 * ep->config.depth + 2 * ep->config.depth * far->lanes;
+    far->counters_slot = 3 + 2 * ep->config.depth + 2 * ep->config.depth * far->lanes;
     if ((int64_t)far->counters_slot * ep->params.max_handles + MPIX_EP_HOP_COUNTERS >= 65536)
         return mpix_fail(MPIX_ERRK_ARG, "max_handles", "max_handles = %d with depth %d and %d lanes needs more than 65535 counters",
                          ep->params.max_handles, ep->config.depth, far->lanes);
@@ -131,17 +131,17 @@ void mpix_ep_far_free(mpix_ep *ep) {
 /* ---- commands ----------------------------------------------------------------------------------------------------------- */
 
 /* Counters of the counted form: one batch at a time each; ep_ctl.h says why a slot's bank is free, and with it its counter. */
-static uint32_t counter_publish(const mpix_ep_call *call) {
+static uint32_t counter_publish(const mpix_ep_call *call, int bases) {
     const mpix_ep *ep = call->ep;
     int depth = ep->config.depth, base = call->handle->slot * ep->far->counters_slot;
     if (call->type == MPIX_EP_ROUTE)
-        return (uint32_t)(base + (int)(call->epoch & 1));
-    return (uint32_t)(base + 2 + (call->type == MPIX_EP_COMBINE) * depth + (int)(call->epoch % (uint64_t)depth));
+        return (uint32_t)(base + (bases ? 2 : (int)(call->epoch & 1)));
+    return (uint32_t)(base + 3 + (call->type == MPIX_EP_COMBINE) * depth + (int)(call->epoch % (uint64_t)depth));
 }
 
 uint32_t mpix_ep_far_counter(const mpix_ep_call *call, int lane) {
     const mpix_ep *ep = call->ep;
-    int depth = ep->config.depth, base = call->handle->slot * ep->far->counters_slot + 2 + 2 * depth;
+    int depth = ep->config.depth, base = call->handle->slot * ep->far->counters_slot + 3 + 2 * depth;
     int bank = (call->type == MPIX_EP_COMBINE) * depth + (int)(call->epoch % (uint64_t)depth);
     return (uint32_t)(base + bank * ep->far->lanes + lane);
 }
@@ -188,7 +188,7 @@ static uint64_t remote_offset(const mpix_ep_call *call, int peer, const void *at
 }
 
 void mpix_ep_far_publish(mpix_ep_call *call, int peer, void *at, size_t bytes, _Atomic uint64_t *word) {
-    uint32_t counter = counter_publish(call);
+    uint32_t counter = counter_publish(call, word == &mpix_ep_peer_words(call, peer)->bases);
     if (mpix_ep_far_put(call, peer, 0, MPIX_EP_WINDOW_MIRROR, (uint64_t)((char *)at - call->ep->far->mirror), MPIX_EP_WINDOW_CTL, remote_offset(call, peer, at), bytes,
               counter))
         mpix_ep_far_word(call, peer, 0, remote_offset(call, peer, word), call->epoch, counter, 1);

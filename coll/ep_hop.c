@@ -161,7 +161,6 @@ int mpix_ep_hop_plan(mpix_ep_call *call) {
 void mpix_ep_hop_choose(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     mpix_ep_plan *plan = call->plan;
-    const int *host_of = ep->boot->host_of;
     uint64_t flat = 0, hop = 0;
     for (int r = 0; r < ep->size; r++)
         if (plan->total[r] >= MPIX_EP_HOP_NONE) {
@@ -175,11 +174,9 @@ void mpix_ep_hop_choose(mpix_ep_call *call) {
         return;
     }
     for (int s = 0; s < ep->size; s++) {
-        const uint32_t *n = mpix_ep_my_counts(call, s)->n, *tokens = n + ep->size, *hosts = n + 2 * ep->size + ep->placement.experts;
-        for (int r = 0; r < ep->size; r++)
-            flat += host_of[r] != host_of[s] ? tokens[r] : 0;
-        for (int h = 0; h < ep->boot->nhosts; h++)
-            hop += h != host_of[s] ? hosts[h] : 0;
+        const mpix_ep_counts *c = mpix_ep_my_counts(call, s);
+        flat += (uint64_t)c->flat;
+        hop += (uint64_t)c->hop;
     }
     plan->hop = hop + hop / 4 < flat && (double)(flat - hop) * (double)ep->config.max_row_bytes >= (double)ep->params.two_hops_bytes * ep->size;
 }

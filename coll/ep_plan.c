@@ -255,6 +255,45 @@ int mpix_ep_plan_finish(mpix_ep_plan *plan, const mpix_ep_placement *p, const mp
     return 0;
 }
 
+void mpix_ep_plan_receive(mpix_ep_plan *plan, const mpix_ep_placement *p, const mpix_ep_counts_view *from, int64_t *bases) {
+    int64_t nlocal = p->nlocal[p->rank], row = 0;
+    plan->nsegments = 0;
+    for (int s = 0; s < p->ranks; s++) {
+        plan->recv_tokens[s] = from[s].tokens[0];
+        plan->recv_rank[s] = from[s].rows[0];
+        if (p->layout != MPIX_EP_COMPACT)
+            continue;
+        bases[s] = row;
+        plan->segments[plan->nsegments++] = (mpix_ep_segment){row, from[s].rows[0], s, -1};
+        row += from[s].rows[0];
+    }
+    for (int64_t e = 0; e < nlocal; e++) {
+        plan->recv_expert[e] = 0;
+        plan->offset[e] = row;
+        for (int s = 0; s < p->ranks; s++) {
+            int64_t n = from[s].experts[e];
+            plan->recv_expert[e] += n;
+            if (p->layout == MPIX_EP_COMPACT)
+                continue;
+            bases[s * nlocal + e] = row;
+            plan->segments[plan->nsegments++] = (mpix_ep_segment){row, n, s, (int32_t)e};
+            row += n;
+        }
+        if (p->layout == MPIX_EP_EXPERT)
+            row = align_up(row, p->align);
+    }
+    plan->offset[nlocal] = row;
+    plan->recv_total = row;
+}
+
+void mpix_ep_plan_place(mpix_ep_plan *plan, const mpix_ep_placement *p, const int64_t *const base[]) {
+    for (int64_t t = 0; t < plan->tokens; t++)
+        for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
+            mpix_ep_entry *e = &plan->entries[i];
+            e->row += base[e->rank][p->layout == MPIX_EP_COMPACT ? 0 : p->local[plan->ids[t * plan->topk + e->choice]]];
+        }
+}
+
 void mpix_ep_plan_free(mpix_ep_plan *plan) {
     if (!plan)
         return;

@@ -72,5 +72,9 @@ int64_t mpix_ep_worst_rows(const MPIX_Ep_config *config, const mpix_ep_placement
 int mpix_ep_plan_create(const mpix_ep_placement *placement, const MPIX_Ep_routing *routing, int check, mpix_ep_plan **plan);
 /* Adds everybody's counts: rows become places, receive side filled. NO_MEM. */
 int mpix_ep_plan_finish(mpix_ep_plan *plan, const mpix_ep_placement *placement, const mpix_ep_counts_view *from);
+/* Places answered: the same in two halves. Receive: from what each source has for this rank (rows and tokens [1], experts [own]); bases: [ranks][n] with n = 1
+ * (COMPACT) or the number of own experts, the first row of each source. Place: base[r]: this rank's first row at rank r, or of each of its experts. */
+void mpix_ep_plan_receive(mpix_ep_plan *plan, const mpix_ep_placement *placement, const mpix_ep_counts_view *from, int64_t *bases);
+void mpix_ep_plan_place(mpix_ep_plan *plan, const mpix_ep_placement *placement, const int64_t *const base[]);
 void mpix_ep_plan_free(mpix_ep_plan *plan);
 #endif

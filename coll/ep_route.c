@@ -3,6 +3,9 @@
  *
  * This rank's own part of the plan is made in the call itself; the step publishes the counts, waits for everybody's, and finishes the
  * plan. A handle's routes run alone, so two banks of counts suffice (ep_ctl.h).
+ *
+ * With more ranks than the parameter counts_ranks such tables would be quadratic in every rank. Then a rank gets the counts for itself alone, lays its rows out, and
+ * answers each source with the places of that source's rows and the total.
  */
 #include "config.h"
 
@@ -13,11 +16,49 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { ROUTE_START, ROUTE_WAIT };
+enum { ROUTE_START, ROUTE_WAIT, ROUTE_BASES };
+
+/* Places answered: what this rank has for each other one. */
+static void counts_answered_fill(mpix_ep_call *call) {
+    const mpix_ep_placement *p = &call->ep->placement;
+    const mpix_ep_plan *plan = call->plan;
+    for (int peer = 0; peer < p->ranks; peer++) {
+        uint32_t *n = mpix_ep_peer_counts(call, peer)->n;
+        n[0] = (uint32_t)plan->send_rows[peer];
+        n[1] = (uint32_t)plan->send_tokens[peer];
+    }
+    for (int64_t e = 0; e < p->experts; e++)
+        mpix_ep_peer_counts(call, p->owner[e])->n[2 + p->local[e]] = (uint32_t)plan->send_experts[e];
+}
+
+/* Otherwise: all that this rank has for anybody. */
+static void counts_fill(const mpix_ep *ep, const mpix_ep_plan *plan, uint32_t *n) {
+    for (int r = 0; r < ep->size; r++) {
+        n[r] = (uint32_t)plan->send_rows[r];
+        n[ep->size + r] = (uint32_t)plan->send_tokens[r];
+    }
+    for (int64_t e = 0; e < ep->placement.experts; e++)
+        n[2 * ep->size + e] = (uint32_t)plan->send_experts[e];
+}
+
+/* (token, rank) and (token, host) pairs between hosts, for the choice of two hops. */
+static void pairs_count(const mpix_ep_call *call, int64_t *flat, int64_t *hop) {
+    const mpix_ep *ep = call->ep;
+    *flat = *hop = 0;
+    for (int r = 0; ep->hop && r < ep->size; r++)
+        *flat += mpix_ep_is_far(ep, r) ? call->plan->send_tokens[r] : 0;
+    for (int h = 0; ep->hop && h < ep->boot->nhosts; h++)
+        *hop += h != ep->boot->host_of[ep->rank] ? call->plan->send_hosts[h] : 0;
+}
 
 static void counts_send(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     const mpix_ep_plan *plan = call->plan;
+    int64_t flat = 0, hop = 0;
+    if (plan)
+        pairs_count(call, &flat, &hop);
+    if (plan && ep->answered)
+        counts_answered_fill(call);
     for (int i = 0; i < ep->size; i++) {
         int peer = (ep->rank + i) % ep->size;
         mpix_ep_counts *c = mpix_ep_peer_counts(call, peer);
@@ -25,14 +66,10 @@ static void counts_send(mpix_ep_call *call) {
         if (plan) {
             c->topk = plan->topk;
             c->tokens = plan->tokens;
-            for (int r = 0; r < ep->size; r++) {
-                c->n[r] = (uint32_t)plan->send_rows[r];
-                c->n[ep->size + r] = (uint32_t)plan->send_tokens[r];
-            }
-            for (int64_t e = 0; e < ep->placement.experts; e++)
-                c->n[2 * ep->size + e] = (uint32_t)plan->send_experts[e];
-            for (int h = 0; ep->hop && h < ep->boot->nhosts; h++)
-                c->n[2 * ep->size + ep->placement.experts + h] = (uint32_t)plan->send_hosts[h];
+            c->flat = flat;
+            c->hop = hop;
+            if (!ep->answered)
+                counts_fill(ep, plan, c->n);
         }
         mpix_ep_publish(call, peer, c, ep->layout.counts_bytes, &mpix_ep_peer_words(call, peer)->route);
     }
@@ -148,14 +185,10 @@ static void outputs_fill(mpix_ep_call *call) {
     mpix_ep_route_sends_fill(call);
 }
 
-static void route_finish(mpix_ep_call *call) {
+/* What the counts of all give; the places of this rank's rows, unless they will be answered. */
+static void plan_complete(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
-    struct mpix_ep_handle *handle = call->handle;
     mpix_ep_counts_view *from = NULL;
-    mpix_ep_plan_free(handle->plan);
-    handle->plan = NULL;
-    if (!call->kind)
-        agree_topk(call);
     if (!call->kind && !(from = malloc((size_t)ep->size * sizeof *from)))
         mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to finish a routing"));
     if (!call->kind) {
@@ -168,6 +201,61 @@ static void route_finish(mpix_ep_call *call) {
             mpix_ep_call_fail(call, kind);
     }
     free(from);
+}
+
+/* Everybody's counts for this rank are here: tells each where its rows go. Where that fails the answer says so. */
+static void bases_send(mpix_ep_call *call) {
+    mpix_ep *ep = call->ep;
+    const mpix_ep_placement *p = &ep->placement;
+    int64_t n = p->layout == MPIX_EP_COMPACT ? 1 : p->nlocal[ep->rank];
+    mpix_ep_counts_view *from = malloc((size_t)ep->size * sizeof *from);
+    int64_t *bases = malloc(((size_t)ep->size * (size_t)n + 1) * sizeof *bases);
+    if (!from || !bases)
+        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to finish a routing"));
+    for (int peer = 0; peer < ep->size && !call->kind; peer++) {
+        const uint32_t *c = mpix_ep_my_counts(call, peer)->n;
+        from[peer] = (mpix_ep_counts_view){c, c + 1, c + 2};
+    }
+    if (!call->kind)
+        mpix_ep_plan_receive(call->plan, p, from, bases);
+    for (int i = 0; i < ep->size; i++) {
+        int peer = (ep->rank + i) % ep->size;
+        mpix_ep_bases *b = mpix_ep_peer_bases(call, peer);
+        b->status = call->kind;
+        b->total = call->kind ? 0 : call->plan->recv_total;
+        if (!call->kind && n > 0)
+            memcpy(b->base, bases + peer * n, (size_t)n * sizeof *bases);
+        mpix_ep_publish(call, peer, b, ep->layout.bases_bytes, &mpix_ep_peer_words(call, peer)->bases);
+    }
+    free(from);
+    free(bases);
+}
+
+static int bases_seen(mpix_ep_call *call) {
+    mpix_ep *ep = call->ep;
+    for (int peer = 0; peer < ep->size; peer++)
+        if (!call->seen[peer] && atomic_load_explicit(&mpix_ep_my_words(call, peer)->bases, memory_order_acquire) >= call->epoch)
+            mpix_ep_peer_seen(call, peer, mpix_ep_my_bases(call, peer)->status, NULL);
+    return call->nseen == ep->size;
+}
+
+static void bases_take(mpix_ep_call *call) {
+    mpix_ep *ep = call->ep;
+    const int64_t **base = call->kind ? NULL : malloc((size_t)ep->size * sizeof *base);
+    if (!call->kind && !base)
+        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to finish a routing"));
+    for (int peer = 0; peer < ep->size && !call->kind; peer++) {
+        base[peer] = mpix_ep_my_bases(call, peer)->base;
+        call->plan->total[peer] = mpix_ep_my_bases(call, peer)->total;
+    }
+    if (!call->kind)
+        mpix_ep_plan_place(call->plan, &ep->placement, base);
+    free(base);
+}
+
+static void route_finish(mpix_ep_call *call) {
+    mpix_ep *ep = call->ep;
+    struct mpix_ep_handle *handle = call->handle;
     if (!call->kind)
         check_totals(call);
     if (!call->kind && ep->hop)
@@ -189,8 +277,25 @@ int mpix_ep_route_step(mpix_ep_call *call, int *banks_open) {
         mpix_ep_peers_reset(call);
         call->state = ROUTE_WAIT;
     }
-    if (!counts_seen(call))
+    if (call->state == ROUTE_WAIT) {
+        if (!counts_seen(call))
+            return MPIX_EP_STEP_WAITING;
+        mpix_ep_plan_free(call->handle->plan);
+        call->handle->plan = NULL;
+        if (!call->kind)
+            agree_topk(call);
+        if (call->kind || !call->ep->answered) { /* an error up to here is one on all ranks: nobody answers, nobody waits */
+            plan_complete(call);
+            route_finish(call);
+            return MPIX_EP_STEP_COMPLETE;
+        }
+        bases_send(call);
+        mpix_ep_peers_reset(call);
+        call->state = ROUTE_BASES;
+    }
+    if (!bases_seen(call))
         return MPIX_EP_STEP_WAITING;
+    bases_take(call);
     route_finish(call);
     return MPIX_EP_STEP_COMPLETE;
 }

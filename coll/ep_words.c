@@ -7,13 +7,16 @@
 
 static size_t up64(size_t n) { return (n + 63) & ~(size_t)63; }
 
-void mpix_ep_ctl_layout_init(mpix_ep_ctl_layout *l, int ranks, int hosts, int64_t experts, int depth, int max_handles) {
+void mpix_ep_ctl_layout_init(mpix_ep_ctl_layout *l, int ranks, int64_t experts, int depth, int max_handles, int64_t answered) {
     l->offers_dispatch = sizeof(mpix_ep_words);
     l->offers_combine = l->offers_dispatch + (size_t)depth * sizeof(mpix_ep_offer);
     l->status = l->offers_combine + (size_t)depth * sizeof(mpix_ep_offer);
     l->counts = up64(l->status + (size_t)depth * sizeof(mpix_ep_status));
-    l->counts_bytes = up64(sizeof(mpix_ep_counts) + (2 * (size_t)ranks + (size_t)experts + (size_t)hosts) * sizeof(uint32_t));
-    l->block = l->counts + 2 * l->counts_bytes;
+    size_t n = answered < 0 ? 2 * (size_t)ranks + (size_t)experts : 2 + (size_t)answered;
+    l->counts_bytes = up64(sizeof(mpix_ep_counts) + n * sizeof(uint32_t));
+    l->bases = l->counts + 2 * l->counts_bytes;
+    l->bases_bytes = answered < 0 ? 0 : up64(sizeof(mpix_ep_bases) + (size_t)(answered > 1 ? answered : 1) * sizeof(int64_t));
+    l->block = l->bases + l->bases_bytes;
     l->slot = l->block * (size_t)ranks;
     l->slots_at = 4096;
     l->hops = l->slots_at + l->slot * (size_t)max_handles;
@@ -64,6 +67,9 @@ static mpix_ep_counts *counts_at(mpix_ep_call *c, char *b) {
 
 mpix_ep_counts *mpix_ep_my_counts(mpix_ep_call *c, int peer) { return counts_at(c, my_block(c, peer)); }
 mpix_ep_counts *mpix_ep_peer_counts(mpix_ep_call *c, int peer) { return counts_at(c, peer_block(c, peer)); }
+
+mpix_ep_bases *mpix_ep_my_bases(mpix_ep_call *c, int peer) { return (mpix_ep_bases *)(my_block(c, peer) + c->ep->layout.bases); }
+mpix_ep_bases *mpix_ep_peer_bases(mpix_ep_call *c, int peer) { return (mpix_ep_bases *)(peer_block(c, peer) + c->ep->layout.bases); }
 
 mpix_doorbell *mpix_ep_bell(mpix_ep *ep) { return ep->ctl->base; }
 

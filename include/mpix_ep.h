@@ -265,7 +265,8 @@ typedef struct {
  * Bytes of window memory that a rank of such a context reserves at most, beyond what the caller allocates or registers. Local, no
  * communication, works before MPI_Init. Reserved memory is committed when first needed. With R ranks, E experts, M = max_recv_rows
  * (worst case: COMPACT R * max_tokens; EXPERT additionally every choice a row and padding), at most:
- *     depth * (M * (max_row_bytes + 40 + 8 * max_topk) + 8192)  +  max_handles * R * ((E + 3 R) * 8 + depth * 520 + 640) + 192 R + 4096.
+ *     depth * (M * (max_row_bytes + 40 + 8 * max_topk) + 8192)  +  max_handles * R * ((E + 2 R) * 8 + depth * 520 + 640) + 192 R + 4096,
+ * and with more ranks than the parameter counts_ranks 16 X for (E + 2 R) * 8, where X is the number of experts on the rank that has most.
  *
  * With ranks of other hosts (F of them, proxied) a bank also has room for their batches, F * max_tokens items (EXPERT: or max_tokens *
  * max_topk if that is more) of max_row_bytes + 66 + 8 * max_topk bytes, the control words are held twice, there is a send

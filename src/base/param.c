@@ -126,6 +126,10 @@ static const mpix_param_desc param_table[] = {
     {"two_hops_bytes", "bytes", "0 or more, suffix k, m or g", "131072",
      "With two_hops=auto: bytes that a dispatch must save per rank at least, for rows of the configuration's largest size; equal on all ranks.",
      FIELD(two_hops_bytes)},
+    {"counts_ranks", "int", "0..16777216", "256",
+     "Host memory, mode HT: up to so many ranks route tells every rank all counts; with more, each rank gets those for itself and answers with the places "
+     "of the rows: one message more each way, but no table of ranks times ranks. Equal on all ranks.",
+     FIELD(counts_ranks)},
     {"hosts", "int", "0..1000000", "0",
      "Splits the ranks of each host into so many virtual hosts, which do not map each other's memory; 0: hosts as they "
      "are.",

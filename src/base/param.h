@@ -63,6 +63,7 @@ typedef struct mpix_params {
     int two_hops;          /* auto | on | off: a row crosses the network once per host */
     int two_hops_chunks;   /* chunks that a forwarder keeps for each rank it serves, 1..16 */
     size_t two_hops_bytes; /* auto: bytes per rank that must be saved at least */
+    int counts_ranks;      /* more ranks: each gets its own counts only, and answers with places */
     int hosts;           /* split the ranks of each host into so many virtual ones, 0: do not */
     char net_devices[MPIX_PARAM_STRING]; /* verbs: devices to use, comma separated, "mlx5_0:1"; "": the best for this
                                             rank */

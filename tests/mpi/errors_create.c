@@ -274,13 +274,15 @@ static void window_size(void)
             CHECK(bytes >= 4 * 1024 * 14336 && bytes <= bound && bytes <= 64000000, "low latency, layout %d: %lld bytes, bound %lld", layout,
                   (long long)bytes, (long long)bound);
     }
+    const char *most = getenv("MPIX_EP_COUNTS_RANKS");
     for (int layout = MPIX_EP_COMPACT; layout <= MPIX_EP_EXPERT; layout++)
         for (int ranks = 1; ranks < 70; ranks = ranks * 2 + 1) { /* the bound in the header, with 64 handles */
+            MPI_Count counts = most && ranks > atoi(most) ? 16 * ((100 + ranks - 1) / ranks) : (100 + 2 * ranks) * 8;
             MPI_Count rows = 12345, depth = 2;
             e_config(&c, layout);
             c.num_experts = 100;
             c.max_recv_rows = rows;
-            MPI_Count words = 64 * (MPI_Count)ranks * ((100 + 2 * ranks) * 8 + depth * 520 + 640) + 4096;
+            MPI_Count words = 64 * (MPI_Count)ranks * (counts + depth * 520 + 640) + 192 * ranks + 4096;
             MPI_Count bound = depth * (rows * (E_ROW_BYTES + 40 + 8 * E_MAX_TOPK) + 8192) + words;
             if (CHECK_OK(MPIX_Ep_window_size(&c, ranks, ranks, &bytes)))
                 CHECK(bytes > depth * rows * E_ROW_BYTES && bytes <= bound, "layout %d, %d ranks: %lld bytes, bound %lld", layout, ranks,

@@ -56,6 +56,8 @@ MPI_TESTS = \
 	tests/mpi/ep_random_hopschunk.4.test \
 	tests/mpi/ep_random_hopschaos.5.test \
 	tests/mpi/ep_random_hopsthread.4.test \
+	tests/mpi/ep_random_bases.3.test \
+	tests/mpi/ep_random_baseshops.4.test \
 	tests/mpi/ep_stress_hops.5.test \
 	tests/mpi/ep_stress_hopschunk.4.test \
 	tests/mpi/ep_stress_hopschaos.3.test \

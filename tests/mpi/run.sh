@@ -78,6 +78,9 @@ ep_random_* | ep_stress_*) # over proxied peers, with no network: the proxy copi
         export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_HOSTS=3 MPIX_EP_TWO_HOPS=on MPIX_EP_TWO_HOPS_CHUNKS=1 MPIX_EP_CHUNK_BYTES=1k
         export MPIX_EP_CHAOS_SEED=3$np
         ;;
+    # counts for oneself only, and answers
+    *_bases) export MPIX_EP_COUNTS_RANKS=$((np - 1)) ;;
+    *_baseshops) export MPIX_EP_COUNTS_RANKS=2 MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on MPIX_EP_SIGNAL=counted MPIX_EP_LANES=2 ;;
     *_hopsthread)
         export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on MPIX_EP_TWO_HOPS_CHUNKS=3 MPIX_EP_PROXY=thread
         export MPIX_EP_CHAOS_DELAY_US=100
@@ -131,7 +134,7 @@ ep_hops)
     ;;
 ep_errors) export MPIX_EP_LOG_LEVEL=none ;; # every one of them is wanted
 ep_errors_far)
-    export MPIX_EP_LOG_LEVEL=none MPIX_EP_HOSTS=2 MPIX_EP_TRANSPORT=shmem
+    export MPIX_EP_LOG_LEVEL=none MPIX_EP_HOSTS=2 MPIX_EP_TRANSPORT=shmem MPIX_EP_COUNTS_RANKS=0
     program=ep_errors
     ;;
 ep_stress) set -- --rounds $((scale * 30)) --contexts $((scale / 3 + 8)) ;;

@@ -53,6 +53,57 @@ START_TEST(test_placement_blocks) {
 }
 END_TEST
 
+/* Places that the destinations answer are those that all counts give. Called before plan_finish with the counts, to work on the plans, and after it, to
+ * compare what it made with what the answers made. */
+static void check_answered(int ranks, const mpix_ep_placement *p, mpix_ep_plan **plan, const mpix_ep_counts_view *views) {
+    static mpix_ep_plan *answered[64];
+    static int64_t *bases[64];
+    for (int d = 0; d < ranks && views; d++) {
+        int64_t nlocal = p[d].nlocal[d], choices = plan[d]->tokens * plan[d]->topk;
+        int32_t *ids = calloc((size_t)choices + 1, sizeof *ids);
+        memcpy(ids, plan[d]->ids, (size_t)choices * sizeof *ids);
+        MPIX_Ep_routing routing = {sizeof routing, plan[d]->tokens, plan[d]->topk, 32, ids, 0};
+        ck_assert_int_eq(mpix_ep_plan_create(&p[d], &routing, 1, &answered[d]), 0);
+        free(ids);
+        mpix_ep_counts_view *mine = calloc((size_t)ranks, sizeof *mine);
+        uint32_t *experts = calloc((size_t)(ranks * nlocal) + 1, sizeof *experts);
+        for (int s = 0; s < ranks; s++) {
+            for (int64_t e = 0; e < nlocal; e++)
+                experts[s * nlocal + e] = views[s].experts[p[d].mine[e]];
+            mine[s] = (mpix_ep_counts_view){views[s].rows + d, views[s].tokens + d, experts + s * nlocal};
+        }
+        bases[d] = calloc((size_t)ranks * (size_t)(nlocal + 1), sizeof *bases[d]);
+        mpix_ep_plan_receive(answered[d], &p[d], mine, bases[d]);
+        free(experts);
+        free(mine);
+    }
+    for (int s = 0; s < ranks && !views; s++) {
+        const mpix_ep_plan *a = answered[s], *b = plan[s];
+        const int64_t *base[64];
+        for (int d = 0; d < ranks; d++) {
+            base[d] = bases[d] + s * (p[d].layout == MPIX_EP_COMPACT ? 1 : p[d].nlocal[d]);
+            ck_assert_int_eq(answered[d]->recv_total, b->total[d]);
+            ck_assert_int_eq(a->recv_rank[d], b->recv_rank[d]);
+            ck_assert_int_eq(a->recv_tokens[d], b->recv_tokens[d]);
+        }
+        mpix_ep_plan_place(answered[s], &p[s], base);
+        ck_assert_int_eq(a->recv_total, b->recv_total);
+        ck_assert_int_eq(a->nsegments, b->nsegments);
+        for (int64_t i = 0; i < b->first[b->tokens]; i++)
+            ck_assert(a->entries[i].rank == b->entries[i].rank && a->entries[i].row == b->entries[i].row && a->entries[i].item == b->entries[i].item);
+        for (int64_t i = 0; i < p[s].nlocal[s]; i++)
+            ck_assert(a->recv_expert[i] == b->recv_expert[i] && (p[s].layout == MPIX_EP_COMPACT || a->offset[i + 1] == b->offset[i + 1]));
+        for (int64_t i = 0; i < b->nsegments; i++) {
+            const mpix_ep_segment *g = &a->segments[i], *h = &b->segments[i];
+            ck_assert(g->row == h->row && g->n == h->n && g->source == h->source && g->expert == h->expert);
+        }
+    }
+    for (int r = 0; r < ranks && !views; r++) {
+        mpix_ep_plan_free(answered[r]);
+        free(bases[r]);
+    }
+}
+
 /* All ranks' plans of one random batch; afterwards every place of every rank is written exactly once, or is padding. */
 static void check_batch(int layout, int ranks, int64_t experts, int topk, int64_t most, int align) {
     MPIX_Ep_config c = config_of(layout, experts, topk, most);
@@ -93,8 +144,10 @@ static void check_batch(int layout, int ranks, int64_t experts, int topk, int64_
         views[r] = (mpix_ep_counts_view){n, n + ranks, n + 2 * ranks};
         free(ids);
     }
+    check_answered(ranks, p, plan, views);
     for (int r = 0; r < ranks; r++)
         ck_assert_int_eq(mpix_ep_plan_finish(plan[r], &p[r], views), 0);
+    check_answered(ranks, p, plan, NULL);
     for (int d = 0; d < ranks; d++) {
         int64_t total = plan[d]->recv_total, padding = 0;
         ck_assert_int_le(total, mpix_ep_worst_rows(&c, &p[d], d));
@@ -213,7 +266,7 @@ START_TEST(test_ctl_layout) {
         for (int depth = 1; depth < 6; depth++) {
             mpix_ep_ctl_layout l;
             int64_t experts = 3 * ranks;
-            mpix_ep_ctl_layout_init(&l, ranks, ranks, experts, depth, 9);
+            mpix_ep_ctl_layout_init(&l, ranks, experts, depth, 9, -1);
             ck_assert_uint_ge(l.offers_dispatch, sizeof(mpix_ep_words));
             ck_assert_uint_ge(l.offers_combine, l.offers_dispatch + (size_t)depth * sizeof(mpix_ep_offer));
             ck_assert_uint_ge(l.status, l.offers_combine + (size_t)depth * sizeof(mpix_ep_offer));
@@ -225,9 +278,23 @@ START_TEST(test_ctl_layout) {
             ck_assert_uint_eq(l.hops % 64, 0);
             ck_assert_uint_eq(l.total, l.hops + (size_t)ranks * sizeof(mpix_ep_hop_words));
             /* the bound that mpix_ep.h states */
-            ck_assert_uint_le(l.total, 9 * (size_t)ranks * ((size_t)(experts + 3 * ranks) * 8 + (size_t)depth * 520 + 640) + 192 * (size_t)ranks + 4096);
+            ck_assert_uint_le(l.total, 9 * (size_t)ranks * ((size_t)(experts + 2 * ranks) * 8 + (size_t)depth * 520 + 640) + 192 * (size_t)ranks + 4096);
+            for (int64_t most = 0; most < 40; most += 13) { /* places answered */
+                mpix_ep_ctl_layout_init(&l, ranks, experts, depth, 9, most);
+                ck_assert_uint_ge(l.counts_bytes, sizeof(mpix_ep_counts) + 4 * (size_t)(2 + most));
+                ck_assert_uint_ge(l.bases, l.counts + 2 * l.counts_bytes);
+                ck_assert_uint_ge(l.bases_bytes, sizeof(mpix_ep_bases) + 8 * (size_t)(most ? most : 1));
+                ck_assert_uint_ge(l.block, l.bases + l.bases_bytes);
+                ck_assert_uint_eq(l.block % 64, 0);
+                ck_assert_uint_le(l.total, 9 * (size_t)ranks * (16 * (size_t)most + (size_t)depth * 520 + 640) + 192 * (size_t)ranks + 4096);
+            }
         }
     }
+    mpix_ep_ctl_layout l; /* what doc/scaling.md says */
+    mpix_ep_ctl_layout_init(&l, 4, 64, 2, 64, -1);
+    ck_assert_uint_eq(2 * l.total, 927232);
+    mpix_ep_ctl_layout_init(&l, 4, 64, 2, 64, 16);
+    ck_assert_uint_eq(2 * l.total, 828928);
 }
 END_TEST
 
