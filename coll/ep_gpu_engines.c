@@ -20,11 +20,10 @@ void mpix_ep_gpu_engines_block(mpix_cuda_handle *d) {
 
 size_t mpix_ep_gpu_engines_window(mpix_ep *ep, mpix_cuda_handle *d, size_t bytes) {
     size_t tokens = (size_t)ep->config.max_tokens, row = (size_t)ep->config.max_row_bytes, peers = (size_t)ep->size - 1;
-    d->engines.pack = up(bytes, 4096);
-    d->engines.pack_bytes = up(tokens * (row + d->meta_record) + 64, 4096);
-    d->engines.push = d->engines.pack + peers * d->engines.pack_bytes;
-    d->engines.push_bytes = up(tokens * (row + 4 + 4 * (size_t)ep->config.max_topk) + 64, 4096);
-    return d->engines.push + peers * d->engines.push_bytes + 1;
+    size_t packed = row + d->meta_record, pushed = row + 4 + 4 * (size_t)ep->config.max_topk;
+    d->engines.places = up(bytes, 4096);
+    d->engines.place_bytes = up(tokens * (packed > pushed ? packed : pushed) + 64, 4096);
+    return d->engines.places + peers * d->engines.place_bytes + 1;
 }
 
 int mpix_ep_gpu_engines_create(mpix_ep *ep, mpix_cuda_handle *d, char *why) {

@@ -375,7 +375,7 @@ __device__ static void slots_fetch(const mpix_cuda_handle &h, const mpix_cuda_co
 __device__ static void staged_source(const mpix_cuda_handle &h, const mpix_cuda_combine &c, int r, mpix_cuda_offer *o, sources *src) {
     int64_t base = h.state->base[r];
     staged at = staged_of(h.state->send[r], c.row, c.scale_row);
-    char *rows = push_at(h, h.rank, r);
+    char *rows = place_of(h, h.rank, r);
     src->x[r] = rows - base * c.row;
     src->scales[r] = c.scale_row ? rows + at.scales - base * c.scale_row : nullptr;
     src->w[r] = o->at[MPIX_CUDA_AT_WEIGHTS].window < 0 ? nullptr : rows + at.beside - base * 4;

@@ -146,8 +146,7 @@ typedef struct mpix_cuda_engine_words { uint64_t cuts, pulled, pushed, summed, r
 typedef struct mpix_cuda_engines {
     int32_t on, pad;
     uint64_t words, cuts;         /* offsets in a source's block: mpix_cuda_engine_words, uint32[2][MPIX_CUDA_PIECES + 1] */
-    uint64_t pack, pack_bytes;    /* dispatch: offset in a window, bytes for each peer: what goes there */
-    uint64_t push, push_bytes;    /* combine: likewise, what comes from there */
+    uint64_t places, place_bytes; /* offset in a window; bytes for each peer: what goes there in dispatch, what comes from there in combine */
     uint64_t *signals;            /* device: values of the words that copies carry */
     int64_t *host;                /* pinned: what the host has to know of a routing */
     void *copies;                 /* the module's streams and events */

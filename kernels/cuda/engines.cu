@@ -16,6 +16,14 @@
  * SUMMED. Copies can't be called back: if that wait ends without success, the pusher writes REVOKED first, and an owner that finds it
  * after its sums does not believe them: every byte that a late copy may have changed was copied after REVOKED was there.
  *
+ * One place serves both ways between two ranks: what owner packs for peer, which peer pulls, and what peer pushes back to owner. All calls of a
+ * handle follow each other on every rank, so only the other rank's call before or behind could still be, or already be, at that place:
+ *   The owner packs when all that the peer pushed in the last combine is here. A sum that went well has waited for that; where the combine
+ *   failed its part, the peer's READY of this call says so, since it stands behind those copies in the peer's order.
+ *   The peer pushes when the owner has packed all of the last dispatch, which a pull that went well has waited for; where that dispatch
+ *   failed its part, the owner's ROWS of this call say so.
+ * READY and ROWS are sent before anything waits, so neither wait can close a circle.
+ *
  * The values of words that copies carry are epochs, which are counted on the device: a kernel puts them where the copies take them.
  */
 #include "copy.cuh"
@@ -158,8 +166,10 @@ __global__ void __launch_bounds__(512, 2) pack_kernel(const __grid_constant__ mp
     if (status)
         return;
     delay(h, 4);
-    if (peer) /* has fetched the last batch */
-        fine = word_wait(h, &engine_words(h, h.rank, lane)->pulled, epoch - 1, lane, c.report);
+    if (peer) /* has fetched the last batch, and pushes no more */
+        fine = word_wait(h, &engine_words(h, h.rank, lane)->pulled, epoch - 1, lane, c.report) &&
+               (word_load(&engine_words(h, h.rank, lane)->pushed) >= pieces_word(h.state->epoch[MPIX_CUDA_COMBINE], CPIECES) ||
+                word_wait(h, &words_of(h, h.rank, lane)->ready, epoch, lane, c.report));
     if (!__all_sync(~0u, fine))
         return;
     int chunks = (int)((c.row + CHUNK - 1) / CHUNK), piece = 0;
@@ -168,7 +178,7 @@ __global__ void __launch_bounds__(512, 2) pack_kernel(const __grid_constant__ mp
     int64_t stride = c.row, scale_stride = c.scale_row, most = INT64_MAX, done = 0;
     if (peer) {
         staged s = staged_of(h.state->send[lane], c.row, c.scale_row);
-        rows = pack_at(h, h.rank, lane);
+        rows = place_of(h, h.rank, lane);
         scales = rows + s.scales;
         records = rows + s.beside;
     } else if (lane == h.rank) {
@@ -218,7 +228,15 @@ __global__ void pull_end_kernel(const __grid_constant__ mpix_cuda_handle h, cons
 
 /* ---- combine --------------------------------------------------------------------------------------------------------------- */
 
-/* Before anything is pushed: ROWS, which carries what ranks compare, and the owners have summed the last batch. One warp. */
+/* The owner no longer packs at the place that this rank pushes to; false: time-out. */
+__device__ static bool packed_all(const mpix_cuda_handle &h, const mpix_cuda_combine &c, uint64_t epoch, int owner) {
+    bool all = true;
+    for (int k = 0; k < DPIECES; k++)
+        all = word_load(&engine_words(h, h.rank, owner)->packed[k]) >= h.state->epoch[MPIX_CUDA_DISPATCH] && all;
+    return all || word_wait(h, &words_of(h, h.rank, owner)->rows_offered, epoch, owner, c.report);
+}
+
+/* Before anything is pushed: ROWS, which carries what ranks compare, and the owners have done with the places. One warp. */
 __global__ void push_gate_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_combine c) {
     int lane = threadIdx.x, fault = routing_fault(h, c.tokens, c.topk);
     uint64_t epoch = h.state->epoch[MPIX_CUDA_COMBINE] + 1;
@@ -229,7 +247,8 @@ __global__ void push_gate_kernel(const __grid_constant__ mpix_cuda_handle h, con
         rows_offer_send(h, c, h.state->recv_total, fault, epoch);
         delay(h, 4);
     }
-    bool late = lane < h.size && lane != h.rank && (refused || !word_wait(h, &engine_words(h, h.rank, lane)->summed, epoch - 1, lane, c.report));
+    bool late = lane < h.size && lane != h.rank &&
+                (refused || !word_wait(h, &engine_words(h, h.rank, lane)->summed, epoch - 1, lane, c.report) || !packed_all(h, c, epoch, lane));
     if (__any_sync(~0u, late) && lane < h.size)
         word_store(&engine_words(h, lane, h.rank)->revoked, epoch);
 }
@@ -416,7 +435,7 @@ static void dispatch_begin(const mpix_cuda_device *d, const mpix_cuda_handle *h,
             int s = (h->rank + i) % h->size;
             arrivals a(h, s, c->offer.rows);
             int64_t from = a.before(dispatch_cuts[k]), n = a.before(dispatch_cuts[k + 1]) - from, stride = (int64_t)c->offer.at[MPIX_CUDA_AT_X].stride;
-            w->shared(i - 1, c->out + (a.first + from) * stride, stride, pack_at(*h, s, h->rank) + from * c->row, c->row, c->row, n);
+            w->shared(i - 1, c->out + (a.first + from) * stride, stride, place_of(*h, s, h->rank) + from * c->row, c->row, c->row, n);
         }
     }
     for (int i = 1; i < h->size && pull; i++) {
@@ -424,7 +443,7 @@ static void dispatch_begin(const mpix_cuda_device *d, const mpix_cuda_handle *h,
         arrivals a(h, s, c->offer.rows);
         staged at = staged_of(a.n, c->row, c->scale_row);
         int64_t stride = (int64_t)c->offer.at[MPIX_CUDA_AT_SCALES].stride, record = (int64_t)h->meta_record;
-        const char *from = pack_at(*h, s, h->rank);
+        const char *from = place_of(*h, s, h->rank);
         if (c->scale_row > 0)
             w->shared(i - 1, c->out_scales + a.first * stride, stride, from + at.scales, c->scale_row, c->scale_row, a.room);
         if (c->offer.flags & MPIX_CUDA_OFFER_META)
@@ -464,7 +483,7 @@ static void combine_begin(const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaS
             int s = (h->rank + i) % h->size;
             arrivals a(h, s, most);
             staged at = staged_of(a.n, row, scale_row);
-            char *to = push_at(*h, s, h->rank);
+            char *to = place_of(*h, s, h->rank);
             int64_t from = a.before(combine_cuts[k]), n = a.before(combine_cuts[k + 1]) - from;
             if (k == 0 && scale_row > 0)
                 w->shared(i - 1, to + at.scales, scale_row, c->scales + a.first * c->scale_stride, c->scale_stride, scale_row, a.room);
@@ -498,7 +517,6 @@ static cudaError_t piece_sum_launch(const mpix_cuda_device *d, const mpix_cuda_h
     sum.part = MPIX_CUDA_END;
     sum.staged = k == CPIECES - 1 ? MPIX_CUDA_STAGED_LAST : MPIX_CUDA_STAGED;
     sum.num_sms = d->sms;
-    sum.path = MPIX_CUDA_PATH_VECTOR;
     return mpix_cuda_combine_launch(d, &part, &sum, stream);
 }
 

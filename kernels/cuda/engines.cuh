@@ -10,12 +10,9 @@ __device__ __forceinline__ mpix_cuda_engine_words *engine_words(const mpix_cuda_
     return (mpix_cuda_engine_words *)(block_of(h, owner, source) + h.engines.words);
 }
 __host__ __device__ __forceinline__ int slot_of(int owner, int peer) { return peer < owner ? peer : peer - 1; }
-/* Where packer keeps what goes to dest, and where owner gets what comes back from a rank. */
-__host__ __device__ __forceinline__ char *pack_at(const mpix_cuda_handle &h, int packer, int dest) {
-    return h.window[packer] + h.engines.pack + h.engines.pack_bytes * slot_of(packer, dest);
-}
-__host__ __device__ __forceinline__ char *push_at(const mpix_cuda_handle &h, int owner, int from) {
-    return h.window[owner] + h.engines.push + h.engines.push_bytes * slot_of(owner, from);
+/* In owner's window: what owner packed for peer, and what peer pushes back. */
+__host__ __device__ __forceinline__ char *place_of(const mpix_cuda_handle &h, int owner, int peer) {
+    return h.window[owner] + h.engines.places + h.engines.place_bytes * slot_of(owner, peer);
 }
 __host__ __device__ __forceinline__ uint64_t up16(uint64_t n) { return (n + 15) / 16 * 16; }
 
