@@ -126,7 +126,7 @@ typedef struct {
     int depth;        /**< HT: batches in flight per context whose rows or row data must be staged. LL: dispatches, and combines, in flight per
                            handle. 0: 2; at most 64 */
     int num_sms;      /**< multiprocessors that a dispatch or combine takes at most; 0: COMPACT 15, the fewest that were fastest (60 to
-                           make rows fp8 on the way and to sum fp8 rows), EXPERT all, since each row is copied or read several times in local memory; LL 60,
+                           make rows fp8 on the way and to sum fp8 rows, 20 in combine where there are no bulk loads), EXPERT all, since each row is copied or read several times in local memory; LL 60,
                            so that calls of two handles can wait at once; MPIX_EP_SMS_NONE: copy engines move the
                            rows. Must be 0 with MPIX_EP_HOST. Ranks may differ in it, but not in MPIX_EP_SMS_NONE */
     int overflow;     /**< MPIX_EP_OVERFLOW_ERROR or MPIX_EP_OVERFLOW_DROP */

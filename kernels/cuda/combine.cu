@@ -9,7 +9,7 @@
  * they are added, then the biases. In COMPACT a rank has one row per token, so a rank's partial sum is its row.
  *
  * Bulk path (sm_90): a warp gets the pieces of all ranks' rows of a token into a stage of shared memory, one stage ahead. Vector
- * path: 16-byte loads from where the rows lie. Anything else (fp8, F64, other dtypes, odd addresses) goes element by element.
+ * path (sm_80): the same with asynchronous loads of 16 bytes. Anything else (fp8, F64, other dtypes, odd addresses) goes element by element.
  */
 #include "device.cuh"
 #include "elem.cuh"
@@ -162,14 +162,67 @@ __device__ __forceinline__ void piece_sum(const mpix_cuda_combine &c, uint32_t m
     }
 }
 
+__device__ __forceinline__ void async_load(void *to, const char *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+/* Closes a group of loads, an empty one too. */
+__device__ __forceinline__ void async_close() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/* All groups but the last are here. */
+__device__ __forceinline__ void async_wait() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
+
+/* Pieces of a token's rows in a stage of the ring. Each lane loads what it reads itself, so none waits for another. */
+struct vector_stage { uint32_t mask; int64_t token; int off, n; float w; };
+
 template <int X>
-__device__ __noinline__ void vector_sum(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const mpix_cuda_offer *offers, const sources &src, uint32_t weighted) {
-    int lane = threadIdx.x % 32, nwarps = blockDim.x / 32, row = (int)c.hidden * (16 / vec<X>::N);
-    for (int64_t i = (int64_t)(threadIdx.x / 32) * gridDim.x + blockIdx.x; i < c.tokens * c.pieces; i += (int64_t)gridDim.x * nwarps) {
-        int64_t t = i / c.pieces;
-        int off = (int)(i % c.pieces) * c.piece, n = row - off < c.piece ? row - off : c.piece;
-        lane_term term = term_of(h, c, offers, src, t, lane);
-        piece_sum<X>(c, __ballot_sync(~0u, term.there), term.x + off, term.w, weighted, t, off, n, lane);
+__device__ __noinline__ void vector_sum(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const mpix_cuda_offer *offers, const sources &src, uint32_t weighted,
+                                        char *smem) {
+    int lane = threadIdx.x % 32, w = threadIdx.x / 32, row = (int)c.hidden * (16 / vec<X>::N), piece = 0, s = 0;
+    size_t stage = (size_t)c.piece * c.terms;
+    char *ring = smem + (size_t)w * 2 * stage;
+    /* Tokens are dealt out as in bulk_sum. */
+    uint32_t step = gridDim.x * c.warps, tokens = (uint32_t)c.tokens, token = w * gridDim.x + blockIdx.x, after = token + step, ticket = 0;
+    uint32_t *taken = &h.state->item[MPIX_CUDA_COMBINE];
+    lane_term now = {nullptr, nullptr, 1.0f, false}, then = now;
+    if (token >= tokens)
+        return;
+    now = term_of(h, c, offers, src, token, lane);
+    if (after < tokens)
+        then = term_of(h, c, offers, src, after, lane);
+    if (lane == 0)
+        ticket = atomicAdd(taken, 1);
+    auto load = [&](char *to) {
+        vector_stage v = {__ballot_sync(~0u, now.there), token, piece * c.piece, 0, now.w};
+        v.n = row - v.off < c.piece ? row - v.off : c.piece;
+        for (uint32_t m = v.mask; m; m &= m - 1, to += c.piece) {
+            const char *x = (const char *)__shfl_sync(~0u, (unsigned long long)now.x, __ffs(m) - 1) + v.off;
+            for (int i = lane * 16; i < v.n; i += 512)
+                async_load(to + i, x + i);
+        }
+        async_close();
+        if (++piece == c.pieces) {
+            piece = 0;
+            token = after;
+            now = then;
+            after = 2 * step + __shfl_sync(~0u, ticket, 0);
+            if (after < tokens) {
+                if (lane == 0)
+                    ticket = atomicAdd(taken, 1);
+                then = term_of(h, c, offers, src, after, lane);
+            }
+        }
+        return v;
+    };
+    vector_stage v = load(ring);
+    for (bool more = true; more; s ^= 1) {
+        vector_stage next = v;
+        more = token < tokens;
+        if (more)
+            next = load(ring + (s ^ 1) * stage);
+        else
+            async_close();
+        async_wait();
+        piece_sum<X>(c, v.mask, ring + s * stage + (size_t)__popc(v.mask & ((1u << lane) - 1)) * c.piece, v.w, weighted, v.token, v.off, v.n, lane);
+        v = next;
     }
 }
 
@@ -468,7 +521,7 @@ __global__ void __launch_bounds__(HOW == BULK ? 480 : 512) combine_kernel(const 
             else if (HOW == F8)
                 f8_sum<X>(h, c, offers, src, weighted);
             else
-                vector_sum<X>(h, c, offers, src, weighted);
+                vector_sum<X>(h, c, offers, src, weighted, smem);
             if (c.out_slots)
                 slots_fetch(h, c, offers, src);
         }
@@ -494,20 +547,19 @@ template <int X> static cudaError_t launch_f8(int sms, const mpix_cuda_handle *h
 }
 
 template <int X> static cudaError_t launch_typed(int bulk, int sms, size_t smem, const mpix_cuda_handle *h, const mpix_cuda_combine *c, cudaStream_t stream) {
-    if (!bulk) {
-        combine_kernel<VECTOR, X><<<sms, c->warps * 32, 0, stream>>>(*h, *c);
-        return cudaGetLastError();
-    }
-    cudaError_t err = cudaFuncSetAttribute(combine_kernel<BULK, X>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
+    void (*kernel)(mpix_cuda_handle, mpix_cuda_combine) = bulk ? combine_kernel<BULK, X> : combine_kernel<VECTOR, X>;
+    cudaError_t err = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
     if (err != cudaSuccess)
         return err;
-    combine_kernel<BULK, X><<<sms, c->warps * 32, smem, stream>>>(*h, *c);
+    kernel<<<sms, c->warps * 32, smem, stream>>>(*h, *c);
     return cudaGetLastError();
 }
 
 cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream) {
     int rows_f8 = c->xdtype == F8E4M3 || c->xdtype == F8E5M2, size = c->xdtype == F32 ? 4 : 2;
-    int sms = c->num_sms ? c->num_sms : rows_f8 ? 4 * MPIX_CUDA_SMS : MPIX_CUDA_SMS; /* fp8 rows: arithmetic, not the link */
+    int bulk = d->major >= 9 && c->path != MPIX_CUDA_PATH_VECTOR;
+    /* fp8 rows are a matter of arithmetic, not of the link; asynchronous loads need a few more than bulk loads. */
+    int sms = c->num_sms ? c->num_sms : rows_f8 ? 4 * MPIX_CUDA_SMS : bulk ? MPIX_CUDA_SMS : MPIX_CUDA_VECTOR_SMS;
     if (sms > d->sms)
         sms = d->sms;
     if (sms > MPIX_CUDA_LANES)
@@ -529,7 +581,7 @@ cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_
         combine_kernel<ANY, BF16><<<sms, 512, 0, stream>>>(*h, *c);
         return cudaGetLastError();
     }
-    int row = (int)c->hidden * size, bulk = d->major >= 9 && c->path != MPIX_CUDA_PATH_VECTOR;
+    int row = (int)c->hidden * size;
     size_t smem = 0;
     c->terms = h->size < h->max_topk ? h->size : h->max_topk;
     if (bulk) {
@@ -543,8 +595,11 @@ cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_
         smem = (size_t)c->warps * c->stages * ((size_t)c->piece * c->terms + 8 + 12 + 4 * (size_t)h->size);
     } else {
         c->warps = 16;
-        c->piece = 8192;
-        c->pieces = (row + c->piece - 1) / c->piece;
+        int most = (int)((d->smem - 13 * 1024) / ((size_t)c->warps * 2 * c->terms)); /* the rest: what the kernel has besides */
+        most = most >= 512 ? most / 512 * 512 : most / 16 * 16;
+        c->pieces = (row + most - 1) / most;
+        c->piece = most;
+        smem = (size_t)c->warps * 2 * c->piece * c->terms;
     }
     return c->xdtype == F32   ? launch_typed<F32>(bulk, sms, smem, h, c, stream)
            : c->xdtype == F16 ? launch_typed<F16>(bulk, sms, smem, h, c, stream)

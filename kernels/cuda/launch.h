@@ -6,7 +6,7 @@
 #include <cuda_runtime.h>
 
 /* Multiprocessors that dispatch and combine use unless config.num_sms says otherwise: see doc/performance.md. */
-enum { MPIX_CUDA_SMS = 15 };
+enum { MPIX_CUDA_SMS = 15, MPIX_CUDA_VECTOR_SMS = 20 }; /* VECTOR: combine where there are no bulk loads */
 /* Low latency: blocks that fill a multiprocessor each. So few that calls of two handles can wait at once, and others find room. */
 enum { MPIX_CUDA_LL_SMS = 60 };
 
