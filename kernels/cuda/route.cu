@@ -11,8 +11,10 @@
 #include "expert_route.cuh"
 #include "launch.h"
 
-/* The ids of one token: copied, checked, counted. */
-__device__ static uint32_t token_read(const mpix_cuda_handle &h, const mpix_cuda_route &c, int64_t t) {
+enum { COUNTED_HERE = 1024 }; /* so many experts are counted in shared memory first */
+
+/* The ids of one token: copied, checked, counted in `histogram`. */
+__device__ static uint32_t token_read(const mpix_cuda_handle &h, const mpix_cuda_route &c, int64_t t, uint32_t *histogram) {
     uint32_t map = 0;
     const char *at = (const char *)c.ids + t * c.stride;
     for (int k0 = 0; k0 < c.topk; k0 += 8) { /* eight at a time, so that their loads overlap */
@@ -36,7 +38,7 @@ __device__ static uint32_t token_read(const mpix_cuda_handle &h, const mpix_cuda
                 h.ids[t * h.max_topk + k0 + k] = (int32_t)id[k];
             if (owner[k] >= 0) {
                 map |= 1u << owner[k];
-                atomicAdd(&h.histogram[id[k]], 1u);
+                atomicAdd(&histogram[id[k]], 1u);
             }
         }
     }
@@ -81,8 +83,7 @@ __device__ static void counts_send(const mpix_cuda_handle &h, const mpix_cuda_ro
         for (int i = threadIdx.x; i < h.experts; i += THREADS)
             n[h.size + i] = __ldcg(&h.histogram[i]);
     }
-    __threadfence_system();
-    __syncthreads();
+    __syncthreads(); /* a release behind it covers what the whole block wrote */
     if ((int)threadIdx.x < h.size)
         word_store(&words_of(h, threadIdx.x, h.rank)->route, epoch);
     for (int i = threadIdx.x; i < h.experts; i += THREADS) {
@@ -145,7 +146,6 @@ __device__ static void counts_use(const mpix_cuda_handle &h, const mpix_cuda_rou
         if (c.recv_total)
             *c.recv_total = st->recv_total;
     }
-    __syncthreads();
     for (int r = threadIdx.x; r < h.size; r += THREADS) {
         int64_t came = h.expert.on ? experts_from(h, epoch, r) : rows[r][h.rank];
         h.results[2 + r] = came;
@@ -202,18 +202,26 @@ __device__ static void ll_finish(const mpix_cuda_handle &h, const mpix_cuda_rout
 __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_route c) {
     __shared__ uint32_t warps[WARPS][MPIX_CUDA_RANKS], send[MPIX_CUDA_RANKS];
     __shared__ unsigned long long any;
+    __shared__ uint32_t counted[COUNTED_HERE];
     if (call_refused(h, c.report))
         return;
     uint64_t epoch = h.state->epoch[MPIX_CUDA_ROUTE] + 1;
     int lane = threadIdx.x % 32, w = threadIdx.x / 32;
     int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    uint32_t map = t < c.tokens ? token_read(h, c, t) : 0;
+    bool here = h.experts <= COUNTED_HERE;
+    for (int e = threadIdx.x; here && e < h.experts; e += THREADS)
+        counted[e] = 0;
+    __syncthreads();
+    uint32_t map = t < c.tokens ? token_read(h, c, t, here ? counted : h.histogram) : 0;
     for (int r = 0; r < h.size; r++) {
         uint32_t mask = __ballot_sync(~0u, map >> r & 1);
         if (lane == 0)
             warps[w][r] = __popc(mask);
     }
     __syncthreads();
+    for (int e = threadIdx.x; here && e < h.experts; e += THREADS)
+        if (counted[e])
+            atomicAdd(&h.histogram[e], counted[e]);
     for (int r = 0; r < h.size; r++) {
         uint32_t mask = __ballot_sync(~0u, map >> r & 1), before = 0;
         for (int i = 0; i < w; i++)
@@ -244,8 +252,7 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ 
         experts_scan(h, gridDim.x);
     if (h.ll.on) {
         ll_finish(h, c, send);
-        __threadfence_system();
-        __syncthreads();
+        __syncthreads(); /* who reads what is written here, a kernel behind this one or the host, waits for its end */
         if (threadIdx.x == 0)
             call_end(h, MPIX_CUDA_ROUTE, epoch, c.report);
         return;
@@ -257,8 +264,7 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ 
         bad = !word_wait(h, &words_of(h, h.rank, threadIdx.x)->route, epoch, threadIdx.x, c.report);
     if (!__syncthreads_or(bad))
         counts_use(h, c, send, epoch);
-    __threadfence_system();
-    __syncthreads();
+    __syncthreads(); /* likewise */
     if (threadIdx.x == 0)
         call_end(h, MPIX_CUDA_ROUTE, epoch, c.report);
 }
