@@ -22,6 +22,13 @@ MPIX_SANITIZED = 1
 else
 MPIX_SANITIZED = 0
 endif
+if SANITIZED
+# A rank that is not bound makes hwloc read the system's list of PCI devices, which grows by one realloc per line: the address
+# sanitizer copies each time, which took a second per rank. Of the stacks of allocations, what tells who asked is enough.
+AM_TESTS_ENVIRONMENT += \
+	HWLOC_COMPONENTS="-pci$${HWLOC_COMPONENTS:+,$$HWLOC_COMPONENTS}"; export HWLOC_COMPONENTS; \
+	ASAN_OPTIONS="malloc_context_size=8$${ASAN_OPTIONS:+:$$ASAN_OPTIONS}"; export ASAN_OPTIONS;
+endif
 if SANITIZED_THREADS
 # UCX puts a function with a lock of its own in the place of madvise, which libc calls when a thread has ended: the thread sanitizer has
 # forgotten the thread by then and crashes in that lock. Open MPI loads UCX wherever it is installed.
