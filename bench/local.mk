@@ -35,7 +35,7 @@ endif
 
 # MPIX_P2p_* beside MPI's one-sided calls and memcpy.
 bin_PROGRAMS += mpix_p2p_bench
-mpix_p2p_bench_SOURCES = bench/nccl.c bench/nccl.h bench/p2p.h bench/p2p_bench.c bench/p2p_cuda.c bench/p2p_sides.c bench/plot.c bench/plot.h bench/stats.c bench/stats.h
+mpix_p2p_bench_SOURCES = bench/nccl.c bench/nccl.h bench/p2p.h bench/p2p_bench.c bench/p2p_cuda.c bench/p2p_pairs.c bench/p2p_sides.c bench/plot.c bench/plot.h bench/stats.c bench/stats.h
 mpix_p2p_bench_CPPFLAGS = $(AM_CPPFLAGS) $(JANSSON_CFLAGS)
 mpix_p2p_bench_LDFLAGS = $(LDFLAGS_OF_TOOLS)
 mpix_p2p_bench_LDADD = libmpixep.la $(JANSSON_LIBS) $(MPI_LIBS) -lm

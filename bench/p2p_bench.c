@@ -1,5 +1,5 @@
 /*
- * p2p_bench.c - mpix_p2p_bench: MPIX_P2p_* between ranks 0 and 1, beside MPI_Put/MPI_Get and memcpy, or in GPU memory beside NCCL's send and
+ * p2p_bench.c - mpix_p2p_bench: MPIX_P2p_* between ranks 0 and 1, or all ranks at once, beside MPI_Put/MPI_Get and memcpy, or in GPU memory beside NCCL's send and
  * receive and cudaMemcpyPeer.
  *
  * A user of the installed headers and library only. The sides alternate, block by block, in one run; every block is timed as a whole and
@@ -20,7 +20,7 @@
 enum { BLOCKS = 15, EXIT_USAGE = 2 };
 
 static const char *const op_names[P2P_OPS] = {"put", "get", "send", "fetch_add", "notify", "seen"};
-static const char *const test_names[P2P_TESTS] = {"latency", "bandwidth", "bidirectional", "rate"};
+static const char *const test_names[P2P_TESTS] = {"latency", "bandwidth", "bidirectional", "rate", "pairs"};
 static const char *const side_names[P2P_SIDES] = {"mpix", "mpi", "nccl", "memcpy"};
 
 static p2p_bench bench = {.blocks = BLOCKS, .iov_n = 1, .validate = 1, .min_bytes = 8, .max_bytes = (size_t)64 << 20};
@@ -88,6 +88,33 @@ static void bring(const p2p_bench *b, void *to, const void *from, size_t bytes) 
         memcpy(to, from, bytes);
 }
 
+/* All with all: the place of each rank holds what that rank has; this rank's own is not touched. */
+static int verify_pairs(p2p_bench *b, size_t bytes) {
+    unsigned char *here = malloc(bytes);
+    int bad = 0;
+
+    if (!here)
+        p2p_die(b, "there is no memory");
+    for (int r = 0; r < b->size; r++) {
+        memset(here, r == b->rank ? 0x5a : 0, bytes);
+        bring(b, b->base + p2p_pairs_place(b, r), here, bytes);
+    }
+    for (size_t i = 0; i < bytes; i++)
+        here[i] = content(i, b->rank, bytes);
+    bring(b, b->base, here, bytes);
+    MPI_Barrier(MPI_COMM_WORLD);
+    p2p_sides_run(b, P2P_OURS, bytes, 1, 1);
+    MPI_Barrier(MPI_COMM_WORLD);
+    for (int r = 0; r < b->size && !bad; r++) {
+        bring(b, here, b->base + p2p_pairs_place(b, r), bytes);
+        for (size_t i = 0; i < bytes && !bad; i++)
+            bad = here[i] != (r == b->rank ? 0x5a : content(i, r, bytes));
+    }
+    free(here);
+    MPI_Allreduce(MPI_IN_PLACE, &bad, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    return !bad;
+}
+
 /* One transfer of fresh contents, in which every byte is looked at. */
 static int verify(p2p_bench *b, size_t bytes) {
     int active = b->rank == 0 || b->test == P2P_BIDIR, bad = 0, receives = b->test == P2P_BIDIR || b->rank == (b->op == P2P_GET ? 0 : 1);
@@ -124,12 +151,14 @@ static int verify(p2p_bench *b, size_t bytes) {
 /* ---- output --------------------------------------------------------------------------------------------------------------- */
 
 static double bytes_per_us(const p2p_bench *b, size_t bytes, double us) {
-    return (double)bytes * (b->test == P2P_BIDIR ? 2 : 1) / us;
+    return (double)bytes * (b->test == P2P_BIDIR ? 2 : b->test == P2P_PAIRS ? b->size - 1 : 1) / us; /* pairs: of a rank, one way */
 }
 
 static void print_head(const p2p_bench *b) {
     printf("# mpix_p2p_bench %s, %s, %s, %d pieces; times in us per transfer, medians of %d blocks\n", PACKAGE_VERSION, op_names[b->op],
            test_names[b->test], b->iov_n, b->blocks);
+    if (b->test == P2P_PAIRS)
+        printf("# %d ranks, each with all others at once; a transfer: one to, or from, each; MB/s of a rank, one way\n", b->size);
     if (b->cuda)
         printf("# GPU memory, %s, NCCL %d%s\n", b->gpu, b->nccl_version, b->stream ? ", on a stream" : "");
     printf("# %-8s %12s %10s %10s %12s", "bytes", "median", "min", "p99", "MB/s");
@@ -202,7 +231,7 @@ static int curves_write(const p2p_bench *b) {
     char host[64] = "";
     gethostname(host, sizeof host - 1);
     snprintf(curves.title, sizeof curves.title, "mpix_p2p_bench: %s, %s", op_names[b->op], test_names[b->test]);
-    snprintf(curves.subtitle, sizeof curves.subtitle, "2 ranks, %s memory, %d piece%s; %s", b->cuda ? b->gpu : "host", b->iov_n,
+    snprintf(curves.subtitle, sizeof curves.subtitle, "%d ranks, %s memory, %d piece%s; %s", b->size, b->cuda ? b->gpu : "host", b->iov_n,
              b->iov_n == 1 ? "" : "s", host);
     curves.xlabel = "bytes";
     curves.ylabel = "time (median)";
@@ -218,7 +247,8 @@ static void usage(FILE *to) {
     fputs("usage: mpirun -n 2 mpix_p2p_bench [options]\n"
           "  -o put|get|send|fetch_add|notify|seen   operation (put: with a flush; notify: put_notify and the target's wait;\n"
           "                               seen: a put whose last byte the target looks for in its memory; both half a round trip, latency only)\n"
-          "  -t latency|bandwidth|bidirectional|rate   rate: messages per second, with many in flight\n"
+          "  -t latency|bandwidth|bidirectional|rate|pairs   rate: messages per second, with many in flight; pairs: any number of ranks,\n"
+          "                               each with all others at once (put and get); time of one transfer to each, MB/s of a rank, one way\n"
           "  -m MIN:MAX                   bytes, doubled from MIN to MAX, default 8:64m; suffix k, m\n"
           "  --memory host|cuda           kind of memory, default host\n"
           "  --stream                     cuda: put, get and notify by the _enqueue calls\n"
@@ -272,6 +302,10 @@ static const char *options_check(p2p_bench *b, int base) {
         return "notify and seen are for latency";
     if (b->op == P2P_SEEN && b->cuda)
         return "seen is for host memory";
+    if (b->test == P2P_PAIRS && ((b->op != P2P_PUT && b->op != P2P_GET) || b->iov_n != 1))
+        return "pairs is for put and get, without --iov";
+    if (b->test == P2P_PAIRS && base == BASE_MEMCPY)
+        return "pairs has the baselines mpi, nccl and none";
     if (b->stream && (!b->cuda || b->op == P2P_SEND || b->op == P2P_ADD))
         return "--stream is for put, get and notify with --memory cuda";
     if (base == (b->cuda ? BASE_MPI : BASE_NCCL))
@@ -285,7 +319,7 @@ static const char *options_check(p2p_bench *b, int base) {
     b->side[P2P_OURS] = 1;
     b->side[P2P_MPI] = base == BASE_MPI;
     b->side[P2P_NCCL] = base == BASE_NCCL && b->op != P2P_ADD; /* NCCL has no addition */
-    b->side[P2P_COPY] = base != NONE;
+    b->side[P2P_COPY] = base != NONE && b->test != P2P_PAIRS;
     if (b->op == P2P_ADD)
         b->min_bytes = b->max_bytes = 8;
     return NULL;
@@ -339,8 +373,8 @@ static int options(p2p_bench *b, int argc, char **argv) {
     if (!good)
         return 0;
     wrong = optind < argc ? "there are words that are no options" : options_check(b, base);
-    if (!wrong && b->size != 2)
-        wrong = "2 ranks are needed";
+    if (!wrong && (b->test == P2P_PAIRS ? b->size < 2 : b->size != 2))
+        wrong = b->test == P2P_PAIRS ? "2 ranks or more are needed" : "2 ranks are needed";
     if (wrong && b->rank == 0)
         fprintf(stderr, "mpix_p2p_bench: %s\n", wrong);
     return !wrong;
@@ -377,7 +411,7 @@ int main(int argc, char **argv) {
         bench_stats s[P2P_SIDES];
         int verified;
         measure(b, bytes, s);
-        verified = !b->validate || verify(b, bytes);
+        verified = !b->validate || (b->test == P2P_PAIRS ? verify_pairs(b, bytes) : verify(b, bytes));
         failed |= !verified;
         if (b->rank == 0)
             print(b, bytes, s, verified);

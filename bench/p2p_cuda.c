@@ -39,13 +39,13 @@ const char *p2p_cuda_choose(p2p_bench *b) {
     if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0)
         return "--memory cuda: no CUDA device can be used here";
     g.own = b->rank % n;
-    g.other = (1 - b->rank) % n;
+    g.other = b->size == 2 ? (1 - b->rank) % n : g.own;
     CUDA(cudaSetDevice(g.own));
     CUDA(cudaGetDeviceProperties(&prop, g.own));
     snprintf(b->gpu, sizeof b->gpu, "%.63s", prop.name);
     if (!b->side[P2P_NCCL])
         return NULL;
-    if (n < 2)
+    if (n < b->size)
         return "NCCL does not let ranks share a GPU; use -b memcpy or none";
     return bench_nccl_load(&b->nccl_version);
 }
@@ -72,16 +72,29 @@ static void nccl_open(p2p_bench *b) {
     ncclUniqueId id;
 
     g.send = device(b, g.own, b->max_bytes);
-    g.recv = device(b, g.own, b->max_bytes);
+    g.recv = device(b, g.own, b->test == P2P_PAIRS ? (size_t)b->size * b->max_bytes : b->max_bytes);
     if (b->rank == 0)
         NCCL(bench_nccl.get_id(&id));
     MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD);
-    NCCL(bench_nccl.init(&g.comm, 2, id, b->rank));
+    NCCL(bench_nccl.init(&g.comm, b->size, id, b->rank));
 }
 
 void p2p_cuda_nccl(p2p_bench *b, size_t bytes, int window, int active) {
     int peer = 1 - b->rank;
 
+    if (b->test == P2P_PAIRS) {
+        for (int k = 0; k < window; k++) {
+            NCCL(bench_nccl.start());
+            for (int i = 1; i < b->size; i++) {
+                int to = (b->rank + i) % b->size, from = (b->rank + b->size - i) % b->size;
+                NCCL(bench_nccl.send(g.send, bytes, ncclChar, to, g.comm, g.stream));
+                NCCL(bench_nccl.recv((char *)g.recv + (size_t)from * b->max_bytes, bytes, ncclChar, from, g.comm, g.stream));
+            }
+            NCCL(bench_nccl.end());
+        }
+        CUDA(cudaStreamSynchronize(g.stream));
+        return;
+    }
     if (b->test == P2P_LATENCY && (b->op == P2P_SEND || b->op == P2P_NOTIFY)) { /* there and back, the host sees each arrival */
         for (int turn = 0; turn < 2; turn++) {
             if (turn == b->rank)
@@ -109,7 +122,7 @@ void p2p_cuda_nccl(p2p_bench *b, size_t bytes, int window, int active) { (void)b
 
 void p2p_cuda_open(p2p_bench *b) {
     CUDA(cudaStreamCreateWithFlags(&g.stream, cudaStreamNonBlocking));
-    CUDA(cudaMemset(b->base, 1, 2 * b->max_bytes));
+    CUDA(cudaMemset(b->base, 1, b->test == P2P_PAIRS ? p2p_pairs_place(b, b->size) : 2 * b->max_bytes));
     CUDA(cudaDeviceSynchronize());
     if (b->side[P2P_COPY]) {
         g.from = device(b, g.own, b->max_bytes);

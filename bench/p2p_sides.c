@@ -145,7 +145,11 @@ static void theirs(p2p_bench *b, size_t bytes, int window, int active) {
 }
 
 void p2p_sides_run(p2p_bench *b, int side, size_t bytes, int window, int active) {
-    if (side == P2P_OURS)
+    if (b->test == P2P_PAIRS && side == P2P_OURS)
+        p2p_pairs_ours(b, bytes, window);
+    else if (b->test == P2P_PAIRS && side == P2P_MPI)
+        p2p_pairs_mpi(b, bytes, window);
+    else if (side == P2P_OURS)
         ours(b, bytes, window, active);
     else if (side == P2P_MPI)
         theirs(b, bytes, window, active);
@@ -171,7 +175,8 @@ static void *get_memory(const p2p_bench *b, size_t bytes) {
 }
 
 void p2p_sides_open(p2p_bench *b) {
-    size_t bytes = 2 * b->max_bytes;
+    int pairs = b->test == P2P_PAIRS;
+    size_t bytes = pairs ? p2p_pairs_place(b, b->size) : 2 * b->max_bytes;
     MPI_Info info = MPI_INFO_NULL;
 
     P2P_OK(MPIX_P2p_create(MPI_COMM_WORLD, MPI_INFO_NULL, &b->p2p));
@@ -182,6 +187,9 @@ void p2p_sides_open(p2p_bench *b) {
     P2P_OK(MPIX_P2p_alloc(b->p2p, (MPI_Count)bytes, info, &b->base, &b->mem));
     if (b->cuda)
         MPI_Info_free(&info);
+    b->at = calloc((size_t)b->size, sizeof *b->at);
+    if (!b->at)
+        p2p_die(b, "there is no memory");
     P2P_OK(MPIX_P2p_exchange(b->mem, b->at));
     iov = calloc((size_t)b->iov_n, sizeof *iov);
     iov_in = calloc((size_t)b->iov_n, sizeof *iov_in);
@@ -189,6 +197,10 @@ void p2p_sides_open(p2p_bench *b) {
         p2p_die(b, "there is no memory");
     if (!b->cuda)
         memset(b->base, 1, bytes);
+    if (pairs) {
+        p2p_pairs_open(b);
+        return;
+    }
     if (b->side[P2P_MPI]) {
         MPI_Win_allocate((MPI_Aint)bytes, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &win_base, &win);
         memset(win_base, 1, bytes);
@@ -202,10 +214,12 @@ void p2p_sides_open(p2p_bench *b) {
 }
 
 void p2p_sides_close(p2p_bench *b) {
-    if (b->side[P2P_MPI]) {
+    if (b->test == P2P_PAIRS) {
+        p2p_pairs_close(b);
+    } else if (b->side[P2P_MPI]) {
         MPI_Win_unlock_all(win);
         MPI_Win_free(&win);
     }
-    free(win_local), free(copy_from), free(copy_to), free(iov), free(iov_in);
+    free(win_local), free(copy_from), free(copy_to), free(iov), free(iov_in), free(b->at);
     P2P_OK(MPIX_P2p_free(&b->p2p));
 }

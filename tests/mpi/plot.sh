@@ -24,4 +24,6 @@ if "$MPIX_MPIRUN" 2 $ep --num-tokens 32 --plot "$work/none/x.svg" >"$work/out" 2
 grep -q -- '--plot .*x.svg: No such file' "$work/out" || { cat "$work/out"; exit 1; }
 "$MPIX_MPIRUN" 2 "$MPIX_BUILDDIR/mpix_p2p_bench" -m 8:64 -i 10 --plot "$work/p2p.svg" >"$work/out" 2>&1 || { cat "$work/out"; exit 1; }
 drawn "$work/p2p.svg" polyline 3 'MPIX_P2p'
+"$MPIX_MPIRUN" 3 "$MPIX_BUILDDIR/mpix_p2p_bench" -t pairs -m 8:64 -i 10 --plot "$work/pairs.svg" >"$work/out" 2>&1 || { cat "$work/out"; exit 1; }
+drawn "$work/pairs.svg" polyline 2 '3 ranks'
 [ -z "${MPIX_KEEP_PLOTS:-}" ] || cp "$work"/*.svg "$MPIX_KEEP_PLOTS"
