@@ -1,8 +1,8 @@
 /*
  * expert_combine.cu - combine in the EXPERT layout: each rank sums a token's rows that lie with it, the token's rank adds those sums. One kernel.
  *
- * Half of each block's warps push: they sum the rows of a pair and store the partial sum in the window of the token's rank, in the
- * order of chunks (tokens of the source, then sources). The other half finish: they take this rank's tokens in order, wait for the chunk
+ * PUSHERS of each block's warps push: they sum the rows of a pair and store the partial sum in the window of the token's rank, in the
+ * order of chunks (tokens of the source, then sources). The others finish: they take this rank's tokens in order, wait for the chunk
  * of each rank that the token has rows at, sum the rows that lie here themselves, and write y. Who has nothing more to push finishes too.
  *
  * Right to write. Partial sums go to the window of a rank after its ROWS of this epoch, which it sends in the order of its stream after
@@ -21,7 +21,7 @@
 #include "expert_combine.cuh"
 #include "launch.h"
 
-enum { THREADS = 512, PIECE = 3584 }; /* PIECE: columns of a unit of work; see doc/performance.md */
+enum { THREADS = 512, PUSHERS = 6, PIECE = 3584 }; /* warps that push first; columns of a unit of work; see doc/performance.md */
 
 /* ---- element by element, T: float or double ---- */
 template <typename T> __device__ __forceinline__ T times(T a, float b) { return sizeof(T) == 8 ? (T)__dmul_rn((double)a, (double)b) : (T)__fmul_rn((float)a, b); }
@@ -386,7 +386,7 @@ __global__ void __launch_bounds__(THREADS) expert_combine_kernel(const __grid_co
         if (!choices_wait(h, c, g, epoch))
             return;
         order_fill(h, order, smem);
-        if (threadIdx.x / 32 < THREADS / 64)
+        if (threadIdx.x / 32 < PUSHERS)
             fine = push_all<SUM>(h, c, g, order, epoch);
         if (fine)
             fine = finish_all<SUM>(h, c, g, epoch, values);
