@@ -124,7 +124,8 @@ static void thread_doze(mpix_proxy *proxy, uint64_t idle_ns) {
 static void *thread_main(void *arg) {
     mpix_proxy *proxy = arg;
     uint64_t idle_since = 0;
-    unsigned idle = 0;
+    /* Where a turn is a system call, 64 of them would keep the core from others for longer than it is meant to spin. */
+    unsigned idle = 0, spins = proxy->net->caps.target_works ? 1 : THREAD_SPINS;
 
     while (!atomic_load_explicit(&proxy->stop, memory_order_acquire)) {
         int happened = thread_turn(proxy);
@@ -137,7 +138,7 @@ static void *thread_main(void *arg) {
         }
         if (idle++ == 0)
             idle_since = mpix_clock_ns();
-        else if (idle % THREAD_SPINS != 0 && proxy->spin_ns > 0) {
+        else if (idle % spins != 0 && proxy->spin_ns > 0) {
             thread_relax();
             continue;
         }

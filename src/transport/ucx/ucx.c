@@ -27,12 +27,13 @@ static int ucx_fail(int kind, ucs_status_t status, const char *what) {
  * For this library's contexts alone, and not if the user has said something. Transports below libucp read only the common variables (1.13:
  * ucp_config_modify does not know them, and the prefix does not reach them), while a worker is made: so these are there for that time.
  */
+#define UCX_SEGMENT "260k" /* UCX_LONG and heads */
 enum { UCX_SEGMENTS = 2 };
 static const char *const segment_names[UCX_SEGMENTS] = {"UCX_TCP_TX_SEG_SIZE", "UCX_TCP_RX_SEG_SIZE"};
 
 static void segments_set(int *set) {
     for (int i = 0; i < UCX_SEGMENTS; i++)
-        set[i] = !getenv(segment_names[i]) && setenv(segment_names[i], "256k", 0) == 0;
+        set[i] = !getenv(segment_names[i]) && setenv(segment_names[i], UCX_SEGMENT, 0) == 0;
 }
 
 static void segments_unset(const int *set) {
@@ -233,6 +234,7 @@ static int ucx_open(mpix_boot *boot, const mpix_params *params, const unsigned c
     if (!kind)
         kind = open_worker(net);
     segments_unset(set);
+    net->segments = set[0] && set[1];
     if (!kind)
         kind = open_handlers(net);
     if (!kind)
@@ -247,8 +249,8 @@ static int ucx_open(mpix_boot *boot, const mpix_params *params, const unsigned c
                                     .target_works = 1,
                                     .lanes = params->lanes,
                                     .depth = UCX_DEPTH,
-                                    .max_op = (uint64_t)1 << 30,
-                                    .why = "a word follows the end of a flush"};
+                                    .max_op = net->segments ? UCX_LONG : (uint64_t)1 << 30,
+                                    .why = "a word follows the end of a flush, or is in one stream with the writes"};
     snprintf(net->net.caps.device, sizeof net->net.caps.device, "libucp %u.%u.%u", major, minor, release);
     snprintf(net->net.caps.address, sizeof net->net.caps.address, "worker address of %zu bytes", net->address_bytes);
     *out = &net->net;
@@ -272,6 +274,28 @@ static void ep_failed(void *arg, ucp_ep_h ep, ucs_status_t status) {
     ucx_break(arg, status, "the connection failed");
 }
 
+/*
+ * Whether libucp goes to the peer by TCP alone, so that puts would be emulated: copied into messages, and answered by others. libucp tells it to people only,
+ * one line per lane; what it says in another way is not TCP.
+ */
+static int only_tcp(ucp_ep_h ep) {
+    char *text = NULL, *line, *rest = NULL;
+    size_t bytes;
+    int lanes = 0, tcp = 0;
+    FILE *out = open_memstream(&text, &bytes);
+
+    if (!out)
+        return 0;
+    ucp_ep_print_info(ep, out);
+    if (fclose(out) == 0)
+        for (line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+            lanes += strstr(line, " lane[") != NULL;
+            tcp += strstr(line, " lane[") && strstr(line, ":tcp/");
+        }
+    free(text);
+    return lanes > 0 && tcp == lanes;
+}
+
 /* The connection itself is made by libucp when it is first used. */
 static int ucx_connect(mpix_net *base, int peer, const void *in) {
     ucx_net *net = (ucx_net *)base;
@@ -285,8 +309,10 @@ static int ucx_connect(mpix_net *base, int peer, const void *in) {
     if (blob->len > sizeof blob->address)
         return ucx_host->fail_peer(MPIX_ERRK_INTERNAL, peer, net->boot->hostnames[peer], "the address of rank %d is damaged", peer);
     status = ucp_ep_create(net->worker, &want, &net->peers[peer].ep);
-    if (status == UCS_OK)
+    if (status == UCS_OK) {
+        net->peers[peer].message = net->segments && only_tcp(net->peers[peer].ep) ? UCX_LONG : UCX_SHORT;
         return 0;
+    }
     net->peers[peer].ep = NULL;
     return ucx_host->fail_peer(MPIX_ERRK_TRANSPORT, peer, net->boot->hostnames[peer],
                                "libucp: no endpoint to rank %d on %s: %s (have both hosts a transport of UCX_TLS in common?)", peer,

@@ -4,7 +4,8 @@
  * libucp (UCX 1.12 or later) carries puts and gets over whatever it finds between two processes: RDMA devices, TCP, shared memory. It
  * does not say in which order a target sees them, so a word goes only when a flush of the endpoint has shown that the writes before it
  * are there; and it goes as an active message, which the target's turn stores. Short writes go the same way, in order with the words,
- * and need no flush. Over TCP the target's processor takes part in puts, gets and flushes too: each rank's proxy must run all the time
+ * and need no flush; so do all writes to peers that only TCP reaches, where libucp would copy puts into messages of its own (it sends ours from where they
+ * lie) and wait for answers. Over TCP the target's processor takes part in puts, gets and flushes too: each rank's proxy must run all the time
  * (caps.target_works).
  */
 #ifndef MPIX_TRANSPORT_UCX_H
@@ -17,6 +18,7 @@
 enum {
     UCX_DEPTH = 256,       /* operations that may be incomplete per lane; a power of two */
     UCX_SHORT = 512,       /* longest write that travels as a message: one fragment over every transport of libucp */
+    UCX_LONG = 256 << 10,  /* the same to peers that only TCP reaches, with segments of ours (UCX_SEGMENT) */
     UCX_FLUSHES = 8,       /* under way per lane */
     UCX_ROUNDS = 16,       /* of progress in a poll, at most */
     UCX_CLOSE_NS = 50000000 /* for the messages that announce the end; nobody is waited for */
@@ -57,6 +59,7 @@ typedef struct ucx_peer {
     struct ucx_net *net;
     int rank;
     ucp_ep_h ep;
+    uint64_t message;    /* longest write that travels as a message */
     ucx_lane *lanes; /* NULL: not wanted */
     ucs_status_t broken; /* UCS_OK: not */
     int told, bye;       /* bye: it has closed its side, and what breaks now is no failure */
@@ -80,6 +83,7 @@ typedef struct ucx_net {
     ucx_peer *peers; /* [size] */
     ucx_lane **active; /* lanes with operations that are not complete */
     int nlanes, nactive, fd;
+    int segments; /* those of TCP are ours */
     int closing, open; /* open: requests of the end under way */
     uint32_t rank;
     int broken;                    /* peers that broke and were not told of */

@@ -100,7 +100,7 @@ int ucx_post(mpix_net *base, const mpix_net_op *ops, int count) {
         const mpix_net_op *op = &ops[i];
         ucx_lane *lane = &net->peers[op->peer].lanes[op->lane];
         uint64_t len = op->kind == MPIX_NET_WORD || op->kind == MPIX_NET_ADD ? 8 : op->len;
-        int message = op->kind == MPIX_NET_WORD || (op->kind == MPIX_NET_WRITE && op->len > 0 && op->len <= UCX_SHORT);
+        int message = op->kind == MPIX_NET_WORD || (op->kind == MPIX_NET_WRITE && op->len > 0 && op->len <= lane->peer->message);
         ucx_op *o;
         if (lane->head - lane->done == UCX_DEPTH)
             break;
