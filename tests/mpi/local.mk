@@ -1,12 +1,15 @@
 # tests/mpi/ - programs that use the public interface only, and a reference of their own, over 1 to 33 ranks.
 #
 # A test is PROGRAM.RANKS.test or PROGRAM_VARIANT.RANKS.test: add it to MPI_TESTS; what it is called with is in tests/mpi/run.sh.
+# Those that wait for a time limit (ep_faults and p2p_faults: stopped, absent, injected) stand far from each other, so that
+# with `make -j2 check` there is mostly another beside them that computes.
 MPI_TESTS = \
 	tests/mpi/ep_random.1.test \
 	tests/mpi/ep_random.2.test \
 	tests/mpi/ep_random.3.test \
 	tests/mpi/ep_random.4.test \
 	tests/mpi/ep_random.5.test \
+	tests/mpi/ep_faults_stopped_hops.4.test \
 	tests/mpi/ep_random.8.test \
 	tests/mpi/ep_random.33.test \
 	tests/mpi/ep_random_ll.2.test \
@@ -15,6 +18,7 @@ MPI_TESTS = \
 	tests/mpi/ep_random_ll_mixed.4.test \
 	tests/mpi/ep_random_ll_counted.2.test \
 	tests/mpi/ep_random_ll_chaos.3.test \
+	tests/mpi/ep_faults_stopped_ucx.3.test \
 	tests/mpi/ep_random_ll_ucx.2.test \
 	tests/mpi/ep_random_ll_ucx.3.test \
 	tests/mpi/ep_files.1.test \
@@ -23,6 +27,7 @@ MPI_TESTS = \
 	tests/mpi/ep_files.8.test \
 	tests/mpi/ep_errors.1.test \
 	tests/mpi/ep_errors.2.test \
+	tests/mpi/ep_faults_injected.2.test \
 	tests/mpi/ep_errors.5.test \
 	tests/mpi/ep_errors_far.2.test \
 	tests/mpi/ep_nompi.1.test \
@@ -32,6 +37,7 @@ MPI_TESTS = \
 	tests/mpi/ep_stress.3.test \
 	tests/mpi/ep_stress.5.test \
 	tests/mpi/ep_stress.33.test \
+	tests/mpi/ep_faults_injected.3.test \
 	tests/mpi/ep_random_ordered.2.test \
 	tests/mpi/ep_random_ordered.5.test \
 	tests/mpi/ep_random_counted.3.test \
@@ -40,6 +46,7 @@ MPI_TESTS = \
 	tests/mpi/ep_random_thread.4.test \
 	tests/mpi/ep_stress_ordered.2.test \
 	tests/mpi/ep_stress_thread.4.test \
+	tests/mpi/ep_faults_injected_thread.3.test \
 	tests/mpi/ep_random_chaos.2.test \
 	tests/mpi/ep_random_chaos.3.test \
 	tests/mpi/ep_random_chaos.5.test \
@@ -48,6 +55,7 @@ MPI_TESTS = \
 	tests/mpi/ep_random_chaosthread.4.test \
 	tests/mpi/ep_stress_chaos.3.test \
 	tests/mpi/ep_stress_chaosordered.2.test \
+	tests/mpi/ep_faults_absent.2.test \
 	tests/mpi/ep_stress_chaosthread.4.test \
 	tests/mpi/ep_random_hops.3.test \
 	tests/mpi/ep_random_hops.4.test \
@@ -57,41 +65,35 @@ MPI_TESTS = \
 	tests/mpi/ep_random_hopschaos.5.test \
 	tests/mpi/ep_random_hopsthread.4.test \
 	tests/mpi/ep_random_bases.3.test \
+	tests/mpi/ep_faults_stopped.3.test \
 	tests/mpi/ep_random_baseshops.4.test \
 	tests/mpi/ep_stress_hops.5.test \
 	tests/mpi/ep_stress_hopschunk.4.test \
 	tests/mpi/ep_stress_hopschaos.3.test \
 	tests/mpi/ep_hops.4.test \
 	tests/mpi/ep_hops.8.test \
-	tests/mpi/ep_faults_stopped_hops.4.test \
 	tests/mpi/ep_faults_killed_hops.4.test \
 	tests/mpi/ep_random_ucx.2.test \
+	tests/mpi/ep_faults_stopped_thread.3.test \
 	tests/mpi/ep_random_ucx.3.test \
 	tests/mpi/ep_stress_ucx.2.test \
 	tests/mpi/ep_faults_killed_ucx.3.test \
-	tests/mpi/ep_faults_stopped_ucx.3.test \
-	tests/mpi/ep_faults_injected.2.test \
-	tests/mpi/ep_faults_injected.3.test \
-	tests/mpi/ep_faults_injected_thread.3.test \
 	tests/mpi/ep_traffic_ordered.2.test \
 	tests/mpi/ep_traffic_counted.2.test \
 	tests/mpi/ep_traffic_lanes.3.test \
 	tests/mpi/ep_faults_late.3.test \
-	tests/mpi/ep_faults_absent.2.test \
-	tests/mpi/ep_faults_stopped.3.test \
-	tests/mpi/ep_faults_stopped_thread.3.test \
 	tests/mpi/ep_faults_killed.4.test \
+	tests/mpi/ep_faults_ll_stopped.2.test \
 	tests/mpi/ep_faults_killed_thread.2.test \
 	tests/mpi/ep_faults_gone.3.test \
 	tests/mpi/ep_faults_forgotten.3.test \
 	tests/mpi/ep_faults_forgotten_thread.2.test \
-	tests/mpi/ep_faults_ll_stopped.2.test \
 	tests/mpi/ep_faults_ll_killed.3.test \
-	tests/mpi/ep_faults_ll_injected.2.test \
 	tests/mpi/p2p_data.1.test \
 	tests/mpi/p2p_data.2.test \
 	tests/mpi/p2p_data.3.test \
 	tests/mpi/p2p_data.8.test \
+	tests/mpi/ep_faults_ll_injected.2.test \
 	tests/mpi/p2p_data_ask.2.test \
 	tests/mpi/p2p_data_progress.2.test \
 	tests/mpi/p2p_data_ordered.2.test \
@@ -100,6 +102,7 @@ MPI_TESTS = \
 	tests/mpi/p2p_data_chaos.2.test \
 	tests/mpi/p2p_data_chaos.4.test \
 	tests/mpi/p2p_data_ucx.2.test \
+	tests/mpi/p2p_faults_stopped.3.test \
 	tests/mpi/p2p_errors.1.test \
 	tests/mpi/p2p_errors.3.test \
 	tests/mpi/p2p_errors_proxied.2.test \
@@ -108,7 +111,6 @@ MPI_TESTS = \
 	tests/mpi/p2p_faults_computing_proxied.2.test \
 	tests/mpi/p2p_faults_fork_reg.2.test \
 	tests/mpi/p2p_faults_fork.3.test \
-	tests/mpi/p2p_faults_stopped.3.test \
 	tests/mpi/p2p_faults_stopped_proxied.2.test \
 	tests/mpi/p2p_faults_killed.3.test \
 	tests/mpi/p2p_faults_killed_reg.3.test \
