@@ -4,6 +4,7 @@
 # $(UNIT_CFLAGS); it sees the library's hidden symbols. An MPI test in TESTS is a script that calls
 # `$MPIX_MPIRUN NP PROGRAM ARGS...`; the environment has
 #   MPIX_MPIRUN    the script tests/mpirun.sh
+#   CK_DEFAULT_TIMEOUT  against hangs: Check's own 4 s pass on a machine that others use too
 #   MPIX_SRCDIR    the source tree         MPIX_BUILDDIR  the build tree         MPIX_SANITIZED  1 in a sanitizer build, else 0
 UNIT_CFLAGS = $(AM_CFLAGS) $(CHECK_CFLAGS)
 UNIT_LIBS = libmpixep_core.la $(CHECK_LIBS)
@@ -14,6 +15,7 @@ AM_TESTS_ENVIRONMENT = \
 	MPIX_BUILDDIR='$(abs_top_builddir)'; export MPIX_BUILDDIR; \
 	MPIX_SANITIZED=$(MPIX_SANITIZED); export MPIX_SANITIZED; \
 	MPIX_SPIN='$(SPIN)'; export MPIX_SPIN; \
+	CK_DEFAULT_TIMEOUT=$${CK_DEFAULT_TIMEOUT:-120}; export CK_DEFAULT_TIMEOUT; \
 	LSAN_OPTIONS="suppressions=$(abs_top_srcdir)/tests/lsan.supp:print_suppressions=0:$$LSAN_OPTIONS"; export LSAN_OPTIONS; \
 	TSAN_OPTIONS="suppressions=$(abs_top_srcdir)/tests/tsan.supp:ignore_noninstrumented_modules=1:halt_on_error=1:$$TSAN_OPTIONS"; export TSAN_OPTIONS; \
 	UBSAN_OPTIONS="print_stacktrace=1:$$UBSAN_OPTIONS"; export UBSAN_OPTIONS;

@@ -360,8 +360,8 @@ int main(void) {
     tcase_add_test(encode, encode_descriptor);
     tcase_add_test(descs, descs_all);
     tcase_add_test(descs, descs_threads);
-    tcase_set_timeout(queue, 60);
-    tcase_set_timeout(descs, 60);
+    tcase_set_timeout(queue, 300);
+    tcase_set_timeout(descs, 300);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         tcase_add_checked_fixture(cases[i], quiet, NULL);
         suite_add_tcase(suite, cases[i]);
