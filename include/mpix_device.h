@@ -134,9 +134,10 @@ typedef struct mpix_dev_state {
 
 /*
  * Word 0: operation 3 bits, memory of the peer (PUT, ADD) or the peer 16, own memory 12, bytes or slot 32. Word 1: of PUT, own offset 31 bits and
- * the peer's 32, in units of 16 bytes; of SIGNAL what to add. With a descriptor: own offset, the peer's, bytes, what to add.
+ * the peer's 32, in units of 16 bytes; of SIGNAL what to add. With a descriptor: own offset, the peer's, bytes, what to add. WORD: in word 0
+ * behind the peer's memory 44 bits of offset there in units of 8 bytes, in word 1 what the word is to be.
  */
-enum { MPIX_DEV_CMD_PUT = 1, MPIX_DEV_CMD_SIGNAL, MPIX_DEV_CMD_PUT_DESC, MPIX_DEV_CMD_ADD_DESC, MPIX_DEV_CMD_FLUSH };
+enum { MPIX_DEV_CMD_PUT = 1, MPIX_DEV_CMD_SIGNAL, MPIX_DEV_CMD_PUT_DESC, MPIX_DEV_CMD_ADD_DESC, MPIX_DEV_CMD_FLUSH, MPIX_DEV_CMD_WORD };
 enum { MPIX_DEV_REMOTES = 65536, MPIX_DEV_LOCALS = 4096, MPIX_DEV_UNIT = 16, MPIX_DEV_DESC_WORDS = 4 };
 
 #ifdef __cplusplus

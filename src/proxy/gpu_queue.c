@@ -171,6 +171,22 @@ void mpix_gpu_queues_remote(mpix_gpu_queues *q, int index, int peer, const mpix_
     proxy_unlock(q->proxy);
 }
 
+int mpix_gpu_queues_settled(const mpix_gpu_queues *q) {
+    const mpix_proxy *proxy = q->proxy;
+    char why[MPIX_CUDA_WHY] = "";
+
+    for (int r = 0; r < proxy->size; r++) {
+        const uint64_t *last = q->heads + (size_t)q->config.queues * HEADS * HEAD_WORDS + (size_t)r * PEER_WORDS;
+        uint64_t number = 0;
+        if (!proxy->peers[r].lanes || atomic_load_explicit(&proxy->peers[r].failed, memory_order_relaxed))
+            continue;
+        if (q->gpu->ops->copy(&q->gpu->device, &number, last, sizeof number, why) == 0 &&
+            atomic_load_explicit(&q->words[r], memory_order_acquire) < number)
+            return 0;
+    }
+    return 1;
+}
+
 /* ---- taking -------------------------------------------------------------------------------------------------------------- */
 
 static void queue_error(mpix_gpu_queues *q, int peer, int kind) {
@@ -243,6 +259,29 @@ static void queue_word_request(const mpix_gpu_queues *q, int peer, int op, int s
                         .rmem = proxy->peers[peer].rmem[q->config.window]};
 }
 
+/* A word behind all that was put to the peer before. Returns how many requests. */
+static int queue_store(const mpix_gpu_queues *q, uint64_t word0, uint64_t value, mpix_request r[2]) {
+    const gpu_remote *to = &q->remote[word0 >> 3 & (MPIX_DEV_REMOTES - 1)];
+    uint64_t off = (word0 >> 19) * sizeof(uint64_t);
+    int n = q->proxy->counted ? 1 : 0;
+
+    if (!to->rmem || to->bytes < sizeof(uint64_t) || off > to->bytes - sizeof(uint64_t) || (to->off + off) % sizeof(uint64_t))
+        return 0;
+    if (n) {
+        queue_word_request(q, to->peer, MPIX_CMD_READ, 0, &r[0]);
+        r[0].fence = 1;
+    }
+    r[n] = (mpix_request){.op = MPIX_CMD_WORD,
+                          .peer = (uint16_t)to->peer,
+                          .roff = to->off + off,
+                          .len = sizeof(uint64_t),
+                          .counter = MPIX_CMD_UNCOUNTED,
+                          .rmem = to->rmem,
+                          .value = value,
+                          .fence = (uint8_t)n};
+    return n + 1;
+}
+
 /* Returns how many requests, 0: the command is wrong. The sum of a signal is added to when the command is admitted. */
 static int queue_decode(mpix_gpu_queues *q, const mpix_cmd *cmd, const uint64_t *desc, mpix_request r[2]) {
     const mpix_proxy *proxy = q->proxy;
@@ -255,6 +294,7 @@ static int queue_decode(mpix_gpu_queues *q, const mpix_cmd *cmd, const uint64_t 
         return queue_put(q, word0, (word1 & 0x7fffffff) * MPIX_DEV_UNIT, (word1 >> 31) * MPIX_DEV_UNIT, word0 >> 31, &r[0]);
     case MPIX_DEV_CMD_PUT_DESC: return queue_put(q, word0, desc[0], desc[1], desc[2], &r[0]);
     case MPIX_DEV_CMD_ADD_DESC: return queue_add(q, word0, desc, &r[0]);
+    case MPIX_DEV_CMD_WORD: return queue_store(q, word0, word1, r);
     case MPIX_DEV_CMD_FLUSH:
     case MPIX_DEV_CMD_SIGNAL: break;
     default: return 0;
@@ -303,7 +343,7 @@ static int queue_take(mpix_gpu_queues *q, const mpix_cmd *cmd, const uint64_t *d
     for (int i = 0; i < n; i++) {
         r[i].lane = (uint8_t)q->lane;
         r[i].gpu = 1;
-        if (r[i].op == MPIX_CMD_WORD)
+        if (r[i].op == MPIX_CMD_WORD && (cmd->half[0] & 7) == MPIX_DEV_CMD_SIGNAL)
             q->sums[(size_t)r[i].peer * (size_t)q->config.counters + (cmd->half[0] >> 31)] = r[i].value;
         proxy_queue_request(proxy, &r[i], i == n - 1 ? number : 0);
     }

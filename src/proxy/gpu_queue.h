@@ -30,6 +30,8 @@ typedef struct mpix_gpu_queues_config {
 int mpix_gpu_queues_open(mpix_proxy *proxy, const mpix_gpu *gpu, const mpix_gpu_queues_config *config, mpix_gpu_queues **queues);
 /* Local. Kernels that use them have ended; commands that are left are forgotten. NULL is fine. */
 void mpix_gpu_queues_close(mpix_gpu_queues *queues);
+/* Local. 1: all commands that mpix_dev_note has noted are complete, or their peers have failed. Kernels that use the queues have ended. */
+int mpix_gpu_queues_settled(const mpix_gpu_queues *queues);
 /* For the device: the queues, and the part of a proxied peer that concerns them. */
 void mpix_gpu_queues_describe(const mpix_gpu_queues *queues, mpix_dev_state *state);
 void mpix_gpu_queues_describe_peer(const mpix_gpu_queues *queues, int peer, mpix_dev_peer *out);

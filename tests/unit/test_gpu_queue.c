@@ -42,8 +42,16 @@ static void mock_local_free(const mpix_cuda_device *device, void *p) {
     (void)device;
     free(p);
 }
-static const mpix_cuda_ops mock_ops = {
-    .pinned_alloc = mock_pinned_alloc, .pinned_free = mock_pinned_free, .local_alloc = mock_local_alloc, .local_free = mock_local_free};
+static int mock_copy(const mpix_cuda_device *device, void *dst, const void *src, size_t bytes, char *why) {
+    (void)device, (void)why;
+    memcpy(dst, src, bytes);
+    return 0;
+}
+static const mpix_cuda_ops mock_ops = {.pinned_alloc = mock_pinned_alloc,
+                                       .pinned_free = mock_pinned_free,
+                                       .local_alloc = mock_local_alloc,
+                                       .local_free = mock_local_free,
+                                       .copy = mock_copy};
 static const mpix_gpu gpu = {.ops = &mock_ops};
 
 /* ---- a producer ---------------------------------------------------------------------------------------------------------- */
@@ -180,6 +188,35 @@ static void moves(const char *transport, const char *form) {
     close_all();
 }
 
+/* Pieces that each have a word of their own, which is never there before its data. */
+static void words(const char *transport, const char *form) {
+    const uint64_t at = BYTES - ROUNDS * sizeof(uint64_t);
+    uint64_t *word = (uint64_t *)(void *)(to + at);
+    int told = 0;
+
+    if (!open_all(transport, form, "8", "0"))
+        return;
+    memset(word, 0, ROUNDS * sizeof *word);
+    for (int k = 0; k < ROUNDS; k++) {
+        uint64_t from_at = put_at(k) / 16;
+        push_on(word0(MPIX_DEV_CMD_PUT, 5, 0, PIECE), from_at | from_at << 31, 0, 0, 0, 0);
+        push_on((uint64_t)MPIX_DEV_CMD_WORD | 5 << 3 | (at / 8 + (uint64_t)k) << 19, (uint64_t)k + 7, 0, 0, 0, 0);
+        *(uint64_t *)(void *)peer.last = head;
+    }
+    CHECK(load(peer.done) == head || !mpix_gpu_queues_settled(queues), "%s %s: settled too early", transport, form);
+    for (int i = 0; i < 1000000 && told < ROUNDS; i++) {
+        turn();
+        for (; told < ROUNDS && load((unsigned long long *)(void *)&word[told]); told++) {
+            uint64_t off = put_at(told) / 16 * 16;
+            CHECK(word[told] == (uint64_t)told + 7, "%s %s: word %d is %llu", transport, form, told, (unsigned long long)word[told]);
+            CHECK(memcmp(to + off, from + off, PIECE) == 0, "%s %s: word %d came before its data", transport, form, told);
+        }
+    }
+    CHECK(told == ROUNDS && wait_for(peer.done, head), "%s %s: %d of %d words", transport, form, told, ROUNDS);
+    CHECK(mpix_gpu_queues_settled(queues) && !load(peer.error), "%s %s: the end", transport, form);
+    close_all();
+}
+
 /* ---- what is refused ----------------------------------------------------------------------------------------------------- */
 
 static void refused(const char *what, uint64_t w0, uint64_t w1, uint64_t loff, uint64_t roff, uint64_t len) {
@@ -203,6 +240,8 @@ static void refusals(void) {
     refused("an offset that wraps around", word0(MPIX_DEV_CMD_PUT_DESC, 5, 0, 0), 0, 0, UINT64_MAX - 7, 16);
     refused("an addition that is not aligned", word0(MPIX_DEV_CMD_ADD_DESC, 5, 0, 0), 0, 0, 4, 8);
     refused("a counter that does not exist", word0(MPIX_DEV_CMD_SIGNAL, 0, 0, COUNTERS), 1, 0, 0, 0);
+    refused("a word beyond the peer's memory", (uint64_t)MPIX_DEV_CMD_WORD | 5 << 3 | (uint64_t)(BYTES / 8) << 19, 1, 0, 0, 0);
+    refused("a word in no peer's memory", (uint64_t)MPIX_DEV_CMD_WORD | 6 << 3, 1, 0, 0, 0);
     refused("a peer that does not exist", word0(MPIX_DEV_CMD_FLUSH, 1, 0, 0), 0, 0, 0, 0);
     if (!open_all("shmem", "auto", "8", "0"))
         return;
@@ -244,6 +283,9 @@ int main(int argc, char **argv) {
     moves("shmem", "auto");
     moves("shmem", "counted");
     moves("chaos:shmem", "auto");
+    words("shmem", "auto");
+    words("shmem", "counted");
+    words("chaos:shmem", "auto");
     refusals();
     failure();
     mpix_boot_free(boot, 0);
