@@ -8,8 +8,18 @@
  *
  * Events around each call on each rank's stream; the time of a call is the maximum over ranks, the figure the median over calls. The
  * rows that came are verified after the last call of each line. GB/s count received rows, those of the own rank included.
+ *
+ * Where peers are reached through the proxy (MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem on one host) it measures beforehand what bounds them: the link
+ * between GPU and host memory, both ways at once, and copies between two memories by one thread of each rank, in pieces of the parameter
+ * chunk_bytes' default: of memory that nobody has touched lately, and of what the GPU has just written, the faster counts. Each line then has
+ * what went over the proxy per rank and second, and its part of the slower of the two.
  */
+#define _GNU_SOURCE
 #include "../tests/gpu/gpu.h"
+
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
 
 typedef struct bench {
     MPIX_Ep_handle h;
@@ -55,6 +65,78 @@ static float measure(bench *b, int what, int iterations) {
     return median;
 }
 
+static double now_s(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+enum { BOUND_BYTES = 64 << 20, BOUND_PIECE = 256 << 10, BOUND_TIMES = 16 };
+
+/* GB/s each way over the link, and of copies by the processor; of the slowest rank, all at once. */
+static void bounds(double *link, double *copy) {
+    char *m[2], *d[2];
+    cudaStream_t s[2];
+    for (int i = 0; i < 2; i++) {
+        m[i] = mmap(NULL, BOUND_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        if (m[i] == MAP_FAILED)
+            MPI_Abort(MPI_COMM_WORLD, 1);
+        memset(m[i], i + 1, BOUND_BYTES);
+        CU(cudaHostRegister(m[i], BOUND_BYTES, cudaHostRegisterDefault));
+        CU(cudaMalloc((void **)&d[i], BOUND_BYTES));
+        CU(cudaStreamCreateWithFlags(&s[i], cudaStreamNonBlocking));
+    }
+    double rate[3] = {0, 0, 0};
+    for (int pass = 0; pass < 2; pass++) { /* the first warms up */
+        MPI_Barrier(MPI_COMM_WORLD);
+        double start = now_s();
+        for (int i = 0; i < BOUND_TIMES; i++) {
+            CU(cudaMemcpyAsync(m[0], d[0], BOUND_BYTES, cudaMemcpyDeviceToHost, s[0]));
+            CU(cudaMemcpyAsync(d[1], m[1], BOUND_BYTES, cudaMemcpyHostToDevice, s[1]));
+        }
+        CU(cudaStreamSynchronize(s[0]));
+        CU(cudaStreamSynchronize(s[1]));
+        rate[0] = (double)BOUND_BYTES * BOUND_TIMES / (now_s() - start) / 1e9;
+        MPI_Barrier(MPI_COMM_WORLD);
+        start = now_s();
+        for (int i = 0; i < BOUND_TIMES; i++)
+            for (size_t at = 0; at < BOUND_BYTES; at += BOUND_PIECE)
+                memcpy(m[1] + at, m[0] + at, BOUND_PIECE);
+        rate[1] = (double)BOUND_BYTES * BOUND_TIMES / (now_s() - start) / 1e9;
+        double hot = 0;
+        for (int i = 0; i < 4 * BOUND_TIMES; i++) {
+            char *from = m[0] + i % 4 * (BOUND_BYTES / 4), *to = m[1] + i % 4 * (BOUND_BYTES / 4);
+            CU(cudaMemcpy(from, d[0], BOUND_BYTES / 4, cudaMemcpyDeviceToHost));
+            start = now_s();
+            for (size_t at = 0; at < BOUND_BYTES / 4; at += BOUND_PIECE)
+                memcpy(to + at, from + at, BOUND_PIECE);
+            hot += now_s() - start;
+        }
+        rate[2] = (double)BOUND_BYTES * BOUND_TIMES / hot / 1e9;
+    }
+    MPI_Allreduce(MPI_IN_PLACE, rate, 3, MPI_DOUBLE, MPI_MIN, MPI_COMM_WORLD);
+    for (int i = 0; i < 2; i++) {
+        CU(cudaHostUnregister(m[i]));
+        munmap(m[i], BOUND_BYTES);
+        CU(cudaFree(d[i]));
+        CU(cudaStreamDestroy(s[i]));
+    }
+    *link = rate[0];
+    *copy = rate[1] > rate[2] ? rate[1] : rate[2];
+}
+
+/* Rows that come through the proxy. */
+static double proxied_rows(MPIX_Ep ep, int size, const MPI_Count *per_rank) {
+    double rows = 0;
+    for (int r = 0; r < size; r++) {
+        MPIX_Ep_peer peer;
+        MPIX_INIT(&peer);
+        EP(MPIX_Ep_get_peer(ep, r, &peer));
+        rows += peer.reach == MPIX_EP_REACH_PROXIED ? (double)per_rank[r] : 0;
+    }
+    return rows;
+}
+
 int main(int argc, char **argv) {
     int rank, size, devices = 0;
     int expert = argc > 1 && !strcmp(argv[1], "expert");
@@ -81,6 +163,7 @@ int main(int argc, char **argv) {
     for (size_t i = 0; argc <= 6 && !expert && i < sizeof some / sizeof *some; i++)
         sms[nsms++] = some[i];
     int bad = 0;
+    double link = 0, copy = 0;
     for (int mode = 0; mode < 3; mode++) { /* bf16; fp8; bf16 that becomes fp8 on the way, whose bytes the tests check */
         int fp8 = mode > 0, quant = mode == 2;
         size_t xrow = (size_t)H * (mode == 1 ? 1 : 2), row = (size_t)H * (fp8 ? 1 : 2), scale = fp8 ? (size_t)(H + 127) / 128 * 4 : 0;
@@ -126,11 +209,19 @@ int main(int argc, char **argv) {
             b.r.num_tokens = T;
             b.r.topk = (int)K;
             b.r.ids = di;
-            MPI_Count total = 0;
+            MPI_Count total = 0, per_rank[64];
             MPIX_Ep_counts counts;
             MPIX_INIT(&counts);
             counts.recv_total = &total;
+            counts.recv_per_rank = per_rank;
             EP(MPIX_Ep_route(b.h, &b.r, &counts));
+            double far = proxied_rows(ep, size, per_rank), most = far;
+            MPI_Allreduce(&far, &most, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+            if (most > 0 && link == 0) {
+                bounds(&link, &copy);
+                if (rank == 0)
+                    printf("# the link %.1f GB/s each way at once, copies by a thread of each rank %.1f GB/s\n", link, copy);
+            }
             EP(MPIX_Ep_alloc(ep, (MPI_Count)((size_t)total * row), MPI_INFO_NULL, &o));
             EP(MPIX_Ep_alloc(ep, (MPI_Count)((size_t)total * scale + 4), MPI_INFO_NULL, &os));
             CU(cudaMalloc((void **)&lid, (size_t)(total * K) * 4));
@@ -203,6 +294,10 @@ int main(int argc, char **argv) {
             if (rank == 0) {
                 printf("%-6s %4d %9.1f %6.0f %9.1f %6.0f %9.1f %9.1f  %s\n", quant ? "to fp8" : fp8 ? "fp8" : "bf16", sms[i], d, bytes / d / 1e3, cb, cb > 0 ? bytes / cb / 1e3 : 0.0, turn, m,
                        wrong ? "NO" : quant ? "-" : "yes");
+                double slower = link < copy ? link : copy, wire = most * (double)(row + scale);
+                if (most > 0)
+                    printf("# through the proxy: dispatch %.1f GB/s, %.2f of the slower; combine %.1f GB/s, %.2f\n", wire / d / 1e3, wire / d / 1e3 / slower,
+                           cb > 0 ? wire / cb / 1e3 : 0.0, cb > 0 ? wire / cb / 1e3 / slower : 0.0);
                 if (exact > 0)
                     printf("# combine with partial sums in float: %.1f us\n", exact);
                 fflush(stdout);
