@@ -173,13 +173,15 @@ int PMPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_
         return mpix_boot_raise(NULL, kind);
     mpix_ep_ctl_layout_init(&layout, ranks, c.num_experts, c.depth, params.max_handles, answered);
     *bytes = (MPI_Count)(most * (size_t)c.depth + layout.total);
-    if (ranks_per_host < ranks) { /* send buffer and mirror */
+    if (ranks_per_host < ranks && c.memkind == MPIX_EP_CUDA) {
+        *bytes += (MPI_Count)mpix_ep_gpu_far_bytes(&c, ranks, ranks - ranks_per_host);
+    } else if (ranks_per_host < ranks) { /* send buffer and mirror */
         int nchunks;
         size_t chunk = mpix_ep_far_chunks(&c, &params, ranks, &nchunks);
         *bytes += (MPI_Count)(chunk * (size_t)nchunks + layout.total);
         /* Two hops: the rings of the ranks that this one serves, of equal hosts one per other host, and chunks to send their sums. */
         size_t hosts = (size_t)(ranks + ranks_per_host - 1) / (size_t)ranks_per_host - 1;
-        if (c.memkind == MPIX_EP_HOST && params.two_hops != MPIX_HOPS_OFF && (ranks_per_host > 1 || params.two_hops == MPIX_HOPS_ON))
+        if (params.two_hops != MPIX_HOPS_OFF && (ranks_per_host > 1 || params.two_hops == MPIX_HOPS_ON))
             *bytes += (MPI_Count)(chunk * (hosts * (size_t)params.two_hops_chunks + 2 * hosts + 2));
     }
     return MPI_SUCCESS;

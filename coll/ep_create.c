@@ -82,7 +82,7 @@ static int create_local(mpix_ep *ep) {
     int far_peers = 0;
     for (int r = 0; r < ep->size; r++)
         far_peers += ep->boot->host_of[r] != ep->boot->host_of[ep->rank];
-    int gpu = ep->config.mode == MPIX_EP_LL && ep->config.memkind == MPIX_EP_CUDA; /* its banks are in the handles' windows (ep_gpu_ll.c) */
+    int gpu = ep->config.memkind == MPIX_EP_CUDA; /* all is in the handles' windows */
     if (ep->config.mode == MPIX_EP_LL && !gpu) {
         int kind = mpix_ep_ll_create(ep, far_peers);
         if (kind)
@@ -253,6 +253,8 @@ int PMPIX_Ep_free(MPIX_Ep *pep) {
         return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "ep", "%d transfers are in flight: complete them first", users));
     failed = mpix_ep_drain(ep); /* failed batches of this rank that peers still have to learn of */
     /* A device must go on answering until the peers' last writes are acknowledged. Bounded: a peer may never come. */
+    if (!failed)
+        mpix_ep_gpu_far_settle(ep);
     if (!failed && ep->far)
         failed = mpix_boot_barrier_bounded(ep->boot, ep->config.timeout_s > 0 && ep->config.timeout_s < 10 ? ep->config.timeout_s : 10);
     mpix_boot_forget(ep);

@@ -36,8 +36,11 @@ size_t mpix_ep_far_chunks(const MPIX_Ep_config *c, const mpix_params *params, in
     return bytes > item ? bytes : item;
 }
 
-/* Low latency: batches lie in the handles' slots (ep_ll.c), control words need no mirror. */
-static int far_alloc_ll(mpix_ep *ep, mpix_ep_far *far) {
+/* Whether batches are packed here. Low latency's lie in the handles' slots (ep_ll.c), those of GPU memory in the handles' windows (ep_gpu_far.c), and
+ * neither's control words need a mirror. */
+static int far_batches(const mpix_ep *ep) { return !ep->ll && ep->config.memkind == MPIX_EP_HOST; }
+
+static int far_alloc_bare(mpix_ep *ep, mpix_ep_far *far) {
     far->lanes = ep->params.lanes;
     far->counters_slot = 4 * ep->config.depth;
     if ((int64_t)far->counters_slot * ep->params.max_handles >= 65536)
@@ -71,9 +74,9 @@ int mpix_ep_far_create(mpix_ep *ep) {
     if (ep->boot->nhosts < 2)
         return 0;
     ep->far = calloc(1, sizeof *ep->far);
-    int kind = !ep->far  ? mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for proxied peers")
-               : ep->ll ? far_alloc_ll(ep, ep->far)
-                         : far_alloc(ep, ep->far);
+    int kind = !ep->far            ? mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for proxied peers")
+               : far_batches(ep) ? far_alloc(ep, ep->far)
+                                 : far_alloc_bare(ep, ep->far);
     for (int r = 0; r < ep->size && !kind; r++) {
         ep->far->is[r] = ep->boot->host_of[r] != ep->boot->host_of[ep->rank];
         ep->far->npeers += ep->far->is[r];
@@ -87,8 +90,8 @@ int mpix_ep_far_windows(mpix_ep *ep) {
         return 0;
     /* What a device reads and writes is pinned, hence committed. */
     size_t stage = ep->banks_at + ep->bank_bytes * (size_t)ep->config.depth;
-    int kind = ep->ll ? 0 : mpix_win_commit(ep->stage, 0, stage);
-    for (int b = 0; !kind && !ep->ll && b < ep->config.depth; b++)
+    int packs = far_batches(ep), kind = packs ? mpix_win_commit(ep->stage, 0, stage) : 0;
+    for (int b = 0; !kind && packs && b < ep->config.depth; b++)
         ep->banks[b].committed = ep->bank_bytes;
     if (!kind)
         kind = mpix_win_commit(ep->ctl, 0, ep->layout.total);
@@ -101,7 +104,7 @@ int mpix_ep_far_windows(mpix_ep *ep) {
         far->lanes = mpix_proxy_caps(far->proxy)->lanes;
     if (!kind)
         kind = mpix_proxy_window(far->proxy, MPIX_EP_WINDOW_CTL, ep->ctl->base, ep->layout.total);
-    if (ep->ll)
+    if (!packs)
         return kind;
     if (!kind)
         kind = mpix_proxy_window(far->proxy, MPIX_EP_WINDOW_MIRROR, far->mirror, ep->layout.total);

@@ -86,9 +86,13 @@ static int create_local(mpix_ep *ep) {
 }
 
 static int create_checks(mpix_ep *ep) {
-    if (ep->boot->nhosts > 1)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.memkind", "MPIX_EP_CUDA: %d hosts; GPU memory among several hosts is not in this version",
-                         ep->boot->nhosts);
+    const char *alone = ep->config.mode == MPIX_EP_LL              ? "config.mode = MPIX_EP_LL"
+                        : ep->config.layout == MPIX_EP_EXPERT      ? "config.layout = MPIX_EP_EXPERT"
+                        : ep->config.num_sms == MPIX_EP_SMS_NONE   ? "config.num_sms = MPIX_EP_SMS_NONE"
+                                                                   : NULL;
+    if (ep->boot->nhosts > 1 && alone)
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.memkind", "MPIX_EP_CUDA on %d hosts: proxied peers with %s are not in this version, MPIX_EP_COMPACT in MPIX_EP_HT is",
+                         ep->boot->nhosts, alone);
     if (ep->size > MPIX_CUDA_RANKS)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "comm", "MPIX_EP_CUDA: %d ranks, at most %d in this version", ep->size, MPIX_CUDA_RANKS);
     if (ep->config.layout == MPIX_EP_EXPERT && ep->config.max_topk > 32)
@@ -121,6 +125,8 @@ int mpix_ep_gpu_create(mpix_ep *ep) {
     if (!kind)
         kind = mpix_boot_agree(ep->boot, create_local(ep));
     if (!kind)
+        kind = mpix_ep_gpu_far_create(ep);
+    if (!kind)
         mpix_log(MPIX_LOG_INFO, "GPU memory on device %d (%s), windows by %s", gpu->device.ordinal, gpu->device.name,
                  gpu->ipc ? "CUDA IPC" : "shareable allocations");
     return kind;
@@ -137,6 +143,7 @@ void mpix_ep_gpu_free(mpix_ep *ep) {
         for (int i = 0; i < gpu->nwindows && !ep->failed; i++)
             mpix_ep_gpu_window_free(ep, &gpu->windows[i]);
         gpu->ops->stream_destroy(gpu->stream);
+        mpix_ep_gpu_far_free(ep);
     }
     if (gpu->bases)
         gpu->ops->local_free(&gpu->device, gpu->bases);
@@ -166,7 +173,7 @@ static size_t carve(mpix_ep *ep, mpix_cuda_handle *d, char *at) {
     CUT(bitmap, tokens);
     CUT(rel, tokens * n);
     CUT(blk, blocks * n);
-    CUT(histogram, e + 1);
+    CUT(histogram, e + MPIX_CUDA_RANKS);
     CUT(ids, tokens * (size_t)ep->config.max_topk);
     CUT(recv_expert, (size_t)ep->placement.nlocal[ep->rank] + 1);
     if (d->expert.on) {
@@ -188,6 +195,11 @@ static size_t carve(mpix_ep *ep, mpix_cuda_handle *d, char *at) {
         CUT(expert.blk, blocks * e);
     }
     CUT(engines.signals, 24);
+    if (d->far.is) {
+        CUT(far.packed, n * MPIX_CUDA_FAR_CHUNKS);
+        CUT(far.here, 2 * n);
+        CUT(far.last, n);
+    }
 #undef CUT
     return used;
 }
@@ -269,13 +281,15 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
     }
     if (d->engines.on)
         bytes = mpix_ep_gpu_engines_window(ep, d, bytes);
-    kind = mpix_ep_gpu_window_create(ep, bytes, &g->window);
+    kind = mpix_ep_gpu_far_handle(handle, d);
+    if (!kind)
+        kind = mpix_ep_gpu_window_create(ep, bytes, &g->window);
     if (!kind) {
         for (int r = 0; r < ep->size; r++)
             d->window[r] = g->window.mem[r].p;
         kind = gpu->ops->local_alloc(&gpu->device, carve(ep, d, NULL), &g->local, why);
         if (!kind)
-            kind = gpu->ops->pinned_alloc(sizeof *g->captured + (2 + 2 * n + 2 * (size_t)d->local_experts + 1 + e) * sizeof(int64_t), &g->results, why);
+            kind = gpu->ops->pinned_alloc(sizeof *g->captured + (2 + 2 * n + 2 * (size_t)d->local_experts + 1 + e + MPIX_CUDA_RANKS) * sizeof(int64_t), &g->results, why);
         if (!kind)
             kind = gpu->ops->event_create(&gpu->device, &g->event, why);
         if (!kind)
@@ -283,6 +297,8 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
         if (!kind && d->engines.on)
             kind = mpix_ep_gpu_engines_create(ep, d, why);
         carve(ep, d, g->local);
+        if (!kind)
+            kind = mpix_ep_gpu_far_begin(handle, d, why);
         g->captured = g->results;
         d->results = (int64_t *)(g->captured + 1);
         kind = mpix_boot_agree(ep->boot, kind ? mpix_fail(kind, NULL, "a handle in GPU memory: %s", why) : 0);
@@ -299,6 +315,7 @@ void mpix_ep_gpu_handle_free(struct mpix_ep_handle *handle) {
         return;
     const mpix_cuda_ops *ops = ep->gpu->ops;
     ops->device_sync(&ep->gpu->device); /* kernels end, if only by their time limit */
+    mpix_ep_gpu_far_end(handle, &g->dev);
     if (g->buffer)
         mpix_ep_gpu_dealloc(ep, g->buffer);
     if (!ep->failed && ep->gpu->ipc && ep->gpu->nwindows < MPIX_CUDA_WINDOWS) {

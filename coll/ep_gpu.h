@@ -13,6 +13,8 @@ enum { MPIX_EP_GPU_REPORTS = 4096, MPIX_EP_GPU_KNOWN = 128 };
 /* Places of reports: free, of an enqueued call (whose place may be taken over), of a transfer. */
 enum { MPIX_EP_GPU_SLOT_FREE, MPIX_EP_GPU_SLOT_ENQUEUED, MPIX_EP_GPU_SLOT_HELD };
 
+typedef struct mpix_ep_gpu_far mpix_ep_gpu_far;
+
 typedef struct mpix_ep_gpu {
     const mpix_cuda_ops *ops;
     mpix_cuda_device device;
@@ -28,6 +30,7 @@ typedef struct mpix_ep_gpu {
     unsigned char slots[MPIX_EP_GPU_REPORTS];
     const void *known[MPIX_EP_GPU_KNOWN]; /* pointers found to be memory of this device */
     MPIX_Error async;             /* first error of an enqueued call */
+    struct mpix_ep_gpu_far *far;  /* ep_gpu_far.c; NULL: all peers are mapped */
 } mpix_ep_gpu;
 
 typedef struct mpix_ep_gpu_handle {
@@ -90,6 +93,17 @@ size_t mpix_ep_gpu_engines_window(mpix_ep *ep, mpix_cuda_handle *d, size_t bytes
 int mpix_ep_gpu_engines_create(mpix_ep *ep, mpix_cuda_handle *d, char *why);
 void mpix_ep_gpu_engines_free(mpix_ep *ep, mpix_cuda_handle *d);
 int mpix_ep_gpu_engines_counts(struct mpix_ep_handle *handle);
+
+/* Proxied peers (ep_gpu_far.c); nothing where there are none. create, handle: collective, end in agreement; handle: d->block is final, and hosts are
+ * filled in anyhow. begin, end: of a handle's counting in its slot. settle: waits, with a bound, until the proxy has moved what finished kernels have queued.
+ * bytes: of a handle's window. */
+int mpix_ep_gpu_far_create(mpix_ep *ep);
+void mpix_ep_gpu_far_free(mpix_ep *ep);
+void mpix_ep_gpu_far_settle(mpix_ep *ep);
+int mpix_ep_gpu_far_handle(struct mpix_ep_handle *handle, mpix_cuda_handle *d);
+int mpix_ep_gpu_far_begin(struct mpix_ep_handle *handle, const mpix_cuda_handle *d, char *why);
+void mpix_ep_gpu_far_end(struct mpix_ep_handle *handle, const mpix_cuda_handle *d);
+size_t mpix_ep_gpu_far_bytes(const MPIX_Ep_config *config, int ranks, int npeers);
 
 /* Low latency (ep_gpu_ll.c). geometry: sizes and places of a handle's window, equal on all ranks; UNSUPPORTED or NO_MEM. */
 int mpix_ep_gpu_ll_geometry(const MPIX_Ep_config *config, const mpix_ep_placement *placement, mpix_cuda_ll *ll);

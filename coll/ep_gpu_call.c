@@ -60,7 +60,7 @@ int mpix_ep_gpu_count_output(mpix_ep *ep, MPI_Count *to, const int64_t *from, in
 
 static int route_outputs(mpix_ep *ep, const MPIX_Ep_counts *o, mpix_cuda_route *c, const mpix_ep_gpu_handle *g, mpix_ep_gpu_call *call) {
     const int64_t *r = g->dev.results;
-    int64_t n = ep->size, le = g->dev.local_experts;
+    int64_t n = ep->size, le = g->dev.local_experts, hosts = 2 + 2 * n + le + ep->placement.experts + le + 1;
     int kind;
     if ((kind = mpix_ep_gpu_count_output(ep, o->recv_total, r, 1, "counts.recv_total", call, &c->recv_total)) ||
         (kind = mpix_ep_gpu_count_output(ep, o->recv_per_rank, r + 2, n, "counts.recv_per_rank", call, &c->recv_per_rank)) ||
@@ -70,10 +70,10 @@ static int route_outputs(mpix_ep *ep, const MPIX_Ep_counts *o, mpix_cuda_route *
                              &c->send_per_expert)) ||
         (kind = mpix_ep_gpu_count_output(ep, o->expert_offset, r + 2 + 2 * n + le + ep->placement.experts, le + 1, "counts.expert_offset", call,
                              &c->expert_offset)) ||
-        (kind = mpix_ep_gpu_count_output(ep, o->send_per_host, r + 1, 1, "counts.send_per_host", call, &c->send_per_host)))
+        (kind = mpix_ep_gpu_count_output(ep, o->send_per_host, r + hosts, ep->boot->nhosts, "counts.send_per_host", call, &c->send_per_host)))
         return kind;
     if (o->send_per_host && !c->send_per_host)
-        c->send_per_host = g->dev.results + 1; /* counted only if somebody wants it */
+        c->send_per_host = g->dev.results + hosts; /* counted only if somebody wants it */
     c->token_in_rank = o->token_in_rank;
     if (o->token_in_rank && pointer_kind(ep, o->token_in_rank) == MPIX_CUDA_PTR_PAGEABLE)
         return mpix_fail(MPIX_ERRK_ARG, "counts.token_in_rank", "counts.token_in_rank = %p is pageable host memory, pinned or GPU memory is needed",

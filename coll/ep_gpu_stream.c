@@ -50,17 +50,23 @@ static int report_fail(mpix_ep *ep, const mpix_cuda_status *s) {
                          "same routing (the last one failed, or there was none)");
     case MPIX_CUDA_ANSWERS:
         return mpix_fail_peer(MPIX_ERRK_ARG, p, host, "rank %d answers %lld tokens of %lld: its last dispatch was another routing's", p, a, b);
+    case MPIX_CUDA_LOST: {
+        MPIX_Error error;
+        if (ep->far && mpix_proxy_failed(ep->far->proxy, p, &error))
+            return mpix_fail_peer(error.kind, p, host, "%.300s; the context has failed", error.text);
+        return mpix_fail_peer(MPIX_ERRK_INTERNAL, p, host, "the proxy has refused a kernel's command for rank %d (kind %lld); the context has failed", p, a);
+    }
     case MPIX_CUDA_NO_ROWS: return mpix_fail(MPIX_ERRK_ARG, "in.x.data", "in.x.data or scales are NULL, dispatch gave this rank rows of %lld tokens", a);
     default: return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "a kernel reported code %d", s->code);
     }
 }
 
-/* The kind of a report; a time-out fails the context. */
+/* The kind of a report; a time-out or a lost peer fails the context. */
 static int report_read(mpix_ep *ep, mpix_cuda_status *s) {
     if (!s->code)
         return 0;
     int kind = report_fail(ep, s);
-    if (kind == MPIX_ERRK_TIMEOUT || kind == MPIX_ERRK_PEER) {
+    if (kind == MPIX_ERRK_TIMEOUT || kind == MPIX_ERRK_PEER || s->code == MPIX_CUDA_LOST) {
         pthread_mutex_lock(&ep->lock);
         mpix_ep_fail(ep, kind);
         pthread_mutex_unlock(&ep->lock);

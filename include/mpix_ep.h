@@ -26,13 +26,14 @@
  *    listed by `mpix_ep_info --params`. An info key that starts with mpix_ep_ and is unknown or does not parse is MPIX_ERRK_ARG.
  *
  * State of this version: modes HT and LL in host memory; ranks of one host map each other's memory, ranks of other hosts are reached through
- * a proxy over RDMA (parameter transport). In GPU memory (MPIX_EP_CUDA): mode HT, at most 32 ranks of one host, whose dispatch outputs, and
+ * a proxy over RDMA (parameter transport). In GPU memory (MPIX_EP_CUDA): mode HT, at most 32 ranks, of one host or, in COMPACT, of several (through
+ * pinned host memory of 2 * max_tokens * (max_row_bytes + 8 * max_topk + 200) bytes per proxied peer and handle, below 32 GiB of a handle); dispatch outputs, and
  * in COMPACT combine inputs, lie in memory from MPIX_Ep_alloc; ids, other rows and outputs in any memory of the context's device; counts
  * also in host memory (pinned for ..._enqueue); in EXPERT max_topk at most 32. Mode LL there: rows and counts in any memory of the device, at most
  * 32 ranks of one host. What returns MPIX_ERRK_UNSUPPORTED: masking, set_mask; in
  * mode HT MPIX_EP_SLOTS, a wire dtype other than x's (but see MPIX_Ep_combine_in), MPIX_Ep_combine_buffer; in mode LL MPIX_EP_COMPACT, the
  * counts of route that tell what is received, combine's in.topk_weights, MPIX_Ep_combine_buffer in the EXPERT layout; the ..._enqueue calls
- * in host memory; in GPU memory dispatch's conversion of dtypes but to fp8, its counts in mode HT, several hosts, in mode LL MPIX_EP_SMS_NONE and, in the EXPERT layout,
+ * in host memory; in GPU memory dispatch's conversion of dtypes but to fp8, its counts in mode HT, several hosts but for COMPACT in mode HT with multiprocessors, in mode LL MPIX_EP_SMS_NONE and, in the EXPERT layout,
  * more than 11000 experts of a rank times ranks, rows that peers reach elsewhere
  * than in memory from MPIX_Ep_alloc, a
  * build or machine without CUDA.

@@ -8,7 +8,8 @@
  * Memory that ranks share. Each handle has a window in the GPU memory of every rank. For each source s it holds one block that
  * only s writes: words (epochs, each growing, one writer), offers (READY and ROWS, two banks each), counts (two banks); behind the
  * blocks, one record per received row for what travels beside it (token, ids, weights). The rules are those of coll/ep_ctl.h; the
- * epochs are counted in device memory.
+ * epochs are counted in device memory. A proxied source writes its block in a window of host memory, from where a warp carries on
+ * what has come (mpix_cuda_far).
  */
 #ifndef MPIX_KERNELS_CUDA_MODULE_H
 #define MPIX_KERNELS_CUDA_MODULE_H
@@ -16,14 +17,15 @@
 #include <stdint.h>
 
 enum {
-    MPIX_CUDA_ABI = 7,
+    MPIX_CUDA_ABI = 8,
     MPIX_CUDA_RANKS = 32,    /* ranks of a context at most: one lane of a warp each */
     MPIX_CUDA_LANES = 192,   /* blocks of a kernel that signal a peer at most, each by a word of its own */
     MPIX_CUDA_WINDOWS = 256, /* allocations of a context at most */
     MPIX_CUDA_WHY = 256,
     MPIX_CUDA_BLOCK_TOKENS = 128, /* tokens per block of the route kernel */
     MPIX_CUDA_CHUNKS = 4096,  /* chunks of a context's sources together at most (EXPERT layout) */
-    MPIX_CUDA_PIECES = 16    /* that copy engines may cut a batch into */
+    MPIX_CUDA_PIECES = 16,   /* that copy engines may cut a batch into */
+    MPIX_CUDA_FAR_CHUNKS = 512 /* that a batch for a proxied peer may be cut into */
 };
 enum { MPIX_CUDA_ROUTE, MPIX_CUDA_DISPATCH, MPIX_CUDA_COMBINE, MPIX_CUDA_KINDS };
 /* What a kernel says about a failure; the core makes the sentence. */
@@ -45,7 +47,8 @@ enum {
     MPIX_CUDA_STALE,    /* the routing is not the one that the call was made for; a: its tokens, b: the call's */
     MPIX_CUDA_NO_DISPATCH, /* low latency: nothing has told this rank what it sends back */
     MPIX_CUDA_ANSWERS,  /* low latency: peer, a: tokens that it answers, b: that it was sent */
-    MPIX_CUDA_NO_ROWS   /* low latency: in.x.data is NULL; a: rows that are here */
+    MPIX_CUDA_NO_ROWS,  /* low latency: in.x.data is NULL; a: rows that are here */
+    MPIX_CUDA_LOST      /* peer: the proxy can't reach it, a: kind */
 };
 /* A call in one, or its halves (MPIX_Ep_..._begin_enqueue, ..._end_enqueue). */
 enum { MPIX_CUDA_WHOLE, MPIX_CUDA_BEGIN, MPIX_CUDA_END };
@@ -152,6 +155,29 @@ typedef struct mpix_cuda_engines {
     void *copies;                 /* the module's streams and events */
 } mpix_cuda_engines;
 
+/*
+ * Proxied peers (far.cuh has the protocol). window: this rank's, in host memory that the network and the kernels reach: a block for each source,
+ * laid out as in the GPU's windows and followed by the words of arrived chunks; a mirror of the block at each peer; then for each peer room
+ * for what comes from it, and for what is packed for it.
+ */
+typedef struct mpix_cuda_far {
+    uint32_t is;                   /* a bit for each proxied rank; 0: there are none */
+    int32_t local, remote;         /* numbers of the window in the queues' tables; remote + rank: that rank's */
+    int32_t nhosts;
+    uint32_t host[MPIX_CUDA_RANKS]; /* the ranks of each host, a bit each */
+    uint8_t slot[MPIX_CUDA_RANKS], there[MPIX_CUDA_RANKS]; /* whose room: of a peer here, of this rank at the peer */
+    char *window;
+    uint64_t block, arrived, out, land, pack, room; /* block, room: sizes; arrived: in a block, uint64_t [2][FAR_CHUNKS]; the others: in a window */
+    uint64_t chunk_bytes;
+    const struct mpix_dev_state *queue; /* device */
+    uint32_t *packed;              /* device: [size][FAR_CHUNKS] rows of a chunk that are packed, zero between calls */
+    uint64_t *here;                /* device: [2][size] chunks that have come, by kind */
+    uint64_t *last;                /* device: [size] number of this handle's last command */
+} mpix_cuda_far;
+
+/* How rows lie in a batch of a proxied peer: row, scales, record, each item from a multiple of 128 bytes on. Alike at both ends. */
+typedef struct mpix_cuda_far_batch { uint64_t item, scales, record; int64_t per_chunk; } mpix_cuda_far_batch;
+
 /* A handle as kernels see it; every address is valid in this process. */
 typedef struct mpix_cuda_handle {
     int32_t rank, size, experts, local_experts, max_topk, pad;
@@ -169,11 +195,13 @@ typedef struct mpix_cuda_handle {
     int32_t *alarm;                /* pinned: some report has been written */
     uint32_t *bitmap, *rel, *blk, *histogram; /* device: [tokens], [tokens][size], [blocks][size], [2 * experts] */
     int32_t *ids;                  /* device: [tokens][max_topk] */
-    int64_t *results;              /* pinned: recv_total, hosts, recv_per_rank[size], send_per_rank[size], recv_per_expert[], send_per_expert[], expert_offset[] */
+    int64_t *results;              /* pinned: recv_total, unused, recv_per_rank[size], send_per_rank[size], recv_per_expert[], send_per_expert[], expert_offset[],
+                                      send_per_host[] */
     int64_t *recv_expert;          /* device: [local_experts] */
     mpix_cuda_expert expert;
     mpix_cuda_engines engines;
     mpix_cuda_ll ll;
+    mpix_cuda_far far;
 } mpix_cuda_handle;
 
 typedef struct mpix_cuda_route {
@@ -208,6 +236,7 @@ typedef struct mpix_cuda_dispatch {
     int32_t counts, pad; /* the host wants them */
     int64_t *recv_per_rank, *recv_per_expert, *expert_offset; /* outputs that the device can write; NULL: none */
     int32_t team[2];     /* filled in by the module: warps that share a row, in the two halves */
+    mpix_cuda_far_batch batch; /* likewise */
 } mpix_cuda_dispatch;
 
 typedef struct mpix_cuda_combine {
@@ -224,6 +253,7 @@ typedef struct mpix_cuda_combine {
     int32_t staged; /* MPIX_CUDA_STAGED...: a piece of the sums, of rows that lie in this rank's window */
     int64_t row, scale_row; /* bytes; of staged rows */
     int32_t team[2];     /* low latency, as in dispatch; offer.dtype is the wire's, offer.at[X] where peers may read the rows */
+    mpix_cuda_far_batch batch; /* filled in by the module */
 } mpix_cuda_combine;
 
 typedef struct mpix_cuda_device {

@@ -138,8 +138,8 @@ __device__ inline void offer_send(const mpix_cuda_handle &h, const mpix_cuda_off
     }
 }
 
-/* Combine's offer, with what this rank finds wrong with the call: a fault of its routing, or fewer rows than it was sent. Like offer_send. */
-__device__ __forceinline__ void rows_offer_send(const mpix_cuda_handle &h, const mpix_cuda_combine &c, int64_t rows, int fault, uint64_t epoch) {
+/* Combine's offer, with what this rank finds wrong with the call: a fault of its routing, or fewer rows than it was sent. By the first warp of a block. */
+__device__ __forceinline__ mpix_cuda_offer rows_offer_of(const mpix_cuda_handle &h, const mpix_cuda_combine &c, int64_t rows, int fault) {
     mpix_cuda_offer mine = c.offer;
     if (!mine.status && fault) {
         mine.status = 1;
@@ -152,7 +152,10 @@ __device__ __forceinline__ void rows_offer_send(const mpix_cuda_handle &h, const
     }
     if (mine.rows > rows)
         mine.rows = rows;
-    offer_send(h, mine, h.offered, offsetof(mpix_cuda_words, rows_offered), epoch);
+    return mine;
+}
+__device__ __forceinline__ void rows_offer_send(const mpix_cuda_handle &h, const mpix_cuda_combine &c, int64_t rows, int fault, uint64_t epoch) {
+    offer_send(h, rows_offer_of(h, c, rows, fault), h.offered, offsetof(mpix_cuda_words, rows_offered), epoch);
 }
 
 /* By a warp: lane r awaits the offer of rank r and gets it. 0: all are fine; 1: the call fails, alike on all ranks, and that is
@@ -284,5 +287,22 @@ __device__ __forceinline__ int64_t row_of(const mpix_cuda_handle &h, int64_t t, 
     if (!(h.bitmap[t] >> r & 1))
         return -1;
     return (int64_t)h.state->base[r] + h.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.size + r] + h.rel[t * h.size + r];
+}
+
+/* What goes beside the row of token t, by a warp; rec: of lane r, where its record at rank r goes, or null. */
+__device__ inline void record_pack(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, int64_t t, char *rec, int lane) {
+    for (int r = 0; r < h.size; r++) {
+        char *to = (char *)__shfl_sync(~0u, (unsigned long long)rec, r);
+        if (!to)
+            continue;
+        if (lane == 0)
+            *(int64_t *)to = t;
+        for (int k = lane; k < c.topk; k += 32) {
+            int32_t id = h.ids[t * h.max_topk + k];
+            ((int32_t *)(to + 8))[k] = id >= 0 && h.owner[id] == r ? h.local[id] : -1;
+            if (c.weights)
+                ((float *)(to + 8))[h.max_topk + k] = c.weights[t * c.topk + k];
+        }
+    }
 }
 #endif

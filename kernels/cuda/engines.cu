@@ -83,23 +83,6 @@ cudaError_t mpix_cuda_engines_route_launch(const mpix_cuda_handle *h, const mpix
 
 /* ---- dispatch -------------------------------------------------------------------------------------------------------------- */
 
-/* What goes beside the row of token t: lane r has its row at rank r, or -1, and where its record goes. */
-__device__ static void record_pack(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, int64_t t, char *rec, int lane) {
-    for (int r = 0; r < h.size; r++) {
-        char *to = (char *)__shfl_sync(~0u, (unsigned long long)rec, r);
-        if (!to)
-            continue;
-        if (lane == 0)
-            *(int64_t *)to = t;
-        for (int k = lane; k < c.topk; k += 32) {
-            int32_t id = h.ids[t * h.max_topk + k];
-            ((int32_t *)(to + 8))[k] = id >= 0 && h.owner[id] == r ? h.local[id] : -1;
-            if (c.weights)
-                ((float *)(to + 8))[h.max_topk + k] = c.weights[t * c.topk + k];
-        }
-    }
-}
-
 struct pack_plan { int64_t first[DPIECES + 1]; };
 
 /* All peers have packed a piece, or some rank failed its part. One warp. */

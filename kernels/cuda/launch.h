@@ -31,6 +31,11 @@ void mpix_cuda_engines_destroy(void *copies);
 cudaError_t mpix_cuda_engines_route_launch(const mpix_cuda_handle *h, const mpix_cuda_route *c, cudaStream_t stream);
 cudaError_t mpix_cuda_engines_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream);
 cudaError_t mpix_cuda_engines_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream);
+/* Some peers are reached through the proxy. */
+cudaError_t mpix_cuda_far_dispatch_load(void);
+cudaError_t mpix_cuda_far_combine_load(void);
+cudaError_t mpix_cuda_far_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream);
+cudaError_t mpix_cuda_far_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream);
 /* Low latency. */
 cudaError_t mpix_cuda_ll_dispatch_load(void);
 cudaError_t mpix_cuda_ll_combine_load(void);

@@ -1,10 +1,10 @@
 # kernels/cuda/ - the CUDA module, loaded by dlopen from where the library is. The runtime is linked statically, the driver not at all.
 cuda_units = kernels/cuda/combine.cu kernels/cuda/dispatch.cu kernels/cuda/engines.cu kernels/cuda/expert_combine.cu kernels/cuda/expert_dispatch.cu \
-	kernels/cuda/expert_place.cu kernels/cuda/ll_combine.cu kernels/cuda/ll_dispatch.cu kernels/cuda/module.cu kernels/cuda/p2p.cu kernels/cuda/route.cu
+	kernels/cuda/expert_place.cu kernels/cuda/far_combine.cu kernels/cuda/far_dispatch.cu kernels/cuda/ll_combine.cu kernels/cuda/ll_dispatch.cu kernels/cuda/module.cu kernels/cuda/p2p.cu kernels/cuda/route.cu
 cuda_headers = kernels/cuda/copy.cuh kernels/cuda/device.cuh kernels/cuda/elem.cuh kernels/cuda/engines.cuh kernels/cuda/expert.cuh \
-	kernels/cuda/expert_combine.cuh kernels/cuda/quant.cuh \
+	kernels/cuda/expert_combine.cuh kernels/cuda/far.cuh kernels/cuda/quant.cuh kernels/cuda/sums.cuh \
 	kernels/cuda/expert_route.cuh kernels/cuda/launch.h kernels/cuda/ll.cuh kernels/cuda/ring.cuh
-cuda_deps = kernels/cuda/cuda_module.h $(cuda_headers)
+cuda_deps = kernels/cuda/cuda_module.h include/mpix_device.cuh include/mpix_device.h $(cuda_headers)
 EXTRA_DIST += $(cuda_units) $(cuda_headers)
 CLEANFILES += libmpixep_cuda.so $(cuda_units:.cu=.nv.o)
 
@@ -17,6 +17,8 @@ kernels/cuda/dispatch.nv.o: kernels/cuda/dispatch.cu $(cuda_deps)
 kernels/cuda/expert_combine.nv.o: kernels/cuda/expert_combine.cu $(cuda_deps)
 kernels/cuda/expert_dispatch.nv.o: kernels/cuda/expert_dispatch.cu $(cuda_deps)
 kernels/cuda/expert_place.nv.o: kernels/cuda/expert_place.cu $(cuda_deps)
+kernels/cuda/far_combine.nv.o: kernels/cuda/far_combine.cu $(cuda_deps)
+kernels/cuda/far_dispatch.nv.o: kernels/cuda/far_dispatch.cu $(cuda_deps)
 kernels/cuda/engines.nv.o: kernels/cuda/engines.cu $(cuda_deps)
 kernels/cuda/ll_combine.nv.o: kernels/cuda/ll_combine.cu $(cuda_deps)
 kernels/cuda/ll_dispatch.nv.o: kernels/cuda/ll_dispatch.cu $(cuda_deps)
@@ -25,7 +27,7 @@ kernels/cuda/p2p.nv.o: kernels/cuda/p2p.cu $(cuda_deps)
 kernels/cuda/route.nv.o: kernels/cuda/route.cu $(cuda_deps)
 $(cuda_units:.cu=.nv.o):
 	$(AM_V_GEN)$(MKDIR_P) kernels/cuda && \
-	  $(NVCC) -std=c++17 $(NVCCFLAGS) $(NVCC_GENCODE) -Xcompiler -fPIC,-fvisibility=default -c -o $@ $(top_srcdir)/kernels/cuda/`basename $@ .nv.o`.cu
+	  $(NVCC) -std=c++17 $(NVCCFLAGS) $(NVCC_GENCODE) -I$(top_srcdir)/include -Xcompiler -fPIC,-fvisibility=default -c -o $@ $(top_srcdir)/kernels/cuda/`basename $@ .nv.o`.cu
 
 libmpixep_cuda.so: $(cuda_units:.cu=.nv.o)
 	$(AM_V_GEN)$(NVCC) $(NVCC_GENCODE) -shared -o $@ $(cuda_units:.cu=.nv.o)

@@ -86,7 +86,8 @@ static int m_open(int device, mpix_cuda_device *out, char *why) {
         (err = mpix_cuda_combine_load()) != cudaSuccess || (err = mpix_cuda_place_load()) != cudaSuccess ||
         (err = mpix_cuda_expert_dispatch_load()) != cudaSuccess || (err = mpix_cuda_expert_combine_load()) != cudaSuccess ||
         (err = mpix_cuda_engines_load()) != cudaSuccess || (err = mpix_cuda_ll_dispatch_load()) != cudaSuccess ||
-        (err = mpix_cuda_ll_combine_load()) != cudaSuccess || (err = mpix_cuda_p2p_load()) != cudaSuccess)
+        (err = mpix_cuda_ll_combine_load()) != cudaSuccess || (err = mpix_cuda_far_dispatch_load()) != cudaSuccess ||
+        (err = mpix_cuda_far_combine_load()) != cudaSuccess || (err = mpix_cuda_p2p_load()) != cudaSuccess)
         return fail(KIND_UNSUPPORTED, why, "the kernels can't be loaded", err);
     out->major = prop.major;
     out->minor = prop.minor;
@@ -345,6 +346,7 @@ static int m_dispatch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix
     cudaError_t err = h->ll.on ? mpix_cuda_ll_dispatch_launch(d, h, c, (cudaStream_t)stream)
                       : h->expert.on ? mpix_cuda_expert_dispatch_launch(d, h, c, (cudaStream_t)stream)
                       : h->engines.on ? mpix_cuda_engines_dispatch_launch(d, h, c, (cudaStream_t)stream)
+                      : h->far.is     ? mpix_cuda_far_dispatch_launch(d, h, c, (cudaStream_t)stream)
                                       : mpix_cuda_dispatch_launch(d, h, c, (cudaStream_t)stream);
     return launched(err, why, "launching dispatch");
 }
@@ -353,6 +355,7 @@ static int m_combine(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_
     cudaError_t err = h->ll.on ? mpix_cuda_ll_combine_launch(d, h, c, (cudaStream_t)stream)
                       : h->expert.on ? mpix_cuda_expert_combine_launch(d, h, c, (cudaStream_t)stream)
                       : h->engines.on ? mpix_cuda_engines_combine_launch(d, h, c, (cudaStream_t)stream)
+                      : h->far.is     ? mpix_cuda_far_combine_launch(d, h, c, (cudaStream_t)stream)
                                       : mpix_cuda_combine_launch(d, h, c, (cudaStream_t)stream);
     return launched(err, why, "launching combine");
 }

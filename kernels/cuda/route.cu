@@ -6,9 +6,11 @@
  * rank. Only that block waits, so blocks that have not started yet are never needed by one that does. Nobody else's output is written.
  *
  * Counts of epoch e replace those of e - 2 in the window of a peer: this rank has completed e - 1, for which that peer's counts of
- * e - 1 were seen, and the peer sends those only after it completed e - 2.
+ * e - 1 were seen, and the peer sends those only after it completed e - 2. A proxied peer's counts are copied from where they arrive to where
+ * a mapped one would have written them (far.cuh).
  */
 #include "expert_route.cuh"
+#include "far.cuh"
 #include "launch.h"
 
 enum { COUNTED_HERE = 1024 }; /* so many experts are counted in shared memory first */
@@ -70,9 +72,10 @@ __device__ static void blocks_scan(const mpix_cuda_handle &h, int nblocks, uint3
 }
 
 __device__ static void counts_send(const mpix_cuda_handle &h, const mpix_cuda_route &c, const uint32_t *send, uint64_t epoch) {
-    int status = h.state->err ? 1 : c.status;
+    int status = h.state->err ? 1 : c.status, to = threadIdx.x;
+    uint64_t bank = h.counts + (epoch & 1) * h.counts_bytes;
     for (int p = 0; p < h.size; p++) {
-        uint32_t *n = counts_at(h, p, h.rank, epoch);
+        uint32_t *n = far_is(h, p) ? (uint32_t *)(h.far.window + far_out(h, p) + bank) : counts_at(h, p, h.rank, epoch);
         if (threadIdx.x == 0) {
             counts_head head = {status, c.topk, c.tokens};
             *(counts_head *)n = head;
@@ -84,8 +87,10 @@ __device__ static void counts_send(const mpix_cuda_handle &h, const mpix_cuda_ro
             n[h.size + i] = __ldcg(&h.histogram[i]);
     }
     __syncthreads(); /* a release behind it covers what the whole block wrote */
-    if ((int)threadIdx.x < h.size)
-        word_store(&words_of(h, threadIdx.x, h.rank)->route, epoch);
+    if (far_is(h, to))
+        far_publish(h, to, bank, h.counts_bytes, offsetof(mpix_cuda_words, route), epoch, c.report);
+    else if (to < h.size)
+        word_store(&words_of(h, to, h.rank)->route, epoch);
     for (int i = threadIdx.x; i < h.experts; i += THREADS) {
         int64_t n = (int64_t)__ldcg(&h.histogram[i]);
         if (c.send_per_expert)
@@ -93,6 +98,25 @@ __device__ static void counts_send(const mpix_cuda_handle &h, const mpix_cuda_ro
         h.results[2 + 2 * h.size + h.local_experts + i] = n;
         h.histogram[i] = 0; /* for the next route */
     }
+}
+
+/* Waits for everybody's counts. 0: they are here; else the context has failed. */
+__device__ static int counts_wait(const mpix_cuda_handle &h, const mpix_cuda_route &c, uint64_t epoch) {
+    int from = threadIdx.x;
+    bool fine = true;
+    if (far_is(h, from))
+        fine = far_word_wait(h, (const uint64_t *)(far_in(h, from) + offsetof(mpix_cuda_words, route)), epoch, from, c.report);
+    else if (from < h.size)
+        fine = word_wait(h, &words_of(h, h.rank, from)->route, epoch, from, c.report);
+    if (__syncthreads_or(!fine))
+        return 1;
+    for (int s = 0; s < h.size; s++) {
+        const volatile uint32_t *n = (const volatile uint32_t *)(far_in(h, s) + h.counts + (epoch & 1) * h.counts_bytes);
+        for (int i = threadIdx.x; far_is(h, s) && i < (int)(h.counts_bytes / 4); i += THREADS)
+            counts_at(h, h.rank, s, epoch)[i] = n[i];
+    }
+    __syncthreads();
+    return 0;
 }
 
 /* All counts are here: what they mean for this rank. */
@@ -201,7 +225,6 @@ __device__ static void ll_finish(const mpix_cuda_handle &h, const mpix_cuda_rout
 
 __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_route c) {
     __shared__ uint32_t warps[WARPS][MPIX_CUDA_RANKS], send[MPIX_CUDA_RANKS];
-    __shared__ unsigned long long any;
     __shared__ uint32_t counted[COUNTED_HERE];
     if (call_refused(h, c.report))
         return;
@@ -233,20 +256,19 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ 
     }
     if (h.expert.on || h.ll.expert)
         experts_rank(h, c, t);
-    if (c.send_per_host) { /* all ranks are on one host: tokens that go anywhere */
-        int n = __syncthreads_count(map != 0);
+    for (int i = 0; c.send_per_host && i < h.far.nhosts; i++) {
+        int n = __syncthreads_count((map & h.far.host[i]) != 0);
         if (threadIdx.x == 0)
-            atomicAdd((unsigned int *)&h.histogram[h.experts], n);
+            atomicAdd((unsigned int *)&h.histogram[h.experts + i], n);
     }
     if (!last_block(h, MPIX_CUDA_ROUTE))
         return;
-    if (threadIdx.x == 0) {
-        any = __ldcg(&h.histogram[h.experts]);
-        h.histogram[h.experts] = 0;
-        if (c.send_per_host)
-            *c.send_per_host = (int64_t)any;
-        h.state->routed = 0;
+    if ((int)threadIdx.x < h.far.nhosts && c.send_per_host) {
+        c.send_per_host[threadIdx.x] = (int64_t)__ldcg(&h.histogram[h.experts + threadIdx.x]);
+        h.histogram[h.experts + threadIdx.x] = 0; /* for the next route */
     }
+    if (threadIdx.x == 0)
+        h.state->routed = 0;
     blocks_scan(h, gridDim.x, send);
     if (h.expert.on || h.ll.expert)
         experts_scan(h, gridDim.x);
@@ -257,12 +279,12 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ 
             call_end(h, MPIX_CUDA_ROUTE, epoch, c.report);
         return;
     }
+    bool settled = !far_is(h, threadIdx.x) || far_settled(h, threadIdx.x, c.report); /* the mirror is free */
+    if (__syncthreads_or(!settled))
+        return;
     counts_send(h, c, send, epoch);
-    int bad = 0;
     delay(h, 1);
-    if ((int)threadIdx.x < h.size)
-        bad = !word_wait(h, &words_of(h, h.rank, threadIdx.x)->route, epoch, threadIdx.x, c.report);
-    if (!__syncthreads_or(bad))
+    if (!counts_wait(h, c, epoch))
         counts_use(h, c, send, epoch);
     __syncthreads(); /* likewise */
     if (threadIdx.x == 0)

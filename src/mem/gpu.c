@@ -125,7 +125,8 @@ static int pass_ipc(const mpix_gpu *gpu, mpix_boot *boot, mpix_gpu_window *windo
         kind = mpix_boot_allgather(boot, &mine, sizeof mine, every);
     for (int r = 0; !kind && r < boot->size; r++) {
         window->bytes[r] = (size_t)every[r].bytes;
-        if (r != boot->rank && (kind = gpu->ops->import(&gpu->device, (size_t)every[r].reserved, 1, -1, every[r].handle, &window->mem[r], why)))
+        if (r != boot->rank && boot->host_of[r] == boot->host_of[boot->rank] &&
+            (kind = gpu->ops->import(&gpu->device, (size_t)every[r].reserved, 1, -1, every[r].handle, &window->mem[r], why)))
             kind = mpix_fail_peer(kind, r, boot->hostnames[r], "rank %d can't map the GPU memory of rank %d: %s", boot->rank, r, why);
     }
     free(every);

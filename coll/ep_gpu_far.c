@@ -1,0 +1,278 @@
+/*
+ * ep_gpu_far.c - contexts in GPU memory some of whose peers are reached through the proxy: the queues from kernels to the proxy, and for each
+ * handle a window in host memory that kernels, the network and the proxy reach. The protocol is in kernels/cuda/far.cuh.
+ *
+ * A window belongs to a handle's slot and stays registered until the context ends: a peer that has not heard of a handle's end may still write
+ * words into it. A slot that is used again goes on counting its epochs, since those words only grow.
+ *
+ * What a window needs: a block per rank twice (as in the GPU's window, and its mirrors), and for each proxied peer room for a batch twice (what comes
+ * from there, what is packed for there), of max_tokens items each.
+ */
+#include "config.h"
+
+#include "coll/ep_gpu.h"
+#include "mem/shared.h"
+#include "mpix_device.h"
+#include "proxy/gpu_queue.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { FAR_QUEUES = 4, FAR_SLOTS = 2048 };
+
+typedef struct far_slot {
+    void *base, *mapped;  /* NULL: not made; as kernels see it */
+    size_t bytes;
+    mpix_net_mem *mem;
+    mpix_net_rmem **rmem; /* [size] */
+    uint64_t epochs[MPIX_CUDA_KINDS];
+} far_slot;
+
+struct mpix_ep_gpu_far {
+    mpix_gpu gpu;
+    mpix_gpu_queues *queues;
+    void *state, *peers; /* GPU memory: what kernels see of the queues */
+    far_slot *slots;     /* [max_handles] */
+};
+
+static size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+/* ---- context ------------------------------------------------------------------------------------------------------------- */
+
+static int create_local(mpix_ep *ep, mpix_ep_gpu_far *far) {
+    const mpix_params *params = &ep->params;
+    const mpix_gpu *gpu = &far->gpu;
+    mpix_gpu_queues_config config = {.queues = ep->size < FAR_QUEUES ? ep->size : FAR_QUEUES, .slots = FAR_SLOTS, .counters = 1, .window = MPIX_EP_WINDOW_STAGE};
+    mpix_dev_state state = {.rank = ep->rank, .size = ep->size, .slots = 1};
+    char why[MPIX_CUDA_WHY] = "no memory";
+    if (params->proxy == MPIX_PROXY_CALLER)
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "mpix_ep_proxy", "mpix_ep_proxy=caller: kernels need a proxy that runs by itself, auto or thread");
+    if ((size_t)ep->size * (size_t)params->max_handles > MPIX_DEV_REMOTES)
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "max_handles", "max_handles = %d with %d ranks, at most %d together among proxied peers of GPU memory",
+                         params->max_handles, ep->size, MPIX_DEV_REMOTES);
+    if (params->max_handles > MPIX_DEV_LOCALS)
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "max_handles", "max_handles = %d, at most %d among proxied peers of GPU memory", params->max_handles,
+                         MPIX_DEV_LOCALS);
+    int kind = mpix_proxy_start_thread(ep->far->proxy, params);
+    if (!kind)
+        kind = mpix_gpu_queues_open(ep->far->proxy, gpu, &config, &far->queues);
+    if (kind)
+        return kind;
+    mpix_dev_peer *peers = calloc((size_t)ep->size, sizeof *peers);
+    kind = peers ? 0 : MPIX_ERRK_NO_MEM;
+    if (!kind)
+        kind = gpu->ops->local_alloc(&gpu->device, sizeof state, &far->state, why);
+    if (!kind)
+        kind = gpu->ops->local_alloc(&gpu->device, (size_t)ep->size * sizeof *peers, &far->peers, why);
+    for (int r = 0; r < ep->size && !kind; r++)
+        if (ep->far->is[r])
+            mpix_gpu_queues_describe_peer(far->queues, r, &peers[r]);
+    mpix_gpu_queues_describe(far->queues, &state);
+    state.peers = far->peers;
+    if (!kind)
+        kind = gpu->ops->copy(&gpu->device, far->peers, peers, (size_t)ep->size * sizeof *peers, why);
+    if (!kind)
+        kind = gpu->ops->copy(&gpu->device, far->state, &state, sizeof state, why);
+    free(peers);
+    return kind ? mpix_fail(kind, NULL, "the queues of a GPU: %s", why) : 0;
+}
+
+int mpix_ep_gpu_far_create(mpix_ep *ep) {
+    if (!ep->far)
+        return 0;
+    mpix_ep_gpu_far *far = calloc(1, sizeof *far);
+    far_slot *slots = calloc((size_t)ep->params.max_handles, sizeof *slots);
+    int kind = far && slots ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for proxied peers");
+    if (far) {
+        *far = (mpix_ep_gpu_far){.gpu = {ep->gpu->ops, ep->gpu->device, ep->gpu->ipc}, .slots = slots};
+        ep->gpu->far = far;
+    } else {
+        free(slots);
+    }
+    if (!kind) /* READs behind which words wait look at this window */
+        kind = mpix_boot_agree(ep->boot, mpix_win_commit(ep->stage, 0, ep->bank_bytes));
+    else
+        kind = mpix_boot_agree(ep->boot, kind);
+    if (!kind)
+        kind = mpix_proxy_window(ep->far->proxy, MPIX_EP_WINDOW_STAGE, ep->stage->base, ep->bank_bytes);
+    return kind ? kind : mpix_boot_agree(ep->boot, create_local(ep, far));
+}
+
+static void slot_free(mpix_ep *ep, far_slot *slot) {
+    mpix_proxy *proxy = ep->far->proxy;
+    for (int r = 0; slot->rmem && r < ep->size; r++)
+        if (slot->rmem[r])
+            mpix_proxy_rmem_close(proxy, slot->rmem[r]);
+    if (slot->mem)
+        mpix_proxy_mem_dereg(proxy, slot->mem);
+    if (slot->mapped)
+        ep->gpu->ops->host_unregister(&ep->gpu->device, slot->base);
+    mpix_mem_shared_free(slot->base);
+    free(slot->rmem);
+    *slot = (far_slot){0};
+}
+
+void mpix_ep_gpu_far_free(mpix_ep *ep) {
+    mpix_ep_gpu_far *far = ep->gpu->far;
+    if (!far)
+        return;
+    if (ep->far->proxy)
+        mpix_proxy_stop(ep->far->proxy);
+    mpix_gpu_queues_close(far->queues);
+    for (int i = 0; far->slots && i < ep->params.max_handles; i++)
+        slot_free(ep, &far->slots[i]);
+    if (far->state)
+        far->gpu.ops->local_free(&far->gpu.device, far->state);
+    if (far->peers)
+        far->gpu.ops->local_free(&far->gpu.device, far->peers);
+    free(far->slots);
+    free(far);
+    ep->gpu->far = NULL;
+}
+
+void mpix_ep_gpu_far_settle(mpix_ep *ep) {
+    mpix_ep_gpu_far *far = ep->gpu ? ep->gpu->far : NULL;
+    double limit = ep->config.timeout_s > 0 && ep->config.timeout_s < 10 ? ep->config.timeout_s : 10;
+    if (!far || !far->queues)
+        return;
+    ep->gpu->ops->device_sync(&ep->gpu->device);
+    uint64_t start = mpix_clock_ns();
+    while (!mpix_gpu_queues_settled(far->queues) && (double)(mpix_clock_ns() - start) < limit * 1e9)
+        sched_yield();
+}
+
+/* ---- handles ------------------------------------------------------------------------------------------------------------- */
+
+/* How many of the ranks below `below` are proxied peers of r: the number of a peer's room in r's window. */
+static uint8_t room_of(const mpix_ep *ep, int r, int below) {
+    uint8_t n = 0;
+    for (int p = 0; p < below; p++)
+        n = (uint8_t)(n + (ep->boot->host_of[p] != ep->boot->host_of[r]));
+    return n;
+}
+
+/* Sizes and places in a window, where blocks and what comes are alike on all ranks. Its bytes. */
+static size_t far_geometry(const mpix_ep *ep, mpix_cuda_handle *d) {
+    mpix_cuda_far *f = &d->far;
+    size_t topk = (size_t)ep->config.max_topk, item = up((size_t)ep->config.max_row_bytes + 32 + up(8 + 8 * topk, 16), 128);
+    size_t npeers = (size_t)ep->far->npeers, ranks = (size_t)ep->size;
+    for (int r = 0; r < ep->size; r++) {
+        f->is |= (uint32_t)(ep->far->is[r] != 0) << r;
+        f->slot[r] = room_of(ep, ep->rank, r);
+        f->there[r] = room_of(ep, r, ep->rank);
+    }
+    f->arrived = d->block;
+    f->block = up(f->arrived + 2 * MPIX_CUDA_FAR_CHUNKS * sizeof(uint64_t), 128);
+    f->room = up((size_t)ep->config.max_tokens * item + 1, 4096);
+    f->out = up(f->block * ranks, 4096);
+    f->land = up(f->out + f->block * ranks, 4096);
+    f->pack = f->land + npeers * f->room;
+    return f->pack + npeers * f->room;
+}
+
+size_t mpix_ep_gpu_far_bytes(const MPIX_Ep_config *c, int ranks, int npeers) {
+    size_t item = up((size_t)c->max_row_bytes + 32 + up(8 + 8 * (size_t)c->max_topk, 16), 128);
+    size_t block = up(sizeof(mpix_cuda_words) + 4 * sizeof(mpix_cuda_offer) + 2 * up(16 + 4 * ((size_t)ranks + (size_t)c->num_experts), 64), 128);
+    block = up(block + 2 * MPIX_CUDA_FAR_CHUNKS * sizeof(uint64_t), 128);
+    return 2 * up(block * (size_t)ranks, 4096) + 2 * (size_t)npeers * up((size_t)c->max_tokens * item + 1, 4096);
+}
+
+/* What can be done alone. The proxy is not turned by anybody but its thread, which registration keeps out. */
+static int slot_local(mpix_ep *ep, far_slot *slot, size_t bytes) {
+    const mpix_ep_gpu *gpu = ep->gpu;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char why[MPIX_CUDA_WHY] = "";
+    if ((uint64_t)bytes >= UINT64_C(1) << 35)
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_tokens", "%zu bytes of host memory for proxied peers of GPU memory: 32 GiB of a handle at most in this version",
+                         bytes);
+    slot->rmem = calloc((size_t)ep->size, sizeof *slot->rmem);
+    int kind = slot->rmem ? mpix_mem_shared_alloc(bytes, &slot->base) : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle");
+    if (kind)
+        return kind;
+    slot->bytes = bytes;
+    kind = gpu->ops->host_register(&gpu->device, slot->base, up(bytes, page), &slot->mapped, why);
+    if (kind)
+        return mpix_fail(kind, NULL, "host memory for proxied peers (%zu bytes): %s", bytes, why);
+    return mpix_proxy_mem_reg(ep->far->proxy, slot->base, bytes, &slot->mem);
+}
+
+/* Registers a slot's window and exchanges keys. Collective, ends in agreement. */
+static int slot_make(mpix_ep *ep, far_slot *slot, size_t bytes) {
+    mpix_proxy *proxy = ep->far->proxy;
+    size_t key = mpix_proxy_key_bytes(proxy);
+    char *keys = calloc((size_t)ep->size + 1, key ? key : 1);
+    int kind = keys ? slot_local(ep, slot, bytes) : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle");
+    kind = mpix_boot_agree(ep->boot, kind);
+    if (!kind) {
+        mpix_proxy_mem_key(proxy, slot->mem, keys + (size_t)ep->size * key);
+        kind = mpix_boot_allgather(ep->boot, keys + (size_t)ep->size * key, key, keys);
+    }
+    int own = 0;
+    for (int r = 0; r < ep->size && !kind && !own; r++)
+        if (ep->far->is[r])
+            own = mpix_proxy_rmem_open(proxy, r, keys + (size_t)r * key, &slot->rmem[r]);
+    kind = kind ? kind : mpix_boot_agree(ep->boot, own);
+    free(keys);
+    return kind;
+}
+
+/* The epochs with which a slot goes on: the highest of all ranks, since a rank whose last call failed may have counted less. Collective. */
+static int slot_epochs(mpix_ep *ep, far_slot *slot) {
+    uint64_t(*all)[MPIX_CUDA_KINDS] = calloc((size_t)ep->size, sizeof *all);
+    int kind = mpix_boot_agree(ep->boot, all ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle"));
+    if (!kind)
+        kind = mpix_boot_allgather(ep->boot, slot->epochs, sizeof slot->epochs, all);
+    for (int r = 0; r < ep->size && !kind; r++)
+        for (int k = 0; k < MPIX_CUDA_KINDS; k++)
+            slot->epochs[k] = all[r][k] > slot->epochs[k] ? all[r][k] : slot->epochs[k];
+    free(all);
+    return kind;
+}
+
+int mpix_ep_gpu_far_handle(struct mpix_ep_handle *handle, mpix_cuda_handle *d) {
+    mpix_ep *ep = handle->ep;
+    mpix_ep_gpu_far *far = ep->gpu->far;
+    mpix_cuda_far *f = &d->far;
+    f->nhosts = ep->boot->nhosts;
+    for (int r = 0; r < ep->size; r++)
+        f->host[ep->boot->host_of[r]] |= UINT32_C(1) << r;
+    if (!far)
+        return 0;
+    far_slot *slot = &far->slots[handle->slot];
+    size_t bytes = far_geometry(ep, d);
+    int kind = slot->base ? 0 : slot_make(ep, slot, bytes);
+    if (kind)
+        slot_free(ep, slot);
+    else
+        kind = slot_epochs(ep, slot);
+    if (kind)
+        return kind;
+    f->local = handle->slot;
+    f->remote = handle->slot * ep->size;
+    f->window = slot->mapped;
+    f->chunk_bytes = ep->params.chunk_bytes;
+    f->queue = far->state;
+    mpix_gpu_queues_local(far->queues, f->local, slot->mem, slot->base, slot->bytes);
+    for (int r = 0; r < ep->size; r++)
+        if (ep->far->is[r])
+            mpix_gpu_queues_remote(far->queues, f->remote + r, r, slot->rmem[r], 0, f->land + 2 * room_of(ep, r, ep->size) * f->room, 0);
+    return 0;
+}
+
+/* The device's state is there: it goes on counting where the slot's last handle ended. */
+int mpix_ep_gpu_far_begin(struct mpix_ep_handle *handle, const mpix_cuda_handle *d, char *why) {
+    mpix_ep_gpu *gpu = handle->ep->gpu;
+    if (!gpu->far)
+        return 0;
+    return gpu->ops->copy(&gpu->device, d->state->epoch, gpu->far->slots[handle->slot].epochs, sizeof d->state->epoch, why);
+}
+
+void mpix_ep_gpu_far_end(struct mpix_ep_handle *handle, const mpix_cuda_handle *d) {
+    mpix_ep_gpu *gpu = handle->ep->gpu;
+    char why[MPIX_CUDA_WHY] = "";
+    if (!gpu->far || !d->state)
+        return;
+    mpix_ep_gpu_far_settle(handle->ep); /* the slot's next handle packs where this one has */
+    (void)gpu->ops->copy(&gpu->device, gpu->far->slots[handle->slot].epochs, d->state->epoch, sizeof d->state->epoch, why);
+}

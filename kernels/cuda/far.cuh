@@ -1,0 +1,285 @@
+/*
+ * far.cuh - peers that are reached through the proxy: what the kernels of route, dispatch and combine share. The kernels are in far_dispatch.cu
+ * and far_combine.cu; the host's part in coll/ep_gpu_far.c.
+ *
+ * Ways. This rank's kernel writes what goes to a proxied peer into its window in host memory and queues commands (mpix_device.cuh): a put, and
+ * behind it a word. The proxy's thread moves them; nothing else of any host takes part. What peers send arrives in the same window,
+ * words last. Nobody polls host memory but one warp, the lead - the first of the first block -, which passes on to GPU memory what has
+ * come: an offer is copied into the block of this rank's GPU window where a mapped source would have written it, so that everything that
+ * waits for offers is the mapped kernels' code; and of the chunks of a batch it says how many are here. (All warps polling for
+ * themselves would keep the words' cache lines from the processor, and the link busy.)
+ *
+ * A batch is what one source sends one peer in a call: an item per row, numbered as the rows are at the receiver, cut into chunks of
+ * per_chunk items. An item is the row, its scales, and what goes beside it. Chunks are put when their last row has been packed, in whatever order
+ * that is, each with a word of its own, which becomes the epoch.
+ *
+ * Right to write. One place for each source serves dispatch and combine. A source puts into it only after it has seen this rank's READY
+ * (dispatch) or ROWS (combine) of the call. Those are sent in stream order after everything that read the place in earlier calls of
+ * the handle, and the lead is done only when all that it expects is here, so nothing of an earlier call is still on its way. A handle's offers
+ * and counts alternate between two banks, of which the argument is the mapped one's (dispatch.cu, route.cu). This rank's own packing room and
+ * mirror are free when the proxy has completed all that the handle queued before; the lead sees to that before it tells anybody
+ * anything, and nobody packs before all offers are here.
+ *
+ * Order. Rows are stored by a warp's lanes; after a __syncwarp the lane that counts for the peer fences and adds to the chunk's count;
+ * who reaches its size fences, fences for the system, and stores the command. So all of the chunk's stores come before the command for
+ * who acquires that: the proxy. It stores (or the network writes) the word after the data; the lead acquires it at system scope and releases
+ * `here`; who waits for a chunk acquires that, at the scope of the GPU, and reads.
+ *
+ * Progress. Work is taken by tickets, and nothing waits for arrivals before all tickets of packing are taken, but the lead, which is
+ * one warp of a block that has more. So whatever blocks run, each rank's chunks are packed and queued, and each lead passes on what
+ * comes. The proxy depends on no kernel: it puts what is queued. All waits are bounded, and end when the proxy has lost the peer.
+ */
+#ifndef MPIX_KERNELS_CUDA_FAR_CUH
+#define MPIX_KERNELS_CUDA_FAR_CUH
+#define MPIX_DEVICE_ONLY
+#include "device.cuh"
+#include "mpix_device.cuh"
+
+enum { FAR_DISPATCH, FAR_COMBINE };           /* words of chunks */
+enum { FAR_UNITS = 16 };                      /* pieces of a chunk that warps take */
+enum { FAR_STEP = 2 * MPIX_CUDA_FAR_CHUNKS }; /* `here` is epoch * FAR_STEP + chunks: it only grows, for each kind of call */
+
+__device__ __forceinline__ bool far_is(const mpix_cuda_handle &h, int r) { return r < h.size && (h.far.is >> r & 1); }
+__device__ __forceinline__ bool mapped_is(const mpix_cuda_handle &h, int r) { return r < h.size && !(h.far.is >> r & 1); }
+/* The block that r writes here; the mirror of the one that this rank writes at r. */
+__device__ __forceinline__ char *far_in(const mpix_cuda_handle &h, int r) { return h.far.window + h.far.block * r; }
+__device__ __forceinline__ uint64_t far_out(const mpix_cuda_handle &h, int r) { return h.far.out + h.far.block * r; }
+/* Offsets in this rank's window: what comes from r, what is packed for r; in r's: what comes from this rank. */
+__device__ __forceinline__ uint64_t far_land(const mpix_cuda_handle &h, int r) { return h.far.land + h.far.room * h.far.slot[r]; }
+__device__ __forceinline__ uint64_t far_pack(const mpix_cuda_handle &h, int r) { return h.far.pack + h.far.room * h.far.slot[r]; }
+__device__ __forceinline__ uint64_t far_there(const mpix_cuda_handle &h, int r) { return h.far.land + h.far.room * h.far.there[r]; }
+
+/* The wait for r is over without success. */
+__device__ inline void far_give_up(const mpix_cuda_handle &h, int r, mpix_cuda_status *to) {
+    int32_t lost = (int32_t)mpix_dev_relaxed(h.far.queue->peers[r].error);
+    status_write(h, to, {lost ? (int32_t)MPIX_CUDA_LOST : (int32_t)MPIX_CUDA_TIMEOUT, 0, r, 0, lost, 0});
+    *(volatile int32_t *)h.failed = 1;
+}
+
+/* Whether a wait for r that began at start must end. */
+__device__ inline bool far_late(const mpix_cuda_handle &h, int r, uint64_t start) {
+    return mpix_dev_relaxed(h.far.queue->peers[r].error) || now_ns() - start > h.timeout_ns || *(volatile int32_t *)h.failed;
+}
+
+/* Waits for a word in host memory that r or the proxy writes; bounded. False: the context has failed. */
+__device__ inline bool far_word_wait(const mpix_cuda_handle &h, const uint64_t *p, uint64_t value, int r, mpix_cuda_status *to) {
+    uint64_t start = now_ns();
+    for (uint32_t turn = 1; word_load(p) < value; turn++)
+        if (turn % 16 == 0 && far_late(h, r, start)) {
+            far_give_up(h, r, to);
+            return false;
+        }
+    return true;
+}
+
+/* All that this handle has queued for r is complete. */
+__device__ inline bool far_settled(const mpix_cuda_handle &h, int r, mpix_cuda_status *to) {
+    return far_word_wait(h, (const uint64_t *)h.far.queue->peers[r].done, h.far.last[r], r, to);
+}
+
+/* Queues a put of bytes (a multiple of 16) from an offset here to one at r, and the word behind it. By one thread; covers what it and those
+ * that it synchronised with have stored. */
+__device__ inline bool far_post(const mpix_cuda_handle &h, int r, uint64_t from, uint64_t at, uint64_t bytes, uint64_t word, uint64_t value,
+                                mpix_cuda_status *to) {
+    const mpix_dev_state &s = *h.far.queue;
+    const mpix_dev_fifo &f = s.fifo[s.peers[r].fifo];
+    const mpix_dev_put_cmd put(h.far.remote + r, at, h.far.local, from, bytes);
+    unsigned long long number;
+    if (!mpix_dev_claim(f, 2, h.timeout_ns, &number)) {
+        far_give_up(h, r, to);
+        return false;
+    }
+    mpix_dev_fence_sys();
+    mpix_dev_store(f, number, put.word0, put.word1);
+    mpix_dev_store(f, number + 1, (unsigned long long)MPIX_DEV_CMD_WORD | (unsigned long long)(h.far.remote + r) << 3 | word / 8 << 19, value);
+    atomicMax((unsigned long long *)&h.far.last[r], number + 2);
+    mpix_dev_note(s.peers[r], number + 2);
+    mpix_dev_refresh(f, number, 2);
+    return true;
+}
+
+/* A part of this rank's block at r, from the mirror, and the word that tells of it. */
+__device__ inline bool far_publish(const mpix_cuda_handle &h, int r, uint64_t at, uint64_t bytes, uint64_t word, uint64_t epoch, mpix_cuda_status *to) {
+    return far_post(h, r, far_out(h, r) + at, h.far.block * h.rank + at, bytes, h.far.block * h.rank + word, epoch, to);
+}
+
+/* By the lead: this rank's offer to everybody, when what the handle queued before is complete. */
+__device__ inline bool far_offers_send(const mpix_cuda_handle &h, const mpix_cuda_offer &offer, uint64_t at, int word, uint64_t epoch, mpix_cuda_status *to) {
+    int lane = threadIdx.x % 32;
+    bool fine = !far_is(h, lane) || far_settled(h, lane, to);
+    if (!__all_sync(~0u, fine))
+        return false;
+    if (lane < h.size)
+        delay(h, 2 + lane);
+    if (far_is(h, lane)) {
+        uint64_t bank = at + (epoch & 1) * sizeof offer;
+        *(mpix_cuda_offer *)(h.far.window + far_out(h, lane) + bank) = offer;
+        fine = far_publish(h, lane, bank, sizeof offer, word, epoch, to);
+    } else if (lane < h.size) {
+        *offer_of(h, lane, h.rank, at, epoch) = offer;
+        word_store((uint64_t *)((char *)words_of(h, lane, h.rank) + word), epoch);
+    }
+    return __all_sync(~0u, fine);
+}
+
+/* By the lead: the offers of proxied ranks, to where those of mapped ones are. */
+__device__ inline bool far_offers_carry(const mpix_cuda_handle &h, uint64_t at, int word, uint64_t epoch, mpix_cuda_status *to) {
+    int lane = threadIdx.x % 32;
+    bool fine = true;
+    if (far_is(h, lane) && (fine = far_word_wait(h, (const uint64_t *)(far_in(h, lane) + word), epoch, lane, to))) {
+        const volatile uint64_t *from = (const volatile uint64_t *)(far_in(h, lane) + at + (epoch & 1) * sizeof(mpix_cuda_offer));
+        uint64_t *own = (uint64_t *)offer_of(h, h.rank, lane, at, epoch);
+#pragma unroll
+        for (unsigned i = 0; i < sizeof(mpix_cuda_offer) / 8; i++)
+            own[i] = from[i];
+        word_store((uint64_t *)((char *)words_of(h, h.rank, lane) + word), epoch);
+    }
+    return __all_sync(~0u, fine);
+}
+
+/* By the lead: passes on the chunks that come. rows: of lane r's batch. False: the context has failed. */
+__device__ inline bool far_chunks_carry(const mpix_cuda_handle &h, int kind, uint64_t epoch, int64_t rows, int64_t per_chunk, int64_t *wait_ns,
+                                        mpix_cuda_status *to) {
+    int lane = threadIdx.x % 32, next = 0, n = far_is(h, lane) && rows > 0 ? (int)((rows + per_chunk - 1) / per_chunk) : 0;
+    const uint64_t *words = (const uint64_t *)(far_in(h, lane < h.size ? lane : 0) + h.far.arrived) + kind * MPIX_CUDA_FAR_CHUNKS;
+    uint64_t begin = now_ns(), start = begin;
+    bool fine = true;
+    for (uint32_t turn = 1; __any_sync(~0u, fine && next < n); turn++) {
+        if (!fine || next >= n)
+            continue;
+        int before = next;
+        while (next < n && word_load(&words[next]) >= epoch)
+            next++;
+        if (next > before) {
+            asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(&h.far.here[kind * h.size + lane]), "l"(epoch * FAR_STEP + next) : "memory");
+            start = now_ns();
+            if (wait_ns && next == n)
+                wait_ns[lane] += (int64_t)(start - begin);
+        } else if (turn % 16 == 0 && far_late(h, lane, start)) {
+            far_give_up(h, lane, to);
+            fine = false;
+        }
+    }
+    return __all_sync(~0u, fine);
+}
+
+__device__ __forceinline__ uint64_t far_chunk_word(uint64_t epoch, int64_t chunk) { return epoch * FAR_STEP + (uint64_t)chunk + 1; }
+
+/* Whether r's chunks are here; acquires. */
+__device__ __forceinline__ bool far_here(const mpix_cuda_handle &h, int kind, int r, uint64_t word) {
+    uint64_t v;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(&h.far.here[kind * h.size + r]) : "memory");
+    return v >= word;
+}
+
+/* By a warp: until for each lane that says so the chunk of rank r is here. False: the context has failed. The lead's waits are bounded, so this is. */
+__device__ __forceinline__ bool far_chunks_wait(const mpix_cuda_handle &h, int kind, bool needed, int r, uint64_t word) {
+    while (!__all_sync(~0u, !needed || far_here(h, kind, r, word))) {
+        if (__any_sync(~0u, *(volatile int32_t *)h.failed))
+            return false;
+        __nanosleep(100);
+    }
+    __syncwarp();
+    return true;
+}
+
+/* So many rows of a chunk for r, which has n, were packed by this warp; by one lane, after a __syncwarp. Who counts the last puts it. */
+__device__ inline bool far_chunk_count(const mpix_cuda_handle &h, const mpix_cuda_far_batch &b, int kind, int r, int64_t chunk, uint32_t rows, uint32_t n,
+                                       uint64_t epoch, mpix_cuda_status *to) {
+    uint32_t *count = &h.far.packed[(size_t)r * MPIX_CUDA_FAR_CHUNKS + chunk];
+    __threadfence();
+    if (atomicAdd(count, rows) + rows != n)
+        return true;
+    *count = 0;
+    __threadfence();
+    uint64_t at = (uint64_t)(chunk * b.per_chunk) * b.item;
+    return far_post(h, r, far_pack(h, r) + at, far_there(h, r) + at, n * b.item,
+                    h.far.block * h.rank + h.far.arrived + (kind * MPIX_CUDA_FAR_CHUNKS + chunk) * sizeof(uint64_t), epoch, to);
+}
+
+/* A unit of work on batches of proxied peers: some rows of a chunk. All peers' first chunks come first. */
+struct far_unit { int r; int64_t chunk, first, end; uint32_t n; }; /* rows [first, end) of the batch; n: of the chunk */
+
+/* By a warp: the next unit that has rows. rows: of lane r's batch; units: taken so far. False: there is none. */
+__device__ inline bool far_unit_take(const mpix_cuda_handle &h, const mpix_cuda_far_batch &b, int64_t rows, uint32_t *units, far_unit *u) {
+    int lane = threadIdx.x % 32, npeers = __popc(h.far.is);
+    int64_t most = far_is(h, lane) ? rows : 0;
+    for (int d = 16; d; d /= 2) {
+        int64_t other = __shfl_xor_sync(~0u, most, d);
+        most = other > most ? other : most;
+    }
+    int64_t all = (most + b.per_chunk - 1) / b.per_chunk * npeers * FAR_UNITS;
+    for (;;) {
+        uint32_t i = lane == 0 ? atomicAdd(units, 1) : 0;
+        i = __shfl_sync(~0u, i, 0);
+        if (i >= all)
+            return false;
+        u->r = __fns(h.far.is, 0, i / FAR_UNITS % npeers + 1);
+        u->chunk = i / (FAR_UNITS * npeers);
+        int64_t batch = __shfl_sync(~0u, rows, u->r), first = u->chunk * b.per_chunk, n = batch - first < b.per_chunk ? batch - first : b.per_chunk;
+        if (n <= 0)
+            continue;
+        u->n = (uint32_t)n;
+        u->first = first + n * (i % FAR_UNITS) / FAR_UNITS;
+        u->end = first + n * (i % FAR_UNITS + 1) / FAR_UNITS;
+        if (u->first < u->end)
+            return true;
+    }
+}
+
+/* A barrier of all warps but the lead. Whether any thread of them says yes. */
+__device__ __forceinline__ bool far_workers_meet(bool yes) {
+    int any;
+    asm volatile("{\n.reg .pred p, q;\nsetp.ne.s32 p, %1, 0;\nbarrier.cta.red.or.aligned.pred q, 1, %2, p;\nselp.s32 %0, 1, 0, q;\n}"
+                 : "=r"(any)
+                 : "r"((int)yes), "r"(blockDim.x - (blockIdx.x == 0 ? 32 : 0))
+                 : "memory");
+    return any;
+}
+
+/* Tells mapped ranks that this block's part is complete; by a warp, after the block's barrier. */
+__device__ inline void far_lane_signal(const mpix_cuda_handle &h, int words, uint64_t epoch) {
+    int lane = threadIdx.x % 32;
+    if (mapped_is(h, lane)) {
+        delay(h, 52 + lane);
+        word_store((uint64_t *)((char *)words_of(h, lane, h.rank) + words) + blockIdx.x, epoch);
+    }
+}
+
+/* By the last block: all lanes of mapped ranks, as lanes_wait. False in all threads: time-out. */
+__device__ inline bool far_lanes_wait(const mpix_cuda_handle &h, int words, uint64_t at, uint64_t epoch, int64_t *wait_ns, mpix_cuda_status *to) {
+    int lane = threadIdx.x % 32, bad = 0;
+    uint64_t start = now_ns();
+    for (int s = threadIdx.x / 32; s < h.size; s += blockDim.x / 32) {
+        if (!mapped_is(h, s))
+            continue;
+        int n = *(const volatile int32_t *)&offer_of(h, h.rank, s, at, epoch)->lanes;
+        const uint64_t *p = (const uint64_t *)((const char *)words_of(h, h.rank, s) + words);
+        for (int i = lane; i < n && i < MPIX_CUDA_LANES; i += 32)
+            bad |= !word_wait(h, p + i, epoch, s, to);
+        __syncwarp();
+        if (wait_ns && lane == 0 && s != h.rank)
+            wait_ns[s] += (int64_t)(now_ns() - start);
+    }
+    return !__syncthreads_or(bad);
+}
+
+/* How items lie, for rows of row bytes with scales and a record of so many. */
+static inline mpix_cuda_far_batch far_batch_of(const mpix_cuda_handle *h, int64_t row, int64_t scales, int64_t record) {
+    mpix_cuda_far_batch b;
+    int64_t least = (h->max_tokens + MPIX_CUDA_FAR_CHUNKS - 1) / MPIX_CUDA_FAR_CHUNKS;
+    b.scales = (uint64_t)(row + 15) / 16 * 16;
+    b.record = b.scales + (uint64_t)(scales + 15) / 16 * 16;
+    b.item = (b.record + (uint64_t)record + 127) / 128 * 128;
+    b.per_chunk = (int64_t)(h->far.chunk_bytes / b.item);
+    if (h->far.chunk_bytes == 0) /* one piece */
+        b.per_chunk = h->max_tokens;
+    if (b.per_chunk > (int64_t)((UINT64_C(1) << 31) / b.item)) /* a command has 32 bits for bytes */
+        b.per_chunk = (int64_t)((UINT64_C(1) << 31) / b.item);
+    if (b.per_chunk < least)
+        b.per_chunk = least;
+    if (b.per_chunk < 1)
+        b.per_chunk = 1;
+    return b;
+}
+#endif

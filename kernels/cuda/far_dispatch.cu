@@ -1,0 +1,164 @@
+/*
+ * far_dispatch.cu - dispatch where some peers are reached through the proxy: one kernel, and unpack_kernel where the caller wants what travels
+ * beside the rows. The protocol and its arguments are in far.cuh.
+ *
+ * A warp takes a token and stores its row everywhere at once: to its final place at mapped ranks, to the batch that is packed for each proxied
+ * one. When all tokens are taken, warps place what comes from proxied ranks: from the landing room to the caller's rows, and records to where
+ * mapped sources would have written them. So the link carries packing, the proxy's copies and placing at the same time, chunk by chunk.
+ */
+#include "copy.cuh"
+#include "far.cuh"
+#include "launch.h"
+#include "quant.cuh"
+
+/* Where the row of a token goes at the rank of the lane; null: nowhere. */
+struct far_place { char *x, *scales, *record; };
+
+__device__ static far_place place_of(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const mpix_cuda_offer &o, int64_t base, uint32_t index) {
+    int lane = threadIdx.x % 32;
+    far_place p = {nullptr, nullptr, nullptr};
+    if (far_is(h, lane)) {
+        p.x = h.far.window + far_pack(h, lane) + index * c.batch.item;
+        p.scales = p.x + c.batch.scales;
+        p.record = p.x + c.batch.record;
+    } else if (base + index < o.rows) {
+        int64_t row = base + index;
+        p.x = place_at(h, lane, o.at[MPIX_CUDA_AT_X]) + row * (int64_t)o.at[MPIX_CUDA_AT_X].stride;
+        if (c.scale_row > 0)
+            p.scales = place_at(h, lane, o.at[MPIX_CUDA_AT_SCALES]) + row * (int64_t)o.at[MPIX_CUDA_AT_SCALES].stride;
+        if (o.flags & MPIX_CUDA_OFFER_META)
+            p.record = h.window[lane] + h.meta + row * h.meta_record;
+    }
+    return p;
+}
+
+/* Whole tokens, by warps. o: the offer of the lane's rank. 0, or 2: the context has failed. */
+__device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const mpix_cuda_offer &o, uint64_t epoch) {
+    int lane = threadIdx.x % 32;
+    uint32_t *taken = &h.state->item[MPIX_CUDA_DISPATCH];
+    int64_t base = lane < h.size ? h.state->base[lane] : 0, send = lane < h.size ? h.state->send[lane] : 0;
+    uint32_t ticket = lane == 0 ? atomicAdd(taken, 1) : 0;
+    bool fine = true;
+    for (int64_t t; (t = __shfl_sync(~0u, ticket, 0)) < c.tokens;) {
+        if (lane == 0) /* the next one, while this one is copied */
+            ticket = atomicAdd(taken, 1);
+        bool goes = lane < h.size && (h.bitmap[t] >> lane & 1);
+        uint32_t index = goes ? h.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.size + lane] + h.rel[t * h.size + lane] : 0;
+        far_place p = {nullptr, nullptr, nullptr};
+        if (goes)
+            p = place_of(h, c, o, base, index);
+        if (!__any_sync(~0u, p.x != nullptr))
+            continue;
+        if (c.quant) {
+            quant_place q = {p.x, p.scales};
+            quant_row(c.x + t * c.x_stride, c.quant, c.hidden, c.offer.dtype == F8E5M2, c.offer.scale_kind, &q, 1);
+        } else {
+            warp_copy_any(c.x + t * c.x_stride, p.x, c.row, lane);
+            if (c.scale_row > 0)
+                warp_copy_any(c.scales + t * c.scale_stride, p.scales, c.scale_row, lane);
+        }
+        record_pack(h, c, t, p.record, lane);
+        __syncwarp();
+        if (goes && fine && far_is(h, lane)) {
+            int64_t chunk = index / c.batch.per_chunk, left = send - chunk * c.batch.per_chunk;
+            fine = far_chunk_count(h, c.batch, FAR_DISPATCH, lane, chunk, 1, (uint32_t)(left < c.batch.per_chunk ? left : c.batch.per_chunk), epoch, c.report);
+        }
+        __syncwarp();
+    }
+    return __all_sync(~0u, fine) ? 0 : 2;
+}
+
+/* What comes from proxied ranks. 0, or 2: the context has failed. */
+__device__ static int rows_place(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, uint64_t epoch) {
+    int lane = threadIdx.x % 32;
+    int64_t rows = far_is(h, lane) ? h.state->recv[lane] : 0, stride = (int64_t)c.offer.at[MPIX_CUDA_AT_X].stride;
+    int64_t scale_stride = (int64_t)c.offer.at[MPIX_CUDA_AT_SCALES].stride;
+    far_unit u;
+    while (far_unit_take(h, c.batch, rows, &h.state->more[0], &u)) {
+        if (!far_chunks_wait(h, FAR_DISPATCH, true, u.r, far_chunk_word(epoch, u.chunk)))
+            return 2;
+        const char *items = h.far.window + far_land(h, u.r);
+        for (int64_t i = u.first; i < u.end; i++) {
+            int64_t row = (int64_t)h.state->first[u.r] + i;
+            const char *item = items + i * (int64_t)c.batch.item;
+            if (row >= c.offer.rows)
+                break;
+            warp_copy_any(item, lane == 0 ? c.out + row * stride : nullptr, c.row, lane);
+            if (c.scale_row > 0)
+                warp_copy_any(item + c.batch.scales, lane == 0 ? c.out_scales + row * scale_stride : nullptr, c.scale_row, lane);
+            if (c.offer.flags & MPIX_CUDA_OFFER_META)
+                warp_copy_any(item + c.batch.record, lane == 0 ? h.window[h.rank] + h.meta + row * (int64_t)h.meta_record : nullptr, (int64_t)h.meta_record, lane);
+        }
+    }
+    return 0;
+}
+
+/* No thread leaves before all have met at the end: the workers' barrier counts on them. */
+__global__ void __launch_bounds__(512) far_dispatch_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_dispatch c) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const bool lead = blockIdx.x == 0 && warp == 0, sends = c.part != MPIX_CUDA_END, receives = c.part != MPIX_CUDA_BEGIN;
+    const uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
+    int status = own_status(h, c), bad = call_refused(h, c.report) ? 2 : 0;
+    bad = __any_sync(~0u, bad) ? 2 : 0;
+    if (lead && sends && !bad) {
+        mpix_cuda_offer mine = c.offer;
+        mine.status = status;
+        mine.lanes = gridDim.x;
+        if (lane == 0 && !c.offer.status && status == 1)
+            report(h, routing_fault(h, c.tokens, c.topk), 0, -1, h.state->tokens, c.tokens);
+        else if (lane == 0 && !c.offer.status && status == 2)
+            report(h, MPIX_CUDA_CAPACITY, 0, -1, h.state->recv_total, c.capacity);
+        bad = far_offers_send(h, mine, h.ready, offsetof(mpix_cuda_words, ready), epoch, c.report) &&
+                      far_offers_carry(h, h.ready, offsetof(mpix_cuda_words, ready), epoch, c.report)
+                  ? 0
+                  : 2;
+    }
+    mpix_cuda_offer o;
+    if (!bad)
+        bad = offers_wait(h, c.offer, h.ready, offsetof(mpix_cuda_words, ready), epoch, nullptr, c.report, &o);
+    if (lead) {
+        if (!bad && receives && !far_chunks_carry(h, FAR_DISPATCH, epoch, lane < h.size ? h.state->recv[lane] : 0, c.batch.per_chunk, c.wait_ns, c.report))
+            bad = 2;
+    } else {
+        if (!bad && sends)
+            bad = tokens_send(h, c, o, epoch);
+        __syncwarp();
+        if (sends && far_workers_meet(bad == 2))
+            bad = 2;
+        else if (sends && warp == (blockIdx.x == 0 ? 1 : 0))
+            far_lane_signal(h, offsetof(mpix_cuda_words, rows_here), epoch);
+        if (!bad && receives)
+            bad = rows_place(h, c, epoch);
+    }
+    if (__syncthreads_or(bad == 2))
+        return;
+    if (!last_block(h, MPIX_CUDA_DISPATCH))
+        return;
+    if (!receives) { /* the rest is the second half's */
+        if (threadIdx.x == 0)
+            counters_reset(h, MPIX_CUDA_DISPATCH);
+        return;
+    }
+    if (!far_lanes_wait(h, offsetof(mpix_cuda_words, rows_here), h.ready, epoch, c.wait_ns, c.report))
+        return;
+    if (threadIdx.x == 0)
+        call_end(h, MPIX_CUDA_DISPATCH, epoch, c.report);
+}
+
+cudaError_t mpix_cuda_far_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
+    int sms = c->num_sms ? c->num_sms : c->quant ? 4 * MPIX_CUDA_SMS : MPIX_CUDA_SMS;
+    if (sms > d->sms)
+        sms = d->sms;
+    if (sms > MPIX_CUDA_LANES)
+        sms = MPIX_CUDA_LANES;
+    c->offer.lanes = sms;
+    c->batch = far_batch_of(h, c->row, c->scale_row, (int64_t)h->meta_record);
+    far_dispatch_kernel<<<sms, 512, 0, stream>>>(*h, *c);
+    cudaError_t err = cudaGetLastError();
+    return err == cudaSuccess && c->part != MPIX_CUDA_BEGIN ? mpix_cuda_unpack_launch(h, c, sms, stream) : err;
+}
+
+cudaError_t mpix_cuda_far_dispatch_load(void) {
+    cudaFuncAttributes a;
+    return cudaFuncGetAttributes(&a, far_dispatch_kernel);
+}
