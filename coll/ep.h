@@ -27,6 +27,7 @@ typedef struct mpix_ep_call mpix_ep_call;
 /* Memory of MPIX_Ep_alloc; its index in the context's table is the same on all ranks. */
 typedef struct mpix_ep_region {
     mpix_win *win; /* NULL: freed */
+    mpix_net_mem *mem; /* with proxied peers: rows are sent from where they lie; NULL: not */
 } mpix_ep_region;
 
 typedef struct mpix_ep_registration {
@@ -221,6 +222,7 @@ int mpix_ep_check_combine(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in,
 /* ep_memory.c */
 void mpix_ep_memory_free(mpix_ep *ep);
 /* Where [p, p + bytes) lies in memory that peers map. 1: place filled; 0: nowhere. */
+const mpix_ep_region *mpix_ep_region_of(const mpix_ep *ep, const void *p, size_t bytes); /* NULL: not of MPIX_Ep_alloc */
 int mpix_ep_find(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride, mpix_ep_place *place);
 /* Address here of a place of a peer; checks that bytes from it lie in the peer's window. NULL: they do not. */
 void *mpix_ep_resolve(mpix_ep *ep, int peer, const mpix_ep_place *place, size_t bytes);
@@ -313,7 +315,15 @@ int mpix_ep_far_room(mpix_ep_call *call, int peer);
 /* The places of the next item in the open chunk. */
 void mpix_ep_far_item(mpix_ep_call *call, int peer, const mpix_ep_geometry *g, char **row, char **scales, char **record);
 /* Counts the item as packed; posts the chunk when it is full. */
-void mpix_ep_far_packed(mpix_ep_call *call, int peer, const mpix_ep_geometry *g);
+/* own: the batch's rows are not in the chunks, but at `at`, n of them, registered as mem; bare: and nothing is in the chunks. */
+typedef struct mpix_ep_far_rows {
+    const mpix_net_mem *mem;
+    const char *at;
+    int64_t n;
+    int bare;
+} mpix_ep_far_rows;
+void mpix_ep_far_packed(mpix_ep_call *call, int peer, const mpix_ep_geometry *g, const mpix_ep_far_rows *own);
+mpix_net_mem *mpix_ep_far_register(mpix_ep *ep, void *base, size_t bytes); /* memory of this context, to send from; NULL: not */
 int mpix_ep_far_begin(mpix_ep_call *call); /* takes the chunks for this call; 0: another call has them */
 /* The places of item i of a received batch of total items at base. */
 void mpix_ep_far_at(const mpix_ep_geometry *g, char *base, int64_t total, int64_t i, char **row, char **scales, char **record);

@@ -18,7 +18,6 @@
 
 #include <sched.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
 #define TX_LIMIT ((size_t)64 << 20) /* of the whole send buffer, unless single rows are larger */
 
@@ -117,10 +116,24 @@ int mpix_ep_far_windows(mpix_ep *ep) {
     return kind;
 }
 
+/* A device that takes no more memory is no error: rows are packed then. */
+mpix_net_mem *mpix_ep_far_register(mpix_ep *ep, void *base, size_t bytes) {
+    mpix_net_mem *mem = NULL;
+    if (!ep->far || ep->ll || mpix_proxy_mem_reg(ep->far->proxy, base, bytes, &mem))
+        return NULL;
+    return mem;
+}
+
 void mpix_ep_far_free(mpix_ep *ep) {
     mpix_ep_far *far = ep->far;
     if (!far)
         return;
+    for (int i = 0; i < ep->nregions; i++)
+        if (ep->regions[i].mem) {
+            mpix_proxy_stop(far->proxy);
+            mpix_proxy_mem_dereg(far->proxy, ep->regions[i].mem);
+            ep->regions[i].mem = NULL;
+        }
     mpix_proxy_free(far->proxy); /* first: a device may still read the buffers below */
     free(far->is);
     free(far->chunks);
@@ -166,6 +179,21 @@ int mpix_ep_far_put(mpix_ep_call *call, int peer, int lane, int lwin, uint64_t l
     uint64_t start = 0, seq;
     int did;
     while ((did = mpix_proxy_put(call->ep->far->proxy, peer, lane, lwin, loff, rwin, roff, len, counter, &seq)) == 0)
+        if (!mpix_ep_far_make_room(call, peer, &start))
+            return 0;
+    if (did > 0)
+        call->far[peer].seq[lane] = seq;
+    return did > 0;
+}
+
+/* The same from registered memory of the caller's, into the peer's staging window. */
+static int far_write(mpix_ep_call *call, int peer, int lane, const mpix_net_mem *mem, const void *from, uint64_t to, uint64_t len, uint32_t counter) {
+    mpix_proxy *proxy = call->ep->far->proxy;
+    mpix_net_op op = {.kind = MPIX_NET_WRITE, .peer = peer, .lane = lane, .mem = mem, .local = (void *)from, .rmem = mpix_proxy_window_rmem(proxy, peer, MPIX_EP_WINDOW_STAGE),
+                      .roff = to, .len = len, .counter = counter};
+    uint64_t start = 0, seq;
+    int did;
+    while ((did = mpix_proxy_post(proxy, &op, &seq)) == 0)
         if (!mpix_ep_far_make_room(call, peer, &start))
             return 0;
     if (did > 0)
@@ -317,7 +345,7 @@ void mpix_ep_far_item(mpix_ep_call *call, int peer, const mpix_ep_geometry *g, c
     mpix_ep_far_at(g, far->tx + (size_t)f->chunk * far->chunk_bytes, n < g->per_chunk ? n : g->per_chunk, f->next - first, row, scales, record);
 }
 
-void mpix_ep_far_packed(mpix_ep_call *call, int peer, const mpix_ep_geometry *g) {
+void mpix_ep_far_packed(mpix_ep_call *call, int peer, const mpix_ep_geometry *g, const mpix_ep_far_rows *own) {
     mpix_ep_far *far = call->ep->far;
     mpix_ep_far_call *f = &call->far[peer];
     int64_t first = f->next / g->per_chunk * g->per_chunk;
@@ -325,12 +353,19 @@ void mpix_ep_far_packed(mpix_ep_call *call, int peer, const mpix_ep_geometry *g)
     if (f->next < f->total && f->next % g->per_chunk)
         return;
     mpix_ep_chunk *chunk = &far->chunks[f->chunk];
-    uint64_t to = mpix_ep_my_offer(call, peer)->place[MPIX_EP_PLACE_X].off + (uint64_t)first * g->item;
-    int lane = (int)(first / g->per_chunk % far->lanes);
+    uint64_t to = mpix_ep_my_offer(call, peer)->place[MPIX_EP_PLACE_X].off + (uint64_t)first * g->item, n = (uint64_t)(f->next - first);
+    uint64_t rows = own ? n * g->pitch : 0; /* bytes that are not in the chunk */
+    int lane = (int)(first / g->per_chunk % far->lanes), sent = 1;
+    uint32_t counter = mpix_ep_far_counter(call, lane);
     call->ep->rows->fence(); /* a device reads the chunk: nothing may linger in write-combining buffers */
     chunk->state = MPIX_EP_CHUNK_FREE;
-    if (mpix_ep_far_put(call, peer, lane, MPIX_EP_WINDOW_TX, (uint64_t)f->chunk * far->chunk_bytes, MPIX_EP_WINDOW_STAGE, to, (uint64_t)(f->next - first) * g->item,
-              mpix_ep_far_counter(call, lane))) {
+    if (own && own->n > first) {
+        uint64_t there = (uint64_t)(own->n - first);
+        sent = far_write(call, peer, lane, own->mem, own->at + (uint64_t)first * g->pitch, to, (there < n ? there : n) * g->pitch, counter);
+        f->writes[lane] += (uint32_t)sent;
+    }
+    if (sent && !(own && own->bare) && mpix_ep_far_put(call, peer, lane, MPIX_EP_WINDOW_TX, (uint64_t)f->chunk * far->chunk_bytes + rows, MPIX_EP_WINDOW_STAGE,
+                                                       to + rows, n * g->item - rows, counter)) {
         f->writes[lane]++;
         *chunk = (mpix_ep_chunk){MPIX_EP_CHUNK_POSTED, peer, lane, f->seq[lane]};
     }

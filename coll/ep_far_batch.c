@@ -64,7 +64,7 @@ static void token_pack(mpix_ep_call *call, int64_t t, int peer, const mpix_ep_ge
         words[1 + k] = ids[k] >= 0 && p->owner[ids[k]] == peer ? p->local[ids[k]] : -1;
     if (in->topk_weights)
         memcpy(words + 1 + plan->topk, in->topk_weights + t * plan->topk, (size_t)plan->topk * sizeof(float));
-    mpix_ep_far_packed(call, peer, g);
+    mpix_ep_far_packed(call, peer, g, NULL);
 }
 
 /* The next proxied rank among a token's entries from i on that takes it; i is moved behind it. -1: none. */
@@ -173,14 +173,32 @@ void mpix_ep_far_dispatch_take(mpix_ep_call *call, int64_t rows) {
 
 /* ---- combine ------------------------------------------------------------------------------------------------------------ */
 
-static void row_pack(mpix_ep_call *call, int peer, int64_t r, int present, const mpix_ep_geometry *g) {
+/*
+ * Rows that lie one after the other in memory of MPIX_Ep_alloc are sent from there: in COMPACT a source's rows do, if the buffer is dense. The call is complete when
+ * the network has read them, as for chunks. What nobody will read beside them stays here.
+ */
+static int rows_lie(const mpix_ep_call *call, int peer, int64_t valid, const mpix_ep_geometry *g, mpix_ep_far_rows *own) {
+    const MPIX_Ep_combine_in *in = &call->combine.in;
+    const mpix_ep_segment *s = &call->handle->plan->segments[peer];
+    if (call->ep->config.layout != MPIX_EP_COMPACT || g->scales || g->row != g->pitch || (size_t)in->x.stride != g->pitch)
+        return 0;
+    own->at = (const char *)in->x.data + s->row * in->x.stride;
+    own->n = s->n < valid - s->row ? s->n : valid - s->row;
+    own->bare = !in->row_weights && !in->slot_values;
+    const mpix_ep_region *region = own->n > 0 ? mpix_ep_region_of(call->ep, own->at, (size_t)own->n * g->pitch) : NULL;
+    own->mem = region ? region->mem : NULL;
+    return own->mem != NULL;
+}
+
+static void row_pack(mpix_ep_call *call, int peer, int64_t r, int present, const mpix_ep_geometry *g, const mpix_ep_far_rows *own) {
     mpix_ep *ep = call->ep;
     const MPIX_Ep_combine_in *in = &call->combine.in;
     size_t slots = ep->config.layout == MPIX_EP_COMPACT ? (size_t)call->handle->plan->width : 1;
     char *row, *scales, *record;
     mpix_ep_far_item(call, peer, g, &row, &scales, &record);
     if (present) { /* a dropped row keeps its place; its owner leaves it out */
-        copy1(ep, row, (const char *)in->x.data + r * in->x.stride, g->row);
+        if (!own)
+            copy1(ep, row, (const char *)in->x.data + r * in->x.stride, g->row);
         if (g->scales)
             copy1(ep, scales, (const char *)in->x.scales + r * in->x.scale_stride, g->scales);
         if (in->row_weights)
@@ -188,20 +206,21 @@ static void row_pack(mpix_ep_call *call, int peer, int64_t r, int present, const
         if (in->slot_values)
             memcpy(record + 4, in->slot_values + (size_t)r * slots, slots * sizeof(float));
     }
-    mpix_ep_far_packed(call, peer, g);
+    mpix_ep_far_packed(call, peer, g, own);
 }
 
 /* Packs on for one peer; 1: done, 0: no room, or enough for a step. */
 static int peer_pack(mpix_ep_call *call, int peer, int64_t valid, const mpix_ep_geometry *g, size_t *packed) {
     const mpix_ep_plan *plan = call->handle->plan;
+    mpix_ep_far_rows rows, *own = rows_lie(call, peer, valid, g, &rows) ? &rows : NULL;
     for (; call->far_segment < plan->nsegments; call->far_segment++, call->far_row = 0) {
         const mpix_ep_segment *s = &plan->segments[call->far_segment];
         for (; s->source == peer && call->far_row < s->n; call->far_row++) {
             if (*packed > PIECE_BYTES || !mpix_ep_far_room(call, peer))
                 return 0;
             int64_t r = s->row + call->far_row;
-            row_pack(call, peer, r, r < valid, g);
-            *packed += g->item;
+            row_pack(call, peer, r, r < valid, g, own);
+            *packed += own ? g->record : g->item;
         }
     }
     call->far_segment = 0;

@@ -9,18 +9,24 @@ static int ep_valid(MPIX_Ep ep) {
     return mpix_live_check(ep, MPIX_LIVE_EP) ? 0 : mpix_fail(MPIX_ERRK_ARG, "ep", "ep is NULL or freed");
 }
 
-int mpix_ep_find(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride, mpix_ep_place *place) {
+const mpix_ep_region *mpix_ep_region_of(const mpix_ep *ep, const void *p, size_t bytes) {
     for (int i = 0; i < ep->nregions; i++) {
         const mpix_win *win = ep->regions[i].win;
         if (!win || !win->base || (const char *)p < (const char *)win->base)
             continue;
         size_t off = (size_t)((const char *)p - (const char *)win->base);
-        if (off > win->bytes || bytes > win->bytes - off)
-            continue;
-        *place = (mpix_ep_place){off, stride, (uint32_t)i + 1, 1};
-        return 1;
+        if (off <= win->bytes && bytes <= win->bytes - off)
+            return &ep->regions[i];
     }
-    return 0;
+    return NULL;
+}
+
+int mpix_ep_find(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride, mpix_ep_place *place) {
+    const mpix_ep_region *region = mpix_ep_region_of(ep, p, bytes);
+    if (!region)
+        return 0;
+    *place = (mpix_ep_place){(uint64_t)((const char *)p - (const char *)region->win->base), stride, (uint32_t)(region - ep->regions) + 1, 1};
+    return 1;
 }
 
 void *mpix_ep_resolve(mpix_ep *ep, int peer, const mpix_ep_place *place, size_t bytes) {
@@ -62,8 +68,9 @@ int PMPIX_Ep_alloc(MPIX_Ep ep, MPI_Count bytes, MPI_Info info, void *baseptr) {
         kind = mpix_win_create(ep->boot, &ep->params, bytes > 0 ? (size_t)bytes : 1, MPIX_WIN_COMMIT, &win);
     if (kind)
         return mpix_boot_raise(ep->boot, kind);
+    mpix_net_mem *mem = mpix_ep_far_register(ep, win->base, win->bytes);
     pthread_mutex_lock(&ep->lock);
-    ep->regions[ep->nregions++].win = win;
+    ep->regions[ep->nregions++] = (mpix_ep_region){win, mem};
     pthread_mutex_unlock(&ep->lock);
     *(void **)baseptr = win->base;
     return MPI_SUCCESS;
@@ -95,8 +102,11 @@ int PMPIX_Ep_dealloc(MPIX_Ep ep, void *base) {
     mpix_ep_drain(ep); /* failed batches do not touch it, but nothing may search the table */
     pthread_mutex_lock(&ep->lock);
     mpix_win *win = ep->regions[i].win;
-    ep->regions[i].win = NULL;
+    mpix_net_mem *mem = ep->regions[i].mem;
+    ep->regions[i] = (mpix_ep_region){NULL, NULL};
     pthread_mutex_unlock(&ep->lock);
+    if (mem)
+        mpix_proxy_mem_dereg(ep->far->proxy, mem);
     mpix_win_free(win);
     return MPI_SUCCESS;
 }

@@ -19,6 +19,7 @@ enum {
     UCX_DEPTH = 256,       /* operations that may be incomplete per lane; a power of two */
     UCX_SHORT = 512,       /* longest write that travels as a message: one fragment over every transport of libucp */
     UCX_LONG = 256 << 10,  /* the same to peers that only TCP reaches, with segments of ours (UCX_SEGMENT) */
+    UCX_PAD = 64,          /* ucx_move.c */
     UCX_FLUSHES = 8,       /* under way per lane */
     UCX_ROUNDS = 16,       /* of progress in a poll, at most */
     UCX_CLOSE_NS = 50000000 /* for the messages that announce the end; nobody is waited for */
@@ -26,11 +27,11 @@ enum {
 
 enum { UCX_AM_STORE = 7, UCX_AM_BYE = 8 }; /* ids of active messages */
 
-/* Before a message's data: 8 bytes of a word, or a short write. seq: of all messages on this lane, in order. */
+/* What a message is: a word, or a write. seq: of all messages on this lane, in order. Of a long write it is the beginning of the data. */
 typedef struct ucx_header {
     uint32_t rank, seq;
     uint32_t lane, word; /* word: value is stored, else the data are copied */
-    uint64_t addr, value;
+    uint64_t addr, value; /* long write: bytes before what is written */
 } ucx_header;
 
 enum { UCX_HELD = 1, UCX_ISSUED };
@@ -38,6 +39,7 @@ enum { UCX_HELD = 1, UCX_ISSUED };
 typedef struct ucx_op {
     mpix_net_op op;
     ucx_header header; /* of a message: libucp may read it until the message is complete */
+    ucp_dt_iov_t parts[3]; /* of a long write */
     int state;
     uint64_t need; /* a message goes when the lane's operations before this number are flushed */
 } ucx_op;
