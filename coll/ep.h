@@ -27,7 +27,8 @@ typedef struct mpix_ep_call mpix_ep_call;
 /* Memory of MPIX_Ep_alloc; its index in the context's table is the same on all ranks. */
 typedef struct mpix_ep_region {
     mpix_win *win; /* NULL: freed */
-    mpix_net_mem *mem; /* with proxied peers: rows are sent from where they lie; NULL: not */
+    mpix_net_mem *mem; /* with proxied peers: rows are sent from where they lie, and put where they belong; NULL: not */
+    mpix_net_rmem **rmem; /* [ranks] proxied peers' parts, NULL: not reached; or NULL */
 } mpix_ep_region;
 
 typedef struct mpix_ep_registration {
@@ -135,6 +136,7 @@ typedef struct mpix_ep_far {
 typedef struct mpix_ep_far_call {
     uint64_t rx;           /* its batch for this rank: offset in this call's staging bank */
     int64_t total, next;   /* items of the batch for it, and packed so far */
+    int direct;            /* dispatch: it puts its rows into the caller's output */
     int chunk;             /* open chunk, -1: none */
     uint32_t flags;        /* combine: of its offer, and its rows; kept, since its next offer may come while this call still sums */
     int64_t rows;
@@ -315,15 +317,24 @@ int mpix_ep_far_room(mpix_ep_call *call, int peer);
 /* The places of the next item in the open chunk. */
 void mpix_ep_far_item(mpix_ep_call *call, int peer, const mpix_ep_geometry *g, char **row, char **scales, char **record);
 /* Counts the item as packed; posts the chunk when it is full. */
-/* own: the batch's rows are not in the chunks, but at `at`, n of them, registered as mem; bare: and nothing is in the chunks. */
+/*
+ * Rows that are not with the rest of their batch, n of them. Combine: they lie at `at`, registered as mem; bare: and nothing is in the chunks. Dispatch (there is set):
+ * they are in the chunks, and go to `off` in the peer's memory `there`.
+ */
 typedef struct mpix_ep_far_rows {
+    int64_t n;
     const mpix_net_mem *mem;
     const char *at;
-    int64_t n;
     int bare;
+    const mpix_net_rmem *there;
+    uint64_t off;
 } mpix_ep_far_rows;
 void mpix_ep_far_packed(mpix_ep_call *call, int peer, const mpix_ep_geometry *g, const mpix_ep_far_rows *own);
-mpix_net_mem *mpix_ep_far_register(mpix_ep *ep, void *base, size_t bytes); /* memory of this context, to send from; NULL: not */
+void mpix_ep_far_dispatch_grant(mpix_ep_call *call, const mpix_ep_geometry *g, size_t rows); /* which sources put their rows into the output */
+mpix_ep_place mpix_ep_far_dispatch_place(mpix_ep_call *call, int peer);                      /* and where */
+/* Memory of this context, to send from and for proxied peers to write to. Collective, ends in agreement; nothing where there are none. */
+int mpix_ep_far_register(mpix_ep *ep, void *base, size_t bytes, mpix_ep_region *region);
+void mpix_ep_far_deregister(mpix_ep *ep, mpix_ep_region *region);
 int mpix_ep_far_begin(mpix_ep_call *call); /* takes the chunks for this call; 0: another call has them */
 /* The places of item i of a received batch of total items at base. */
 void mpix_ep_far_at(const mpix_ep_geometry *g, char *base, int64_t total, int64_t i, char **row, char **scales, char **record);

@@ -40,7 +40,8 @@ typedef struct mpix_ep_place {
     uint32_t set; /* 0: there is none */
 } mpix_ep_place;
 
-enum { MPIX_EP_PLACE_X, MPIX_EP_PLACE_SCALES, MPIX_EP_PLACE_META, MPIX_EP_PLACE_SLOTS, MPIX_EP_PLACES };
+enum { MPIX_EP_PLACE_X, MPIX_EP_PLACE_SCALES, MPIX_EP_PLACE_META, MPIX_EP_PLACE_SLOTS, MPIX_EP_PLACES,
+       MPIX_EP_PLACE_ROWS = MPIX_EP_PLACE_META }; /* of a proxied peer, whose X is a batch in the staging window: its rows go here, `stride` of them */
 enum { MPIX_EP_WANTS_WEIGHTS = 1, MPIX_EP_HAS_ROW_WEIGHTS = 2, MPIX_EP_HAS_SLOTS = 4, MPIX_EP_WANTS_SLOTS = 8 }; /* flags of offers */
 enum { MPIX_EP_MAX_LANES = 16 };
 

@@ -76,6 +76,7 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
     if (ep->far && !call->hop) {
         mpix_ep_geometry g = mpix_ep_far_dispatch_geometry(call);
         stage = mpix_ep_far_regions(call, &g, call->handle->plan->recv_tokens, stage);
+        mpix_ep_far_dispatch_grant(call, &g, n);
     }
     if (stage > 0 && !mpix_ep_bank_take(call, stage))
         return 0;

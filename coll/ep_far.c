@@ -116,24 +116,51 @@ int mpix_ep_far_windows(mpix_ep *ep) {
     return kind;
 }
 
+void mpix_ep_far_deregister(mpix_ep *ep, mpix_ep_region *region) {
+    for (int r = 0; region->rmem && r < ep->size; r++)
+        if (region->rmem[r])
+            mpix_proxy_rmem_close(ep->far->proxy, region->rmem[r]);
+    free(region->rmem);
+    if (region->mem)
+        mpix_proxy_mem_dereg(ep->far->proxy, region->mem);
+    region->mem = NULL;
+    region->rmem = NULL;
+}
+
 /* A device that takes no more memory is no error: rows are packed then. */
-mpix_net_mem *mpix_ep_far_register(mpix_ep *ep, void *base, size_t bytes) {
-    mpix_net_mem *mem = NULL;
-    if (!ep->far || ep->ll || mpix_proxy_mem_reg(ep->far->proxy, base, bytes, &mem))
-        return NULL;
-    return mem;
+int mpix_ep_far_register(mpix_ep *ep, void *base, size_t bytes, mpix_ep_region *region) {
+    if (!ep->far || ep->ll)
+        return 0;
+    mpix_proxy *proxy = ep->far->proxy;
+    size_t key = mpix_proxy_key_bytes(proxy), blob = 1 + key;
+    char *blobs = calloc((size_t)ep->size + 1, blob), *mine = blobs ? blobs + blob * (size_t)ep->size : NULL;
+    region->rmem = calloc((size_t)ep->size, sizeof(*region->rmem));
+    int kind = blobs && region->rmem ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the keys of %d ranks", ep->size);
+    if (!kind && !mpix_proxy_mem_reg(proxy, base, bytes, &region->mem)) {
+        mine[0] = 1;
+        mpix_proxy_mem_key(proxy, region->mem, mine + 1);
+    }
+    kind = mpix_boot_agree(ep->boot, kind);
+    if (!kind)
+        kind = mpix_boot_allgather(ep->boot, mine, blob, blobs);
+    for (int r = 0; r < ep->size && !kind; r++)
+        if (ep->far->is[r] && blobs[blob * (size_t)r])
+            kind = mpix_proxy_rmem_open(proxy, r, blobs + blob * (size_t)r + 1, &region->rmem[r]);
+    free(blobs);
+    kind = mpix_boot_agree(ep->boot, kind);
+    if (kind)
+        mpix_ep_far_deregister(ep, region);
+    return kind;
 }
 
 void mpix_ep_far_free(mpix_ep *ep) {
     mpix_ep_far *far = ep->far;
     if (!far)
         return;
+    if (far->proxy)
+        mpix_proxy_stop(far->proxy);
     for (int i = 0; i < ep->nregions; i++)
-        if (ep->regions[i].mem) {
-            mpix_proxy_stop(far->proxy);
-            mpix_proxy_mem_dereg(far->proxy, ep->regions[i].mem);
-            ep->regions[i].mem = NULL;
-        }
+        mpix_ep_far_deregister(ep, &ep->regions[i]);
     mpix_proxy_free(far->proxy); /* first: a device may still read the buffers below */
     free(far->is);
     free(far->chunks);
@@ -186,14 +213,13 @@ int mpix_ep_far_put(mpix_ep_call *call, int peer, int lane, int lwin, uint64_t l
     return did > 0;
 }
 
-/* The same from registered memory of the caller's, into the peer's staging window. */
-static int far_write(mpix_ep_call *call, int peer, int lane, const mpix_net_mem *mem, const void *from, uint64_t to, uint64_t len, uint32_t counter) {
-    mpix_proxy *proxy = call->ep->far->proxy;
-    mpix_net_op op = {.kind = MPIX_NET_WRITE, .peer = peer, .lane = lane, .mem = mem, .local = (void *)from, .rmem = mpix_proxy_window_rmem(proxy, peer, MPIX_EP_WINDOW_STAGE),
-                      .roff = to, .len = len, .counter = counter};
+/* The same between memory that is no window. */
+static int far_write(mpix_ep_call *call, int peer, int lane, const mpix_net_mem *mem, const void *from, const mpix_net_rmem *rmem, uint64_t to, uint64_t len,
+                     uint32_t counter) {
+    mpix_net_op op = {.kind = MPIX_NET_WRITE, .peer = peer, .lane = lane, .mem = mem, .local = (void *)(uintptr_t)from, .rmem = rmem, .roff = to, .len = len, .counter = counter};
     uint64_t start = 0, seq;
     int did;
-    while ((did = mpix_proxy_post(proxy, &op, &seq)) == 0)
+    while ((did = mpix_proxy_post(call->ep->far->proxy, &op, &seq)) == 0)
         if (!mpix_ep_far_make_room(call, peer, &start))
             return 0;
     if (did > 0)
@@ -360,8 +386,12 @@ void mpix_ep_far_packed(mpix_ep_call *call, int peer, const mpix_ep_geometry *g,
     call->ep->rows->fence(); /* a device reads the chunk: nothing may linger in write-combining buffers */
     chunk->state = MPIX_EP_CHUNK_FREE;
     if (own && own->n > first) {
-        uint64_t there = (uint64_t)(own->n - first);
-        sent = far_write(call, peer, lane, own->mem, own->at + (uint64_t)first * g->pitch, to, (there < n ? there : n) * g->pitch, counter);
+        uint64_t left = (uint64_t)(own->n - first), at = (uint64_t)first * g->pitch, bytes = (left < n ? left : n) * g->pitch;
+        if (own->there)
+            sent = far_write(call, peer, lane, mpix_proxy_window_mem(far->proxy, MPIX_EP_WINDOW_TX), far->tx + (uint64_t)f->chunk * far->chunk_bytes, own->there,
+                             own->off + at, bytes, counter);
+        else
+            sent = far_write(call, peer, lane, own->mem, own->at + at, mpix_proxy_window_rmem(far->proxy, peer, MPIX_EP_WINDOW_STAGE), to, bytes, counter);
         f->writes[lane] += (uint32_t)sent;
     }
     if (sent && !(own && own->bare) && mpix_ep_far_put(call, peer, lane, MPIX_EP_WINDOW_TX, (uint64_t)f->chunk * far->chunk_bytes + rows, MPIX_EP_WINDOW_STAGE,

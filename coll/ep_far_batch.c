@@ -43,6 +43,43 @@ static void copy1(mpix_ep *ep, void *to, const void *from, size_t bytes) {
 
 /* ---- dispatch ----------------------------------------------------------------------------------------------------------- */
 
+/*
+ * In COMPACT a source's rows are one after the other in the output. If that is dense and of MPIX_Ep_alloc, the source may put them there, and only what is beside them
+ * comes through the bank. The grant is for this call, as among mapped ranks.
+ */
+void mpix_ep_far_dispatch_grant(mpix_ep_call *call, const mpix_ep_geometry *g, size_t rows) {
+    const MPIX_Ep_rows *x = &call->dispatch.out.x;
+    int fits = rows > 0 && call->ep->config.layout == MPIX_EP_COMPACT && !g->scales && g->row == g->pitch && (size_t)x->stride == g->pitch;
+    const mpix_ep_region *region = fits ? mpix_ep_region_of(call->ep, x->data, rows * g->pitch) : NULL;
+    for (int p = 0; p < call->ep->size && region && region->mem; p++) {
+        const mpix_ep_segment *s = &call->handle->plan->segments[p];
+        call->far[p].direct = call->far[p].rx != UINT64_MAX && s->row < (int64_t)rows;
+        call->far[p].rows = s->n < (int64_t)rows - s->row ? s->n : (int64_t)rows - s->row;
+    }
+}
+
+mpix_ep_place mpix_ep_far_dispatch_place(mpix_ep_call *call, int peer) {
+    const MPIX_Ep_rows *x = &call->dispatch.out.x;
+    mpix_ep_place place = {0};
+    (void)mpix_ep_find(call->ep, (const char *)x->data + call->handle->plan->segments[peer].row * x->stride, (size_t)call->far[peer].rows * (size_t)x->stride,
+                       (uint64_t)call->far[peer].rows, &place);
+    return place;
+}
+
+/* What a peer has granted so, if anything. */
+static int rows_go(mpix_ep_call *call, int peer, mpix_ep_far_rows *own) {
+    const mpix_ep *ep = call->ep;
+    const mpix_ep_place *place = &mpix_ep_my_offer(call, peer)->place[MPIX_EP_PLACE_ROWS];
+    const mpix_ep_region *region = place->set && place->window > 0 && place->window <= (uint32_t)ep->nregions ? &ep->regions[place->window - 1] : NULL;
+    if (!place->set)
+        return 0;
+    *own = (mpix_ep_far_rows){.n = (int64_t)place->stride, .there = region && region->rmem ? region->rmem[peer] : NULL, .off = place->off};
+    if (!own->there)
+        mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, ep->boot->hostnames[peer], "rank %d offers rows in window %u, which is not reached", peer,
+                                               (unsigned)place->window));
+    return own->there != NULL;
+}
+
 static void token_pack(mpix_ep_call *call, int64_t t, int peer, const mpix_ep_geometry *g) {
     mpix_ep *ep = call->ep;
     const mpix_ep_plan *plan = call->handle->plan;
@@ -64,7 +101,8 @@ static void token_pack(mpix_ep_call *call, int64_t t, int peer, const mpix_ep_ge
         words[1 + k] = ids[k] >= 0 && p->owner[ids[k]] == peer ? p->local[ids[k]] : -1;
     if (in->topk_weights)
         memcpy(words + 1 + plan->topk, in->topk_weights + t * plan->topk, (size_t)plan->topk * sizeof(float));
-    mpix_ep_far_packed(call, peer, g, NULL);
+    mpix_ep_far_rows rows;
+    mpix_ep_far_packed(call, peer, g, rows_go(call, peer, &rows) ? &rows : NULL);
 }
 
 /* The next proxied rank among a token's entries from i on that takes it; i is moved behind it. -1: none. */
@@ -162,7 +200,7 @@ void mpix_ep_far_dispatch_take(mpix_ep_call *call, int64_t rows) {
         for (int64_t i = 0; i < plan->recv_tokens[s]; i++) {
             mpix_ep_far_at(&g, base, plan->recv_tokens[s], i, &row, &scales, &record);
             int n = token_rows(call, s, i, (const int32_t *)record, rows);
-            if (n == 0)
+            if (n == 0 || call->far[s].direct)
                 continue;
             ep->rows->copy(row, g.row, ep->dst, n, call->streaming);
             if (g.scales)
@@ -182,7 +220,7 @@ static int rows_lie(const mpix_ep_call *call, int peer, int64_t valid, const mpi
     const mpix_ep_segment *s = &call->handle->plan->segments[peer];
     if (call->ep->config.layout != MPIX_EP_COMPACT || g->scales || g->row != g->pitch || (size_t)in->x.stride != g->pitch)
         return 0;
-    own->at = (const char *)in->x.data + s->row * in->x.stride;
+    *own = (mpix_ep_far_rows){.at = (const char *)in->x.data + s->row * in->x.stride};
     own->n = s->n < valid - s->row ? s->n : valid - s->row;
     own->bare = !in->row_weights && !in->slot_values;
     const mpix_ep_region *region = own->n > 0 ? mpix_ep_region_of(call->ep, own->at, (size_t)own->n * g->pitch) : NULL;

@@ -220,7 +220,7 @@ static int buffer_make(struct mpix_ep_handle *handle) {
     if (kind)
         return kind;
     pthread_mutex_lock(&ep->lock);
-    ep->regions[ep->nregions++] = (mpix_ep_region){win, NULL};
+    ep->regions[ep->nregions++] = (mpix_ep_region){.win = win};
     pthread_mutex_unlock(&ep->lock);
     h->buffer = ep->nregions;
     return 0;

@@ -44,13 +44,11 @@ static int alloc_check(mpix_ep *ep, MPI_Count bytes, MPI_Info info, const void *
         return mpix_fail(MPIX_ERRK_ARG, "bytes", "bytes = %lld is not in [0, 2^46]", (long long)bytes);
     if (info != MPI_INFO_NULL)
         return mpix_fail(MPIX_ERRK_ARG, "info", "info must be MPI_INFO_NULL");
-    mpix_ep_region *regions = realloc(ep->regions, ((size_t)ep->nregions + 1) * sizeof *regions);
-    if (!regions)
-        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for one more allocation");
     pthread_mutex_lock(&ep->lock); /* the progress thread searches the table */
-    ep->regions = regions;
+    mpix_ep_region *regions = realloc(ep->regions, ((size_t)ep->nregions + 1) * sizeof *regions);
+    ep->regions = regions ? regions : ep->regions;
     pthread_mutex_unlock(&ep->lock);
-    return 0;
+    return regions ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for one more allocation");
 }
 
 int PMPIX_Ep_alloc(MPIX_Ep ep, MPI_Count bytes, MPI_Info info, void *baseptr) {
@@ -68,9 +66,14 @@ int PMPIX_Ep_alloc(MPIX_Ep ep, MPI_Count bytes, MPI_Info info, void *baseptr) {
         kind = mpix_win_create(ep->boot, &ep->params, bytes > 0 ? (size_t)bytes : 1, MPIX_WIN_COMMIT, &win);
     if (kind)
         return mpix_boot_raise(ep->boot, kind);
-    mpix_net_mem *mem = mpix_ep_far_register(ep, win->base, win->bytes);
+    mpix_ep_region region = {.win = win};
+    kind = mpix_ep_far_register(ep, win->base, win->bytes, &region);
+    if (kind) {
+        mpix_win_free(win);
+        return mpix_boot_raise(ep->boot, kind);
+    }
     pthread_mutex_lock(&ep->lock);
-    ep->regions[ep->nregions++] = (mpix_ep_region){win, mem};
+    ep->regions[ep->nregions++] = region;
     pthread_mutex_unlock(&ep->lock);
     *(void **)baseptr = win->base;
     return MPI_SUCCESS;
@@ -101,13 +104,11 @@ int PMPIX_Ep_dealloc(MPIX_Ep ep, void *base) {
         return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "base", "base = %p did not come from MPIX_Ep_alloc of this context", base));
     mpix_ep_drain(ep); /* failed batches do not touch it, but nothing may search the table */
     pthread_mutex_lock(&ep->lock);
-    mpix_win *win = ep->regions[i].win;
-    mpix_net_mem *mem = ep->regions[i].mem;
-    ep->regions[i] = (mpix_ep_region){NULL, NULL};
+    mpix_ep_region region = ep->regions[i];
+    ep->regions[i] = (mpix_ep_region){0};
     pthread_mutex_unlock(&ep->lock);
-    if (mem)
-        mpix_proxy_mem_dereg(ep->far->proxy, mem);
-    mpix_win_free(win);
+    mpix_ep_far_deregister(ep, &region);
+    mpix_win_free(region.win);
     return MPI_SUCCESS;
 }
 MPIX_WEAK_ALIAS(Ep_dealloc);

@@ -115,6 +115,8 @@ void mpix_ep_offer_send(mpix_ep_call *call, const mpix_ep_offer *offer) {
             o->pairs = call->hop ? (uint64_t)mpix_ep_hop_pairs(call, peer) : 0;
             if (call->far[peer].rx != UINT64_MAX)
                 o->place[MPIX_EP_PLACE_X] = mpix_ep_stage_place(call, call->far[peer].rx, 0);
+            if (call->far[peer].direct)
+                o->place[MPIX_EP_PLACE_ROWS] = mpix_ep_far_dispatch_place(call, peer);
         }
         mpix_ep_publish(call, peer, (char *)o + head, bytes, &o->epoch);
     }
