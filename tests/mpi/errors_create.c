@@ -106,7 +106,7 @@ static void no_cuda_module(void)
     MPI_Info_set(info, "mpix_ep_cuda_module", "/nowhere/libmpixep_cuda.so");
     t_where("create: GPU memory without the CUDA module");
     refused(&config, info, 1, 0, MPIX_ERRK_UNSUPPORTED, "config.memkind",
-            (const char *const[]){"CUDA", t_hosts > 1 ? "hosts" : "/nowhere", NULL}); /* ranks of one host only, at all */
+            (const char *const[]){"CUDA", "/nowhere", NULL});
     MPI_Info_free(&info);
 }
 
