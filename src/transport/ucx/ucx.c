@@ -212,6 +212,7 @@ static void ucx_close(mpix_net *base) {
     free(net->peers);
     free(net->active);
     free(net->flushes);
+    free(net->mems);
     free(net);
 }
 
@@ -321,14 +322,45 @@ static int ucx_connect(mpix_net *base, int peer, const void *in) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------------- */
 
+static void ranges_reach(ucx_net *net, size_t from) {
+    for (size_t i = from; i < net->nmems; i++) {
+        const mpix_net_mem *mem = net->mems[i].mem;
+        uint64_t end = (uint64_t)(uintptr_t)mem->base + mem->bytes, before = i ? net->mems[i - 1].reach : 0;
+        net->mems[i].reach = end > before ? end : before;
+    }
+}
+
+static int ranges_add(ucx_net *net, const mpix_net_mem *mem) {
+    ucx_range *grown = realloc(net->mems, (net->nmems + 1) * sizeof *grown);
+    size_t at = net->nmems;
+
+    if (!grown)
+        return 0;
+    net->mems = grown;
+    for (; at > 0 && grown[at - 1].mem->base > mem->base; at--)
+        grown[at] = grown[at - 1];
+    grown[at].mem = mem;
+    net->nmems++;
+    ranges_reach(net, at);
+    return 1;
+}
+
+static void ranges_remove(ucx_net *net, const mpix_net_mem *mem) {
+    size_t at = 0;
+
+    while (at < net->nmems && net->mems[at].mem != mem)
+        at++;
+    if (at == net->nmems)
+        return;
+    net->nmems--;
+    memmove(&net->mems[at], &net->mems[at + 1], (net->nmems - at) * sizeof *net->mems);
+    ranges_reach(net, at);
+}
+
 static void ucx_mem_dereg(mpix_net *base, mpix_net_mem *mem) {
     ucx_net *net = (ucx_net *)base;
 
-    for (mpix_net_mem **link = &net->mems; *link; link = &(*link)->next)
-        if (*link == mem) {
-            *link = mem->next;
-            break;
-        }
+    ranges_remove(net, mem);
     if (mem->memh)
         (void)ucp_mem_unmap(net->context, mem->memh);
     free(mem);
@@ -347,8 +379,10 @@ static int ucx_mem_reg(mpix_net *base, void *start, size_t bytes, mpix_net_mem *
         return ucx_host->fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a registration");
     mem->base = start;
     mem->bytes = bytes;
-    mem->next = net->mems;
-    net->mems = mem;
+    if (!ranges_add(net, mem)) {
+        free(mem);
+        return ucx_host->fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a registration");
+    }
     if (bytes)
         status = ucp_mem_map(net->context, &want, &mem->memh);
     if (status != UCS_OK)

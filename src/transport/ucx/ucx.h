@@ -75,6 +75,12 @@ typedef struct ucx_flush {
     struct ucx_flush *next; /* in the list of free ones */
 } ucx_flush;
 
+/* Registered memory, by its beginning. It may overlap: reach is the end of what reaches furthest among this one and those before. */
+typedef struct ucx_range {
+    const mpix_net_mem *mem;
+    uint64_t reach;
+} ucx_range;
+
 typedef struct ucx_net {
     mpix_net net;
     const mpix_boot *boot;
@@ -91,11 +97,11 @@ typedef struct ucx_net {
     int broken;                    /* peers that broke and were not told of */
     int stored;                    /* messages were taken in since it was told */
     ucx_flush *flushes, *free_flush;
-    mpix_net_mem *mems;
+    ucx_range *mems; /* [nmems] */
+    size_t nmems;
 } ucx_net;
 
 struct mpix_net_mem {
-    mpix_net_mem *next;
     char *base;
     uint64_t bytes;
     ucp_mem_h memh; /* NULL: of no bytes */

@@ -275,9 +275,19 @@ void ucx_ack(mpix_net *base) {
 
 /* It names memory that is registered, or else it is not for us. */
 static char *store_place(const ucx_net *net, uint64_t addr, uint64_t len) {
-    for (const mpix_net_mem *mem = net->mems; mem; mem = mem->next) {
-        uint64_t base = (uint64_t)(uintptr_t)mem->base;
-        if (addr >= base && len <= mem->bytes && addr - base <= mem->bytes - len)
+    size_t low = 0, high = net->nmems; /* of those that begin behind addr the first is in [low, high] */
+
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if ((uint64_t)(uintptr_t)net->mems[middle].mem->base <= addr)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    for (; low > 0 && net->mems[low - 1].reach > addr; low--) {
+        const mpix_net_mem *mem = net->mems[low - 1].mem;
+        uint64_t at = addr - (uint64_t)(uintptr_t)mem->base;
+        if (len <= mem->bytes && at <= mem->bytes - len)
             return (char *)(uintptr_t)addr;
     }
     return NULL;
