@@ -246,7 +246,7 @@ typedef struct bench_ll_time {
     bench_stats stats;
     double speedup; /* against MPI, 0: not compared */
 } bench_ll_time;
-enum { BENCH_LL_TIMES = 12 };
+enum { BENCH_LL_TIMES = 24 };
 
 /* What one call sends over the network, counted by the library (MPIX_Ep_get_peer). */
 typedef struct bench_net {
@@ -300,10 +300,14 @@ int bench_verify_base(const bench *b, bench_base *m, const bench_plan *plan, int
 /* ---- ll.c ---- */
 
 void bench_ll_head(const bench *b);
+/* SLOTS: the rows that exist, close together; from slots or into them. */
+void bench_ll_squeeze(const bench_plan *plan, void *slots, size_t size, int into, void *dense);
+/* A line of the table, kept in r; against: the baseline's median, 0: none. */
+void bench_ll_line(const bench *b, long n, const char *name, const bench_stats *s, double against, bench_result *r);
 /* One number of tokens with --mode ll: verified, measured, reported. Collective; 1 if everything was right. */
 int bench_ll_size(const bench *b, const bench_plan *plans, int rounds, long n, long capacity, long recv_capacity, bench_result *r);
 
-/* ---- cuda.c, cuda_base.c ---- */
+/* ---- cuda.c, cuda_run.c, cuda_ll.c, cuda_base.c ---- */
 
 /* NULL, or why this build can't. */
 const char *bench_cuda_available(int nccl);
@@ -313,6 +317,8 @@ const char *bench_cuda_open(bench *b);
 /* Verification and times of one number of tokens in GPU memory. Collective. */
 void bench_cuda_size(const bench *b, const bench_plan *plans, int rounds, long capacity, long recv_capacity,
                      bench_result *r);
+/* The same with --mode ll, reported too; 1 if everything was right. Collective. */
+int bench_cuda_ll_size(const bench *b, const bench_plan *plans, int rounds, long capacity, long recv_capacity, bench_result *r);
 
 /* ---- report.c, json.c, curves.c ---- */
 

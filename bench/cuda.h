@@ -19,7 +19,8 @@ typedef struct cuda_base {
 typedef struct cuda_run {
     const bench *b;
     const bench_plan *plan; /* in use */
-    long n, capacity;
+    int ll;           /* the mode; the layout COMPACT stands for SLOTS then */
+    long n, capacity; /* capacity: rows that out has room for */
     MPIX_Ep ep;
     MPIX_Ep_handle handle;
     void *stream, *event[4];
@@ -30,6 +31,19 @@ typedef struct cuda_run {
     int has_base;
     cuda_base base;
 } cuda_run;
+
+/* ---- cuda_run.c ---- */
+enum { CUDA_ON_STREAM, CUDA_BLOCKING };
+enum { CUDA_LEAN, CUDA_ALL, CUDA_TO_FP8 }; /* outputs: what a layer needs; all; that, and rows become fp8 with float scales on their way */
+void cuda_run_create(cuda_run *x);
+void cuda_run_free(cuda_run *x);
+void cuda_ours_route(cuda_run *x, int how);
+void cuda_ours_dispatch(cuda_run *x, int how, int what);
+void cuda_ours_combine(cuda_run *x, int how);
+/* Contents of a round, of the baseline too if there is one; then what is delivered. */
+void cuda_fill(cuda_run *x, int round, int exact);
+int cuda_verify_ours(cuda_run *x, int round, int exact);
+int cuda_verify_base(cuda_run *x, int round, int exact);
 
 /* ---- cuda_base.c ---- */
 void cuda_base_create(cuda_run *x, long recv_capacity);
@@ -42,5 +56,6 @@ void cuda_base_bare(cuda_run *x); /* all-to-all-v of packed rows, those of the o
 
 /* ---- cuda.c ---- */
 void cuda_check(const bench *b, int err, const char *call);
+double cuda_elapsed(cuda_run *x, int from, int to); /* between two events, us */
 #define CUDA(call) cuda_check(x->b, (int)(call), #call)
 #endif

@@ -266,7 +266,8 @@ static void bench_fill(const bench *b, const bench_plan *plan, bench_ours *o, be
 static int bench_size_ll(const bench *b, long n, bench_result *r) {
     bench_plans p;
     bench_plans_make(b, n, &p);
-    int good = bench_ll_size(b, p.plan, p.count, n, p.capacity, p.recv_capacity, r);
+    int good = b->opt.cuda ? bench_cuda_ll_size(b, p.plan, p.count, p.capacity, p.recv_capacity, r)
+                           : bench_ll_size(b, p.plan, p.count, n, p.capacity, p.recv_capacity, r);
     for (int i = 0; i < p.count; i++)
         bench_plan_free(&p.plan[i]);
     return good;
@@ -312,12 +313,12 @@ static int bench_run(bench *b) {
         bench_report_head(b);
     for (long tokens = b->opt.tokens_min; tokens <= b->opt.tokens_max && n < BENCH_RESULTS;
          tokens = tokens ? tokens * 2 : 1) {
-        if (b->opt.ll) {
-            good &= bench_size_ll(b, tokens, &results[n++]);
-            continue;
-        }
         for (int i = 0; (i == 0 || i < b->opt.nsms) && n < BENCH_RESULTS; i++, n++) {
             b->sms = b->opt.sms[i];
+            if (b->opt.ll) {
+                good &= bench_size_ll(b, tokens, &results[n]);
+                continue;
+            }
             bench_size(b, tokens, &results[n]);
             if (b->rank == 0)
                 bench_report_result(b, &results[n]);

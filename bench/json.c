@@ -159,13 +159,15 @@ static void json_add_side(const bench *b, const bench_result *r, int i, json_t *
 }
 
 /* --mode ll: whole calls and the parts until this rank has sent, of both modes, MPI and the bare copy. */
-static void json_add_ll(const bench_result *r, json_t *list) {
+static void json_add_ll(const bench *b, const bench_result *r, json_t *list) {
     for (int i = 0; i < r->nll; i++) {
         const char *op = r->ll[i].op;
         json_t *entry = json_pack("{s:s, s:I, s:i, s:o}", "op", op + strspn(op, " "), "tokens", (json_int_t)r->tokens, "samples", r->samples, "time_us",
                                   bench_stats_json(&r->ll[i].stats));
         if (r->ll[i].speedup > 0)
             json_object_set_new(entry, "speedup", json_real(r->ll[i].speedup));
+        if (b->opt.cuda)
+            json_object_set_new(entry, "num_sms", json_integer(r->sms));
         json_object_set_new(entry, "verified", r->verified < 0 ? json_null() : json_boolean(r->verified));
         json_array_append_new(list, entry);
     }
@@ -176,7 +178,7 @@ int bench_json_write(const bench *b, const bench_result *r, int n, char *err, si
            *root = env && list ? json_pack("{s:O, s:O}", "env", env, "results", list) : NULL;
     int rc = 0;
     for (int i = 0; root && i < n; i++)
-        json_add_ll(&r[i], list);
+        json_add_ll(b, &r[i], list);
     for (int i = 0; root && i < n; i++)
         for (int side = 0; side < r[i].nside; side++)
             json_add_side(b, &r[i], side, list);

@@ -150,8 +150,7 @@ static double ll_combine(ll *l) {
 
 /* ---- verification ------------------------------------------------------------------------------------------------------- */
 
-/* SLOTS: the rows that exist, close together; from slots or into them. */
-static void ll_squeeze(const bench_plan *plan, void *slots, size_t size, int into, void *dense) {
+void bench_ll_squeeze(const bench_plan *plan, void *slots, size_t size, int into, void *dense) {
     long place = 0;
     for (long i = 0; i < plan->rows; i++) {
         place = i && plan->row_rank[i] == plan->row_rank[i - 1] ? place + 1 : 0;
@@ -168,8 +167,8 @@ static void ll_fill(ll *l, const bench_plan *plan, int round, const bench_values
     }
     void *x = bench_alloc(b, ((size_t)plan->rows + 1) * b->row_bytes), *s = bench_alloc(b, ((size_t)plan->rows + 1) * b->scale_bytes);
     bench_fill_experts(b, plan, round, v, x, 0, s, 0);
-    ll_squeeze(plan, l->ein, b->row_bytes, 1, x);
-    ll_squeeze(plan, l->ein_scales, b->scale_bytes, 1, s);
+    bench_ll_squeeze(plan, l->ein, b->row_bytes, 1, x);
+    bench_ll_squeeze(plan, l->ein_scales, b->scale_bytes, 1, s);
     free(x);
     free(s);
 }
@@ -186,12 +185,12 @@ static int ll_verify(ll *l, const bench_plan *plan, int round, int exact) {
     ll_route(l, plan);
     ll_dispatch(l, plan, 1);
     if (is_slots(l)) { /* in place: a row never moves up */
-        ll_squeeze(plan, l->out, b->row_bytes, 0, l->out);
-        ll_squeeze(plan, l->out_scales, b->scale_bytes, 0, l->out_scales);
-        ll_squeeze(plan, l->local_ids, k * sizeof(int), 0, l->local_ids);
-        ll_squeeze(plan, l->src_rank, sizeof(int), 0, l->src_rank);
-        ll_squeeze(plan, l->src_token, sizeof(MPI_Count), 0, l->src_token);
-        ll_squeeze(plan, l->weights, k * sizeof(float), 0, l->weights);
+        bench_ll_squeeze(plan, l->out, b->row_bytes, 0, l->out);
+        bench_ll_squeeze(plan, l->out_scales, b->scale_bytes, 0, l->out_scales);
+        bench_ll_squeeze(plan, l->local_ids, k * sizeof(int), 0, l->local_ids);
+        bench_ll_squeeze(plan, l->src_rank, sizeof(int), 0, l->src_rank);
+        bench_ll_squeeze(plan, l->src_token, sizeof(MPI_Count), 0, l->src_token);
+        bench_ll_squeeze(plan, l->weights, k * sizeof(float), 0, l->weights);
     }
     int good = bench_verify_received(b, plan, "ll", l->out, b->row_bytes, b->scale_bytes ? l->out_scales : NULL, b->scale_bytes,
                                      is_slots(l) && b->opt.metadata ? l->local_ids : NULL, l->src_rank, l->src_token,
@@ -333,7 +332,7 @@ static void ll_measure(ll *l, int blocks, const int *wanted) {
         }
 }
 
-static void ll_line(const bench *b, long n, const char *name, const bench_stats *s, double against, bench_result *r) {
+void bench_ll_line(const bench *b, long n, const char *name, const bench_stats *s, double against, bench_result *r) {
     r->ll[r->nll++] = (bench_ll_time){name, *s, against > 0 ? against / s->median : 0};
     if (b->rank)
         return;
@@ -354,9 +353,9 @@ static void ll_report(ll *l, long n, int samples, const int *wanted, bench_resul
     for (int k = 0; k < KINDS; k++) {
         if (!wanted[k])
             continue;
-        ll_line(b, n, kind_names[k], &s[k], k < HT_DISPATCH && wanted[k + MPI_DISPATCH] ? s[k + MPI_DISPATCH].median : 0, r);
+        bench_ll_line(b, n, kind_names[k], &s[k], k < HT_DISPATCH && wanted[k + MPI_DISPATCH] ? s[k + MPI_DISPATCH].median : 0, r);
         if (k == LL_DISPATCH || k == LL_COMBINE)
-            ll_line(b, n, k == LL_DISPATCH ? "  ll dispatch until sent" : "  ll combine until sent", &sent[k == LL_COMBINE], 0, r);
+            bench_ll_line(b, n, k == LL_DISPATCH ? "  ll dispatch until sent" : "  ll combine until sent", &sent[k == LL_COMBINE], 0, r);
     }
     if (b->rank == 0 && wanted[COPY_FLAG] && s[COPY_FLAG].median > 0)
         printf("# %ld tokens: both calls of LL take %.2f of the copies with flags\n", n, s[LL_BOTH].median / s[COPY_FLAG].median);
@@ -366,7 +365,7 @@ static void ll_report(ll *l, long n, int samples, const int *wanted, bench_resul
 void bench_ll_head(const bench *b) {
     if (b->opt.validate)
         printf("# Verified against the routing: every row, and sums that are exact in float\n");
-    printf("# Last column: MPI's median over this one's\n#\n# %-6s %-36s %11s %11s %11s %9s\n", "Tokens", "Op", "Min", "Median", "P99", "Speedup");
+    printf("# Last column: %s's median over this one's\n#\n# %-6s %-36s %11s %11s %11s %9s\n", b->opt.baseline == BENCH_NCCL ? "NCCL" : "MPI", "Tokens", "Op", "Min", "Median", "P99", "Speedup");
     fflush(stdout);
 }
 

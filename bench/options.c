@@ -114,7 +114,8 @@ static const char bench_usage_text[] =
     "                        [tokens][choices], of which rank r takes N tokens from r * N on\n"
     "  --seed N              of everything random (default 1)\n"
     "  --metadata on|off     whether ids and weights travel with the rows, on both sides (default on)\n"
-    "  --mode ht|ll          ht (default), or low latency beside ht and a bare copy with flags: host memory, minimum, median and p99\n"
+    "  --mode ht|ll          ht (default), or low latency beside ht: minimum, median and p99; in host memory beside MPI and a bare copy with\n"
+    "                        flags; with --memory cuda GPU times, of single calls and in a CUDA graph, to fp8 too (bf16, f16, f32)\n"
     "  --memory host|cuda    the memory (default host); cuda: whole calls, and GPU times by events\n"
     "  --num-sms N[,N...]    with --memory cuda: SMs to use, one after the other (default 0, the library's choice)\n"
     "  --baseline B          what to compare with: mpi (default; in GPU memory staged through the host's), nccl (GPU "
@@ -335,14 +336,14 @@ static int bench_parse_one(int c, const char *arg, bench_options *opt, long *tok
 static int bench_settle_ll(bench_options *opt, char *err, size_t errlen) {
     if (!opt->ll)
         return opt->layout == MPIX_EP_SLOTS ? bench_bad(err, errlen, "--layout slots is for --mode ll") : BENCH_OPTIONS_OK;
-    if (opt->cuda)
-        return bench_bad(err, errlen, "--mode ll is for --memory host; GPU times are mpix_ep_gpu_ll's");
     if (opt->layout == MPIX_EP_COMPACT)
         return bench_bad(err, errlen, "--mode ll has --layout slots and expert");
     if (opt->dtype == MPIX_EP_BYTES)
         return bench_bad(err, errlen, "--mode ll times combine, which --dtype bytes has not");
     if (opt->overlap || opt->progress_thread || opt->full || *opt->plot_path || opt->buffers != BENCH_ALLOC)
         return bench_bad(err, errlen, "--overlap, --progress-thread, --full, --plot and --buffers are for --mode ht");
+    if (opt->cuda && opt->baseline == BENCH_MPI)
+        return bench_bad(err, errlen, "--mode ll --memory cuda gives GPU times, which --baseline mpi has not; use nccl or none");
     if (opt->layout == MPIX_EP_SLOTS)
         opt->layout = MPIX_EP_COMPACT;
     return BENCH_OPTIONS_OK;
@@ -373,7 +374,7 @@ static int bench_options_settle(bench_options *opt, long tokens, char *err, size
         return bench_bad(err, errlen, "--num-topk %d needs as many experts, but --num-experts is %d", opt->topk,
                          opt->num_experts);
     if (opt->baseline < 0)
-        opt->baseline = !opt->cuda ? BENCH_MPI : opt->layout == MPIX_EP_EXPERT ? BENCH_NO_BASELINE : bench_cuda_default();
+        opt->baseline = !opt->cuda ? BENCH_MPI : opt->layout == MPIX_EP_EXPERT || (opt->ll && bench_cuda_default() != BENCH_NCCL) ? BENCH_NO_BASELINE : bench_cuda_default();
     if (!opt->cuda && opt->baseline == BENCH_NCCL)
         return bench_bad(err, errlen, "--baseline nccl is for --memory cuda");
     if (!opt->cuda && opt->nsms)

@@ -147,7 +147,7 @@ public:
         lap(times_.route, t);
         dispatch(x, received_, true);
         lap(times_.dispatch, t);
-        if (config_.layout == MPIX_EP_COMPACT)
+        if (!expert())
             gpu::sort(local_ids_.data(), rows_ * topk_, experts_.count(), first_.data(), place_.data(), choice_.data());
         gather(received_, x_);
         out_.resize(sorted() * hidden_);
@@ -167,14 +167,14 @@ public:
         out_.resize(sorted() * hidden_);
         dweights_.resize(sorted());
         const float *weights = row_weights_.data();
-        if (config_.layout == MPIX_EP_COMPACT) {
+        if (!expert()) {
             sorted_weights_.resize(sorted());
             gpu::gather_values(row_weights_.data(), choice_.data(), sorted(), sorted_weights_.data());
             weights = sorted_weights_.data();
         }
         experts_.backward(offset_, x_.data(), dy_.data(), weights, out_.data(), dweights_.data());
         scatter(false);
-        if (config_.layout == MPIX_EP_COMPACT)
+        if (!expert())
             gpu::scatter_values(dweights_.data(), place_.data(), rows_ * topk_, row_slots_.data());
         else
             gpu::check(cudaMemcpy(row_slots_.data(), dweights_.data(), sorted() * sizeof(float), cudaMemcpyDeviceToDevice), "cudaMemcpy");
@@ -200,6 +200,8 @@ private:
 
     bool bf16() const { return config_.dtype == MPIX_EP_BF16; }
     std::size_t sorted() const { return offset_.back(); }
+    bool expert() const { return config_.layout == MPIX_EP_EXPERT; }
+    bool low_latency() const { return config_.mode == MPIX_EP_LL; }
 
     void route()
     {
@@ -213,18 +215,31 @@ private:
         MPI_Count total = 0;
         MPIX_Ep_counts counts;
         MPIX_INIT(&counts);
+        if (low_latency()) { /* what comes is known after dispatch */
+            ep::check(MPIX_Ep_route(handle_, &routing, nullptr), "MPIX_Ep_route");
+            rows_ = Layer::most_rows(comm_, config_, topk_, experts_.count());
+            reserve();
+            return;
+        }
         counts.recv_total = &total;
-        (config_.layout == MPIX_EP_EXPERT ? counts.expert_offset : counts.recv_per_expert) = offset.data();
+        (expert() ? counts.expert_offset : counts.recv_per_expert) = offset.data();
         ep::check(MPIX_Ep_route(handle_, &routing, &counts), "MPIX_Ep_route");
-        if (config_.layout == MPIX_EP_COMPACT) {
+        rows_ = static_cast<std::size_t>(total);
+        take_offsets(offset);
+        reserve();
+    }
+
+    /** As Layer::sorted. */
+    void take_offsets(std::vector<MPI_Count> &offset)
+    {
+        if (!expert()) {
             MPI_Count sum = 0;
             for (MPI_Count &n : offset)
                 sum += std::exchange(n, sum);
         }
-        rows_ = static_cast<std::size_t>(total);
         offset_.assign(offset.begin(), offset.end());
         first_.set(std::vector<std::int64_t>(offset.begin(), offset.end()));
-        reserve();
+        choice_.resize(sorted());
     }
 
     /** As Layer::reserve. */
@@ -234,7 +249,7 @@ private:
         ep::check_mpi(MPI_Allreduce(&grow, &any, 1, MPI_INT, MPI_MAX, comm_), "MPI_Allreduce");
         if (any) {
             capacity_ = std::max({capacity_, rows_ + rows_ / 8, std::size_t{1}});
-            const std::size_t choices = capacity_ * (config_.layout == MPIX_EP_COMPACT ? topk_ : 1);
+            const std::size_t choices = capacity_ * (expert() ? 1 : topk_);
             received_.resize(capacity_ * hidden_ * element_);
             received_dy_.resize(capacity_ * hidden_ * element_);
             computed_.resize(capacity_ * hidden_ * element_);
@@ -243,7 +258,6 @@ private:
             local_ids_.resize(choices);
             place_.resize(choices);
         }
-        choice_.resize(sorted());
     }
 
     void dispatch(const float *rows, const ep::Array<char> &received, bool routed)
@@ -262,17 +276,25 @@ private:
         if (routed) {
             in.topk_weights = weights_.data();
             out.topk_weights = row_weights_.data();
-            if (config_.layout == MPIX_EP_COMPACT)
+            if (!expert())
                 out.local_ids = local_ids_.data();
         }
+        std::vector<MPI_Count> offset(experts_.count() + 1);
+        if (low_latency() && routed)
+            (expert() ? out.expert_offset : out.recv_per_expert) = offset.data();
         ep::check(MPIX_Ep_dispatch(handle_, &in, &out), "MPIX_Ep_dispatch");
+        if (low_latency() && routed) {
+            take_offsets(offset);
+            if (expert())
+                rows_ = sorted();
+        }
     }
 
     /** The received rows as floats sorted by expert. */
     void gather(const ep::Array<char> &received, gpu::Buffer<float> &buffer)
     {
         buffer.resize(sorted() * hidden_);
-        if (config_.layout == MPIX_EP_EXPERT)
+        if (expert())
             gpu::load(received.data(), sorted() * hidden_, buffer.data(), bf16());
         else
             gpu::gather_rows(received.data(), bf16(), choice_.data(), topk_, sorted(), hidden_, buffer.data());
@@ -281,7 +303,7 @@ private:
     /** As Layer::scatter. */
     void scatter(bool weighted)
     {
-        if (config_.layout == MPIX_EP_EXPERT)
+        if (expert())
             gpu::store(out_.data(), sorted() * hidden_, computed_.data(), bf16());
         else
             gpu::scatter_rows(out_.data(), place_.data(), weighted ? row_weights_.data() : nullptr, rows_, topk_, hidden_,
@@ -295,7 +317,9 @@ private:
         in.hidden = static_cast<MPI_Count>(hidden_);
         in.x.data = computed_.data();
         in.x.dtype = config_.dtype;
-        if (weighted && config_.layout == MPIX_EP_EXPERT)
+        if (weighted && expert() && low_latency())
+            in.row_weights = row_weights_.data();
+        else if (weighted && expert())
             in.topk_weights = weights_.data();
         if (with_slots)
             in.slot_values = row_slots_.data();

@@ -46,7 +46,7 @@ const char usage[] =
     "                 [--memory host|cuda] [--backward] [--tokens N] [--repeat N]\n"
     "  --data DIR       folder with x_bf16.npy, router.npy, w_*_bf16.npy, topk_*.npy and y.npy\n"
     "  --dtype TYPE     of rows on their way between ranks (default f32)\n"
-    "  --mode MODE      ht: high throughput; ll: low latency, in host memory (default ht)\n"
+    "  --mode MODE      ht: high throughput; ll: low latency (default ht)\n"
     "  --layout LAYOUT  compact, or slots with --mode ll: a row per token and rank (default); expert: a row per token and expert\n"
     "  --memory MEMORY  of rows and experts: host, or cuda: the GPU, products by cuBLAS"
 #ifndef MOE_CUDA
@@ -111,8 +111,6 @@ Options parse(int argc, char **argv)
         o.layer.layout = o.layer.mode == MPIX_EP_LL ? MPIX_EP_SLOTS : MPIX_EP_COMPACT;
     if (o.layer.layout == (o.layer.mode == MPIX_EP_LL ? MPIX_EP_COMPACT : MPIX_EP_SLOTS))
         throw std::invalid_argument("--layout compact is for --mode ht, slots for --mode ll");
-    if (o.layer.mode == MPIX_EP_LL && o.memory == MPIX_EP_CUDA)
-        throw std::invalid_argument("--mode ll is for --memory host");
     if (o.data.empty() && !o.help)
         throw std::invalid_argument("--data is missing");
 #ifndef MOE_CUDA

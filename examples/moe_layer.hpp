@@ -135,6 +135,15 @@ public:
         return c;
     }
 
+    /** Low latency: SLOTS has this many places; EXPERT at most so many rows. local: experts of this rank. */
+    static std::size_t most_rows(MPI_Comm comm, const LayerConfig &config, std::size_t topk, std::size_t local)
+    {
+        int size = 1;
+        ep::check_mpi(MPI_Comm_size(comm, &size), "MPI_Comm_size");
+        const std::size_t sent = static_cast<std::size_t>(size) * config.max_tokens;
+        return config.layout == MPIX_EP_EXPERT ? sent * std::min(topk, local) + 8 * local : sent;
+    }
+
     static void lap(double &phase, double &since)
     {
         const double now = MPI_Wtime();
@@ -164,7 +173,7 @@ private:
         MPIX_INIT(&counts);
         if (low_latency()) {
             ep::check(MPIX_Ep_route(handle_, &routing, nullptr), "MPIX_Ep_route");
-            rows_ = most_rows();
+            rows_ = most_rows(comm_, config_, topk_, experts_.weights().count);
             reserve();
             return;
         }
@@ -186,15 +195,6 @@ private:
         }
         offset_.assign(offset.begin(), offset.end());
         dweights_.resize(offset_.back());
-    }
-
-    /** Low latency: SLOTS has this many places; EXPERT at most so many rows. */
-    std::size_t most_rows() const
-    {
-        int size = 1;
-        ep::check_mpi(MPI_Comm_size(comm_, &size), "MPI_Comm_size");
-        const std::size_t sent = static_cast<std::size_t>(size) * config_.max_tokens, local = experts_.weights().count;
-        return expert() ? sent * std::min(topk_, local) + 8 * local : sent;
     }
 
     /** Room for the rows of this routing. Allocation is collective, so all ranks grow when one has to: some rows to

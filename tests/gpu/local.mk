@@ -1,10 +1,10 @@
 # tests/gpu/ - `make check-gpu`: what needs a GPU, wherever one is; a line that says so elsewhere. The programs use the CUDA runtime to
 # allocate and copy, nothing of the library's inside.
-EXTRA_DIST += tests/gpu/ep_expert.c tests/gpu/ep_gpu.c tests/gpu/ep_ll.c tests/gpu/ep_streams.c tests/gpu/ep_nccl.c tests/gpu/gpu.h tests/gpu/p2p_gpu.c tests/gpu/p2p_device.c tests/gpu/p2p_device_kernels.h tests/gpu/p2p_device_kernels.cu tests/gpu/run.sh tests/gpu/figures bench/ep_gpu_bench.c bench/ep_gpu_ll.c bench/ep_gpu_overlap.c
+EXTRA_DIST += tests/gpu/ep_expert.c tests/gpu/ep_gpu.c tests/gpu/ep_ll.c tests/gpu/ep_streams.c tests/gpu/ep_nccl.c tests/gpu/gpu.h tests/gpu/p2p_gpu.c tests/gpu/p2p_device.c tests/gpu/p2p_device_kernels.h tests/gpu/p2p_device_kernels.cu tests/gpu/run.sh tests/gpu/figures bench/ep_gpu_bench.c bench/ep_gpu_overlap.c
 if HAVE_CUDA
 GPU_CPPFLAGS = $(AM_CPPFLAGS) -isystem $(CUDA_HOME_USED)/include
 GPU_LIBS = libmpixep.la $(MPI_LIBS) -L$(CUDA_HOME_USED)/lib64 -lcudart_static -ldl -lrt -lpthread -lm
-EXTRA_PROGRAMS = tests/gpu/ep_expert tests/gpu/ep_gpu tests/gpu/ep_ll tests/gpu/ep_nccl tests/gpu/ep_streams tests/gpu/p2p_device tests/gpu/p2p_gpu bench/mpix_ep_gpu_bench bench/mpix_ep_gpu_ll bench/mpix_ep_gpu_overlap
+EXTRA_PROGRAMS = tests/gpu/ep_expert tests/gpu/ep_gpu tests/gpu/ep_ll tests/gpu/ep_nccl tests/gpu/ep_streams tests/gpu/p2p_device tests/gpu/p2p_gpu bench/mpix_ep_gpu_bench bench/mpix_ep_gpu_overlap
 CLEANFILES += $(EXTRA_PROGRAMS) tests/gpu/p2p_device_kernels.nv.o
 tests_gpu_p2p_device_SOURCES = tests/gpu/p2p_device.c tests/gpu/gpu.h tests/gpu/p2p_device_kernels.h
 tests_gpu_p2p_device_CPPFLAGS = $(GPU_CPPFLAGS)
@@ -38,9 +38,6 @@ tests_gpu_p2p_gpu_LDADD = $(GPU_LIBS)
 bench_mpix_ep_gpu_bench_SOURCES = bench/ep_gpu_bench.c tests/gpu/gpu.h
 bench_mpix_ep_gpu_bench_CPPFLAGS = $(GPU_CPPFLAGS)
 bench_mpix_ep_gpu_bench_LDADD = $(GPU_LIBS)
-bench_mpix_ep_gpu_ll_SOURCES = bench/ep_gpu_ll.c tests/gpu/gpu.h
-bench_mpix_ep_gpu_ll_CPPFLAGS = $(GPU_CPPFLAGS)
-bench_mpix_ep_gpu_ll_LDADD = $(GPU_LIBS)
 
 check-gpu: bench/mpix_gpu_fifo_bench tests/gpu/ep_expert tests/gpu/ep_gpu tests/gpu/ep_ll tests/gpu/ep_nccl tests/gpu/ep_streams tests/gpu/p2p_device tests/gpu/p2p_gpu examples/device_halo libmpixep_cuda.so
 	@$(AM_TESTS_ENVIRONMENT) sh $(top_srcdir)/tests/gpu/run.sh

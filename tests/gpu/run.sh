@@ -4,7 +4,7 @@
 # MPIX_GPU_STRESS: iterations of the stress test with pauses in kernels (default 300; 10000 for the long form).
 #
 # compute-sanitizer: `mpirun -n 2 compute-sanitizer --tool memcheck|racecheck .../ep_streams ordered 3` (the program itself, below .libs) is
-# clean, with synccheck too; for the bulk path's mbarriers it needs --num-cuda-barriers 65536.
+# clean, with synccheck too; for the bulk path's mbarriers it needs --num-cuda-barriers 65536. `ep_ll ordered 4 2` likewise.
 set -e
 stress=${MPIX_GPU_STRESS-300}
 if ! ./tests/gpu/ep_gpu --probe; then
@@ -95,6 +95,10 @@ if [ -x examples/moe_layer ] && ! ./examples/moe_layer --help | grep -q "not in 
         set -- $layer
         echo "check-gpu: $1 ranks: moe_layer --memory cuda, $2"
         timeout 600 "$MPIX_MPIRUN" "$1" examples/moe_layer --data "$MPIX_SRCDIR/data/moe_layer" --memory cuda --dtype "$2" --backward --repeat 2
+    done
+    for layout in slots expert; do
+        echo "check-gpu: 2 ranks: moe_layer --memory cuda --mode ll, $layout"
+        timeout 600 "$MPIX_MPIRUN" 2 examples/moe_layer --data "$MPIX_SRCDIR/data/moe_layer" --memory cuda --mode ll --layout $layout --backward --repeat 2
     done
 fi
 # The launcher must let the other live (see tests/mpi/run.sh); its exit status says nothing, what the rank that is left says counts.
