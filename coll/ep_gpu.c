@@ -187,8 +187,11 @@ static size_t carve(mpix_ep *ep, mpix_cuda_handle *d, char *at) {
         CUT(expert.pushed, n * (size_t)d->expert.chunks);
         CUT(expert.used, n * (size_t)d->expert.chunks);
     }
-    if (d->ll.on)
+    if (d->ll.on) {
         CUT(ll.sends, e + 1);
+        CUT(ll.claims[0], tokens);
+        CUT(ll.claims[1], n * tokens);
+    }
     if (d->ll.expert) {
         CUT(ll.place, n * tokens * (size_t)ep->config.max_topk);
         CUT(expert.rel, tokens * (size_t)ep->config.max_topk);

@@ -23,15 +23,15 @@ int mpix_ep_gpu_ll_geometry(const MPIX_Ep_config *c, const mpix_ep_placement *p,
     double most = (double)tokens * (double)ranks * (double)(k < local ? k : local) + (double)local * c->expert_align;
     if (most > 2147483647.0 || (double)tokens * (double)ranks * (double)depth > 2147483647.0)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_tokens", "MPIX_EP_LL in GPU memory: %g rows at most, 2^31 - 1 can be had in this version", most);
-    if (ll->expert && local * (ranks + 1) + 1 > SHARED_WORDS)
+    if (ll->expert && (local + 1) * (ranks + 1) > SHARED_WORDS)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.num_experts", "MPIX_EP_LL in GPU memory, EXPERT layout: %zu experts on a rank, of %zu ranks; their "
                          "product may be %d at most in this version", local, ranks, SHARED_WORDS);
     if ((double)depth * ((double)ranks + 1) * ((double)tokens + 1) * (2.0 * (double)c->max_row_bytes + 24.0 * (double)k + 256) > MOST)
         return mpix_fail(MPIX_ERRK_NO_MEM, "config.max_tokens", "the banks for batches of %lld tokens exceed 2^46 bytes", (long long)c->max_tokens);
     size_t places = depth * ranks * tokens, answers = tokens * (k < ranks ? k : ranks);
     ll->most = (int64_t)answers;
-    ll->counts = 64 + 2 * depth * sizeof(mpix_cuda_ll_head);
-    ll->counts_bytes = up(4 * local, 64);
+    ll->counts = 64 + 2 * depth * MPIX_CUDA_LL_HEAD;
+    ll->counts_bytes = up(8 * local, 64);
     ll->block = up(ll->counts + depth * ll->counts_bytes, 128);
     ll->record = up(4 + 12 * k, 16);
     ll->row = up((size_t)c->max_row_bytes + 15, 16); /* the scales begin at a multiple of 16 */

@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 enum {
-    MPIX_CUDA_ABI = 8,
+    MPIX_CUDA_ABI = 9,
     MPIX_CUDA_RANKS = 32,    /* ranks of a context at most: one lane of a warp each */
     MPIX_CUDA_LANES = 192,   /* blocks of a kernel that signal a peer at most, each by a word of its own */
     MPIX_CUDA_WINDOWS = 256, /* allocations of a context at most */
@@ -86,6 +86,7 @@ typedef struct mpix_cuda_state {
     uint32_t ticket[MPIX_CUDA_KINDS];
     uint32_t item[MPIX_CUDA_KINDS]; /* work taken beyond what each warp begins with */
     uint32_t more[2];               /* likewise, where a kernel has more than one kind of work */
+    uint32_t ended[MPIX_CUDA_KINDS]; /* low latency: blocks, as `ticket` counts those that have started */
     int32_t outcome[MPIX_CUDA_KINDS]; /* code of the last call of each kind */
     int32_t routed, topk, width;  /* of the last route; routed: it succeeded */
     int32_t err;                  /* lock of status */
@@ -94,6 +95,7 @@ typedef struct mpix_cuda_state {
     uint32_t send[MPIX_CUDA_RANKS], base[MPIX_CUDA_RANKS], recv[MPIX_CUDA_RANKS], first[MPIX_CUDA_RANKS];
     /* Low latency. recv: rows of each source; base: where each rank's answers begin in this rank's combine banks. */
     uint32_t reply[MPIX_CUDA_RANKS]; /* where this rank's answers begin at each source */
+    uint32_t choices[MPIX_CUDA_RANKS]; /* of each rank's experts */
     int64_t limit;                   /* rows of the layout that exist here */
     int32_t learnt, pad;             /* a dispatch of the routing that is there has told the two */
     uint64_t waited[MPIX_CUDA_RANKS]; /* by the call that runs, for each rank */
@@ -105,15 +107,15 @@ typedef struct mpix_cuda_state {
  * combine by answer. All sizes are those of the configuration, so a place needs no batch's shape.
  */
 typedef struct mpix_cuda_ll_head {
-    uint64_t epoch;              /* written last */
     int32_t status, flags;
     uint32_t rows, width;        /* rows: in this batch; width: choices of a token */
     int32_t dtype, scale_kind;
     int64_t hidden;
     uint64_t at, stride;         /* dispatch: at: the first row of the answer in the sender's combine bank; PULL: where the rows lie */
     int32_t window;
-    uint32_t exist;              /* PULL: the first rows, which exist */
-} mpix_cuda_ll_head; /* 64 bytes */
+    uint32_t exist;              /* dispatch: choices of the receiver's experts; PULL: the first rows, which exist */
+} mpix_cuda_ll_head; /* 56 bytes; in a window each four of them have the epoch beside */
+enum { MPIX_CUDA_LL_HEAD = 128 }; /* bytes there */
 enum { MPIX_CUDA_LL_WEIGHTS = 1, MPIX_CUDA_LL_SLOTS = 2, MPIX_CUDA_LL_PULL = 4, MPIX_CUDA_LL_TOKENS = 8 };
 
 typedef struct mpix_cuda_ll {
@@ -122,7 +124,8 @@ typedef struct mpix_cuda_ll {
     uint64_t flags[2], records, rows, answers, values, bytes; /* offsets in a window; bytes: of the window */
     uint64_t record, row, answer;             /* pitches */
     int64_t most;                             /* answers in a bank */
-    uint32_t *sends;                          /* device: [experts] this rank's choices of each */
+    uint32_t *sends;                          /* device: [experts] this rank's choices of experts of the same rank before each */
+    uint64_t *claims[2];                      /* device, by dispatch, combine: [max_tokens], [size][max_tokens] the last call that a row was claimed in */
     int32_t *place;                           /* device, EXPERT: [size][max_tokens][max_topk] the row here of each choice that came, -1: none */
 } mpix_cuda_ll;
 
@@ -236,6 +239,8 @@ typedef struct mpix_cuda_dispatch {
     int32_t counts, pad; /* the host wants them */
     int64_t *recv_per_rank, *recv_per_expert, *expert_offset; /* outputs that the device can write; NULL: none */
     int32_t team[2];     /* filled in by the module: warps that share a row, in the two halves */
+    int32_t vectors;     /* likewise: everything is aligned for 16 bytes at a time */
+    int32_t eager;       /* likewise: `taken` is said at the call's end */
     mpix_cuda_far_batch batch; /* likewise */
 } mpix_cuda_dispatch;
 
@@ -252,7 +257,7 @@ typedef struct mpix_cuda_combine {
     int32_t pieces, piece, stages, warps, terms; /* filled in by the module */
     int32_t staged; /* MPIX_CUDA_STAGED...: a piece of the sums, of rows that lie in this rank's window */
     int64_t row, scale_row; /* bytes; of staged rows */
-    int32_t team[2];     /* low latency, as in dispatch; offer.dtype is the wire's, offer.at[X] where peers may read the rows */
+    int32_t team[2], vectors, eager; /* low latency, as in dispatch; offer.dtype is the wire's, offer.at[X] where peers may read the rows */
     mpix_cuda_far_batch batch; /* filled in by the module */
 } mpix_cuda_combine;
 

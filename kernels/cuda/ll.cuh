@@ -2,42 +2,66 @@
  * ll.cuh - the low-latency mode in GPU memory: where things lie, and how words, heads and flags are awaited. The protocol is that of
  * coll/ep_ll.h; what follows is what kernels do differently.
  *
- * A kernel has two halves. Sending: the first block writes the heads; rows are taken by tickets, a team of warps each, and the team's first warp
- * releases the row's flag after the team's barrier, at system scope. Receiving: every block waits for all heads, then each warp for the flag of
- * the row that it takes next. No counts come first.
+ * A block has workers, a clerk and a flagger, a warp each of the latter. While the workers load what they will send, the clerk looks whether the
+ * call can be made and whether the places are free, and the flagger learns which rows are the block's. Then the clerk waits for all heads, finds
+ * the verdict and in EXPERT where rows begin; the workers send: the first block's the heads, then teams of warps a row each, to the places that it
+ * has at all its ranks; the flagger waits until they have, and after a fence at system scope writes the rows' flags. Then workers
+ * receive: each team waits for the flag of the row that it takes next. No counts come first.
  *
- * No deadlock on missing blocks: no block receives before all tickets are taken, and who has a ticket awaits only `taken` of the ranks that it
- * writes to, which earlier calls say. The first block of a kernel, which is started first, writes the heads before it waits for arrivals.
+ * Who sends what. A row has an owner, so that it is known at the start what to load, and a claim, an atomic exchange under way at the same time as
+ * the row: who finds that nobody had it in this epoch sends the row. A team that is done with its own rows claims what is left, before it receives
+ * anything: so rows of blocks that have not started are sent by those that have.
+ *
+ * No deadlock on missing blocks: no worker receives before all rows are claimed, and who has claimed one awaits only `taken`, which earlier calls
+ * say. The first block of a kernel, which is started first, writes the heads before its workers wait for arrivals.
  * So of a kernel one block is enough for its peers. Handles on several streams whose calls ranks start in different orders need room for a
  * block of each, and a block fills a multiprocessor: hence a default of less than half of them. The halves of a call apart (..._begin_enqueue)
  * hold no block in between.
  *
  * Right to write: a place is free for epoch e when its reader has said `taken` >= e - depth. A handle's calls follow each other on the device, so
- * one word per (source, kind) is enough. The last block of a call says it, after every block has read, whether the call has failed or not: what
- * a slower source still writes for this epoch comes before what it writes later, since its own calls follow each other too.
+ * one word per (source, kind) is enough. The next call of the kind says it when it starts, for then nothing reads any more: so nobody waits at
+ * the end of a call for all blocks. With depth 1 that would be too late, as the peer's next call waits for it; then, and where rows were read in
+ * place, whose owner waits for it, the last block to end says it at once. It is said whether a call has failed or not: what a slower
+ * source still writes for an epoch comes before what it writes later, since its own calls follow each other too.
  *
- * Flags and heads count if they hold exactly this epoch (the flag of an answer also whether there is a row). A place's flag still holds
- * e - depth, or less, when the batch of e is written, since `taken` e - depth was seen by then.
+ * The epoch is counted by the block that starts last, as a counter says which each block raises when it has read the epoch. It is also the one that
+ * reports what is wrong with the heads, about which all blocks come to the same verdict.
  *
- * A call that fails before it sends writes heads with a status and no rows. Everybody finds the same verdict in the heads, all blocks alike.
+ * Flags count if they hold exactly this epoch (that of an answer also whether there is a row). A place's flag still holds e - depth, or less, when
+ * the batch of e is written, since `taken` e - depth was seen by then, and all sizes are the configuration's, so flags never lie where anything
+ * else did. Heads and counts have no flag and need no fence: each word of 64 bits holds 32 of them and the epoch's low 32 bits, and counts if
+ * these are this epoch's. All words of a head are written in every call, and those of the counts in every one whose head bears no error,
+ * so what a word held before is of e - depth, or after errors of a few calls before: the 32 bits cannot have come round.
+ *
+ * A call that fails before it sends writes heads with a status and no rows.
  */
 #ifndef MPIX_KERNELS_CUDA_LL_CUH
 #define MPIX_KERNELS_CUDA_LL_CUH
 #include "device.cuh"
 #include "launch.h"
 
-enum { LL_WARPS = 16, LL_THREADS = 32 * LL_WARPS };
+/* Warps that work, then the two others: sixteen, so a thread may have 128 registers. */
+enum { LL_WARPS = 14, LL_WORKERS = 32 * LL_WARPS, LL_CLERK = LL_WARPS, LL_FLAGGER, LL_THREADS = LL_WORKERS + 64 };
 #define LL_EMPTY (1ull << 63) /* of an answer's flag: the token has no row there, all were dropped */
 
 __device__ __forceinline__ char *ll_block(const mpix_cuda_handle &h, int owner, int source) { return h.window[owner] + h.ll.block * source; }
 __device__ __forceinline__ uint64_t *ll_taken(const mpix_cuda_handle &h, int owner, int source, int combine) {
     return (uint64_t *)ll_block(h, owner, source) + combine;
 }
-__device__ __forceinline__ mpix_cuda_ll_head *ll_head(const mpix_cuda_handle &h, int owner, int source, int combine, int bank) {
-    return (mpix_cuda_ll_head *)(ll_block(h, owner, source) + 64) + combine * h.ll.depth + bank;
+/* Words that tell by themselves whether they are this epoch's. */
+__device__ __forceinline__ uint64_t ll_word(uint32_t v, uint64_t epoch) { return epoch << 32 | v; }
+__device__ __forceinline__ bool ll_is(uint64_t word, uint64_t epoch) { return (uint32_t)(word >> 32) == (uint32_t)epoch; }
+__device__ __forceinline__ uint64_t ll_look(const uint64_t *p) {
+    uint64_t v;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
 }
-__device__ __forceinline__ uint32_t *ll_counts(const mpix_cuda_handle &h, int owner, int source, int bank) {
-    return (uint32_t *)(ll_block(h, owner, source) + h.ll.counts + bank * h.ll.counts_bytes);
+__device__ __forceinline__ void ll_put(uint64_t *p, uint64_t v) { asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
+__device__ __forceinline__ uint64_t *ll_head(const mpix_cuda_handle &h, int owner, int source, int combine, int bank) {
+    return (uint64_t *)(ll_block(h, owner, source) + 64 + (combine * h.ll.depth + bank) * MPIX_CUDA_LL_HEAD);
+}
+__device__ __forceinline__ uint64_t *ll_counts(const mpix_cuda_handle &h, int owner, int source, int bank) {
+    return (uint64_t *)(ll_block(h, owner, source) + h.ll.counts + bank * h.ll.counts_bytes);
 }
 /* The number of a place of dispatch, and what lies there in owner's window. */
 __device__ __forceinline__ int64_t ll_place(const mpix_cuda_handle &h, int source, int64_t i, int bank) {
@@ -49,7 +73,9 @@ __device__ __forceinline__ uint64_t *ll_flag(const mpix_cuda_handle &h, int owne
 __device__ __forceinline__ int32_t *ll_record(const mpix_cuda_handle &h, int owner, int64_t place) {
     return (int32_t *)(h.window[owner] + h.ll.records + place * h.ll.record);
 }
-__device__ __forceinline__ char *ll_row(const mpix_cuda_handle &h, int owner, int64_t place) { return h.window[owner] + h.ll.rows + place * h.ll.row; }
+__device__ __forceinline__ char *ll_row(const mpix_cuda_handle &h, int owner, int64_t place) {
+    return h.window[owner] + h.ll.rows + place * h.ll.row;
+}
 __device__ __forceinline__ int64_t ll_up16(int64_t n) { return (n + 15) / 16 * 16; } /* scales lie behind the row */
 /* An answer of combine. */
 __device__ __forceinline__ int64_t ll_answer(const mpix_cuda_handle &h, int64_t i, int bank) { return bank * h.ll.most + i; }
@@ -94,70 +120,210 @@ __device__ inline bool ll_await(const mpix_cuda_handle &h, const uint64_t *p, ui
     return !__any_sync(~0u, bad);
 }
 
-/* By a warp: whether the places of this epoch are free at the ranks of the lanes that ask. Bounded. */
-__device__ inline bool ll_room(const mpix_cuda_handle &h, bool asks, int combine, uint64_t epoch, mpix_cuda_status *to) {
-    int r = threadIdx.x % 32;
-    bool ok = true;
-    if (asks && r != h.rank && epoch > (uint64_t)h.ll.depth)
-        ok = word_wait(h, ll_taken(h, h.rank, r, combine), epoch - h.ll.depth, r, to);
-    return __all_sync(~0u, ok);
+/* What the warps of a block tell each other. */
+struct ll_shared {
+    uint64_t epoch;
+    int go, status;         /* go: the call can be made, and the places are free; status: it fails, which the heads say */
+    int bad;                /* clerk: 0, or 1: the call fails, 2: time-out */
+    int got[2][LL_WARPS];   /* by round and team: the row is the block's */
+    int there[2][LL_WARPS]; /* combine: it is one */
+};
+enum { LL_BAR_ROUND = 12, LL_BAR_SENT, LL_BAR_HEADS, LL_BAR_WORKERS }; /* those of teams begin at 1 */
+__device__ __forceinline__ void ll_sync(int bar, int threads) { asm volatile("barrier.cta.sync %0, %1;" ::"r"(bar), "r"(threads) : "memory"); }
+__device__ __forceinline__ void ll_arrive(int bar, int threads) { asm volatile("barrier.cta.arrive %0, %1;" ::"r"(bar), "r"(threads) : "memory"); }
+
+/* By the clerk, when the block's warps have read the epoch. Whether the block is the last to start. */
+__device__ __forceinline__ bool ll_started(const mpix_cuda_handle &h, int kind) {
+    uint32_t before = threadIdx.x % 32 == 0 ? atomicAdd(&h.state->ticket[kind], 1) : 0;
+    return __shfl_sync(~0u, before, 0) == gridDim.x - 1;
 }
 
-/* By the first warp: all heads of this epoch. False: time-out. */
-__device__ inline bool ll_heads(const mpix_cuda_handle &h, int combine, uint64_t epoch, mpix_cuda_status *to, bool waited, mpix_cuda_ll_head *heads) {
+/* By the clerk, in two parts, so that other loads are under way at the same time. combine: which kind; sends: places are needed. */
+struct ll_asked { uint64_t epoch, taken; int failed; bool asks; };
+__device__ __forceinline__ ll_asked ll_ask(const mpix_cuda_handle &h, int combine, bool sends) {
     int r = threadIdx.x % 32;
-    uint64_t got, start = waited ? now_ns() : 0;
-    const mpix_cuda_ll_head *head = r < h.size ? ll_head(h, h.rank, r, combine, (int)(epoch % h.ll.depth)) : nullptr;
+    ll_asked a;
+    a.epoch = *(volatile uint64_t *)&h.state->epoch[combine ? MPIX_CUDA_COMBINE : MPIX_CUDA_DISPATCH] + 1;
+    a.failed = *(volatile int32_t *)h.failed;
+    a.asks = sends && r < h.size && r != h.rank;
+    a.taken = a.asks ? word_load(ll_taken(h, h.rank, r, combine)) : 0;
+    return a;
+}
+__device__ inline void ll_open(const mpix_cuda_handle &h, int combine, const ll_asked &a, mpix_cuda_status *to, ll_shared *s) {
+    int r = threadIdx.x % 32;
+    bool ok = true;
+    if (a.failed) {
+        if (blockIdx.x == 0 && r == 0)
+            status_write(h, to, {MPIX_CUDA_FAILED, 0, -1, 0, 0, 0});
+        ok = false;
+    } else {
+        delay(h, 51);
+        if (a.asks && a.epoch > (uint64_t)h.ll.depth && a.taken < a.epoch - h.ll.depth)
+            ok = word_wait(h, ll_taken(h, h.rank, r, combine), a.epoch - h.ll.depth, r, to);
+    }
+    ok = __all_sync(~0u, ok);
+    if (r == 0) {
+        s->epoch = a.epoch;
+        s->go = ok;
+    }
+    __syncwarp();
+}
+/* By the first block's clerk, when its call has started: the one before has ended. */
+__device__ __forceinline__ void ll_say_taken(const mpix_cuda_handle &h, int combine, uint64_t epoch) {
+    int r = threadIdx.x % 32;
+    if (r < h.size && r != h.rank)
+        word_store(ll_taken(h, r, h.rank, combine), epoch - 1);
+    __syncwarp();
+}
+
+/* By one thread for one rank. */
+__device__ __forceinline__ void ll_head_put(const mpix_cuda_handle &h, int r, int combine, uint64_t epoch, const mpix_cuda_ll_head &mine) {
+    uint64_t *to = ll_head(h, r, h.rank, combine, (int)(epoch % h.ll.depth));
+    delay(h, 2 + r);
+#pragma unroll
+    for (unsigned i = 0; i < sizeof mine / 4; i++)
+        ll_put(to + i, ll_word(((const uint32_t *)&mine)[i], epoch));
+}
+/* By the clerk: all heads of this epoch. False: time-out. */
+__device__ inline bool ll_heads(const mpix_cuda_handle &h, int combine, uint64_t epoch, mpix_cuda_status *to, bool waited, mpix_cuda_ll_head *heads) {
+    enum { WORDS = sizeof *heads / 4 };
+    int r = threadIdx.x % 32;
+    uint64_t start = now_ns(), v[WORDS];
+    const uint64_t *head = r < h.size ? ll_head(h, h.rank, r, combine, (int)(epoch % h.ll.depth)) : nullptr;
+    bool there = !head, bad = false;
     delay(h, 1);
-    if (!ll_await(h, head ? &head->epoch : nullptr, epoch, r, to, &got))
-        return false;
-    for (unsigned i = 0; head && i < sizeof *head / 8; i++)
-        ((uint64_t *)&heads[r])[i] = ((const volatile uint64_t *)head)[i];
+    for (;;) {
+        if (!there) {
+            there = true;
+#pragma unroll
+            for (int i = 0; i < WORDS; i++)
+                v[i] = ll_look(head + i);
+#pragma unroll
+            for (int i = 0; i < WORDS; i++)
+                there = there && ll_is(v[i], epoch);
+        }
+        if (!there && (now_ns() - start > h.timeout_ns || *(volatile int32_t *)h.failed)) {
+            status_write(h, to, {MPIX_CUDA_TIMEOUT, 0, r, 0, 0, 0});
+            *(volatile int32_t *)h.failed = 1;
+            bad = true;
+        }
+        if (__any_sync(~0u, bad))
+            return false;
+        if (__all_sync(~0u, there))
+            break;
+    }
+    if (head) {
+#pragma unroll
+        for (int i = 0; i < WORDS; i++)
+            ((uint32_t *)&heads[r])[i] = (uint32_t)v[i];
+    }
     if (waited && r < h.size && r != h.rank)
         atomicMax((unsigned long long *)&h.state->waited[r], now_ns() - start);
+    __syncwarp();
     return true;
 }
 
-/* By the first warp. What is wrong with the heads, alike on all blocks: reported, 1; otherwise 0. */
-__device__ inline int ll_judge(const mpix_cuda_handle &h, const mpix_cuda_ll_head *heads, int64_t hidden, int dtype, int scale_kind) {
+__device__ __forceinline__ void ll_report(bool tells, const mpix_cuda_handle &h, int code, int kind, int peer, int64_t a, int64_t b) {
+    if (tells)
+        report(h, code, kind, peer, a, b);
+}
+/* By the clerk. What is wrong with the heads, alike on all blocks, of which one tells: 1; otherwise 0. */
+__device__ inline int ll_judge(const mpix_cuda_handle &h, bool tells, const mpix_cuda_ll_head *heads, int64_t hidden, int dtype, int scale_kind) {
     int r = threadIdx.x % 32, bad = 0;
     if (r < h.size && heads[r].status) {
         bad = 1;
         if (r != h.rank)
-            report(h, MPIX_CUDA_REMOTE, 0, r, heads[r].status, 0);
+            ll_report(tells, h, MPIX_CUDA_REMOTE, 0, r, heads[r].status, 0);
     }
     if (__any_sync(~0u, bad))
         return 1;
     if (r < h.size) {
         const mpix_cuda_ll_head &o = heads[r];
         if (o.hidden != hidden)
-            bad = 1, report(h, MPIX_CUDA_HIDDEN, 0, r, o.hidden, hidden);
+            bad = 1, ll_report(tells, h, MPIX_CUDA_HIDDEN, 0, r, o.hidden, hidden);
         else if (o.dtype != dtype)
-            bad = 1, report(h, MPIX_CUDA_DTYPE, 0, r, o.dtype, dtype);
+            bad = 1, ll_report(tells, h, MPIX_CUDA_DTYPE, 0, r, o.dtype, dtype);
         else if (o.scale_kind != scale_kind)
-            bad = 1, report(h, MPIX_CUDA_SCALES, 0, r, o.scale_kind, scale_kind);
+            bad = 1, ll_report(tells, h, MPIX_CUDA_SCALES, 0, r, o.scale_kind, scale_kind);
     }
     return __any_sync(~0u, bad) ? 1 : 0;
 }
 
 /* ---- teams: warps of a block that share a row ---- */
-struct ll_team { int warps, number, part; }; /* number: of the team in its block; part: of the warp in its team */
+struct ll_team { int warps, number, part, teams; }; /* number: of the team in its block; part: of the warp in its team */
 __device__ __forceinline__ ll_team ll_team_of(int warps) {
     int w = threadIdx.x / 32;
-    return {warps, w / warps, w % warps};
+    return {warps, w / warps, w % warps, LL_WARPS / warps};
 }
+__device__ __forceinline__ bool ll_idle(const ll_team &t) { return t.number >= t.teams; } /* warps that make no team */
 __device__ __forceinline__ void ll_meet(const ll_team &t) {
     if (t.warps == 1)
         __syncwarp();
     else
         asm volatile("barrier.cta.sync %0, %1;" ::"r"(t.number + 1), "r"(t.warps * 32) : "memory");
 }
-/* Tickets, one after the other: by a whole team. next: asked for beforehand by the team's first thread; shared: a word per team. */
-__device__ __forceinline__ uint32_t ll_ticket(const ll_team &t, uint32_t next, uint32_t *shared) {
-    if (t.part == 0 && threadIdx.x % 32 == 0)
-        shared[t.number] = next;
+/* By the workers: whether any of them says so. */
+__device__ __forceinline__ bool ll_workers_or(bool mine) {
+    int any;
+    asm volatile("{\n.reg .pred p, q;\nsetp.ne.s32 p, %1, 0;\nbarrier.cta.red.or.pred q, %3, %2, p;\nselp.s32 %0, 1, 0, q;\n}"
+                 : "=r"(any)
+                 : "r"((int)mine), "n"((int)LL_WORKERS), "n"((int)LL_BAR_WORKERS)
+                 : "memory");
+    return any;
+}
+
+/* ---- claims ---- */
+/* The row that a team of this block owns in a round; the first block has the heads to send, so it owns none if there are others. */
+__device__ __forceinline__ uint32_t ll_owned(int team, int teams, uint32_t round) {
+    uint32_t blocks = gridDim.x > 1 ? gridDim.x - 1 : 1, block = gridDim.x > 1 ? blockIdx.x - 1 : 0;
+    return team >= teams || (blockIdx.x == 0 && gridDim.x > 1) ? ~0u : (round * teams + team) * blocks + block;
+}
+__device__ __forceinline__ bool ll_claim(uint64_t *claims, uint32_t u, uint64_t epoch) {
+    return atomicExch((unsigned long long *)&claims[u], (unsigned long long)epoch) != epoch;
+}
+/* By the flagger: the block's rows of a round, of n. */
+__device__ __forceinline__ void ll_claim_round(uint64_t *claims, uint32_t n, int teams, uint32_t round, uint64_t epoch, ll_shared *s) {
+    int team = threadIdx.x % 32;
+    if (team < teams) {
+        uint32_t u = ll_owned(team, teams, round);
+        s->got[round & 1][team] = u < n && ll_claim(claims, u, epoch);
+    }
+    __syncwarp();
+}
+/* By the flagger, before anything else. */
+__device__ inline void ll_flagger_open(const mpix_cuda_handle &h, int combine, bool sends, uint64_t *claims, uint32_t n, int teams, ll_shared *s) {
+    int kind = combine ? MPIX_CUDA_COMBINE : MPIX_CUDA_DISPATCH;
+    uint64_t epoch = *(volatile uint64_t *)&h.state->epoch[kind] + 1;
+    if (sends)
+        ll_claim_round(claims, n, teams, 0, epoch, s);
+}
+/* What nobody has claimed, from `from` on; n: nothing. By a team; ends with its barrier. there(u): whether there is such a row. */
+template <class F>
+__device__ inline uint32_t ll_steal(const ll_team &t, uint64_t *claims, uint32_t n, uint32_t from, uint64_t epoch, uint32_t *shared, F there) {
+    if (t.part == 0) {
+        uint32_t lane = threadIdx.x % 32, u = n;
+        for (uint32_t u0 = from; u0 < n && u == n; u0 += 32) {
+            uint32_t mask;
+            while ((mask = __ballot_sync(~0u, u0 + lane < n && there(u0 + lane) && *(volatile uint64_t *)&claims[u0 + lane] != epoch))) {
+                uint32_t at = u0 + __ffs(mask) - 1, mine = lane == 0 ? ll_claim(claims, at, epoch) : 0;
+                if (__shfl_sync(~0u, mine, 0)) {
+                    u = at;
+                    break;
+                }
+            }
+        }
+        if (lane == 0)
+            shared[t.number] = u;
+    }
     ll_meet(t);
-    return shared[t.number]; /* written again after the barrier at the row's end */
+    return shared[t.number];
+}
+/* By the workers: whether any row is left. */
+template <class F> __device__ inline bool ll_left(uint64_t *claims, uint32_t n, uint64_t epoch, F there) {
+    bool left = false;
+    for (uint32_t u = threadIdx.x; u < n; u += LL_WORKERS)
+        left |= *(volatile uint64_t *)&claims[u] != epoch && there(u);
+    return ll_workers_or(left);
 }
 
 /* This warp's part of n bytes, in pieces of 512: where it begins; its size. */
@@ -168,25 +334,46 @@ __device__ __forceinline__ int64_t ll_part(const ll_team &t, int64_t n, int64_t 
 }
 
 /* ---- the end ---- */
-/* By the last block. Says `taken`; adds up what was waited. */
+/* By the last-started block's clerk, when it has found the verdict. ends: with this kernel. */
+__device__ inline void ll_count(const mpix_cuda_handle &h, int kind, bool ends, uint64_t epoch, mpix_cuda_status *to) {
+    if (threadIdx.x % 32)
+        return;
+    if (ends)
+        call_end(h, kind, epoch, to);
+    else
+        counters_reset(h, kind);
+}
+/* By the first warp after a block barrier: whether the block is the last to end. What the others have read and written is behind it. */
+__device__ inline bool ll_last(const mpix_cuda_handle &h, int kind) {
+    uint32_t before = 0;
+    delay(h, 50);
+    if (threadIdx.x == 0)
+        asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(&h.state->ended[kind]), "r"(gridDim.x - 1) : "memory");
+    return __shfl_sync(~0u, before, 0) == gridDim.x - 1;
+}
+/* By the last block's first warp. Says `taken`; adds up what was waited. */
 __device__ inline void ll_end(const mpix_cuda_handle &h, int combine, uint64_t epoch, int64_t *wait_ns) {
     int r = threadIdx.x;
     if (r < h.size) {
         delay(h, 52 + r);
         if (r != h.rank)
             word_store(ll_taken(h, r, h.rank, combine), epoch);
-        if (wait_ns && r != h.rank)
-            wait_ns[r] += (int64_t)h.state->waited[r];
-        h.state->waited[r] = 0;
+        if (wait_ns) {
+            if (r != h.rank)
+                wait_ns[r] += (int64_t)h.state->waited[r];
+            h.state->waited[r] = 0;
+        }
     }
+    __syncwarp();
 }
 
 /* Warps per row, so that the rows of a call keep all warps busy. */
 static inline int ll_team_size(int blocks, int64_t rows) {
-    int warps = LL_WARPS;
-    while (warps > 1 && (int64_t)blocks * (LL_WARPS / warps) < rows)
-        warps /= 2;
-    return warps;
+    static const int sizes[] = {14, 7, 4, 2, 1};
+    int i = 0;
+    while (sizes[i] > 1 && (int64_t)blocks * (LL_WARPS / sizes[i]) < rows)
+        i++;
+    return sizes[i];
 }
 static inline int ll_blocks(const mpix_cuda_device *d, int num_sms) {
     int n = num_sms > 0 ? num_sms : MPIX_CUDA_LL_SMS;

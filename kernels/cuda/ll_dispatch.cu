@@ -8,183 +8,147 @@
  * Receiving: the heads tell how many rows come from each source, and in EXPERT how many for each expert, so every block computes by itself where
  * rows begin, while the rows are on their way; then teams copy the rows as they come.
  */
-#include "copy.cuh"
-#include "ll.cuh"
-#include "launch.h"
-#include "quant.cuh"
-
-/* ---- sending ---- */
-/* By the first block: what comes, to everybody. False: time-out. */
-__device__ static bool heads_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, int status, uint64_t epoch) {
-    int bank = (int)(epoch % h.ll.depth), r = threadIdx.x;
-    bool ok = true;
-    if (threadIdx.x < 32)
-        ok = ll_room(h, r < h.size, 0, epoch, c.report);
-    if (__syncthreads_or(!ok))
-        return false;
-    for (int e = threadIdx.x; e < h.experts && !status; e += blockDim.x)
-        ll_counts(h, h.owner[e], h.rank, bank)[h.local[e]] = h.ll.sends[e];
-    if (r < h.size) {
-        mpix_cuda_ll_head mine = {};
-        mine.status = status;
-        mine.flags = (c.weights ? MPIX_CUDA_LL_WEIGHTS : 0) | (c.tokens > 0 ? MPIX_CUDA_LL_TOKENS : 0);
-        mine.rows = status ? 0 : h.state->send[r];
-        mine.width = c.topk;
-        mine.dtype = c.offer.dtype;
-        mine.scale_kind = c.offer.scale_kind;
-        mine.hidden = c.hidden;
-        mine.at = h.state->base[r];
-        uint64_t *to = (uint64_t *)ll_head(h, r, h.rank, 0, bank);
-        for (unsigned i = 1; i < sizeof mine / 8; i++)
-            to[i] = ((uint64_t *)&mine)[i];
-    }
-    __syncthreads();
-    if (r < h.size) {
-        delay(h, 2 + r);
-        word_store(&ll_head(h, r, h.rank, 0, bank)->epoch, epoch);
-    }
-    return true;
-}
-
-/* What travels beside token t, by a warp; lane r has its place at rank r. */
-__device__ static void record_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, int64_t t, uint32_t mask, int64_t place) {
-    int lane = threadIdx.x % 32, K = h.max_topk;
-    for (int k0 = 0; k0 < c.topk || k0 == 0; k0 += 32) {
-        int k = k0 + lane, id = k < c.topk ? h.ids[t * K + k] : -1, owner = id >= 0 ? h.owner[id] : -1, local = id >= 0 ? h.local[id] : -1;
-        int before = id >= 0 && h.ll.expert ? (int)(h.expert.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.experts + id] + h.expert.rel[t * K + k]) : 0;
-        float weight = c.weights && k < c.topk ? c.weights[t * c.topk + k] : 0.0f;
-        for (uint32_t m = mask; m; m &= m - 1) {
-            int r = __ffs(m) - 1;
-            int32_t *rec = ll_record(h, r, __shfl_sync(~0u, place, r));
-            if (k == 0)
-                rec[0] = (int32_t)t;
-            if (k >= c.topk)
-                continue;
-            rec[1 + k] = owner == r ? local : -1;
-            if (h.ll.expert)
-                rec[1 + K + k] = before;
-            if (c.weights)
-                rec[1 + 2 * K + k] = __float_as_int(weight);
-        }
-        __syncwarp();
-    }
-}
-
-/* Tokens by tickets. False: time-out. */
-__device__ static bool tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, uint64_t epoch, uint32_t next, uint32_t *shared, int *failed) {
-    ll_team team = ll_team_of(c.team[0]);
-    int lane = threadIdx.x % 32, bank = (int)(epoch % h.ll.depth);
-    bool asks = team.part == 0 && lane == 0, ok = true;
-    uint32_t *taken = &h.state->item[MPIX_CUDA_DISPATCH], t;
-    while ((t = ll_ticket(team, next, shared)) < (uint32_t)c.tokens) {
-        if (asks)
-            next = atomicAdd(taken, 1);
-        bool goes = lane < h.size && (h.bitmap[t] >> lane & 1);
-        int64_t i = lane < h.size ? ll_place_of(h, t, lane) : 0, place = ll_place(h, h.rank, i, bank);
-        uint32_t mask = __ballot_sync(~0u, goes);
-        ok = ok && ll_room(h, goes, 0, epoch, c.report);
-        if (ok && mask) {
-            quant_place to = {nullptr, nullptr};
-            if (goes) {
-                to.row = ll_row(h, lane, place);
-                to.scales = to.row + ll_up16(c.row);
-            }
-            if (goes && lane == h.rank && !h.ll.expert) {
-                int64_t row = h.rank * h.max_tokens + i;
-                to.row = row < c.offer.rows ? c.out + row * c.out_stride : nullptr;
-                to.scales = row < c.offer.rows ? c.out_scales + row * c.out_scale_stride : nullptr;
-            }
-            const char *x = c.x + t * c.x_stride;
-            if (c.quant) {
-                quant_row(x, c.quant, c.hidden, c.offer.dtype == F8E5M2, c.offer.scale_kind, &to, 1, team.part, team.warps);
-            } else {
-                int64_t n, at = ll_part(team, c.row, &n);
-                if (n > 0)
-                    warp_copy_any(x + at, to.row ? to.row + at : nullptr, n, lane);
-                if (c.scale_row && team.part == team.warps - 1)
-                    warp_copy_any(c.scales + t * c.scale_stride, to.row ? to.scales : nullptr, c.scale_row, lane);
-            }
-            if (team.part == team.warps / 2)
-                record_send(h, c, t, mask, place);
-        } else if (!ok) {
-            *failed = 1;
-        }
-        ll_meet(team); /* the release below covers the whole team's stores */
-        if (team.part == 0 && goes && !*(volatile int *)failed) {
-            delay(h, 20 + lane);
-            word_store(ll_flag(h, lane, place), epoch);
-        }
-        __syncwarp();
-    }
-    return ok;
-}
+#include "ll_tokens.cuh"
 
 /* ---- receiving ---- */
 struct received {
     mpix_cuda_ll_head heads[MPIX_CUDA_RANKS];
-    uint32_t sums[LL_WARPS];
     int64_t total; /* rows of the layout */
-    int width, bad;
+    int width;
 };
 
-/* EXPERT. base: [sources][local experts] the first row of each source's choices of an expert, offset: [local experts + 1]. By the whole block. */
-__device__ static void rows_assign(const mpix_cuda_handle &h, int bank, uint32_t *base, uint32_t *offset, received *in) {
-    int n = h.local_experts, lane = threadIdx.x % 32, w = threadIdx.x / 32;
-    for (int i = threadIdx.x; i < h.size * n; i += blockDim.x)
-        base[i] = *(const volatile uint32_t *)&ll_counts(h, h.rank, i / n, bank)[i % n];
-    __syncthreads();
-    int64_t before = 0;
-    for (int e0 = 0; e0 < n; e0 += LL_THREADS) {
-        int e = e0 + threadIdx.x;
-        uint32_t all = 0;
-        for (int s = 0; e < n && s < h.size; s++)
-            all += base[s * n + e];
-        uint32_t mine = (all + h.ll.align - 1) / h.ll.align * h.ll.align, sum = mine, others = 0, row = 0;
-        for (int d = 1; d < 32; d *= 2) {
-            uint32_t up = __shfl_up_sync(~0u, sum, d);
-            sum += lane >= d ? up : 0;
-        }
-        if (lane == 31)
-            in->sums[w] = sum;
-        __syncthreads();
-        for (int i = 0; i < w; i++)
-            others += in->sums[i];
-        row = (uint32_t)before + others + sum - mine;
-        if (e < n)
-            offset[e] = row;
-        for (int s = 0; e < n && s < h.size; s++) {
-            uint32_t count = base[s * n + e];
-            base[s * n + e] = row;
-            row += count;
-        }
-        for (int i = 0; i < LL_WARPS; i++)
-            before += in->sums[i];
-        __syncthreads();
-    }
-    if (threadIdx.x == 0) {
-        offset[n] = (uint32_t)before;
-        in->total = before;
-    }
-    __syncthreads();
+/*
+ * Rows in EXPERT. Of each source s we have, for each local expert e, how many of the source's choices are of experts before e: before[s][e], and as
+ * [n] all of them. Rows are in the order (expert, source, token, choice); so without padding a source's choices of e begin at row
+ *     sum over sources below s of before[][e + 1] + sum over the others of before[][e],
+ * which needs no sum over experts here. Padding adds padded[e], what it comes to before e.
+ */
+struct rows_map { uint32_t *before, *padded; int n; };
+__device__ __forceinline__ rows_map rows_map_of(const mpix_cuda_handle &h, uint32_t *shared) {
+    return {shared, shared + h.size * (h.local_experts + 1), h.local_experts};
+}
+__device__ __forceinline__ uint32_t first_row(const mpix_cuda_handle &h, const rows_map &m, int source, int e) {
+    uint32_t row = h.ll.align > 1 ? m.padded[e] : 0;
+    for (int s = 0; s < h.size; s++)
+        row += m.before[s * (m.n + 1) + e + (s < source)];
+    return row;
 }
 
-/* One row that has come, by a team. */
-__device__ static void row_take(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const received &in, const uint32_t *base, const ll_team &team,
+/* By the clerk: what the heads' words say. False: time-out. */
+__device__ static bool counts_take(const mpix_cuda_handle &h, uint64_t epoch, mpix_cuda_status *to, const received &in, const rows_map &map) {
+    enum { FLIGHT = 8 };
+    int lane = threadIdx.x % 32, bank = (int)(epoch % h.ll.depth), n = map.n, s0 = 0, e0 = lane;
+    uint64_t start = now_ns();
+    if (lane < h.size)
+        map.before[lane * (n + 1) + n] = in.heads[lane].exist;
+    for (bool more = n > 0; more;) {
+        bool there, bad = false;
+        int s, e, whose = -1;
+        do {
+            uint64_t v[FLIGHT];
+            there = true;
+            s = s0, e = e0;
+#pragma unroll
+            for (int u = 0; u < FLIGHT; u++, e += 32) {
+                while (e >= n && s < h.size)
+                    e -= n, s++;
+                v[u] = s < h.size ? ll_look(ll_counts(h, h.rank, s, bank) + e) : ll_word(0, epoch);
+            }
+            s = s0, e = e0;
+#pragma unroll
+            for (int u = 0; u < FLIGHT; u++, e += 32) {
+                while (e >= n && s < h.size)
+                    e -= n, s++;
+                if (!ll_is(v[u], epoch))
+                    there = false, whose = s;
+                if (s < h.size)
+                    map.before[s * (n + 1) + e] = (uint32_t)v[u];
+            }
+            if (!there && (now_ns() - start > h.timeout_ns || *(volatile int32_t *)h.failed)) {
+                status_write(h, to, {MPIX_CUDA_TIMEOUT, 0, whose, 0, 0, 0});
+                *(volatile int32_t *)h.failed = 1;
+                bad = true;
+            }
+            if (__any_sync(~0u, bad))
+                return false;
+        } while (!__all_sync(~0u, there));
+        s0 = s, e0 = e;
+        more = __any_sync(~0u, s0 < h.size && !(s0 == h.size - 1 && e0 >= n));
+    }
+    __syncwarp();
+    return true;
+}
+
+/* By the clerk: how many rows there are; padded, if there is padding. */
+__device__ static void rows_assign(const mpix_cuda_handle &h, const rows_map &map, received *in) {
+    int n = map.n, lane = threadIdx.x % 32;
+    uint64_t total = lane < h.size ? map.before[lane * (n + 1) + n] : 0;
+    for (int d = 16; d; d /= 2)
+        total += __shfl_xor_sync(~0u, total, d);
+    if (h.ll.align > 1) {
+        uint64_t pads = 0;
+        for (int e0 = 0; e0 < n; e0 += 32) {
+            int e = e0 + lane;
+            uint32_t all = 0;
+            for (int s = 0; e < n && s < h.size; s++)
+                all += map.before[s * (n + 1) + e + 1] - map.before[s * (n + 1) + e];
+            uint32_t pad = (uint32_t)((h.ll.align - all % h.ll.align) % h.ll.align), sum = pad;
+            for (int d = 1; d < 32; d *= 2) {
+                uint32_t up = __shfl_up_sync(~0u, sum, d);
+                sum += lane >= d ? up : 0;
+            }
+            if (e < n)
+                map.padded[e] = (uint32_t)pads + sum - pad;
+            pads += __shfl_sync(~0u, sum, min(31, n - 1 - e0));
+        }
+        if (lane == 0)
+            map.padded[n] = (uint32_t)pads;
+        total += pads;
+    }
+    if (lane == 0)
+        in->total = (int64_t)total;
+    __syncwarp();
+}
+
+/* Row i of source s, which has come, by a team. */
+__device__ static void row_take(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const received &in, const rows_map &map, const ll_team &team,
                                 int s, int64_t i, int bank) {
     int lane = threadIdx.x % 32, K = h.max_topk, width = (int)in.heads[s].width;
-    int64_t place = ll_place(h, s, i, bank), row = -1;
+    int64_t place = ll_place(h, s, i, bank), row = -1, slot = s * h.max_tokens + i;
+    bool lies = !h.ll.expert && s == h.rank; /* there already */
+    const char *x = ll_row(h, h.rank, place);
     const int32_t *rec = ll_record(h, h.rank, place);
+    ll_pieces p;
+    if (c.vectors && !lies) /* asked for together with the record that says where they go */
+        ll_load<true>(p, x, c.row, team, 0, false);
     if (h.ll.expert) {
-        int local = lane < width ? __ldcg(&rec[1 + lane]) : -1;
+        int local = lane < width ? __ldcg(&rec[1 + lane]) : -1, before = lane < width ? __ldcg(&rec[1 + K + lane]) : 0;
         if (local >= 0)
-            row = base[s * h.local_experts + local] + (uint32_t)__ldcg(&rec[1 + K + lane]);
+            row = first_row(h, map, s, local) + (uint32_t)before;
         if (team.part == 0 && lane < width)
-            h.ll.place[(s * h.max_tokens + i) * K + lane] = (int32_t)row;
+            h.ll.place[slot * K + lane] = (int32_t)row;
     } else if (lane == 0) {
-        row = s * h.max_tokens + i;
+        row = slot;
     }
     bool there = row >= 0 && row < c.offer.rows;
-    if (team.part == 0 && there) {
+    if (c.vectors && !lies) {
+        uint32_t mask = __ballot_sync(~0u, there);
+        for (int round = 0; round < ll_rounds(team, c.row); round++) {
+            if (round)
+                ll_load<true>(p, x, c.row, team, round * LL_FLIGHT, false);
+            for (uint32_t m = mask; m; m &= m - 1)
+                ll_store(p, c.out + __shfl_sync(~0u, row, __ffs(m) - 1) * c.out_stride, c.row, team, round * LL_FLIGHT);
+        }
+    } else if (!lies) {
+        int64_t n, at = ll_part(team, c.row, &n);
+        if (n > 0)
+            bytes_send(x + at, there ? c.out + row * c.out_stride + at : nullptr, n);
+    }
+    if (team.part < team.warps - 1)
+        return;
+    if (c.scale_row && !lies)
+        bytes_send(x + ll_up16(c.row), there ? c.out_scales + row * c.out_scale_stride : nullptr, c.scale_row);
+    if (there) {
         if (c.src_rank)
             c.src_rank[row] = s;
         if (c.src_token)
@@ -192,22 +156,12 @@ __device__ static void row_take(const mpix_cuda_handle &h, const mpix_cuda_dispa
         if (h.ll.expert && c.out_weights)
             c.out_weights[row] = __int_as_float(__ldcg(&rec[1 + 2 * K + lane]));
     }
-    int64_t slot = s * h.max_tokens + i;
-    if (team.part == team.warps - 1 && !h.ll.expert && slot < c.offer.rows)
-        for (int k = lane; k < width; k += 32) {
-            if (c.local_ids)
-                c.local_ids[slot * in.width + k] = __ldcg(&rec[1 + k]);
-            if (c.out_weights)
-                c.out_weights[slot * in.width + k] = __int_as_float(__ldcg(&rec[1 + 2 * K + k]));
-        }
-    if (!h.ll.expert && s == h.rank)
-        return; /* lies there already */
-    const char *x = ll_row(h, h.rank, place);
-    int64_t n, at = ll_part(team, c.row, &n);
-    if (n > 0)
-        warp_copy_any(x + at, there ? c.out + row * c.out_stride + at : nullptr, n, lane);
-    if (c.scale_row && team.part == team.warps / 2)
-        warp_copy_any(x + ll_up16(c.row), there ? c.out_scales + row * c.out_scale_stride : nullptr, c.scale_row, lane);
+    for (int k = lane; !h.ll.expert && slot < c.offer.rows && k < width; k += 32) {
+        if (c.local_ids)
+            c.local_ids[slot * in.width + k] = __ldcg(&rec[1 + k]);
+        if (c.out_weights)
+            c.out_weights[slot * in.width + k] = __int_as_float(__ldcg(&rec[1 + 2 * K + k]));
+    }
 }
 
 /* Places that have no row: rows [row, end), by a warp. */
@@ -239,18 +193,18 @@ __device__ static void empties_fill(const mpix_cuda_handle &h, const mpix_cuda_d
     }
 }
 
-/* By the first warp: what is wrong with the batches, the same on all blocks. 0: nothing. */
-__device__ static int batches_judge(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, received *in) {
-    int r = threadIdx.x % 32, bad = ll_judge(h, in->heads, c.hidden, c.offer.dtype, c.offer.scale_kind);
+/* By the clerk: what is wrong with the batches, the same on all blocks. 0: nothing. */
+__device__ static int batches_judge(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, bool tells, received *in) {
+    int r = threadIdx.x % 32, bad = ll_judge(h, tells, in->heads, c.hidden, c.offer.dtype, c.offer.scale_kind);
     if (bad)
         return bad;
     bool tokens = r < h.size && (in->heads[r].flags & MPIX_CUDA_LL_TOKENS);
     uint32_t mask = __ballot_sync(~0u, tokens);
     int width = mask ? (int)in->heads[__ffs(mask) - 1].width : c.topk;
     if (tokens && (int)in->heads[r].width != width)
-        bad = 1, report(h, MPIX_CUDA_TOPK, 0, r, in->heads[r].width, width);
+        bad = 1, ll_report(tells, h, MPIX_CUDA_TOPK, 0, r, in->heads[r].width, width);
     else if (r < h.size && c.out_weights && in->heads[r].rows > 0 && !(in->heads[r].flags & MPIX_CUDA_LL_WEIGHTS))
-        bad = 1, report(h, MPIX_CUDA_WEIGHTS, 0, r, 0, 0);
+        bad = 1, ll_report(tells, h, MPIX_CUDA_WEIGHTS, 0, r, 0, 0);
     if (r == 0) {
         in->width = width;
         in->total = h.size * h.max_tokens;
@@ -258,69 +212,83 @@ __device__ static int batches_judge(const mpix_cuda_handle &h, const mpix_cuda_d
     return __any_sync(~0u, bad) ? 1 : 0;
 }
 
-/* By all blocks. 0: received; 1: the call fails; 2: time-out. */
-__device__ static int rows_receive(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, uint64_t epoch, received *in, uint32_t *base, uint32_t *offset) {
-    int lane = threadIdx.x % 32, bank = (int)(epoch % h.ll.depth), bad = 0;
-    if (threadIdx.x < 32) {
-        int how = ll_heads(h, 0, epoch, c.report, c.wait_ns && blockIdx.x == 0, in->heads) ? 0 : 2;
-        __syncwarp();
-        how = how ? how : batches_judge(h, c, in);
-        if (lane == 0)
-            in->bad = how;
+/* By the clerk, while the workers send. 0: all heads are here and fine; 1: the call fails; 2: time-out. */
+__device__ static int heads_receive(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, bool tells, uint64_t epoch, received *in,
+                                    const rows_map &map) {
+    if (!ll_heads(h, 0, epoch, c.report, c.wait_ns && blockIdx.x == 0, in->heads))
+        return 2;
+    int bad = batches_judge(h, c, tells, in);
+    __syncwarp();
+    if (bad || !h.ll.expert)
+        return bad;
+    if (!counts_take(h, epoch, c.report, *in, map))
+        return 2;
+    rows_assign(h, map, in);
+    if ((in->total > c.offer.rows && !h.drop) || in->total > 0x7fffffff) {
+        if (threadIdx.x % 32 == 0)
+            ll_report(tells, h, in->total > c.capacity ? MPIX_CUDA_CAPACITY : MPIX_CUDA_ROWS_LIMIT, 0, -1, in->total, c.offer.rows);
+        return 1;
     }
-    __syncthreads();
-    if (in->bad)
-        return in->bad;
-    if (h.ll.expert) {
-        rows_assign(h, bank, base, offset, in);
-        if ((in->total > c.offer.rows && !h.drop) || in->total > 0x7fffffff) {
-            if (threadIdx.x == 0 && blockIdx.x == 0)
-                report(h, in->total > c.capacity ? MPIX_CUDA_CAPACITY : MPIX_CUDA_ROWS_LIMIT, 0, -1, in->total, c.offer.rows);
-            return 1;
-        }
-    }
+    return 0;
+}
+
+/* By the workers of all blocks. False: time-out. */
+__device__ static bool rows_receive(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, uint64_t epoch, const received &in, const rows_map &map) {
     ll_team team = ll_team_of(c.team[1]);
-    int64_t step = (int64_t)gridDim.x * (LL_WARPS / team.warps), u = (int64_t)team.number * gridDim.x + blockIdx.x, first = 0;
+    int lane = threadIdx.x % 32, bank = (int)(epoch % h.ll.depth);
+    int64_t step = (int64_t)gridDim.x * team.teams, u = ll_idle(team) ? INT64_MAX : (int64_t)team.number * gridDim.x + blockIdx.x, first = 0;
     uint64_t got, start = c.wait_ns ? now_ns() : 0;
-    for (int j = 0; j < h.size && !bad; j++) { /* own rows first */
+    for (int j = 0; j < h.size; j++) { /* own rows first */
         int s = (h.rank + j) % h.size;
-        int64_t n = in->heads[s].rows;
-        for (; u < first + n && !bad; u += step) {
-            if (!ll_await(h, lane == 0 ? ll_flag(h, h.rank, ll_place(h, s, u - first, bank)) : nullptr, epoch, s, c.report, &got)) {
-                bad = 2;
-                continue;
-            }
+        int64_t n = in.heads[s].rows;
+        for (; u < first + n; u += step) {
+            if (!ll_await(h, lane == 0 ? ll_flag(h, h.rank, ll_place(h, s, u - first, bank)) : nullptr, epoch, s, c.report, &got))
+                return false;
             if (c.wait_ns && lane == 0 && s != h.rank)
                 atomicMax((unsigned long long *)&h.state->waited[s], now_ns() - start);
-            row_take(h, c, *in, base, team, s, u - first, bank);
+            row_take(h, c, in, map, team, s, u - first, bank);
         }
         first += n;
     }
     /* Meanwhile nobody needs these. */
     int64_t warp = (int64_t)(threadIdx.x / 32) * gridDim.x + blockIdx.x, warps = (int64_t)gridDim.x * LL_WARPS;
-    if (h.ll.expert)
+    if (h.ll.expert && h.ll.align > 1)
         for (int64_t e = warp; e < h.local_experts; e += warps) {
-            uint32_t last = base[(h.size - 1) * h.local_experts + e] + *(const volatile uint32_t *)&ll_counts(h, h.rank, h.size - 1, bank)[e];
-            empties_fill(h, c, 1, last, offset[e + 1]);
+            empties_fill(h, c, 1, first_row(h, map, h.size, (int)e), first_row(h, map, 0, (int)e + 1));
         }
-    else if (c.src_rank || c.src_token || c.local_ids || c.out_weights)
+    else if (!h.ll.expert && (c.src_rank || c.src_token || c.local_ids || c.out_weights))
         for (int64_t p = warp; p < h.size * h.max_tokens; p += warps)
-            if (p % h.max_tokens >= (int64_t)in->heads[p / h.max_tokens].rows)
-                empties_fill(h, c, in->width, p, p + 1);
-    return bad;
+            if (p % h.max_tokens >= (int64_t)in.heads[p / h.max_tokens].rows)
+                empties_fill(h, c, in.width, p, p + 1);
+    return true;
 }
 
-/* By the last block, if the call was well: what this rank has learnt of the routing, and the counts. */
-__device__ static void routing_learn(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const received &in, const uint32_t *offset, int bank) {
+/* A word that may not have come yet (SLOTS); e may be behind the last one. */
+__device__ static uint32_t before_await(const mpix_cuda_handle &h, const received &in, int s, int e, uint64_t epoch, mpix_cuda_status *to) {
+    if (e == h.local_experts)
+        return in.heads[s].exist;
+    const uint64_t *p = ll_counts(h, h.rank, s, (int)(epoch % h.ll.depth)) + e;
+    uint64_t start = now_ns(), v;
+    while (!ll_is(v = ll_look(p), epoch))
+        if (now_ns() - start > h.timeout_ns || *(volatile int32_t *)h.failed) {
+            status_write(h, to, {MPIX_CUDA_TIMEOUT, 0, s, 0, 0, 0});
+            *(volatile int32_t *)h.failed = 1;
+            return 0;
+        }
+    return (uint32_t)v;
+}
+
+/* By the first block's clerk, while the workers receive: what this rank has learnt of the routing, and the counts. */
+__device__ static void routing_learn(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const received &in, const rows_map &map,
+                                     uint64_t epoch) {
     mpix_cuda_state *st = h.state;
-    int n = h.local_experts;
+    int n = h.local_experts, lane = threadIdx.x % 32;
     int64_t *counts = h.results + 2, *experts = counts + 2 * h.size, *offsets = experts + n + h.experts;
-    int lane = threadIdx.x % 32;
-    for (int s = threadIdx.x; s < h.size; s += blockDim.x) {
-        st->recv[s] = in.heads[s].rows;
-        st->reply[s] = (uint32_t)in.heads[s].at;
+    if (lane < h.size) {
+        st->recv[lane] = in.heads[lane].rows;
+        st->reply[lane] = (uint32_t)in.heads[lane].at;
     }
-    if (threadIdx.x == 0) {
+    if (lane == 0) {
         st->width = in.width;
         st->recv_total = in.total;
         st->limit = in.total < c.offer.rows ? in.total : c.offer.rows;
@@ -328,22 +296,16 @@ __device__ static void routing_learn(const mpix_cuda_handle &h, const mpix_cuda_
     }
     if (!c.counts && !c.cumulative)
         return;
-    for (int s = threadIdx.x / 32; s < h.size && c.counts; s += LL_WARPS) {
-        uint32_t rows = 0;
-        for (int e = lane; e < n; e += 32)
-            rows += *(const volatile uint32_t *)&ll_counts(h, h.rank, s, bank)[e];
-        for (int d = 16; d; d /= 2)
-            rows += __shfl_xor_sync(~0u, rows, d);
-        rows = h.ll.expert ? rows : in.heads[s].rows;
-        if (lane == 0)
-            counts[s] = rows;
-        if (lane == 0 && c.recv_per_rank)
-            c.recv_per_rank[s] = rows;
+    if (lane < h.size && c.counts) {
+        uint32_t rows = h.ll.expert ? in.heads[lane].exist : in.heads[lane].rows;
+        counts[lane] = rows;
+        if (c.recv_per_rank)
+            c.recv_per_rank[lane] = rows;
     }
-    for (int e = threadIdx.x; e < n; e += blockDim.x) {
+    for (int e = lane; e < n; e += 32) {
         int64_t all = 0;
         for (int s = 0; s < h.size; s++)
-            all += *(const volatile uint32_t *)&ll_counts(h, h.rank, s, bank)[e];
+            all += before_await(h, in, s, e + 1, epoch, c.report) - before_await(h, in, s, e, epoch, c.report);
         if (c.counts)
             experts[e] = all;
         if (c.recv_per_expert)
@@ -351,70 +313,110 @@ __device__ static void routing_learn(const mpix_cuda_handle &h, const mpix_cuda_
         if (c.cumulative)
             c.cumulative[e] += all;
     }
-    for (int e = threadIdx.x; h.ll.expert && c.counts && e <= n; e += blockDim.x) {
-        offsets[e] = offset[e];
+    for (int e = lane; h.ll.expert && c.counts && e <= n; e += 32) {
+        offsets[e] = first_row(h, map, 0, e);
         if (c.expert_offset)
-            c.expert_offset[e] = offset[e];
+            c.expert_offset[e] = offsets[e];
     }
     __threadfence_system();
 }
 
-__global__ void __launch_bounds__(LL_THREADS) ll_dispatch_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_dispatch c) {
-    extern __shared__ uint32_t base[]; /* EXPERT: [size][local experts], [local experts + 1] */
+template <bool quant>
+__global__ void __launch_bounds__(LL_THREADS) ll_dispatch_kernel(const __grid_constant__ mpix_cuda_handle h,
+                                                            const __grid_constant__ mpix_cuda_dispatch c) {
+    extern __shared__ uint32_t shared[]; /* EXPERT: rows_map */
     __shared__ received in;
-    __shared__ uint32_t tickets[LL_WARPS];
-    __shared__ int failed;
-    /* All that the start needs is asked for at once. */
-    uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
-    int fault = routing_fault(h, c.tokens, c.topk);
-    uint32_t next = c.part != MPIX_CUDA_END && threadIdx.x % (32 * c.team[0]) == 0 ? atomicAdd(&h.state->item[MPIX_CUDA_DISPATCH], 1) : 0;
-    if (call_refused(h, c.report))
-        return;
-    if (threadIdx.x == 0)
-        failed = 0;
-    __syncthreads();
-    if (c.part != MPIX_CUDA_END) {
-        fault = c.status ? 0 : fault;
-        int status = c.status ? c.status : fault ? 1 : 0;
-        bool ok = true;
-        if (blockIdx.x == 0) {
-            if (fault && threadIdx.x == 0)
-                report(h, fault, 0, -1, h.state->tokens, c.tokens);
-            ok = heads_send(h, c, status, epoch);
-        }
-        if (ok && !status)
-            ok = tokens_send(h, c, epoch, next, tickets, &failed);
-        if (__syncthreads_or(!ok))
-            return;
+    __shared__ ll_shared s;
+    __shared__ uint32_t stolen[LL_WARPS];
+    rows_map map = rows_map_of(h, shared);
+    int warp = threadIdx.x / 32;
+    bool sends = c.part != MPIX_CUDA_END, receives = c.part != MPIX_CUDA_BEGIN, head = blockIdx.x == 0 && sends;
+    ll_team team = ll_team_of(c.team[0]);
+    outgoing o;
+    batches heads;
+    int fault = 0;
+    int64_t tokens = 0;
+    if (warp == LL_CLERK) {
+        int routed = h.state->routed, topk = h.state->topk;
+        tokens = h.state->tokens;
+        ll_asked asked = ll_ask(h, 0, sends);
+        fault = c.status || !sends ? 0 : !routed ? MPIX_CUDA_NOT_ROUTED : tokens != c.tokens || topk != c.topk ? MPIX_CUDA_STALE : 0;
+        ll_open(h, 0, asked, c.report, &s);
+        if (threadIdx.x % 32 == 0)
+            s.status = c.status ? c.status : fault ? 1 : 0;
+    } else if (warp == LL_FLAGGER) {
+        ll_flagger_open(h, 0, sends, h.ll.claims[0], (uint32_t)c.tokens, team.teams, &s);
+    } else if (sends) {
+        if (ll_owned(team.number, team.teams, 0) < c.tokens)
+            token_load<quant>(h, c, team, ll_owned(team.number, team.teams, 0), o);
+        if (head)
+            heads = batches_ask(h);
     }
-    if (c.part == MPIX_CUDA_BEGIN) { /* the rest is the second half's */
-        if (last_block(h, MPIX_CUDA_DISPATCH) && threadIdx.x == 0)
-            counters_reset(h, MPIX_CUDA_DISPATCH);
+    __syncthreads();
+    if (!s.go)
         return;
+    uint64_t epoch = s.epoch;
+    if (warp == LL_CLERK) {
+        bool last = ll_started(h, MPIX_CUDA_DISPATCH);
+        if (head)
+            ll_say_taken(h, 0, epoch);
+        if (fault && threadIdx.x % 32 == 0)
+            ll_report(last, h, fault, 0, -1, tokens, c.tokens);
+        int how = receives ? heads_receive(h, c, last, epoch, &in, map) : 0;
+        if (threadIdx.x % 32 == 0)
+            s.bad = how;
+        __syncwarp();
+        ll_arrive(LL_BAR_HEADS, LL_WORKERS + 32);
+        if (last && how < 2)
+            ll_count(h, MPIX_CUDA_DISPATCH, receives, epoch, c.report);
+        if (receives && how == 0 && blockIdx.x == 0)
+            routing_learn(h, c, in, map, epoch);
+    } else if (warp == LL_FLAGGER) {
+        if (sends && !s.status)
+            flags_send(h, c, epoch, &s);
+    } else {
+        if (head)
+            heads_send(h, c, s.status, epoch, heads);
+        if (sends && !s.status)
+            tokens_send<quant>(h, c, team, o, &s, stolen);
+        ll_sync(LL_BAR_HEADS, LL_WORKERS + 32);
+        if (receives && s.bad == 0 && !rows_receive(h, c, epoch, in, map))
+            s.bad = 2;
     }
-    uint32_t *offset = base + h.size * h.local_experts;
-    int bad = rows_receive(h, c, epoch, &in, base, offset);
-    if (__syncthreads_or(bad == 2) || !last_block(h, MPIX_CUDA_DISPATCH))
+    if (!c.eager)
         return;
-    if (bad == 0)
-        routing_learn(h, c, in, offset, (int)(epoch % h.ll.depth));
     __syncthreads();
-    ll_end(h, 0, epoch, c.wait_ns);
-    __syncthreads();
-    if (threadIdx.x == 0)
-        call_end(h, MPIX_CUDA_DISPATCH, epoch, c.report);
+    if (receives && s.bad < 2 && threadIdx.x < 32 && ll_last(h, MPIX_CUDA_DISPATCH))
+        ll_end(h, 0, epoch, c.wait_ns);
+}
+
+/* Whether rows can be moved 16 bytes at a time; places in windows are aligned. */
+static int vectors_of(const mpix_cuda_handle *h, const mpix_cuda_dispatch *c) {
+    uint64_t bits = (uint64_t)c->row;
+    if (c->tokens > 0)
+        bits |= (uint64_t)c->x | (uint64_t)c->x_stride;
+    if (c->offer.rows > 0)
+        bits |= (uint64_t)c->out | (uint64_t)c->out_stride;
+    (void)h;
+    return bits % 16 == 0 && (!c->quant || c->quant == BF16 || c->quant == F16);
 }
 
 cudaError_t mpix_cuda_ll_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
+    c->eager = h->ll.depth == 1 || c->wait_ns != NULL;
     int blocks = ll_blocks(d, c->num_sms), ranks = h->size < h->max_topk ? h->size : h->max_topk;
-    size_t smem = h->ll.expert ? 4 * ((size_t)h->size * (size_t)h->local_experts + (size_t)h->local_experts + 1) : 0;
-    c->team[0] = ll_team_size(blocks, c->tokens);
+    size_t smem = h->ll.expert ? 4 * ((size_t)h->local_experts + 1) * ((size_t)h->size + 1) : 0;
+    c->team[0] = ll_team_size(blocks > 1 ? blocks - 1 : 1, c->tokens);
     c->team[1] = ll_team_size(blocks, c->tokens * ranks);
-    ll_dispatch_kernel<<<blocks, LL_THREADS, smem, stream>>>(*h, *c);
+    c->vectors = vectors_of(h, c);
+    if (c->quant)
+        ll_dispatch_kernel<true><<<blocks, LL_THREADS, smem, stream>>>(*h, *c);
+    else
+        ll_dispatch_kernel<false><<<blocks, LL_THREADS, smem, stream>>>(*h, *c);
     return cudaGetLastError();
 }
 
 cudaError_t mpix_cuda_ll_dispatch_load(void) {
     cudaFuncAttributes a;
-    return cudaFuncGetAttributes(&a, ll_dispatch_kernel);
+    cudaError_t err = cudaFuncGetAttributes(&a, ll_dispatch_kernel<false>);
+    return err == cudaSuccess ? cudaFuncGetAttributes(&a, ll_dispatch_kernel<true>) : err;
 }

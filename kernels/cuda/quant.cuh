@@ -36,34 +36,47 @@ __device__ __forceinline__ uint32_t quant_four(const float *f, float inverse, bo
     return low | (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(__fmul_rn(f[2], inverse), __fmul_rn(f[3], inverse)), __NV_SATFINITE, to) << 16;
 }
 
-/* kind: MPIX_EP_SCALES_F32 (1) or UE8M0 (2). Eight lanes have a group. Of `warps` warps that share a row this is number `part`. */
+/* Sixteen columns of a lane, and the scale of its group: eight lanes have one. kind: MPIX_EP_SCALES_F32 (1) or UE8M0 (2). By a warp. */
+struct quant_sixteen { uint32_t q[4], e; float scale; };
+__device__ __forceinline__ quant_sixteen quant_lane(const float (&f)[16], bool e5m2, int kind) {
+    quant_sixteen r;
+    float top = e5m2 ? 57344.0f : 448.0f, amax = 0x1p-110f, inverse;
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        amax = fmaxf(amax, fabsf(f[i])); /* leaves NaNs out */
+#pragma unroll
+    for (int d = 1; d < 8; d *= 2)
+        amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, d));
+    r.scale = __fdiv_rn(amax, top);
+    r.e = (__float_as_uint(r.scale) + 0x7fffffu) >> 23; /* the power of two that is not below; 255: NaN, for an infinity */
+    if (kind == 2)
+        inverse = r.e == 255 ? 0.0f : __uint_as_float((254u - r.e) << 23);
+    else
+        inverse = __fdiv_rn(top, amax);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        r.q[i] = quant_four(f + 4 * i, inverse, e5m2);
+    return r;
+}
+__device__ __forceinline__ void quant_scale(char *scales, int64_t j, int kind, const quant_sixteen &r) {
+    if (kind == 2)
+        scales[j / 128] = (char)r.e;
+    else
+        ((float *)scales)[j / 128] = r.scale;
+}
+
+/* Eight lanes have a group. Of `warps` warps that share a row this is number `part`. */
 __device__ static void quant_row(const char *x, int dtype, int64_t hidden, bool e5m2, int kind, const quant_place *places, int nplaces, int part = 0,
                                  int warps = 1) {
     int lane = threadIdx.x % 32;
-    float top = e5m2 ? 57344.0f : 448.0f;
     bool vectors = hidden % 16 == 0 && (uint64_t)x % 16 == 0, wide = hidden % 16 == 0;
     for (int p = 0; p < nplaces; p++)
         wide = wide && !__any_sync(~0u, (uint64_t)places[p].row % 16);
     for (int64_t j0 = part * 512; j0 < hidden; j0 += warps * 512) {
         int64_t j = j0 + lane * 16;
-        float f[16], amax = 0x1p-110f;
+        float f[16];
         quant_load(x, dtype, j, hidden, vectors, f);
-#pragma unroll
-        for (int i = 0; i < 16; i++)
-            amax = fmaxf(amax, fabsf(f[i])); /* leaves NaNs out */
-#pragma unroll
-        for (int d = 1; d < 8; d *= 2)
-            amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, d));
-        float scale = __fdiv_rn(amax, top), inverse;
-        uint32_t e = (__float_as_uint(scale) + 0x7fffffu) >> 23; /* the power of two that is not below; 255: NaN, for an infinity */
-        if (kind == 2)
-            inverse = e == 255 ? 0.0f : __uint_as_float((254u - e) << 23);
-        else
-            inverse = __fdiv_rn(top, amax);
-        uint32_t q[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            q[i] = quant_four(f + 4 * i, inverse, e5m2);
+        quant_sixteen r = quant_lane(f, e5m2, kind);
         for (int p = 0; p < nplaces; p++)
             for (uint32_t m = __ballot_sync(~0u, places[p].row != nullptr); m; m &= m - 1) {
                 char *row = (char *)__shfl_sync(~0u, (unsigned long long)places[p].row, __ffs(m) - 1);
@@ -71,16 +84,14 @@ __device__ static void quant_row(const char *x, int dtype, int64_t hidden, bool 
                 if (j >= hidden)
                     continue;
                 if (wide)
-                    *(uint4 *)(row + j) = {q[0], q[1], q[2], q[3]};
+                    *(uint4 *)(row + j) = {r.q[0], r.q[1], r.q[2], r.q[3]};
                 else
 #pragma unroll
                     for (int i = 0; i < 16; i++)
                         if (j + i < hidden)
-                            row[j + i] = (char)(q[i / 4] >> i % 4 * 8);
-                if (lane % 8 == 0 && kind == 2)
-                    scales[j / 128] = (char)e;
-                else if (lane % 8 == 0)
-                    ((float *)scales)[j / 128] = scale;
+                            row[j + i] = (char)(r.q[i / 4] >> i % 4 * 8);
+                if (lane % 8 == 0)
+                    quant_scale(scales, j, kind, r);
             }
     }
 }

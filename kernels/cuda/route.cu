@@ -193,9 +193,28 @@ __device__ static void counts_use(const mpix_cuda_handle &h, const mpix_cuda_rou
 /* Low latency, by the last block: ranks exchange nothing; what this rank sends, and where it wants its answers. */
 __device__ static void ll_finish(const mpix_cuda_handle &h, const mpix_cuda_route &c, const uint32_t *send) {
     mpix_cuda_state *st = h.state;
+    int lane = threadIdx.x % 32;
+    for (int r = threadIdx.x / 32; r < h.size; r += WARPS) { /* experts of a rank are numbered in the order of all */
+        uint32_t before = 0;
+#pragma unroll 4
+        for (int e0 = 0; e0 < h.experts; e0 += 32) {
+            int e = e0 + lane;
+            bool its = e < h.experts && h.owner[e] == r;
+            uint32_t n = its ? __ldcg(&h.histogram[e]) : 0, sum = n;
+            for (int d = 1; d < 32; d *= 2) {
+                uint32_t up = __shfl_up_sync(~0u, sum, d);
+                sum += lane >= d ? up : 0;
+            }
+            if (its)
+                h.ll.sends[e] = before + sum - n;
+            before += __shfl_sync(~0u, sum, 31);
+        }
+        if (lane == 0)
+            st->choices[r] = before;
+    }
+    __syncthreads();
     for (int e = threadIdx.x; e < h.experts; e += THREADS) {
         uint32_t n = __ldcg(&h.histogram[e]);
-        h.ll.sends[e] = n;
         h.histogram[e] = 0; /* for the next route */
         h.results[2 + 2 * h.size + h.local_experts + e] = n;
         if (c.send_per_expert)
