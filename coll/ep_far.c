@@ -52,10 +52,13 @@ static int far_alloc_bare(mpix_ep *ep, mpix_ep_far *far) {
     return far->is ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for proxied peers");
 }
 
+/* Of a handle slot, before those of offers and batches: two banks of counts, and the places that are answered to them. */
+static int route_counters(const mpix_ep *ep) { return ep->answered ? 3 : 2; }
+
 static int far_alloc(mpix_ep *ep, mpix_ep_far *far) {
     far->chunk_bytes = mpix_ep_far_chunks(&ep->config, &ep->params, ep->size, &far->nchunks);
     far->lanes = ep->params.lanes;
-    far->counters_slot = 3 + 2 * ep->config.depth + 2 * ep->config.depth * far->lanes;
+    far->counters_slot = route_counters(ep) + 2 * ep->config.depth + 2 * ep->config.depth * far->lanes;
     if ((int64_t)far->counters_slot * ep->params.max_handles + MPIX_EP_HOP_COUNTERS >= 65536)
         return mpix_fail(MPIX_ERRK_ARG, "max_handles", "max_handles = %d with depth %d and %d lanes needs more than 65535 counters",
                          ep->params.max_handles, ep->config.depth, far->lanes);
@@ -182,12 +185,12 @@ static uint32_t counter_publish(const mpix_ep_call *call, int bases) {
     int depth = ep->config.depth, base = call->handle->slot * ep->far->counters_slot;
     if (call->type == MPIX_EP_ROUTE)
         return (uint32_t)(base + (bases ? 2 : (int)(call->epoch & 1)));
-    return (uint32_t)(base + 3 + (call->type == MPIX_EP_COMBINE) * depth + (int)(call->epoch % (uint64_t)depth));
+    return (uint32_t)(base + route_counters(ep) + (call->type == MPIX_EP_COMBINE) * depth + (int)(call->epoch % (uint64_t)depth));
 }
 
 uint32_t mpix_ep_far_counter(const mpix_ep_call *call, int lane) {
     const mpix_ep *ep = call->ep;
-    int depth = ep->config.depth, base = call->handle->slot * ep->far->counters_slot + 3 + 2 * depth;
+    int depth = ep->config.depth, base = call->handle->slot * ep->far->counters_slot + route_counters(ep) + 2 * depth;
     int bank = (call->type == MPIX_EP_COMBINE) * depth + (int)(call->epoch % (uint64_t)depth);
     return (uint32_t)(base + bank * ep->far->lanes + lane);
 }
