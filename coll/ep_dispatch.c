@@ -185,7 +185,7 @@ static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales)
     }
     if (n == 0)
         return;
-    const char *x = (const char *)in->x.data + t * in->x.stride, *s = scales ? (const char *)in->x.scales + t * in->x.scale_stride : NULL;
+    const char *x = (const char *)in->x.data + t * in->x.stride, *s = scales && in->x.scales ? (const char *)in->x.scales + t * in->x.scale_stride : NULL;
     if (mpix_ep_converts(call)) { /* once, whatever the number of destinations */
         x = ep->converted;
         s = ep->converted + row;

@@ -139,14 +139,14 @@ static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales)
             direct_look(call, e->rank);
         if (part->direct_block) {
             dst[n] = part->direct + (uint64_t)e->row * part->direct_stride;
-            sdst[n] = part->direct_scales + (uint64_t)e->row * part->direct_scale_stride;
+            sdst[n] = part->direct_scales ? part->direct_scales + (uint64_t)e->row * part->direct_scale_stride : NULL;
             n += e->row < part->direct_rows; /* otherwise dropped */
             continue;
         }
         dst[n] = part->to + part->out.rows_at + (size_t)e->row * part->out.row;
         sdst[n++] = part->to + part->out.scales_at + (size_t)e->row * part->out.scales;
     }
-    const char *x = (const char *)in->x.data + t * in->x.stride, *s = scales ? (const char *)in->x.scales + t * in->x.scale_stride : NULL;
+    const char *x = (const char *)in->x.data + t * in->x.stride, *s = scales && in->x.scales ? (const char *)in->x.scales + t * in->x.scale_stride : NULL;
     if (converts && n == 1) {
         mpix_ep_token_convert(call, t, dst[0], sdst[0]);
         n = 0;
@@ -341,7 +341,9 @@ static void row_take(mpix_ep_call *call, int s, int64_t i, size_t row_bytes, siz
     int width = (int)((const mpix_ep_ll_head *)(const void *)part->from)->width, own = s == ep->rank && !mpix_ep_converts(call), n = 0;
     const float *weights = (const float *)(record + 1 + width);
     const char *x = own ? (const char *)in->x.data + record[0] * in->x.stride : part->from + part->in.rows_at + (size_t)i * part->in.row;
-    const char *scales = own ? (const char *)in->x.scales + record[0] * in->x.scale_stride : part->from + part->in.scales_at + (size_t)i * part->in.scales;
+    const char *scales = !own           ? part->from + part->in.scales_at + (size_t)i * part->in.scales
+                         : in->x.scales ? (const char *)in->x.scales + record[0] * in->x.scale_stride
+                                        : NULL;
     const int32_t *rows = is_expert(call) ? h->rows + (h->first[s] + i) * width : NULL;
     for (int k = 0; k < (rows ? width : 1); k++) {
         int64_t row = rows ? rows[k] : (int64_t)s * ep->config.max_tokens + i;
