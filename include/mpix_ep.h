@@ -339,11 +339,12 @@ int MPIX_Ep_get_peer(MPIX_Ep ep, int rank, MPIX_Ep_peer *peer);
 
 /**
  * Allocates memory that peers reach directly: rows in it are written and read in place, anything else is copied once more.
- * Collective, blocking, ends in agreement. Page aligned, zeroed.
+ * Collective, blocking, ends in agreement. Page aligned, zeroed. With ranks of other hosts it is registered with the network, hence pinned, if that takes it: HT, COMPACT rows
+ * one after the other, of a multiple of 16 bytes, then go to and from it without a copy on this side.
  * @param[in]  bytes    0 .. 2^46; may differ between ranks
  * @param[in]  info     MPI_INFO_NULL; reserved
  * @param[out] baseptr  address of a pointer; with bytes = 0 a distinct address that only MPIX_Ep_dealloc takes
- * @return MPI_SUCCESS, ARG, NO_MEM, REMOTE.
+ * @return MPI_SUCCESS, ARG, NO_MEM, TRANSPORT, REMOTE.
  */
 int MPIX_Ep_alloc(MPIX_Ep ep, MPI_Count bytes, MPI_Info info, void *baseptr);
 
