@@ -126,22 +126,19 @@ void mpix_ep_dispatch_targets(mpix_ep_call *call) {
     self->scale_stride = (uint64_t)out->x.scale_stride;
 }
 
-static void meta_write(mpix_ep_call *call, int64_t t, const mpix_ep_entry *e, char *to) {
-    const mpix_ep_plan *plan = call->handle->plan;
+void mpix_ep_meta_write(const mpix_ep_call *call, const mpix_ep_beside *b, int rank, int choice, char *to) {
     const mpix_ep_placement *p = &call->ep->placement;
-    const float *weights = call->dispatch.in.topk_weights ? call->dispatch.in.topk_weights + t * plan->topk : NULL;
-    int32_t *words = (int32_t *)to;
-    words[0] = (int32_t)t;
+    int32_t *words = (int32_t *)(void *)to;
+    words[0] = b->token;
     if (call->ep->config.layout == MPIX_EP_EXPERT) {
-        float w = weights ? weights[e->choice] : 0;
+        float w = b->weights ? b->weights[choice] : 0;
         memcpy(words + 1, &w, sizeof w);
         return;
     }
-    const int32_t *ids = plan->ids + t * plan->topk;
-    for (int k = 0; k < plan->topk; k++)
-        words[1 + k] = ids[k] >= 0 && p->owner[ids[k]] == e->rank ? p->local[ids[k]] : -1;
-    if (weights)
-        memcpy(words + 1 + plan->topk, weights, (size_t)plan->topk * sizeof *weights);
+    for (int k = 0; k < b->topk; k++)
+        words[1 + k] = b->ids[k] >= 0 && p->owner[b->ids[k]] == rank ? p->local[b->ids[k]] : -1;
+    if (b->weights)
+        memcpy(words + 1 + b->topk, b->weights, (size_t)b->topk * sizeof *b->weights);
 }
 
 /* Whether rows change their type on the way. */
@@ -170,6 +167,7 @@ static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales)
     const mpix_ep_plan *plan = call->handle->plan;
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
     void **dst = ep->dst, **sdst = ep->dst + ep->config.max_topk + 1;
+    const mpix_ep_beside beside = {(int32_t)t, plan->topk, plan->ids + t * plan->topk, in->topk_weights ? in->topk_weights + t * plan->topk : NULL};
     int n = 0;
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
         const mpix_ep_entry *e = &plan->entries[i];
@@ -181,7 +179,7 @@ static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales)
             sdst[n] = to->scales + (uint64_t)e->row * to->scale_stride;
         n++;
         if (to->meta)
-            meta_write(call, t, e, to->meta + (size_t)e->row * mpix_ep_dispatch_meta(call));
+            mpix_ep_meta_write(call, &beside, e->rank, e->choice, to->meta + (size_t)e->row * mpix_ep_dispatch_meta(call));
     }
     if (n == 0)
         return;

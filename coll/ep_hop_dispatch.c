@@ -36,21 +36,6 @@ int mpix_ep_hop_dispatch_pack(mpix_ep_call *call) {
     return mpix_ep_hop_pack(call, s.bytes, token_pack, &s);
 }
 
-/* What stands beside a row in its rank's staging bank: as meta_write of ep_dispatch.c has it. */
-static void meta_write(const mpix_ep_call *call, const mpix_ep_hop_record *r, int rank, int choice, char *to) {
-    const mpix_ep_placement *p = &call->ep->placement;
-    int width = call->handle->plan->width;
-    int32_t *words = (int32_t *)(void *)to;
-    words[0] = r->token;
-    if (call->ep->config.layout == MPIX_EP_EXPERT) {
-        memcpy(words + 1, &r->weights[choice], sizeof(float));
-        return;
-    }
-    for (int k = 0; k < width; k++)
-        words[1 + k] = r->ids[k] >= 0 && p->owner[r->ids[k]] == rank ? p->local[r->ids[k]] : -1;
-    memcpy(words + 1 + width, r->weights, (size_t)width * sizeof(float));
-}
-
 static void item_forward(mpix_ep_call *call, const char *item, const item_shape *s) {
     mpix_ep *ep = call->ep;
     int width = call->handle->plan->width, n = 0;
@@ -68,7 +53,7 @@ static void item_forward(mpix_ep_call *call, const char *item, const item_shape 
             sdst[n] = to->scales + (uint64_t)r.rows[k] * to->scale_stride;
         n++;
         if (to->meta)
-            meta_write(call, &r, rank, k, to->meta + (size_t)r.rows[k] * mpix_ep_dispatch_meta(call));
+            mpix_ep_meta_write(call, &(mpix_ep_beside){r.token, width, r.ids, r.weights}, rank, k, to->meta + (size_t)r.rows[k] * mpix_ep_dispatch_meta(call));
     }
     if (n == 0)
         return;
