@@ -139,7 +139,7 @@ START_TEST(mistakes_of_the_caller) {
     case 0: op.roff = sizeof fix.memory - 15; break;
     case 1: op.roff = UINT64_MAX - 7; break;
     case 2: op.local = fix.memory + sizeof fix.memory - 15; break;
-    case 3: op.local = fix.memory - 1; break;
+    case 3: op.local = (void *)((uintptr_t)fix.memory - 1); break;
     case 4: op = fix_word(1, 0, 4, 1); break;
     case 5: op = fix_word(1, 0, sizeof fix.memory, 1); break;
     case 6: op.kind = MPIX_NET_ADD, op.roff = 3; break;
