@@ -30,11 +30,11 @@ size_t mpix_ep_far_item_size(const MPIX_Ep_config *c) { return mpix_ep_up16((siz
 size_t mpix_ep_far_chunks(const MPIX_Ep_config *c, const mpix_params *params, int ranks, int *nchunks) {
     size_t item = mpix_ep_far_item_size(c), bytes = mpix_ep_up16(params->chunk_bytes);
     *nchunks = 2 * ranks + 2;
-    if (*nchunks < FEW_CHUNKS && bytes <= TX_LIMIT / FEW_CHUNKS) /* few peers: packing goes on while the network takes what was packed */
+    item += MPIX_EP_HOP_HEADER + mpix_ep_up16(4 * (size_t)c->max_topk); /* with two hops a record has the rows too */
+    if (*nchunks < FEW_CHUNKS && (bytes > item ? bytes : item) <= TX_LIMIT / FEW_CHUNKS) /* few peers: packing goes on while the network takes what was packed */
         *nchunks = FEW_CHUNKS;
     if (bytes > TX_LIMIT / (size_t)*nchunks)
         bytes = TX_LIMIT / (size_t)*nchunks / 16 * 16;
-    item += MPIX_EP_HOP_HEADER + mpix_ep_up16(4 * (size_t)c->max_topk); /* with two hops a record has the rows too */
     return bytes > item ? bytes : item;
 }
 
