@@ -5,6 +5,10 @@
  * A window belongs to a handle's slot and stays registered until the context ends: a peer that has not heard of a handle's end may still write
  * words into it. A slot that is used again goes on counting its epochs, since those words only grow.
  *
+ * Memory. A window lies in GPU memory where the network's device can reach that by itself: if the transport registers it as a dma-buf, or through a peer
+ * memory module, and the GPU lets kernels that run see such writes in order. Else it is pinned host memory, which kernels write and read directly. Each rank
+ * chooses for itself, and tells the others with its key, for words in GPU memory are sent behind a READ (gpu_queue.h). Kernels know no difference.
+ *
  * What a window needs: a block per rank twice (as in the GPU's window, and its mirrors), and for each proxied peer room for a batch twice (what comes
  * from there, what is packed for there), of max_tokens items each.
  */
@@ -16,14 +20,17 @@
 #include "proxy/gpu_queue.h"
 
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { FAR_QUEUES = 4, FAR_SLOTS = 2048 };
+enum { FAR_QUEUES = 4, FAR_SLOTS = 2048, GPU_GRAIN = 2 << 20 };
 
 typedef struct far_slot {
     void *base, *mapped;  /* NULL: not made; as kernels see it */
     size_t bytes;
+    int gpu;              /* it is GPU memory */
+    uint32_t theirs;      /* ranks whose window is, a bit each */
     mpix_net_mem *mem;
     mpix_net_rmem **rmem; /* [size] */
     uint64_t epochs[MPIX_CUDA_KINDS];
@@ -34,6 +41,7 @@ struct mpix_ep_gpu_far {
     mpix_gpu_queues *queues;
     void *state, *peers; /* GPU memory: what kernels see of the queues */
     far_slot *slots;     /* [max_handles] */
+    char memory[200];    /* which memory the first window is, and why; for people */
 };
 
 static size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
@@ -106,9 +114,12 @@ static void slot_free(mpix_ep *ep, far_slot *slot) {
             mpix_proxy_rmem_close(proxy, slot->rmem[r]);
     if (slot->mem)
         mpix_proxy_mem_dereg(proxy, slot->mem);
-    if (slot->mapped)
+    if (slot->gpu && slot->base)
+        ep->gpu->ops->local_free(&ep->gpu->device, slot->base);
+    else if (slot->mapped)
         ep->gpu->ops->host_unregister(&ep->gpu->device, slot->base);
-    mpix_mem_shared_free(slot->base);
+    if (!slot->gpu)
+        mpix_mem_shared_free(slot->base);
     free(slot->rmem);
     *slot = (far_slot){0};
 }
@@ -178,6 +189,41 @@ size_t mpix_ep_gpu_far_bytes(const MPIX_Ep_config *c, int ranks, int npeers) {
     return 2 * up(block * (size_t)ranks, 4096) + 2 * (size_t)npeers * up((size_t)c->max_tokens * item + 1, 4096);
 }
 
+/* The window in GPU memory. 0, or a kind with the reason in why, and nothing is left. */
+static int slot_gpu(mpix_ep *ep, far_slot *slot, size_t bytes, char *why) {
+    const mpix_ep_gpu *gpu = ep->gpu;
+    mpix_net_gpu way = {.fd = -1, .peermem = access("/sys/module/nvidia_peermem", F_OK) == 0 || access("/sys/module/nv_peer_mem", F_OK) == 0};
+    void *base = NULL;
+    char text[MPIX_CUDA_WHY] = "";
+    bytes = up(bytes, GPU_GRAIN);
+    if (!mpix_proxy_reaches_gpu(ep->far->proxy)) {
+        snprintf(why, MPIX_CUDA_WHY, "the transport %.60s registers no memory of GPUs", mpix_proxy_net_name(ep->far->proxy));
+        return MPIX_ERRK_UNSUPPORTED;
+    }
+    if (!gpu->device.rdma_order) {
+        snprintf(why, MPIX_CUDA_WHY, "kernels of %s need not see a network device's writes in order", gpu->device.name);
+        return MPIX_ERRK_UNSUPPORTED;
+    }
+    int kind = gpu->ops->local_alloc(&gpu->device, bytes, &base, why);
+    if (kind)
+        return kind;
+    if (gpu->device.dmabuf && gpu->ops->dmabuf(&gpu->device, base, bytes, &way.fd, text))
+        way.fd = -1;
+    kind = mpix_proxy_mem_reg_gpu(ep->far->proxy, base, bytes, &way, &slot->mem);
+    if (way.fd >= 0) /* the registration holds the buffer */
+        close(way.fd);
+    if (kind) {
+        snprintf(why, MPIX_CUDA_WHY, "%.200s", way.why);
+        gpu->ops->local_free(&gpu->device, base);
+        return kind;
+    }
+    slot->base = slot->mapped = base;
+    slot->bytes = bytes;
+    slot->gpu = 1;
+    snprintf(ep->gpu->far->memory, sizeof ep->gpu->far->memory, "GPU memory, as %s", way.how);
+    return 0;
+}
+
 /* What can be done alone. The proxy is not turned by anybody but its thread, which registration keeps out. */
 static int slot_local(mpix_ep *ep, far_slot *slot, size_t bytes) {
     const mpix_ep_gpu *gpu = ep->gpu;
@@ -187,6 +233,15 @@ static int slot_local(mpix_ep *ep, far_slot *slot, size_t bytes) {
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_tokens", "%zu bytes of host memory for proxied peers of GPU memory: 32 GiB of a handle at most in this version",
                          bytes);
     slot->rmem = calloc((size_t)ep->size, sizeof *slot->rmem);
+    if (slot->rmem && ep->params.gpu_net_memory != MPIX_GPU_NET_HOST) {
+        int none = slot_gpu(ep, slot, bytes, why);
+        if (!none)
+            return 0;
+        if (ep->params.gpu_net_memory == MPIX_GPU_NET_GPU)
+            return mpix_fail(MPIX_ERRK_UNSUPPORTED, "gpu_net_memory", "gpu_net_memory=gpu: %s", why);
+        mpix_log(MPIX_LOG_INFO, "rows of proxied peers go through pinned host memory: %s", why);
+    }
+    snprintf(ep->gpu->far->memory, sizeof ep->gpu->far->memory, "pinned host memory%s%.140s", why[0] ? ": " : "", why);
     int kind = slot->rmem ? mpix_mem_shared_alloc(bytes, &slot->base) : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle");
     if (kind)
         return kind;
@@ -200,18 +255,21 @@ static int slot_local(mpix_ep *ep, far_slot *slot, size_t bytes) {
 /* Registers a slot's window and exchanges keys. Collective, ends in agreement. */
 static int slot_make(mpix_ep *ep, far_slot *slot, size_t bytes) {
     mpix_proxy *proxy = ep->far->proxy;
-    size_t key = mpix_proxy_key_bytes(proxy);
-    char *keys = calloc((size_t)ep->size + 1, key ? key : 1);
+    size_t key = mpix_proxy_key_bytes(proxy) + 1; /* the last byte: it is GPU memory */
+    char *keys = calloc((size_t)ep->size + 1, key);
     int kind = keys ? slot_local(ep, slot, bytes) : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle");
     kind = mpix_boot_agree(ep->boot, kind);
     if (!kind) {
         mpix_proxy_mem_key(proxy, slot->mem, keys + (size_t)ep->size * key);
+        keys[((size_t)ep->size + 1) * key - 1] = (char)slot->gpu;
         kind = mpix_boot_allgather(ep->boot, keys + (size_t)ep->size * key, key, keys);
     }
     int own = 0;
     for (int r = 0; r < ep->size && !kind && !own; r++)
         if (ep->far->is[r])
             own = mpix_proxy_rmem_open(proxy, r, keys + (size_t)r * key, &slot->rmem[r]);
+    for (int r = 0; r < ep->size && !kind; r++)
+        slot->theirs |= (uint32_t)(keys[((size_t)r + 1) * key - 1] != 0) << r;
     kind = kind ? kind : mpix_boot_agree(ep->boot, own);
     free(keys);
     return kind;
@@ -255,8 +313,11 @@ int mpix_ep_gpu_far_handle(struct mpix_ep_handle *handle, mpix_cuda_handle *d) {
     f->queue = far->state;
     mpix_gpu_queues_local(far->queues, f->local, slot->mem, slot->base, slot->bytes);
     for (int r = 0; r < ep->size; r++)
-        if (ep->far->is[r])
+        if (ep->far->is[r]) {
             mpix_gpu_queues_remote(far->queues, f->remote + r, r, slot->rmem[r], 0, f->land + 2 * room_of(ep, r, ep->size) * f->room, 0);
+            if (slot->theirs >> r & 1)
+                mpix_gpu_queues_remote_gpu(far->queues, f->remote + r);
+        }
     return 0;
 }
 
@@ -276,3 +337,5 @@ void mpix_ep_gpu_far_end(struct mpix_ep_handle *handle, const mpix_cuda_handle *
     mpix_ep_gpu_far_settle(handle->ep); /* the slot's next handle packs where this one has */
     (void)gpu->ops->copy(&gpu->device, gpu->far->slots[handle->slot].epochs, d->state->epoch, sizeof d->state->epoch, why);
 }
+
+const char *mpix_ep_gpu_far_memory(const mpix_ep *ep) { return ep->gpu && ep->gpu->far && ep->gpu->far->memory[0] ? ep->gpu->far->memory : NULL; }

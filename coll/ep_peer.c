@@ -1,7 +1,7 @@
 /* ep_peer.c - MPIX_Ep_get_peer: how a rank is reached, and what was sent it over the network. */
 #include "config.h"
 
-#include "coll/ep.h"
+#include "coll/ep_gpu.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -21,7 +21,11 @@ static void peer_proxied(mpix_ep *ep, int rank, MPIX_Ep_peer *peer) {
     snprintf(peer->transport, sizeof peer->transport, "%s", mpix_proxy_net_name(proxy));
     snprintf(peer->device, sizeof peer->device, "%s", caps->device);
     snprintf(peer->address, sizeof peer->address, "%s", caps->address);
-    snprintf(peer->why, sizeof peer->why, "%s", caps->why);
+    const char *memory = mpix_ep_gpu_far_memory(ep);
+    if (memory)
+        snprintf(peer->why, sizeof peer->why, "rows through %.110s", memory);
+    else
+        snprintf(peer->why, sizeof peer->why, "%s", caps->why);
 }
 
 int PMPIX_Ep_get_peer(MPIX_Ep ep, int rank, MPIX_Ep_peer *peer) {

@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 enum {
-    MPIX_CUDA_ABI = 9,
+    MPIX_CUDA_ABI = 10,
     MPIX_CUDA_RANKS = 32,    /* ranks of a context at most: one lane of a warp each */
     MPIX_CUDA_LANES = 192,   /* blocks of a kernel that signal a peer at most, each by a word of its own */
     MPIX_CUDA_WINDOWS = 256, /* allocations of a context at most */
@@ -264,6 +264,8 @@ typedef struct mpix_cuda_combine {
 typedef struct mpix_cuda_device {
     int ordinal, major, minor, sms, smem; /* smem: bytes a block can have */
     int vmm;                              /* allocations with POSIX descriptors can be had */
+    int dmabuf;                           /* memory can be exported as dma-buf */
+    int rdma_order;                       /* kernels that run see writes of network devices in their order */
     char name[64];
     unsigned char uuid[16];
 } mpix_cuda_device;
@@ -341,6 +343,8 @@ typedef struct mpix_cuda_ops {
     int (*p2p_move)(const mpix_cuda_device *, mpix_cuda_piece *pieces, int n, uint64_t kernel_bytes, const mpix_cuda_tail *, void *stream, char *why);
     int (*p2p_add)(const mpix_cuda_device *, uint64_t *word, uint64_t add, uint64_t *old, const mpix_cuda_tail *, void *stream, char *why);
     int (*stream_failed)(const mpix_cuda_device *, void *stream, char *why); /* 0, or the kind of the GPU's failure */
+    /* A dma-buf of [p, p + bytes), memory of local_alloc; bytes: a multiple of 2 MB. The caller closes it. */
+    int (*dmabuf)(const mpix_cuda_device *device, void *p, size_t bytes, int *fd, char *why);
 } mpix_cuda_ops;
 
 #define MPIX_CUDA_SYMBOL "mpix_cuda_module"

@@ -24,6 +24,7 @@ static struct {
     CUresult (*batch_ops)(CUstream, unsigned, CUstreamBatchMemOpParams *, unsigned);
     CUresult (*address_range)(CUdeviceptr *, size_t *, CUdeviceptr);
     CUresult (*pointer_attribute)(void *, CUpointer_attribute, CUdeviceptr);
+    CUresult (*range_handle)(void *, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long);
 } drv;
 
 static int symbol(const char *name, void *fn) {
@@ -105,6 +106,13 @@ static int m_open(int device, mpix_cuda_device *out, char *why) {
     }
     if (!symbol("cuStreamBatchMemOp", &drv.batch_ops))
         drv.batch_ops = nullptr;
+    int exports = 0, order = 0;
+    if (drv.attribute && symbol("cuMemGetHandleForAddressRange", &drv.range_handle))
+        drv.attribute(&exports, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, out->ordinal);
+    if (drv.attribute)
+        drv.attribute(&order, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING, out->ordinal);
+    out->dmabuf = exports;
+    out->rdma_order = order >= CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER;
     symbol("cuMemGetAddressRange", &drv.address_range);
     symbol("cuPointerGetAttribute", &drv.pointer_attribute);
     out->vmm = vmm && fds;
@@ -484,11 +492,17 @@ static int m_stream_failed(const mpix_cuda_device *d, void *stream, char *why) {
     return fail(KIND_TRANSPORT, why, "the GPU failed", err);
 }
 
+static int m_dmabuf(const mpix_cuda_device *d, void *p, size_t bytes, int *fd, char *why) {
+    on_device guard(d->ordinal);
+    CUresult err = drv.range_handle ? drv.range_handle(fd, (CUdeviceptr)p, bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0) : CUDA_ERROR_NOT_SUPPORTED;
+    return err == CUDA_SUCCESS ? 0 : fail_drv(KIND_UNSUPPORTED, why, "a dma-buf of GPU memory", err);
+}
+
 static const mpix_cuda_ops ops = {
     MPIX_CUDA_ABI, m_open, m_pointer, m_alloc, m_import, m_free, m_local_alloc, m_local_free, m_pinned_alloc, m_pinned_free, m_copy,
     m_stream_create, m_stream_destroy, m_stream_check, m_event_create, m_event_destroy, m_event_record, m_event_done, m_stream_wait,
     m_device_sync, m_route, m_dispatch, m_combine, m_engines_create, m_engines_destroy, m_event_sync,
-    m_share, m_atomics, m_host_register, m_host_unregister, m_p2p_move, m_p2p_add, m_stream_failed,
+    m_share, m_atomics, m_host_register, m_host_unregister, m_p2p_move, m_p2p_add, m_stream_failed, m_dmabuf,
 };
 
 extern "C" const mpix_cuda_ops *mpix_cuda_module(void) { return &ops; }

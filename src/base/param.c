@@ -186,6 +186,10 @@ static const mpix_param_desc param_table[] = {
      "How GPU memory is shared: allocations with descriptors, CUDA IPC, or the first that all ranks' drivers have.", FIELD(gpu_memory)},
     {"gpu_path", "enum", "auto|bulk|vector", "auto",
      "How kernels move rows: bulk copies (where the GPU and the rows' alignment allow them), or vector loads and stores.", FIELD(gpu_path)},
+    {"gpu_net_memory", "enum", "auto|host|gpu", "auto",
+     "Where kernels pack and find rows of proxied peers: pinned host memory, or GPU memory that the network device reads and writes by itself. auto: the "
+     "latter where the transport can register it and kernels see a device's writes in order; gpu: an error where it can't. (Not proven on hardware: no machine had both.)",
+     FIELD(gpu_net_memory)},
     {"gpu_partial_bytes", "bytes", "0 or more, suffix k, m or g", "62914560",
      "GPU memory of a handle for the peers' partial sums (combine, EXPERT layout), equal on all ranks; room for one chunk of 128 tokens per peer at least.",
      FIELD(gpu_partial_bytes)},

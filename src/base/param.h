@@ -19,6 +19,7 @@ enum { MPIX_HOPS_AUTO, MPIX_HOPS_ON, MPIX_HOPS_OFF };
 enum { MPIX_ORDERED_AUTO, MPIX_ORDERED_YES, MPIX_ORDERED_NO };
 enum { MPIX_CHAOS_NONE, MPIX_CHAOS_OPEN, MPIX_CHAOS_ADDRESS, MPIX_CHAOS_CONNECT, MPIX_CHAOS_REGISTER, MPIX_CHAOS_KEY };
 enum { MPIX_GPU_MEMORY_AUTO, MPIX_GPU_MEMORY_VMM, MPIX_GPU_MEMORY_IPC };
+enum { MPIX_GPU_NET_AUTO, MPIX_GPU_NET_HOST, MPIX_GPU_NET_GPU };
 enum { MPIX_GPU_PATH_AUTO, MPIX_GPU_PATH_BULK, MPIX_GPU_PATH_VECTOR };
 enum { MPIX_P2P_MEMORY_HOST, MPIX_P2P_MEMORY_CUDA };
 enum { MPIX_PARAM_STRING = 256 }; /* room of every string, its terminator included */
@@ -87,6 +88,7 @@ typedef struct mpix_params {
     char cuda_module[MPIX_PARAM_STRING]; /* default "": libmpixep_cuda.so next to the library */
     int gpu_memory;       /* auto | vmm | ipc; default auto */
     int gpu_path;         /* auto | bulk | vector; default auto */
+    int gpu_net_memory;   /* auto | host | gpu; default auto */
     size_t gpu_partial_bytes; /* EXPERT combine: for partial sums from all peers, per handle */
     int gpu_copy_streams; /* 1..4; default 1 */
     int gpu_delay_us;     /* tests: random pauses in kernels, 0: none */

@@ -29,7 +29,7 @@ typedef struct gpu_local {
 typedef struct gpu_remote {
     const mpix_net_rmem *rmem;
     uint64_t off, bytes;
-    int peer, add;
+    int peer, add, gpu;
 } gpu_remote;
 
 struct mpix_gpu_queues {
@@ -167,7 +167,13 @@ void mpix_gpu_queues_local(mpix_gpu_queues *q, int index, const mpix_net_mem *me
 
 void mpix_gpu_queues_remote(mpix_gpu_queues *q, int index, int peer, const mpix_net_rmem *rmem, uint64_t off, uint64_t bytes, int add) {
     proxy_lock(q->proxy);
-    q->remote[index] = (gpu_remote){rmem, off, bytes, peer, add};
+    q->remote[index] = (gpu_remote){.rmem = rmem, .off = off, .bytes = bytes, .peer = peer, .add = add};
+    proxy_unlock(q->proxy);
+}
+
+void mpix_gpu_queues_remote_gpu(mpix_gpu_queues *q, int index) {
+    proxy_lock(q->proxy);
+    q->remote[index].gpu = 1;
     proxy_unlock(q->proxy);
 }
 
@@ -263,12 +269,14 @@ static void queue_word_request(const mpix_gpu_queues *q, int peer, int op, int s
 static int queue_store(const mpix_gpu_queues *q, uint64_t word0, uint64_t value, mpix_request r[2]) {
     const gpu_remote *to = &q->remote[word0 >> 3 & (MPIX_DEV_REMOTES - 1)];
     uint64_t off = (word0 >> 19) * sizeof(uint64_t);
-    int n = q->proxy->counted ? 1 : 0;
+    int n = q->proxy->counted || to->gpu;
 
     if (!to->rmem || to->bytes < sizeof(uint64_t) || off > to->bytes - sizeof(uint64_t) || (to->off + off) % sizeof(uint64_t))
         return 0;
     if (n) {
         queue_word_request(q, to->peer, MPIX_CMD_READ, 0, &r[0]);
+        r[0].rmem = to->rmem;
+        r[0].roff = to->off + off;
         r[0].fence = 1;
     }
     r[n] = (mpix_request){.op = MPIX_CMD_WORD,

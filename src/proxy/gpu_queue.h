@@ -10,7 +10,8 @@
  *
  * Counters. A signal's word at the peer is stored whole; what it is to be is summed up here, where the signals of a queue are taken in order.
  * Over a net without order a signal is a READ from the peer when all before it is complete, and the word when that has come back: what
- * has been read back over the same connection tells that the writes are in memory. So is a flush over any net.
+ * has been read back over the same connection tells that the writes are in memory. So is a flush over any net. A word that is stored at a place (dispatch and
+ * combine, kernels/cuda/far.cuh) reads that place itself, so that what was written to a GPU is in that GPU's memory.
  */
 #ifndef MPIX_PROXY_GPU_QUEUE_H
 #define MPIX_PROXY_GPU_QUEUE_H
@@ -38,4 +39,6 @@ void mpix_gpu_queues_describe_peer(const mpix_gpu_queues *queues, int peer, mpix
 /* Entries of the tables. mem or rmem NULL: nothing any more. off: of the range in rmem. add: 1: ADD may be used on it. */
 void mpix_gpu_queues_local(mpix_gpu_queues *queues, int index, const mpix_net_mem *mem, void *base, uint64_t bytes);
 void mpix_gpu_queues_remote(mpix_gpu_queues *queues, int index, int peer, const mpix_net_rmem *rmem, uint64_t off, uint64_t bytes, int add);
+/* The entry is memory of a GPU: words there wait for what was put before even over a net that keeps order, for that is an assumption about host memory. */
+void mpix_gpu_queues_remote_gpu(mpix_gpu_queues *queues, int index);
 #endif

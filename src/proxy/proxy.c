@@ -489,6 +489,19 @@ int mpix_proxy_mem_reg(mpix_proxy *proxy, void *base, size_t bytes, mpix_net_mem
     return kind;
 }
 
+int mpix_proxy_reaches_gpu(const mpix_proxy *proxy) {
+    return proxy->net->ops->mem_reg_gpu != NULL;
+}
+
+int mpix_proxy_mem_reg_gpu(mpix_proxy *proxy, void *base, size_t bytes, mpix_net_gpu *way, mpix_net_mem **mem) {
+    int kind;
+
+    proxy_lock(proxy);
+    kind = proxy->net->ops->mem_reg_gpu(proxy->net, base, bytes, way, mem);
+    proxy_unlock(proxy);
+    return kind;
+}
+
 void mpix_proxy_mem_key(mpix_proxy *proxy, const mpix_net_mem *mem, void *key) {
     proxy_lock(proxy);
     proxy->net->ops->mem_key(proxy->net, mem, key);

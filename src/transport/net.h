@@ -58,6 +58,15 @@ typedef struct mpix_net_caps {
     char why[128];       /* why ordered or not, and why this device */
 } mpix_net_caps;
 
+/* How memory of a GPU can be registered. */
+typedef struct mpix_net_gpu {
+    int fd;           /* its dma-buf, -1: the GPU's driver exports none; stays the caller's */
+    uint64_t off;     /* where the memory begins in it */
+    int peermem;      /* the kernel has a module that translates the GPU's addresses (nvidia_peermem) */
+    const char *how;  /* out: "dma-buf", "peer memory" */
+    char why[224];    /* out: why not */
+} mpix_net_gpu;
+
 typedef struct mpix_net_ops {
     const char *name;
     size_t address_bytes; /* of the blob per pair that connect needs */
@@ -72,6 +81,8 @@ typedef struct mpix_net_ops {
     int (*connect)(mpix_net *net, int peer, const void *blob);
     /* Registration of [base, base + bytes); NO_MEM or TRANSPORT with the limit (memlock, device) and the remedy. */
     int (*mem_reg)(mpix_net *net, void *base, size_t bytes, mpix_net_mem **mem);
+    /* The same for memory of a GPU; NULL: this transport has no way. Not there is no error: UNSUPPORTED with the reasons in way->why, nothing logged. */
+    int (*mem_reg_gpu)(mpix_net *net, void *base, size_t bytes, mpix_net_gpu *way, mpix_net_mem **mem);
     void (*mem_dereg)(mpix_net *net, mpix_net_mem *mem);
     void (*mem_key)(mpix_net *net, const mpix_net_mem *mem, void *blob);
     int (*rmem_open)(mpix_net *net, int peer, const void *blob, mpix_net_rmem **rmem);

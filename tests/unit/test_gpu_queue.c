@@ -189,7 +189,7 @@ static void moves(const char *transport, const char *form) {
 }
 
 /* Pieces that each have a word of their own, which is never there before its data. */
-static void words(const char *transport, const char *form) {
+static void words(const char *transport, const char *form, int in_gpu) {
     const uint64_t at = BYTES - ROUNDS * sizeof(uint64_t);
     uint64_t *word = (uint64_t *)(void *)(to + at);
     int told = 0;
@@ -197,6 +197,10 @@ static void words(const char *transport, const char *form) {
     if (!open_all(transport, form, "8", "0"))
         return;
     memset(word, 0, ROUNDS * sizeof *word);
+    if (in_gpu)
+        mpix_gpu_queues_remote_gpu(queues, 5);
+    uint64_t before, after, bytes;
+    mpix_proxy_counts(proxy, 0, &before, &bytes);
     for (int k = 0; k < ROUNDS; k++) {
         uint64_t from_at = put_at(k) / 16;
         push_on(word0(MPIX_DEV_CMD_PUT, 5, 0, PIECE), from_at | from_at << 31, 0, 0, 0, 0);
@@ -214,6 +218,9 @@ static void words(const char *transport, const char *form) {
     }
     CHECK(told == ROUNDS && wait_for(peer.done, head), "%s %s: %d of %d words", transport, form, told, ROUNDS);
     CHECK(mpix_gpu_queues_settled(queues) && !load(peer.error), "%s %s: the end", transport, form);
+    mpix_proxy_counts(proxy, 0, &after, &bytes);
+    int reads = in_gpu || mpix_proxy_counted(proxy); /* before each word, that what is before it is there */
+    CHECK(after - before == (uint64_t)(2 + reads) * ROUNDS, "%s %s: %llu messages", transport, form, (unsigned long long)(after - before));
     close_all();
 }
 
@@ -283,9 +290,10 @@ int main(int argc, char **argv) {
     moves("shmem", "auto");
     moves("shmem", "counted");
     moves("chaos:shmem", "auto");
-    words("shmem", "auto");
-    words("shmem", "counted");
-    words("chaos:shmem", "auto");
+    words("shmem", "auto", 0);
+    words("shmem", "auto", 1);
+    words("shmem", "counted", 0);
+    words("chaos:shmem", "auto", 0);
     refusals();
     failure();
     mpix_boot_free(boot, 0);

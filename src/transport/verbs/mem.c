@@ -101,8 +101,7 @@ int verbs_reg_pieces(verbs_net *net, mpix_net_mem *mem, void *base, int dmabuf_f
     return 0;
 }
 
-int verbs_mem_reg(mpix_net *base, void *address, size_t bytes, mpix_net_mem **out) {
-    verbs_net *net = (verbs_net *)base;
+int verbs_mem_new(const verbs_net *net, void *address, size_t bytes, mpix_net_mem **out) {
     mpix_net_mem *mem = calloc(1, sizeof *mem);
     uint64_t pieces;
     int kind;
@@ -118,26 +117,31 @@ int verbs_mem_reg(mpix_net *base, void *address, size_t bytes, mpix_net_mem **ou
                          "%s registers at most %llu bytes at once; %zu bytes would take more than %d "
                          "registrations: use smaller windows",
                          net->net.caps.device, (unsigned long long)mem->piece, bytes, VERBS_MAX_PIECES);
-        goto undo_alloc;
+        free(mem);
+        return kind;
     }
     mem->npieces = (int)pieces;
-    if (bytes && verbs_gpu_is(address)) {
-        kind = verbs_gpu_reg(net, mem);
-    } else {
-        int err = verbs_reg_pieces(net, mem, address, -1, 0);
-        kind = err ? verbs_reg_error(net, err, bytes, "memory") : 0;
-    }
+    *out = mem;
+    return 0;
+}
+
+int verbs_mem_reg(mpix_net *base, void *address, size_t bytes, mpix_net_mem **out) {
+    verbs_net *net = (verbs_net *)base;
+    mpix_net_mem *mem = NULL;
+    int kind = verbs_mem_new(net, address, bytes, &mem), err;
+
     if (kind)
-        goto undo_alloc;
-    if (pieces > 1)
+        return kind;
+    err = verbs_reg_pieces(net, mem, address, -1, 0);
+    if (err) {
+        free(mem);
+        return verbs_reg_error(net, err, bytes, "memory");
+    }
+    if (mem->npieces > 1)
         mpix_log(MPIX_LOG_INFO, "verbs: %zu bytes registered in %d pieces, the device takes %llu at once", bytes,
                  mem->npieces, (unsigned long long)mem->piece);
     *out = mem;
     return 0;
-
-undo_alloc:
-    free(mem);
-    return kind;
 }
 
 void verbs_mem_dereg(mpix_net *base, mpix_net_mem *mem) {
@@ -145,7 +149,6 @@ void verbs_mem_dereg(mpix_net *base, mpix_net_mem *mem) {
     if (!mem)
         return;
     pieces_dereg(mem);
-    verbs_gpu_unstage(mem);
     free(mem);
 }
 
@@ -154,7 +157,7 @@ void verbs_mem_key(mpix_net *base, const mpix_net_mem *mem, void *blob) {
     verbs_key key;
 
     memset(&key, 0, sizeof key);
-    key.base = (uintptr_t)(mem->staging ? mem->staging : mem->base);
+    key.base = (uintptr_t)mem->base;
     key.bytes = mem->bytes;
     key.piece = mem->piece;
     key.ndevices = (uint32_t)net->ndevices;

@@ -117,7 +117,7 @@ static struct ibv_send_wr *wr_new(verbs_net *net, verbs_lane *lane) {
 
 static void wr_local(const verbs_lane *lane, struct ibv_send_wr *wr, const mpix_net_mem *mem, uint64_t loff,
                      uint64_t len) {
-    wr->sg_list->addr = (uintptr_t)(mem->staging ? mem->staging : mem->base) + loff;
+    wr->sg_list->addr = (uintptr_t)mem->base + loff;
     wr->sg_list->length = (uint32_t)len;
     wr->sg_list->lkey = mem->mr[lane->device][loff / mem->piece]->lkey;
 }
@@ -144,7 +144,7 @@ static void build_moves(verbs_net *net, verbs_lane *lane, const mpix_net_op *op,
             wr_local(lane, wr, op->mem, loff + done, len);
         /* What is small goes with the request: the device need not fetch it. GPU memory can't be read from here. */
         if (op->kind == MPIX_NET_WRITE && len > 0 && len <= (uint64_t)device->max_inline &&
-            (op->mem->how == VERBS_MEM_HOST || op->mem->how == VERBS_MEM_STAGED))
+            op->mem->how == VERBS_MEM_HOST)
             wr->send_flags |= IBV_SEND_INLINE;
         done += len;
     } while (done < op->len);

@@ -298,6 +298,7 @@ const mpix_net_ops mpix_net_verbs = {
     .address = verbs_address,
     .connect = verbs_connect,
     .mem_reg = verbs_mem_reg,
+    .mem_reg_gpu = verbs_mem_reg_gpu,
     .mem_dereg = verbs_mem_dereg,
     .mem_key = verbs_mem_key,
     .rmem_open = verbs_rmem_open,

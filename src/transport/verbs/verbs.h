@@ -120,13 +120,12 @@ typedef struct verbs_net {
 } verbs_net;
 
 /* How a registration of GPU memory was made; HOST for host memory. */
-enum { VERBS_MEM_HOST, VERBS_MEM_DMABUF, VERBS_MEM_PEERMEM, VERBS_MEM_STAGED };
+enum { VERBS_MEM_HOST, VERBS_MEM_DMABUF, VERBS_MEM_PEERMEM };
 
 struct mpix_net_mem {
     void *base;            /* the caller's */
     uint64_t bytes, piece; /* piece i begins at i * piece */
     int npieces, how;
-    void *staging; /* pinned host memory that stands for base, NULL but for STAGED */
     struct ibv_mr *mr[VERBS_MAX_DEVICES][VERBS_MAX_PIECES];
 };
 
@@ -135,19 +134,6 @@ struct mpix_net_rmem {
     uint64_t base, bytes, piece;
     uint32_t rkey[VERBS_MAX_DEVICES][VERBS_MAX_PIECES];
 };
-
-/* What the registration of GPU memory asks of a GPU module; gpu.c has no other knowledge of GPUs. */
-typedef struct verbs_gpu_ops {
-    /* 1 if address is memory of a GPU. */
-    int (*is_gpu)(const void *address);
-    /* A dma-buf of [base, base + bytes), and where base is in it. The caller closes fd. -1: there is none. */
-    int (*dmabuf)(const void *base, size_t bytes, int *fd, uint64_t *offset);
-    /* Whether the kernel has peer memory for these GPUs (nvidia_peermem, amdgpu): without it the registration of a GPU
-     * address fails. */
-    int (*peermem)(void);
-    void *(*pinned_alloc)(size_t bytes); /* NULL without memory */
-    void (*pinned_free)(void *staging, size_t bytes);
-} verbs_gpu_ops;
 
 /* device.c: fills net->devices[].port with the chosen ports, contexts open, and net->ndevices, caps.device, address,
  * why. */
@@ -171,6 +157,7 @@ verbs_lane *verbs_hash_find(verbs_net *net, int device, uint32_t qpn);
 
 /* mem.c */
 int verbs_mem_reg(mpix_net *base, void *address, size_t bytes, mpix_net_mem **mem);
+int verbs_mem_new(const verbs_net *net, void *address, size_t bytes, mpix_net_mem **mem); /* not registered yet */
 void verbs_mem_dereg(mpix_net *base, mpix_net_mem *mem);
 void verbs_mem_key(mpix_net *base, const mpix_net_mem *mem, void *blob);
 int verbs_rmem_open(mpix_net *base, int peer, const void *blob, mpix_net_rmem **rmem);
@@ -182,11 +169,8 @@ int verbs_reg_pieces(verbs_net *net, mpix_net_mem *mem, void *base, int dmabuf_f
 int verbs_reg_error(const verbs_net *net, int err, uint64_t bytes, const char *what);
 void verbs_memlock_text(char *buf, size_t len); /* the limit, and how it is raised */
 
-/* gpu.c. The module that knows GPUs; NULL (the default): all memory is host memory. */
-void verbs_gpu_set(const verbs_gpu_ops *ops);
-int verbs_gpu_is(const void *address);
-int verbs_gpu_reg(verbs_net *net, mpix_net_mem *mem);
-void verbs_gpu_unstage(mpix_net_mem *mem);
+/* gpu.c */
+int verbs_mem_reg_gpu(mpix_net *base, void *address, size_t bytes, mpix_net_gpu *way, mpix_net_mem **mem);
 
 /* post.c */
 int verbs_post(mpix_net *base, const mpix_net_op *ops, int n);
