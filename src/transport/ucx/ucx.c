@@ -258,15 +258,17 @@ static int ucx_open(mpix_boot *boot, const mpix_params *params, const unsigned c
     return 0;
 }
 
+/* Blobs and keys come and go in messages, at any address: they are copied, not looked at where they are. */
+
 /* ---- connections -------------------------------------------------------------------------------------------------------- */
 
 static int ucx_address(mpix_net *base, int peer, void *out) {
     ucx_net *net = (ucx_net *)base;
-    ucx_blob *blob = out;
+    ucx_blob blob = {.len = (uint32_t)net->address_bytes};
 
     (void)peer;
-    blob->len = (uint32_t)net->address_bytes;
-    memcpy(blob->address, net->address, net->address_bytes);
+    memcpy(blob.address, net->address, net->address_bytes);
+    memcpy(out, &blob, sizeof blob);
     return 0;
 }
 
@@ -300,14 +302,15 @@ static int only_tcp(ucp_ep_h ep) {
 /* The connection itself is made by libucp when it is first used. */
 static int ucx_connect(mpix_net *base, int peer, const void *in) {
     ucx_net *net = (ucx_net *)base;
-    const ucx_blob *blob = in;
+    ucx_blob blob;
     ucp_ep_params_t want = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER,
-                            .address = (const ucp_address_t *)blob->address,
+                            .address = (const ucp_address_t *)blob.address,
                             .err_mode = UCP_ERR_HANDLING_MODE_PEER,
                             .err_handler = {ep_failed, &net->peers[peer]}};
     ucs_status_t status;
 
-    if (blob->len > sizeof blob->address)
+    memcpy(&blob, in, sizeof blob);
+    if (blob.len > sizeof blob.address)
         return ucx_host->fail_peer(MPIX_ERRK_INTERNAL, peer, net->boot->hostnames[peer], "the address of rank %d is damaged", peer);
     status = ucp_ep_create(net->worker, &want, &net->peers[peer].ep);
     if (status == UCS_OK) {
@@ -406,32 +409,33 @@ static int ucx_mem_reg(mpix_net *base, void *start, size_t bytes, mpix_net_mem *
 
 static void ucx_mem_key(mpix_net *base, const mpix_net_mem *mem, void *out) {
     ucx_net *net = (ucx_net *)base;
-    ucx_key *key = out;
+    ucx_key key = {.addr = (uint64_t)(uintptr_t)mem->base, .bytes = mem->bytes};
     void *packed;
     size_t len;
 
-    *key = (ucx_key){.addr = (uint64_t)(uintptr_t)mem->base, .bytes = mem->bytes};
-    if (!mem->memh || ucp_rkey_pack(net->context, mem->memh, &packed, &len) != UCS_OK)
-        return;
-    if (len <= sizeof key->packed) {
-        key->len = (uint32_t)len;
-        memcpy(key->packed, packed, len);
+    if (mem->memh && ucp_rkey_pack(net->context, mem->memh, &packed, &len) == UCS_OK) {
+        if (len <= sizeof key.packed) {
+            key.len = (uint32_t)len;
+            memcpy(key.packed, packed, len);
+        }
+        ucp_rkey_buffer_release(packed);
     }
-    ucp_rkey_buffer_release(packed);
+    memcpy(out, &key, sizeof key);
 }
 
 static int ucx_rmem_open(mpix_net *base, int peer, const void *in, mpix_net_rmem **out) {
     ucx_net *net = (ucx_net *)base;
-    const ucx_key *key = in;
+    ucx_key key;
     mpix_net_rmem *rmem = calloc(1, sizeof *rmem);
     ucs_status_t status = UCS_OK;
 
     if (!rmem)
         return ucx_host->fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a key of rank %d", peer);
-    rmem->addr = key->addr;
-    rmem->bytes = key->bytes;
-    if (key->bytes)
-        status = net->peers[peer].ep && key->len && key->len <= sizeof key->packed ? ucp_ep_rkey_unpack(net->peers[peer].ep, key->packed, &rmem->rkey)
+    memcpy(&key, in, sizeof key);
+    rmem->addr = key.addr;
+    rmem->bytes = key.bytes;
+    if (key.bytes)
+        status = net->peers[peer].ep && key.len && key.len <= sizeof key.packed ? ucp_ep_rkey_unpack(net->peers[peer].ep, key.packed, &rmem->rkey)
                                                                                      : UCS_ERR_INVALID_PARAM;
     if (status == UCS_OK) {
         *out = rmem;
