@@ -223,9 +223,12 @@ int mpix_ep_check_combine(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in,
 
 /* ep_memory.c */
 void mpix_ep_memory_free(mpix_ep *ep);
-/* Where [p, p + bytes) lies in memory that peers map. 1: place filled; 0: nowhere. */
-const mpix_ep_region *mpix_ep_region_of(const mpix_ep *ep, const void *p, size_t bytes); /* NULL: not of MPIX_Ep_alloc */
+/* The region of MPIX_Ep_alloc that [p, p + bytes) lies in, or NULL. */
+const mpix_ep_region *mpix_ep_region_of(const mpix_ep *ep, const void *p, size_t bytes);
+/* Where it lies in memory that peers map. 1: place filled; 0: nowhere. */
 int mpix_ep_find(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride, mpix_ep_place *place);
+/* Makes room for one more region. NO_MEM. */
+int mpix_ep_regions_grow(mpix_ep *ep);
 /* Address here of a place of a peer; checks that bytes from it lie in the peer's window. NULL: they do not. */
 void *mpix_ep_resolve(mpix_ep *ep, int peer, const mpix_ep_place *place, size_t bytes);
 

@@ -206,14 +206,8 @@ static int buffer_make(struct mpix_ep_handle *handle) {
     mpix_ep *ep = handle->ep;
     mpix_ep_ll_handle *h = handle->ll;
     size_t rows = (size_t)ep->size * (size_t)ep->config.max_tokens * (size_t)ep->config.depth;
-    mpix_ep_region *regions = realloc(ep->regions, ((size_t)ep->nregions + 1) * sizeof *regions);
     mpix_win *win = NULL;
-    if (regions) {
-        pthread_mutex_lock(&ep->lock); /* the progress thread searches the table */
-        ep->regions = regions;
-        pthread_mutex_unlock(&ep->lock);
-    }
-    int kind = mpix_boot_agree(ep->boot, regions ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for one more allocation"));
+    int kind = mpix_boot_agree(ep->boot, mpix_ep_regions_grow(ep));
     h->buffer_pitch = mpix_ep_up64((size_t)ep->config.max_row_bytes);
     if (!kind)
         kind = mpix_win_create(ep->boot, &ep->params, rows > 0 ? rows * h->buffer_pitch : 1, MPIX_WIN_COMMIT, &win);

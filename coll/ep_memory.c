@@ -37,6 +37,14 @@ void *mpix_ep_resolve(mpix_ep *ep, int peer, const mpix_ep_place *place, size_t 
 }
 
 /* Local checks, agreed on by all ranks. */
+int mpix_ep_regions_grow(mpix_ep *ep) {
+    pthread_mutex_lock(&ep->lock); /* the progress thread searches the table */
+    mpix_ep_region *regions = realloc(ep->regions, ((size_t)ep->nregions + 1) * sizeof *regions);
+    ep->regions = regions ? regions : ep->regions;
+    pthread_mutex_unlock(&ep->lock);
+    return regions ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for one more allocation");
+}
+
 static int alloc_check(mpix_ep *ep, MPI_Count bytes, MPI_Info info, const void *baseptr) {
     if (!baseptr)
         return mpix_fail(MPIX_ERRK_ARG, "baseptr", "baseptr is NULL");
@@ -44,11 +52,7 @@ static int alloc_check(mpix_ep *ep, MPI_Count bytes, MPI_Info info, const void *
         return mpix_fail(MPIX_ERRK_ARG, "bytes", "bytes = %lld is not in [0, 2^46]", (long long)bytes);
     if (info != MPI_INFO_NULL)
         return mpix_fail(MPIX_ERRK_ARG, "info", "info must be MPI_INFO_NULL");
-    pthread_mutex_lock(&ep->lock); /* the progress thread searches the table */
-    mpix_ep_region *regions = realloc(ep->regions, ((size_t)ep->nregions + 1) * sizeof *regions);
-    ep->regions = regions ? regions : ep->regions;
-    pthread_mutex_unlock(&ep->lock);
-    return regions ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for one more allocation");
+    return mpix_ep_regions_grow(ep);
 }
 
 int PMPIX_Ep_alloc(MPIX_Ep ep, MPI_Count bytes, MPI_Info info, void *baseptr) {
