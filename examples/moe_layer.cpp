@@ -312,11 +312,29 @@ template <class AnyLayer> bool layer_agrees(const Options &o, const Comm &comm, 
     return good;
 }
 
+/** Loads this rank's part; false: some rank can't, and the first such has said why. Collective, so that no rank has to end another. */
+bool load_together(const Options &o, const Comm &comm, moe::Data &d)
+{
+    std::string wrong;
+    try {
+        d = moe::load(o.data, static_cast<std::size_t>(o.tokens), comm.rank, comm.size);
+    } catch (const std::exception &e) {
+        wrong = e.what();
+    }
+    int first = wrong.empty() ? comm.size : comm.rank;
+    ep::check_mpi(MPI_Allreduce(MPI_IN_PLACE, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD), "MPI_Allreduce");
+    if (first == comm.rank)
+        std::fprintf(stderr, "moe_layer: rank %d: %s\n", comm.rank, wrong.c_str());
+    return first == comm.size;
+}
+
 /** Returns whether everything is within its limits. Collective. */
 bool run(const Options &options, const Comm &comm)
 {
     const bool told = moe::blas_use_one_thread(), cuda = options.memory == MPIX_EP_CUDA;
-    const moe::Data d = moe::load(options.data, static_cast<std::size_t>(options.tokens), comm.rank, comm.size);
+    moe::Data d;
+    if (!load_together(options, comm, d))
+        return false;
     Options o = options;
     o.layer.max_tokens = moe::part_of(d.tokens, 0, comm.size).count;
     if (comm.rank == 0)
