@@ -228,11 +228,13 @@ __device__ inline bool last_block(const mpix_cuda_handle &h, int kind) {
     return last;
 }
 
-/* By the last block: waits until all lanes of all sources have signalled; a warp per source. False in all threads: time-out. */
+/* By the last block: waits until all lanes of all mapped sources have signalled; a warp per source. False in all threads: time-out. */
 __device__ inline bool lanes_wait(const mpix_cuda_handle &h, int words, uint64_t at, uint64_t epoch, int64_t *wait_ns, mpix_cuda_status *to) {
     int lane = threadIdx.x % 32, bad = 0;
     uint64_t start = now_ns();
     for (int s = threadIdx.x / 32; s < h.size; s += blockDim.x / 32) {
+        if (h.far.is >> s & 1) /* proxied ranks' chunks have words of their own (far.cuh) */
+            continue;
         int n = *(const volatile int32_t *)&offer_of(h, h.rank, s, at, epoch)->lanes;
         const uint64_t *p = (const uint64_t *)((const char *)words_of(h, h.rank, s) + words);
         for (int i = lane; i < n && i < MPIX_CUDA_LANES; i += 32)

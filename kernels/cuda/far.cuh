@@ -246,24 +246,6 @@ __device__ inline void far_lane_signal(const mpix_cuda_handle &h, int words, uin
     }
 }
 
-/* By the last block: all lanes of mapped ranks, as lanes_wait. False in all threads: time-out. */
-__device__ inline bool far_lanes_wait(const mpix_cuda_handle &h, int words, uint64_t at, uint64_t epoch, int64_t *wait_ns, mpix_cuda_status *to) {
-    int lane = threadIdx.x % 32, bad = 0;
-    uint64_t start = now_ns();
-    for (int s = threadIdx.x / 32; s < h.size; s += blockDim.x / 32) {
-        if (!mapped_is(h, s))
-            continue;
-        int n = *(const volatile int32_t *)&offer_of(h, h.rank, s, at, epoch)->lanes;
-        const uint64_t *p = (const uint64_t *)((const char *)words_of(h, h.rank, s) + words);
-        for (int i = lane; i < n && i < MPIX_CUDA_LANES; i += 32)
-            bad |= !word_wait(h, p + i, epoch, s, to);
-        __syncwarp();
-        if (wait_ns && lane == 0 && s != h.rank)
-            wait_ns[s] += (int64_t)(now_ns() - start);
-    }
-    return !__syncthreads_or(bad);
-}
-
 /* How items lie, for rows of row bytes with scales and a record of so many. */
 static inline mpix_cuda_far_batch far_batch_of(const mpix_cuda_handle *h, int64_t row, int64_t scales, int64_t record) {
     mpix_cuda_far_batch b;

@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(512) far_combine_kernel(const __grid_constant_
         far_lane_signal(h, offsetof(mpix_cuda_words, read_done), epoch);
     if (!last_block(h, MPIX_CUDA_COMBINE))
         return;
-    if (!far_lanes_wait(h, offsetof(mpix_cuda_words, read_done), h.offered, epoch, nullptr, c.report))
+    if (!lanes_wait(h, offsetof(mpix_cuda_words, read_done), h.offered, epoch, nullptr, c.report))
         return;
     if (threadIdx.x == 0)
         call_end(h, MPIX_CUDA_COMBINE, epoch, c.report);

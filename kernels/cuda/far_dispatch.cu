@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(512) far_dispatch_kernel(const __grid_constant
             counters_reset(h, MPIX_CUDA_DISPATCH);
         return;
     }
-    if (!far_lanes_wait(h, offsetof(mpix_cuda_words, rows_here), h.ready, epoch, c.wait_ns, c.report))
+    if (!lanes_wait(h, offsetof(mpix_cuda_words, rows_here), h.ready, epoch, c.wait_ns, c.report))
         return;
     if (threadIdx.x == 0)
         call_end(h, MPIX_CUDA_DISPATCH, epoch, c.report);
