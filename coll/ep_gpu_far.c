@@ -163,30 +163,33 @@ static uint8_t room_of(const mpix_ep *ep, int r, int below) {
     return n;
 }
 
-/* Sizes and places in a window, where blocks and what comes are alike on all ranks. Its bytes. */
-static size_t far_geometry(const mpix_ep *ep, mpix_cuda_handle *d) {
-    mpix_cuda_far *f = &d->far;
-    size_t topk = (size_t)ep->config.max_topk, item = up((size_t)ep->config.max_row_bytes + 32 + up(8 + 8 * topk, 16), 128);
-    size_t npeers = (size_t)ep->far->npeers, ranks = (size_t)ep->size;
-    for (int r = 0; r < ep->size; r++) {
-        f->is |= (uint32_t)(ep->far->is[r] != 0) << r;
-        f->slot[r] = room_of(ep, ep->rank, r);
-        f->there[r] = room_of(ep, r, ep->rank);
-    }
-    f->arrived = d->block;
+/* Sizes and places in a window, where blocks and what comes are alike on all ranks. block: bytes of a rank's block in the GPU's window. The window's bytes. */
+static size_t far_layout(const MPIX_Ep_config *c, size_t ranks, size_t npeers, size_t block, mpix_cuda_far *f) {
+    size_t item = up((size_t)c->max_row_bytes + 32 + up(8 + 8 * (size_t)c->max_topk, 16), 128);
+    f->arrived = block;
     f->block = up(f->arrived + 2 * MPIX_CUDA_FAR_CHUNKS * sizeof(uint64_t), 128);
-    f->room = up((size_t)ep->config.max_tokens * item + 1, 4096);
+    f->room = up((size_t)c->max_tokens * item + 1, 4096);
     f->out = up(f->block * ranks, 4096);
     f->land = up(f->out + f->block * ranks, 4096);
     f->pack = f->land + npeers * f->room;
     return f->pack + npeers * f->room;
 }
 
+/* The same with who is where. */
+static size_t far_geometry(const mpix_ep *ep, mpix_cuda_handle *d) {
+    mpix_cuda_far *f = &d->far;
+    for (int r = 0; r < ep->size; r++) {
+        f->is |= (uint32_t)(ep->far->is[r] != 0) << r;
+        f->slot[r] = room_of(ep, ep->rank, r);
+        f->there[r] = room_of(ep, r, ep->rank);
+    }
+    return far_layout(&ep->config, (size_t)ep->size, (size_t)ep->far->npeers, d->block, f);
+}
+
 size_t mpix_ep_gpu_far_bytes(const MPIX_Ep_config *c, int ranks, int npeers) {
-    size_t item = up((size_t)c->max_row_bytes + 32 + up(8 + 8 * (size_t)c->max_topk, 16), 128);
+    mpix_cuda_far f;
     size_t block = up(sizeof(mpix_cuda_words) + 4 * sizeof(mpix_cuda_offer) + 2 * up(16 + 4 * ((size_t)ranks + (size_t)c->num_experts), 64), 128);
-    block = up(block + 2 * MPIX_CUDA_FAR_CHUNKS * sizeof(uint64_t), 128);
-    return 2 * up(block * (size_t)ranks, 4096) + 2 * (size_t)npeers * up((size_t)c->max_tokens * item + 1, 4096);
+    return far_layout(c, (size_t)ranks, (size_t)npeers, block, &f);
 }
 
 /* The window in GPU memory. 0, or a kind with the reason in why, and nothing is left. */
