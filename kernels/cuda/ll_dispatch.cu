@@ -391,13 +391,12 @@ __global__ void __launch_bounds__(LL_THREADS) ll_dispatch_kernel(const __grid_co
 }
 
 /* Whether rows can be moved 16 bytes at a time; places in windows are aligned. */
-static int vectors_of(const mpix_cuda_handle *h, const mpix_cuda_dispatch *c) {
+static int vectors_of(const mpix_cuda_dispatch *c) {
     uint64_t bits = (uint64_t)c->row;
     if (c->tokens > 0)
         bits |= (uint64_t)c->x | (uint64_t)c->x_stride;
     if (c->offer.rows > 0)
         bits |= (uint64_t)c->out | (uint64_t)c->out_stride;
-    (void)h;
     return bits % 16 == 0 && (!c->quant || c->quant == BF16 || c->quant == F16);
 }
 
@@ -407,7 +406,7 @@ cudaError_t mpix_cuda_ll_dispatch_launch(const mpix_cuda_device *d, const mpix_c
     size_t smem = h->ll.expert ? 4 * ((size_t)h->local_experts + 1) * ((size_t)h->size + 1) : 0;
     c->team[0] = ll_team_size(blocks > 1 ? blocks - 1 : 1, c->tokens);
     c->team[1] = ll_team_size(blocks, c->tokens * ranks);
-    c->vectors = vectors_of(h, c);
+    c->vectors = vectors_of(c);
     if (c->quant)
         ll_dispatch_kernel<true><<<blocks, LL_THREADS, smem, stream>>>(*h, *c);
     else
