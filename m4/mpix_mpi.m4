@@ -141,5 +141,6 @@ MPI_PC_CFLAGS=`echo "$MPI_CPPFLAGS" | sed 's/-isystem */-I/g'`
 AC_SUBST([MPI_CPPFLAGS])
 AC_SUBST([MPI_PC_CFLAGS])
 AC_SUBST([MPI_LIBS])
+AM_CONDITIONAL([MPICH], [expr "x$mpix_mpi_name" : xMPICH >/dev/null])
 AM_CONDITIONAL([HAVE_MPIEXEC], [test -n "$MPIEXEC"])
 ])

@@ -46,6 +46,15 @@ check_PROGRAMS += tests/probe_size
 tests_probe_size_SOURCES = tests/probe_size.c
 tests_probe_size_LDADD = $(MPI_LIBS)
 
+# Preloaded by tests/mpirun.sh: a library by itself, never sanitized, whatever kind libtool makes of ours.
+EXTRA_DIST += tests/yield.c
+if MPICH
+check_DATA = tests/yield.so
+CLEANFILES += tests/yield.so
+tests/yield.so: tests/yield.c
+	$(AM_V_CC)$(CC) -std=gnu11 -Wall -Wextra -O2 -fPIC -shared -o $@ $(srcdir)/tests/yield.c -ldl
+endif
+
 UNIT_TESTS =
 include tests/unit/base.mk
 include tests/unit/rows.mk
@@ -64,7 +73,7 @@ endif
 CLEANFILES += tests/mpirun.probe
 
 # Everything that `make check` builds, without running it.
-check-programs: $(check_PROGRAMS)
+check-programs: $(check_PROGRAMS) $(check_DATA)
 
 # The unit tests under valgrind. VALGRIND_TESTS: which; VALGRIND_JOBS: how many at a time.
 VALGRIND_TESTS = $(UNIT_TESTS)
