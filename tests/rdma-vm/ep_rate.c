@@ -1,10 +1,11 @@
 /*
  * ep_rate.c - times of a few dispatches and combines, for `figures`: short, so that they alternate with other programs.
  *
- *   ep_rate [--tokens N] [--calls N]
+ *   ep_rate [--tokens N] [--calls N] [--ll 1]
  *
- * Every rank sends every rank N rows of 7168 bf16 elements, cached routing, COMPACT. Prints for each kind the median
- * over the calls of the slowest rank's time in us. What arrives is checked once.
+ * Every rank sends every rank N rows of 7168 bf16 elements, cached routing, mode HT and COMPACT or, with --ll 1, mode LL and SLOTS, whose
+ * rows are at the same places since all are taken. Prints for each kind, in LL also for a dispatch with the combine behind it, the median
+ * over the calls of the slowest rank's time in us. What arrives is checked before and after that.
  */
 #include "harness.h"
 
@@ -17,6 +18,7 @@ typedef struct {
     MPIX_Ep ep;
     MPIX_Ep_handle handle;
     long tokens;
+    int ll;
     MPI_Count received;
     uint16_t *x, *y, *rows;
 } rate;
@@ -47,6 +49,10 @@ static void set_up(rate *r)
     config.max_tokens = (int)r->tokens;
     config.max_row_bytes = row;
     config.timeout_s = 100;
+    if (r->ll) {
+        config.mode = MPIX_EP_LL;
+        config.layout = MPIX_EP_SLOTS;
+    }
     r->x = malloc(n * row);
     r->y = malloc(n * row);
     REQUIRE(ids && r->x && r->y, "no memory");
@@ -64,7 +70,8 @@ static void set_up(rate *r)
     routing.ids = ids;
     MPIX_INIT(&counts);
     counts.recv_total = &r->received;
-    CHECK_OK(MPIX_Ep_route(r->handle, &routing, &counts));
+    r->received = r->tokens * t_size; // LL: route is local
+    CHECK_OK(MPIX_Ep_route(r->handle, &routing, r->ll ? NULL : &counts));
     CHECK(r->received == r->tokens * t_size, "%lld rows are to come", (long long)r->received);
     free(ids);
 }
@@ -94,6 +101,12 @@ static void combine(rate *r)
     in.x.dtype = MPIX_EP_BF16;
     out.y.data = r->y;
     CHECK_OK(MPIX_Ep_combine(r->handle, &in, &out));
+}
+
+static void both(rate *r)
+{
+    dispatch(r);
+    combine(r);
 }
 
 static float value(uint16_t bf16)
@@ -141,15 +154,20 @@ int main(int argc, char **argv)
     t_init(&argc, &argv, "ep_rate");
     int calls = (int)t_option(argc, argv, "--calls", 3);
     r.tokens = t_option(argc, argv, "--tokens", 1171);
+    r.ll = (int)t_option(argc, argv, "--ll", 0);
     REQUIRE(calls > 0 && r.tokens > 0, "--calls and --tokens are at least 1");
     set_up(&r);
-    dispatch(&r);
-    combine(&r);
+    both(&r);
     verify(&r);
     MPI_Barrier(MPI_COMM_WORLD);
     measure(&r, "dispatch", dispatch, calls);
     MPI_Barrier(MPI_COMM_WORLD);
     measure(&r, "combine", combine, calls);
+    if (r.ll) {
+        MPI_Barrier(MPI_COMM_WORLD);
+        measure(&r, "both", both, calls);
+    }
+    verify(&r);
     CHECK_OK(MPIX_Ep_free(&r.ep));
     free(r.x);
     free(r.y);

@@ -31,6 +31,7 @@ figures-rdma: all check-programs
 	@MPIX_BUILDDIR='$(abs_top_builddir)'; export MPIX_BUILDDIR; \
 	$(srcdir)/tests/rdma-vm/rdma-vm -n 2 -t 600 -- '$(abs_top_srcdir)/tests/rdma-vm/figures' rate && \
 	$(srcdir)/tests/rdma-vm/rdma-vm -n 1 -c 2 -t 300 -- '$(abs_top_srcdir)/tests/rdma-vm/figures' latency && \
+	$(srcdir)/tests/rdma-vm/rdma-vm -n 1 -c 2 -t 300 -- '$(abs_top_srcdir)/tests/rdma-vm/figures' ll && \
 	$(srcdir)/tests/rdma-vm/rdma-vm -n 2 -t 600 -- '$(abs_top_srcdir)/tests/rdma-vm/figures' p2p_rate && \
 	$(srcdir)/tests/rdma-vm/rdma-vm -n 1 -c 2 -t 300 -- '$(abs_top_srcdir)/tests/rdma-vm/figures' p2p_latency
 else
