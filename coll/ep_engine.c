@@ -6,6 +6,7 @@
  */
 #include "config.h"
 
+#include "base/thread.h"
 #include "base/trace.h"
 #include "coll/ep_ll.h"
 
@@ -484,10 +485,9 @@ static void *thread_main(void *arg) {
 
 int mpix_ep_engine_init(mpix_ep *ep) {
     if (ep->params.progress == MPIX_PROGRESS_THREAD) {
-        int error = pthread_create(&ep->thread, NULL, thread_main, ep);
-        if (error) {
-            return mpix_fail_sys(MPIX_ERRK_NO_MEM, error, "the progress thread (parameter progress = thread) could not be started");
-        }
+        int kind = mpix_thread_start(&ep->thread, "mpixep-progress", "the progress thread (parameter progress = thread)", thread_main, ep);
+        if (kind)
+            return kind;
         ep->threaded = 1;
     }
     pthread_mutex_lock(&all_lock);

@@ -3,7 +3,7 @@
 
 #include "p2p/p2p.h"
 
-#include <signal.h>
+#include "base/thread.h"
 
 static void *thread_main(void *arg) {
     mpix_p2p *p2p = arg;
@@ -28,17 +28,10 @@ static void *thread_main(void *arg) {
 }
 
 int p2p_thread_start(mpix_p2p *p2p) {
-    sigset_t all, old;
-    int err;
+    int kind = mpix_thread_start(&p2p->thread, "mpixp2p-progres", "the progress thread (parameter progress = thread)", thread_main, p2p);
 
-    sigfillset(&all); /* the program's signals are for its own threads */
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    err = pthread_create(&p2p->thread, NULL, thread_main, p2p);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (err)
-        return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "the progress thread can't be started");
-    p2p->threaded = 1;
-    return 0;
+    p2p->threaded = !kind;
+    return kind;
 }
 
 void p2p_thread_stop(mpix_p2p *p2p) {

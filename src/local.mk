@@ -10,6 +10,8 @@ libmpixep_core_la_SOURCES += \
 	src/base/param.h \
 	src/base/status.c \
 	src/base/status.h \
+	src/base/thread.c \
+	src/base/thread.h \
 	src/base/topo.c \
 	src/base/trace.c \
 	src/base/trace.h \

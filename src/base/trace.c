@@ -15,7 +15,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 
-enum { TRACE_EVENTS = 1 << 16 }; /* 4.5 MiB */
+enum { TRACE_EVENTS = 1 << 16, /* 4.5 MiB */ TRACE_THREADS = 256 };
 
 /* number: of the event, counted from 1, and stored last: one that is being written is not read. */
 typedef struct trace_event {
@@ -32,6 +32,8 @@ static pthread_mutex_t trace_lock = PTHREAD_MUTEX_INITIALIZER; /* of the file */
 static char trace_path[1024];
 static trace_event *trace_ring;
 static _Atomic uint64_t trace_next;
+static struct { int32_t tid; char name[16]; } trace_threads[TRACE_THREADS]; /* under the lock; of more, the latest */
+static unsigned trace_nthreads;
 
 void mpix_trace_configure(const char *file) {
     if (!file[0])
@@ -47,13 +49,27 @@ void mpix_trace_configure(const char *file) {
     pthread_mutex_unlock(&trace_lock);
 }
 
-void mpix_trace_event(char phase, const char *category, const char *name, uint64_t id, int64_t peer, int64_t bytes) {
+static int32_t trace_tid(void) {
     static _Thread_local int32_t tid;
-    uint64_t number = atomic_fetch_add_explicit(&trace_next, 1, memory_order_relaxed);
-    trace_event *event = &trace_ring[number % TRACE_EVENTS];
 
     if (tid == 0)
         tid = (int32_t)syscall(SYS_gettid);
+    return tid;
+}
+
+void mpix_trace_thread(const char *name) {
+    if (!atomic_load_explicit(&mpix_trace_on, memory_order_relaxed))
+        return;
+    pthread_mutex_lock(&trace_lock);
+    trace_threads[trace_nthreads % TRACE_THREADS].tid = trace_tid();
+    snprintf(trace_threads[trace_nthreads++ % TRACE_THREADS].name, sizeof trace_threads->name, "%s", name);
+    pthread_mutex_unlock(&trace_lock);
+}
+
+void mpix_trace_event(char phase, const char *category, const char *name, uint64_t id, int64_t peer, int64_t bytes) {
+    uint64_t number = atomic_fetch_add_explicit(&trace_next, 1, memory_order_relaxed);
+    trace_event *event = &trace_ring[number % TRACE_EVENTS];
+
     atomic_store_explicit(&event->number, 0, memory_order_relaxed);
     atomic_thread_fence(memory_order_release);
     event->ns = mpix_clock_ns();
@@ -62,7 +78,7 @@ void mpix_trace_event(char phase, const char *category, const char *name, uint64
     event->bytes = bytes;
     event->category = category;
     event->name = name;
-    event->tid = tid;
+    event->tid = trace_tid();
     event->phase = phase;
     atomic_store_explicit(&event->number, number + 1, memory_order_release);
 }
@@ -97,6 +113,9 @@ void mpix_trace_write(void) {
     at = end > TRACE_EVENTS ? end - TRACE_EVENTS : 0;
     fprintf(out, "{\"displayTimeUnit\":\"ns\",\"otherData\":{\"events\":%" PRIu64 ",\"forgotten\":%" PRIu64 "},\"traceEvents\":[\n", end, at);
     fprintf(out, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%ld,\"args\":{\"name\":\"rank %d on %s\"}}", (long)getpid(), mpix_log_rank(), host);
+    for (unsigned i = 0; i < trace_nthreads && i < TRACE_THREADS; i++)
+        fprintf(out, ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%ld,\"tid\":%d,\"args\":{\"name\":\"%s\"}}", (long)getpid(), (int)trace_threads[i].tid,
+                trace_threads[i].name);
     for (; at < end; at++) {
         const trace_event *event = &trace_ring[at % TRACE_EVENTS];
         trace_event copy = *event;

@@ -15,6 +15,8 @@ extern _Atomic int mpix_trace_on;
 /* Called when parameters are read; file: "": nothing changes. %p in it becomes the pid, %h the host. Of the process: the first file counts. */
 void mpix_trace_configure(const char *file);
 void mpix_trace_event(char phase, const char *category, const char *name, uint64_t id, int64_t peer, int64_t bytes);
+/* Names the calling thread, once; threads that are named while no file is asked for are not shown. */
+void mpix_trace_thread(const char *name);
 /* Writes the file, if there is one. */
 void mpix_trace_write(void);
 
