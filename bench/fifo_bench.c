@@ -181,7 +181,7 @@ static void proxy_open(mpix_boot *boot, const char *who, const char *transport) 
     if (!kind)
         kind = mpix_params_set(&params, "transport", transport);
     if (!kind)
-        kind = mpix_proxy_create(boot, &params, &want, 1, NULL, &proxy);
+        kind = mpix_proxy_create(boot, &params, &want, 1, 0, NULL, &proxy);
     if (!kind)
         kind = mpix_proxy_window(proxy, 0, buffer, BUFFER);
     if (kind) {
@@ -207,7 +207,7 @@ static double proxy_rate(mpix_boot *boot, int n, double seconds, const int *pus,
     proxy_open(boot, "thread", "null");
     if (npus >= 2) {
         CPU_SET(pus[0], &set);
-        (void)pthread_setaffinity_np(proxy->thread, sizeof set, &set);
+        (void)pthread_setaffinity_np(proxy->part[0]->thread, sizeof set, &set);
     }
     producers_start(p, n, proxy_producer, pus, npus);
     start = mpix_clock_ns();
@@ -300,10 +300,10 @@ static void report_latency(mpix_boot *boot, double seconds) {
         proxy_latency(0, &median, &p99);
         printf("%-28s %10.2f %10.2f\n", i ? "proxy=thread, awake" : "proxy=caller", median, p99);
         if (i) {
-            sleeps = proxy->sleeps;
+            sleeps = proxy->part[0]->sleeps;
             proxy_latency(3000, &median, &p99);
             printf("%-28s %10.2f %10.2f   (slept %llu times in %d)\n", "proxy=thread, from sleep", median, p99,
-                   (unsigned long long)(proxy->sleeps - sleeps), SAMPLES);
+                   (unsigned long long)(proxy->part[0]->sleeps - sleeps), SAMPLES);
         }
         proxy_close();
     }

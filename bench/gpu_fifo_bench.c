@@ -246,19 +246,20 @@ static void proxies_open(int n, int each, mpix_dev_fifo *fifos, const unsigned l
 
     must(mpix_params_read(&params));
     must(mpix_params_set(&params, "proxy", "thread"));
+    must(mpix_params_set(&params, "proxy_threads", "1"));
     must(mpix_params_set(&params, "transport", "null"));
     for (int i = 0; i < n; i++) {
         mpix_gpu_queues_config config = {.queues = each, .slots = SLOTS, .counters = 1, .window = 0};
         mpix_dev_state state;
         mpix_dev_peer peer;
         buffers[i] = calloc(1, BUFFER);
-        must(mpix_proxy_create(boot, &params, &want, 1, NULL, &proxies[i]));
+        must(mpix_proxy_create(boot, &params, &want, 1, 0, NULL, &proxies[i]));
         must(mpix_proxy_window(proxies[i], 0, buffers[i], BUFFER));
         must(mpix_gpu_queues_open(proxies[i], &gpu, &config, &queues[i]));
         mpix_gpu_queues_local(queues[i], 0, mpix_proxy_window_mem(proxies[i], 0), buffers[i], BUFFER);
         mpix_gpu_queues_remote(queues[i], 0, 0, mpix_proxy_window_rmem(proxies[i], 0, 0), 0, BUFFER, 0);
         mpix_gpu_queues_describe(queues[i], &state);
-        mpix_gpu_queues_describe_peer(queues[i], 0, &peer);
+        mpix_gpu_queues_describe_peer(queues[i], 0, 0, &peer);
         for (int k = 0; k < each; k++) { /* neighbouring warps use different proxies */
             fifos[k * n + i] = state.fifo[k];
             done[k * n + i] = peer.done;

@@ -27,8 +27,8 @@ typedef struct mpix_ep_call mpix_ep_call;
 /* Memory of MPIX_Ep_alloc; its index in the context's table is the same on all ranks. */
 typedef struct mpix_ep_region {
     mpix_win *win; /* NULL: freed */
-    mpix_net_mem *mem; /* with proxied peers: rows are sent from where they lie, and put where they belong; NULL: not */
-    mpix_net_rmem **rmem; /* [ranks] proxied peers' parts, NULL: not reached; or NULL */
+    mpix_proxy_mem *mem; /* with proxied peers: rows are sent from where they lie, and put where they belong; NULL: not */
+    mpix_proxy_rmem **rmem; /* [ranks] proxied peers' parts, NULL: not reached; or NULL */
 } mpix_ep_region;
 
 typedef struct mpix_ep_registration {
@@ -326,10 +326,10 @@ void mpix_ep_far_item(mpix_ep_call *call, int peer, const mpix_ep_geometry *g, c
  */
 typedef struct mpix_ep_far_rows {
     int64_t n;
-    const mpix_net_mem *mem;
+    const mpix_proxy_mem *mem;
     const char *at;
     int bare;
-    const mpix_net_rmem *there;
+    const mpix_proxy_rmem *there;
     uint64_t off;
 } mpix_ep_far_rows;
 void mpix_ep_far_packed(mpix_ep_call *call, int peer, const mpix_ep_geometry *g, const mpix_ep_far_rows *own);

@@ -459,7 +459,7 @@ int mpix_ep_drain(mpix_ep *ep) {
 static void *thread_main(void *arg) {
     mpix_ep *ep = arg;
     mpix_wait wait;
-    mpix_topo_bind_helper(-1);
+    mpix_topo_bind_helper(-1, 0);
     pthread_mutex_lock(&ep->lock);
     mpix_wait_start(&wait, rings(ep) ? mpix_ep_bell(ep) : NULL, ep->params.spin_us, ep->crowded);
     while (!ep->stop) {

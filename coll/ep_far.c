@@ -103,7 +103,8 @@ int mpix_ep_far_windows(mpix_ep *ep) {
     kind = mpix_boot_agree(ep->boot, kind);
     if (!kind) {
         ep->ctl_committed = ep->layout.total;
-        kind = mpix_proxy_create(ep->boot, &ep->params, far->is, far->counters_slot * ep->params.max_handles + (ep->hop ? MPIX_EP_HOP_COUNTERS : 0), ep->ctl->base, &far->proxy);
+        kind = mpix_proxy_create(ep->boot, &ep->params, far->is, far->counters_slot * ep->params.max_handles + (ep->hop ? MPIX_EP_HOP_COUNTERS : 0),
+                                 ep->config.memkind != MPIX_EP_HOST, ep->ctl->base, &far->proxy);
     }
     if (!kind && mpix_proxy_caps(far->proxy)->lanes < far->lanes)
         far->lanes = mpix_proxy_caps(far->proxy)->lanes;
@@ -220,9 +221,9 @@ int mpix_ep_far_put(mpix_ep_call *call, int peer, int lane, int lwin, uint64_t l
 }
 
 /* The same between memory that is no window. */
-static int far_write(mpix_ep_call *call, int peer, int lane, const mpix_net_mem *mem, const void *from, const mpix_net_rmem *rmem, uint64_t to, uint64_t len,
+static int far_write(mpix_ep_call *call, int peer, int lane, const mpix_proxy_mem *mem, const void *from, const mpix_proxy_rmem *rmem, uint64_t to, uint64_t len,
                      uint32_t counter) {
-    mpix_net_op op = {.kind = MPIX_NET_WRITE, .peer = peer, .lane = lane, .mem = mem, .local = (void *)(uintptr_t)from, .rmem = rmem, .roff = to, .len = len, .counter = counter};
+    mpix_proxy_op op = {.kind = MPIX_NET_WRITE, .peer = peer, .lane = lane, .mem = mem, .local = (void *)(uintptr_t)from, .rmem = rmem, .roff = to, .len = len, .counter = counter};
     uint64_t start = 0, seq;
     int did;
     while ((did = mpix_proxy_post(call->ep->far->proxy, &op, &seq)) == 0)

@@ -201,7 +201,7 @@ static size_t carve(mpix_ep *ep, mpix_cuda_handle *d, char *at) {
     if (d->far.is) {
         CUT(far.packed, n * MPIX_CUDA_FAR_CHUNKS);
         CUT(far.here, 2 * n);
-        CUT(far.last, n);
+        CUT(far.last, n * MPIX_CUDA_FAR_WAYS);
     }
 #undef CUT
     return used;

@@ -24,6 +24,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+_Static_assert((int)MPIX_CUDA_FAR_WAYS >= (int)MPIX_DEV_FIFOS, "each way has a queue");
+
 enum { FAR_QUEUES = 4, FAR_SLOTS = 2048, GPU_GRAIN = 2 << 20 };
 
 typedef struct far_slot {
@@ -31,8 +33,8 @@ typedef struct far_slot {
     size_t bytes;
     int gpu;              /* it is GPU memory */
     uint32_t theirs;      /* ranks whose window is, a bit each */
-    mpix_net_mem *mem;
-    mpix_net_rmem **rmem; /* [size] */
+    mpix_proxy_mem *mem;
+    mpix_proxy_rmem **rmem; /* [size] */
     uint64_t epochs[MPIX_CUDA_KINDS];
 } far_slot;
 
@@ -51,35 +53,33 @@ static size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 static int create_local(mpix_ep *ep, mpix_ep_gpu_far *far) {
     const mpix_params *params = &ep->params;
     const mpix_gpu *gpu = &far->gpu;
-    mpix_gpu_queues_config config = {.queues = ep->size < FAR_QUEUES ? ep->size : FAR_QUEUES, .slots = FAR_SLOTS, .counters = 1, .window = MPIX_EP_WINDOW_STAGE};
+    mpix_gpu_queues_config config = {.queues = ep->size < FAR_QUEUES ? ep->size : FAR_QUEUES, .slots = FAR_SLOTS, .counters = 1, .window = MPIX_EP_WINDOW_STAGE, .spread = 1};
     mpix_dev_state state = {.rank = ep->rank, .size = ep->size, .slots = 1};
     char why[MPIX_CUDA_WHY] = "no memory";
-    if (params->proxy == MPIX_PROXY_CALLER)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "mpix_ep_proxy", "mpix_ep_proxy=caller: kernels need a proxy that runs by itself, auto or thread");
     if ((size_t)ep->size * (size_t)params->max_handles > MPIX_DEV_REMOTES)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "max_handles", "max_handles = %d with %d ranks, at most %d together among proxied peers of GPU memory",
                          params->max_handles, ep->size, MPIX_DEV_REMOTES);
     if (params->max_handles > MPIX_DEV_LOCALS)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "max_handles", "max_handles = %d, at most %d among proxied peers of GPU memory", params->max_handles,
                          MPIX_DEV_LOCALS);
-    int kind = mpix_proxy_start_thread(ep->far->proxy, params);
-    if (!kind)
-        kind = mpix_gpu_queues_open(ep->far->proxy, gpu, &config, &far->queues);
+    int kind = mpix_gpu_queues_open(ep->far->proxy, gpu, &config, &far->queues);
     if (kind)
         return kind;
-    mpix_dev_peer *peers = calloc((size_t)ep->size, sizeof *peers);
+    int ways = mpix_gpu_queues_ways(far->queues);
+    size_t npeers = (size_t)(ways * ep->size);
+    mpix_dev_peer *peers = calloc(npeers, sizeof *peers);
     kind = peers ? 0 : MPIX_ERRK_NO_MEM;
     if (!kind)
         kind = gpu->ops->local_alloc(&gpu->device, sizeof state, &far->state, why);
     if (!kind)
-        kind = gpu->ops->local_alloc(&gpu->device, (size_t)ep->size * sizeof *peers, &far->peers, why);
+        kind = gpu->ops->local_alloc(&gpu->device, npeers * sizeof *peers, &far->peers, why);
     for (int r = 0; r < ep->size && !kind; r++)
-        if (ep->far->is[r])
-            mpix_gpu_queues_describe_peer(far->queues, r, &peers[r]);
+        for (int way = 0; way < ways && ep->far->is[r]; way++)
+            mpix_gpu_queues_describe_peer(far->queues, r, way, &peers[way * ep->size + r]);
     mpix_gpu_queues_describe(far->queues, &state);
     state.peers = far->peers;
     if (!kind)
-        kind = gpu->ops->copy(&gpu->device, far->peers, peers, (size_t)ep->size * sizeof *peers, why);
+        kind = gpu->ops->copy(&gpu->device, far->peers, peers, npeers * sizeof *peers, why);
     if (!kind)
         kind = gpu->ops->copy(&gpu->device, far->state, &state, sizeof state, why);
     free(peers);

@@ -81,8 +81,8 @@ typedef struct mpix_ep_ll_shape {
 
 /* A handle slot with proxied peers: registered when it is first used, kept until the context ends (a device answers until then). */
 typedef struct mpix_ep_ll_slot {
-    mpix_net_mem *mem, *tx_mem; /* of its banks, and of what is sent */
-    mpix_net_rmem **rmem;       /* [ranks] */
+    mpix_proxy_mem *mem, *tx_mem; /* of its banks, and of what is sent */
+    mpix_proxy_rmem **rmem;       /* [ranks] */
     char *tx;                   /* dispatch's batches, then combine's; used by one call of a kind after the other */
 } mpix_ep_ll_slot;
 

@@ -93,7 +93,7 @@ static void far_send(mpix_ep_call *call, int peer) {
     const mpix_ep_ll_slot *slot = &ep->ll->slots[call->handle->slot];
     uint64_t start = 0, seq, place = is_combine(call) ? call->handle->ll->reply[peer] : ep->ll->region * (uint64_t)ep->rank;
     int did, lane = lane_of(call);
-    mpix_net_op op = {.kind = MPIX_NET_WRITE, .peer = peer, .lane = lane, .mem = slot->tx_mem, .local = part->to, .rmem = slot->rmem[peer],
+    mpix_proxy_op op = {.kind = MPIX_NET_WRITE, .peer = peer, .lane = lane, .mem = slot->tx_mem, .local = part->to, .rmem = slot->rmem[peer],
                       .roff = bank_in_slot(call) + place, .len = part->out.bytes, .counter = counter_of(call, 0)};
     while ((did = mpix_proxy_post(ep->far->proxy, &op, &seq)) == 0)
         if (!mpix_ep_far_make_room(call, peer, &start))

@@ -129,7 +129,8 @@ typedef struct mpix_dev_state {
     int rank, size, slots, nfifos;
     unsigned long long timeout_ns;
     mpix_dev_fifo fifo[MPIX_DEV_FIFOS];
-    mpix_dev_peer *peers; /* [size], GPU memory */
+    mpix_dev_peer *peers; /* [ways][size], GPU memory */
+    int ways;             /* to a proxied peer, each with a queue and an order of its own; put, signal and flush use the first */
 } mpix_dev_state;
 
 /*

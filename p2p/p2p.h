@@ -99,7 +99,7 @@ struct mpix_mem {
     p2p_area *area;     /* NULL: the caller's memory */
     int gpu;            /* memory of the object's CUDA device */
     mpix_cuda_range *range; /* of the caller's GPU memory: how peers get at it */
-    mpix_net_mem *net;
+    mpix_proxy_mem *net;
     _Atomic int busy; /* pieces of transfers in flight */
     struct mpix_mem *next;
 };
@@ -114,7 +114,7 @@ struct mpix_rmem {
     uint64_t bytes, id, off;         /* the range: length; the owner's registration, and where in it */
     const _Atomic uint64_t *gen;     /* where the owner's registration can be looked at, NULL: it can't */
     p2p_area *area;                  /* kept mapped */
-    mpix_net_rmem *net;
+    mpix_proxy_rmem *net;
     _Atomic int busy;
     int device;    /* 1 + its number in the table for kernels */
     int shared;    /* allocated by the library */

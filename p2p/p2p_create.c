@@ -184,7 +184,7 @@ static int create_proxy(mpix_p2p *p2p) {
     if (!kind)
         kind = mpix_boot_or(p2p->boot, &far, 1);
     if (!kind && far)
-        kind = mpix_proxy_create(p2p->boot, &p2p->params, want, p2p->ring + 2, &p2p->ctl->bell, &p2p->proxy);
+        kind = mpix_proxy_create(p2p->boot, &p2p->params, want, p2p->ring + 2, 0, &p2p->ctl->bell, &p2p->proxy);
     free(want);
     if (kind || !far)
         return kind;

@@ -95,7 +95,7 @@ static int device_new(mpix_p2p *p2p, p2p_device **out) {
     pthread_mutex_unlock(&p2p->lock);
     if (kind)
         return kind;
-    if (p2p->proxy && !mpix_proxy_threaded(p2p->proxy) && p2p->params.proxy == MPIX_PROXY_CALLER)
+    if (p2p->proxy && !mpix_proxy_threads(p2p->proxy) && p2p->params.proxy == MPIX_PROXY_CALLER)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "mpix_ep_proxy", "mpix_ep_proxy=caller: kernels need a proxy that runs by itself, auto or thread");
     if (p2p->size > MPIX_CUDA_RANKS && !p2p->proxy)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "transfers by kernels among %d mapped ranks; at most %d in this version", p2p->size, MPIX_CUDA_RANKS);
@@ -148,7 +148,7 @@ static int device_counters_host(mpix_p2p *p2p, p2p_device *dev) {
     if (kind)
         return kind;
     pthread_mutex_lock(&p2p->lock); /* nobody turns the proxy while it gets a thread */
-    kind = mpix_proxy_start_thread(p2p->proxy, &p2p->params);
+    kind = mpix_proxy_start_threads(p2p->proxy, &p2p->params);
     pthread_mutex_unlock(&p2p->lock);
     if (!kind)
         kind = mpix_gpu_queues_open(p2p->proxy, p2p_gpu_of(p2p), &config, &dev->queues);
@@ -182,7 +182,7 @@ static int device_describe(mpix_p2p *p2p, p2p_device *dev) {
             p->out = (unsigned long long *)(void *)(device_counters(dev, r) + (size_t)p2p->rank * row);
             p->sums = dev->win ? (unsigned long long *)(void *)((char *)dev->sums + (size_t)r * row) : NULL;
         } else {
-            mpix_gpu_queues_describe_peer(dev->queues, r, p);
+            mpix_gpu_queues_describe_peer(dev->queues, r, 0, p);
             proxied++;
         }
     }

@@ -34,7 +34,7 @@ static void move_failed(p2p_op *op, int kind) {
 }
 
 /* One command of a proxied piece. 1: queued; 0: no room now. */
-static int move_post(p2p_op *op, const mpix_net_op *net_op) {
+static int move_post(p2p_op *op, const mpix_proxy_op *net_op) {
     uint64_t seq;
     int did = mpix_proxy_post(op->p2p->proxy, net_op, &seq);
 
@@ -61,7 +61,7 @@ static int move_net(p2p_op *op, const p2p_piece *p) {
     while (op->at_off < p->len) {
         uint64_t len = p->len - op->at_off < part ? p->len - op->at_off : part;
         int lane = (op->lane + (int)(op->at_off / part)) % p2p->lanes;
-        mpix_net_op net_op = {.kind = op->type == P2P_PUT ? MPIX_NET_WRITE : MPIX_NET_READ, .peer = op->peer, .lane = lane,
+        mpix_proxy_op net_op = {.kind = op->type == P2P_PUT ? MPIX_NET_WRITE : MPIX_NET_READ, .peer = op->peer, .lane = lane,
                               .mem = p->mem->net, .local = p->local + op->at_off, .rmem = p->rmem->net,
                               .roff = p->rmem->off + p->roff + op->at_off, .len = len, .counter = -1};
         if (!move_post(op, &net_op))
@@ -110,7 +110,7 @@ static int move_add(p2p_op *op) {
     }
     if (p->rmem->reach == P2P_NET && p->rmem->shared && mpix_proxy_caps(p2p->proxy)->add_coherent &&
         (op->scratch >= 0 || (op->scratch = p2p_scratch_take(p2p)) >= 0)) {
-        mpix_net_op net_op = {.kind = MPIX_NET_ADD, .peer = op->peer, .mem = mpix_proxy_window_mem(p2p->proxy, P2P_WIN_MIRROR),
+        mpix_proxy_op net_op = {.kind = MPIX_NET_ADD, .peer = op->peer, .mem = mpix_proxy_window_mem(p2p->proxy, P2P_WIN_MIRROR),
                               .local = &p2p->scratch[op->scratch], .rmem = p->rmem->net, .roff = p->rmem->off + p->roff, .len = 8,
                               .value = op->add, .counter = -1};
         return move_post(op, &net_op);

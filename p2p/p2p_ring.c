@@ -120,7 +120,7 @@ static int write_pieces(mpix_p2p *p2p, p2p_peer *peer, p2p_out *out, uint32_t co
 
     for (; op->at < op->n; op->at++) {
         const p2p_piece *p = &op->pieces[op->at];
-        mpix_net_op net_op = {.kind = MPIX_NET_WRITE, .peer = op->peer, .mem = p->mem->net, .local = p->local, .rmem = p->rmem->net,
+        mpix_proxy_op net_op = {.kind = MPIX_NET_WRITE, .peer = op->peer, .mem = p->mem->net, .local = p->local, .rmem = p->rmem->net,
                               .roff = p->rmem->off + p->roff, .len = p->len, .counter = counter};
         uint64_t seq;
         if (p->len == 0)

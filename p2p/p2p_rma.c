@@ -264,7 +264,7 @@ MPIX_WEAK_ALIAS(P2p_fetch_add);
  * control window, can't pass them there, so what has been read back tells that they are in memory.
  */
 static int flush_read(mpix_p2p *p2p, int peer, int lane, int scratch, uint64_t *seq) {
-    mpix_net_op op = {.kind = MPIX_NET_READ, .peer = peer, .lane = lane, .mem = mpix_proxy_window_mem(p2p->proxy, P2P_WIN_MIRROR),
+    mpix_proxy_op op = {.kind = MPIX_NET_READ, .peer = peer, .lane = lane, .mem = mpix_proxy_window_mem(p2p->proxy, P2P_WIN_MIRROR),
                       .local = &p2p->scratch[scratch], .rmem = mpix_proxy_window_rmem(p2p->proxy, peer, P2P_WIN_CTL), .len = 8,
                       .counter = -1};
 

@@ -46,6 +46,7 @@ libmpixep_core_la_SOURCES += \
 	src/proxy/proxy.h \
 	src/proxy/proxy_internal.h \
 	src/proxy/proxy_loop.c \
+	src/proxy/proxy_part.c \
 	src/proxy/proxy_queue.c \
 	src/proxy/proxy_state.c \
 	src/proxy/proxy_thread.c \

@@ -25,7 +25,8 @@ enum {
     MPIX_CUDA_BLOCK_TOKENS = 128, /* tokens per block of the route kernel */
     MPIX_CUDA_CHUNKS = 4096,  /* chunks of a context's sources together at most (EXPERT layout) */
     MPIX_CUDA_PIECES = 16,   /* that copy engines may cut a batch into */
-    MPIX_CUDA_FAR_CHUNKS = 512 /* that a batch for a proxied peer may be cut into */
+    MPIX_CUDA_FAR_CHUNKS = 512, /* that a batch for a proxied peer may be cut into */
+    MPIX_CUDA_FAR_WAYS = 8      /* by which a proxied peer is reached, at most */
 };
 enum { MPIX_CUDA_ROUTE, MPIX_CUDA_DISPATCH, MPIX_CUDA_COMBINE, MPIX_CUDA_KINDS };
 /* What a kernel says about a failure; the core makes the sentence. */
@@ -175,7 +176,7 @@ typedef struct mpix_cuda_far {
     const struct mpix_dev_state *queue; /* device */
     uint32_t *packed;              /* device: [size][FAR_CHUNKS] rows of a chunk that are packed, zero between calls */
     uint64_t *here;                /* device: [2][size] chunks that have come, by kind */
-    uint64_t *last;                /* device: [size] number of this handle's last command */
+    uint64_t *last;                /* device: [ways][size] number of this handle's last command */
 } mpix_cuda_far;
 
 /* How rows lie in a batch of a proxied peer: row, scales, record, each item from a multiple of 128 bytes on. Alike at both ends. */

@@ -9,6 +9,9 @@
  * waits for offers is the mapped kernels' code; and of the chunks of a batch it says how many are here. (All warps polling for
  * themselves would keep the words' cache lines from the processor, and the link busy.)
  *
+ * With several proxy threads a peer is reached by several ways, each a queue with an order of its own. A put and its word go one way, chunks
+ * by turns, offers and counts by the first: nothing here depends on the order of two puts, for each has its word.
+ *
  * A batch is what one source sends one peer in a call: an item per row, numbered as the rows are at the receiver, cut into chunks of
  * per_chunk items. An item is the row, its scales, and what goes beside it. Chunks are put when their last row has been packed, in whatever order
  * that is, each with a word of its own, which becomes the epoch.
@@ -72,17 +75,24 @@ __device__ inline bool far_word_wait(const mpix_cuda_handle &h, const uint64_t *
     return true;
 }
 
-/* All that this handle has queued for r is complete. */
+/* All that this handle has queued for r is complete, by whatever way. */
 __device__ inline bool far_settled(const mpix_cuda_handle &h, int r, mpix_cuda_status *to) {
-    return far_word_wait(h, (const uint64_t *)h.far.queue->peers[r].done, h.far.last[r], r, to);
+    const mpix_dev_state &s = *h.far.queue;
+    bool fine = true;
+    for (int way = 0; way < s.ways && fine; way++) {
+        int i = way * s.size + r;
+        fine = h.far.last[i] == 0 || far_word_wait(h, (const uint64_t *)s.peers[i].done, h.far.last[i], r, to);
+    }
+    return fine;
 }
 
-/* Queues a put of bytes (a multiple of 16) from an offset here to one at r, and the word behind it. By one thread; covers what it and those
- * that it synchronised with have stored. */
+/* Queues a put of bytes (a multiple of 16) from an offset here to one at r, and the word behind it, by one of the ways there. By one thread; covers
+ * what it and those that it synchronised with have stored. */
 __device__ inline bool far_post(const mpix_cuda_handle &h, int r, uint64_t from, uint64_t at, uint64_t bytes, uint64_t word, uint64_t value,
-                                mpix_cuda_status *to) {
+                                mpix_cuda_status *to, int way = 0) {
     const mpix_dev_state &s = *h.far.queue;
-    const mpix_dev_fifo &f = s.fifo[s.peers[r].fifo];
+    const int i = way * s.size + r;
+    const mpix_dev_fifo &f = s.fifo[s.peers[i].fifo];
     const mpix_dev_put_cmd put(h.far.remote + r, at, h.far.local, from, bytes);
     unsigned long long number;
     if (!mpix_dev_claim(f, 2, h.timeout_ns, &number)) {
@@ -92,8 +102,8 @@ __device__ inline bool far_post(const mpix_cuda_handle &h, int r, uint64_t from,
     mpix_dev_fence_sys();
     mpix_dev_store(f, number, put.word0, put.word1);
     mpix_dev_store(f, number + 1, (unsigned long long)MPIX_DEV_CMD_WORD | (unsigned long long)(h.far.remote + r) << 3 | word / 8 << 19, value);
-    atomicMax((unsigned long long *)&h.far.last[r], number + 2);
-    mpix_dev_note(s.peers[r], number + 2);
+    atomicMax((unsigned long long *)&h.far.last[i], number + 2);
+    mpix_dev_note(s.peers[i], number + 2);
     mpix_dev_refresh(f, number, 2);
     return true;
 }
@@ -194,7 +204,8 @@ __device__ inline bool far_chunk_count(const mpix_cuda_handle &h, const mpix_cud
     __threadfence();
     uint64_t at = (uint64_t)(chunk * b.per_chunk) * b.item;
     return far_post(h, r, far_pack(h, r) + at, far_there(h, r) + at, n * b.item,
-                    h.far.block * h.rank + h.far.arrived + (kind * MPIX_CUDA_FAR_CHUNKS + chunk) * sizeof(uint64_t), epoch, to);
+                    h.far.block * h.rank + h.far.arrived + (kind * MPIX_CUDA_FAR_CHUNKS + chunk) * sizeof(uint64_t), epoch, to,
+                    (int)(chunk % h.far.queue->ways));
 }
 
 /* A unit of work on batches of proxied peers: some rows of a chunk. All peers' first chunks come first. */

@@ -78,6 +78,11 @@ static const mpix_param_desc param_table[] = {
      "Who executes commands for proxied peers: whoever waits for the object, or a thread of its own that sleeps when "
      "idle; auto: a thread where the transport needs the target's work (ucx), else the caller.",
      FIELD(proxy)},
+    {"proxy_threads", "int", "0..8", "0",
+     "Threads that execute commands for proxied peers, each with lanes of its own: a peer's lanes are spread over them, and the peers are. No more are started "
+     "than there are lanes to peers; for GPU memory each thread gets a lane to every peer. 0: one for every two of a rank's cores where the transport copies (shmem) "
+     "and threads run the proxy (GPU memory, proxy=thread), else one. 2 or more: threads run it with proxy=auto too. Equal on all ranks.",
+     FIELD(proxy_threads)},
     {"signal", "enum", "auto|ordered|counted", "auto",
      "Form of signals over the network: a word behind the data where the network keeps order, or counted writes; auto: "
      "as it allows.",

@@ -44,6 +44,7 @@ typedef struct mpix_params {
     char transport[MPIX_PARAM_STRING]; /* auto, or a name that mpix_net_find knows: what reaches peers that can't be
                                           mapped */
     int proxy;                         /* auto | caller | thread: who runs the proxy; default auto */
+    int proxy_threads;                 /* threads of the proxy, 0: by transport and cores; 0..8 */
     int signal;                        /* auto | ordered | counted: form of signals over the network */
     int lanes;                         /* in-order ways to each proxied peer, default 1, 1..16 */
     size_t chunk_bytes; /* pieces in which a batch for a proxied peer is packed and posted, default 256k */

@@ -140,9 +140,9 @@ const mpix_topo *mpix_topo_get(void) {
     return &topo;
 }
 
-int mpix_topo_bind_helper(int main_pu) {
+int mpix_topo_bind_helper(int main_pu, int which) {
     size_t bytes;
-    int ncpus, chosen = -1;
+    int ncpus, others, chosen = -1;
     cpu_set_t *set, *one = NULL;
 
     /* Ranks that are not bound and do not know where they run would all choose the same PU: the scheduler knows better.
@@ -155,10 +155,12 @@ int mpix_topo_bind_helper(int main_pu) {
         return -1;
     if (CPU_COUNT_S(bytes, set) < 2)
         goto free_set;
-    /* The next one after main_pu, cyclically: ranks spread over the cores spread their helpers too. */
+    others = CPU_COUNT_S(bytes, set) - (main_pu < ncpus && CPU_ISSET_S((size_t)main_pu, bytes, set) != 0);
+    which %= others;
+    /* The next ones after main_pu, cyclically: ranks spread over the cores spread their helpers too. */
     for (int i = 1; i <= ncpus && chosen < 0; i++) {
         int pu = (int)(((long)main_pu + i) % ncpus);
-        if (pu != main_pu && CPU_ISSET_S((size_t)pu, bytes, set))
+        if (pu != main_pu && CPU_ISSET_S((size_t)pu, bytes, set) && which-- == 0)
             chosen = pu;
     }
     one = chosen >= 0 ? CPU_ALLOC((size_t)ncpus) : NULL;

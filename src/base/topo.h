@@ -17,7 +17,8 @@ typedef struct mpix_topo {
 
 /* Looked up once per process, thread safe. */
 const mpix_topo *mpix_topo_get(void);
-/* Binds the calling thread to a PU of the process's set other than the one main_pu when there are at least two and
- * main_pu is known (not -1). Returns the PU's OS index or -1 if it was left unbound. Never an error. */
-int mpix_topo_bind_helper(int main_pu);
+/* Binds the calling thread, helper number which of the main thread's, to a PU of the process's set other than main_pu
+ * when there are at least two and main_pu is known (not -1); helpers that are more than the PUs share them. Returns the
+ * PU's OS index or -1 if it was left unbound. Never an error. */
+int mpix_topo_bind_helper(int main_pu, int which);
 #endif

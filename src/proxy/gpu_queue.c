@@ -3,8 +3,8 @@
  * side of the ring beside mpix_dev_claim in include/mpix_device.cuh.
  *
  * Taking. Commands are looked at (mpix_fifo_peek), queued in their lanes, and only then given back with the tail, since descriptors stand in
- * memory that the producers reuse with the slot. A lane's admission is taken here for the kernel. Who takes holds the proxy's lock, so the
- * tables and sums need none of their own.
+ * memory that the producers reuse with the slot. A lane's admission is taken here for the kernel. Who takes holds the lock of the queue's part,
+ * and tables change under the locks of all parts; a peer's sums are touched by one part, the one that has way 0 to it.
  *
  * A command that names what does not exist is not the peer's failure, but nothing after it can be trusted: the word that kernels watch beside
  * the peer's gets ARG, and the log says what it was.
@@ -21,13 +21,13 @@
 #include "proxy/proxy_internal.h"
 
 typedef struct gpu_local {
-    const mpix_net_mem *mem;
+    const mpix_proxy_mem *mem;
     char *base;
     uint64_t bytes;
 } gpu_local;
 
 typedef struct gpu_remote {
-    const mpix_net_rmem *rmem;
+    const mpix_proxy_rmem *rmem;
     uint64_t off, bytes;
     int peer, add, gpu;
 } gpu_remote;
@@ -38,12 +38,12 @@ struct mpix_gpu_queues {
     mpix_gpu_queues_config config;
     mpix_fifo *fifo[MPIX_DEV_FIFOS]; /* pinned; head is not used */
     uint64_t *descs[MPIX_DEV_FIFOS]; /* pinned */
-    uint64_t *heads;                 /* GPU memory: [queues][HEADS * HEAD_WORDS], then [size][PEER_WORDS] */
-    _Atomic uint64_t *words;         /* pinned: done[size], error[size] */
+    int each, nqueues, ways;         /* queues of a part, of all */
+    uint64_t *heads;                 /* GPU memory: [queues][HEADS * HEAD_WORDS], then [ways][size][PEER_WORDS] */
+    _Atomic uint64_t *words;         /* pinned: done[ways][size], error[size] */
     uint64_t *sums;                  /* [size][counters] */
     gpu_local local[MPIX_DEV_LOCALS];
     gpu_remote *remote; /* [MPIX_DEV_REMOTES] */
-    int lane;
 };
 
 enum { HEADS = 4, PEER_HEADS = 3, HEAD_WORDS = 16, PEER_WORDS = PEER_HEADS * HEAD_WORDS }; /* each counter has a cache line */
@@ -53,14 +53,42 @@ _Static_assert(MPIX_ERRK_ARG == (int)MPIX_DEVICE_ARG && MPIX_ERRK_PEER == (int)M
                "kernels return kinds");
 _Static_assert(sizeof(uint64_t) == sizeof(unsigned long long), "words of the device");
 
+/* Ways to a peer are its last lanes, the last one first: a single way leaves the first lane to the host's commands. */
+static int queue_lane(const mpix_gpu_queues *q, int way) { return q->proxy->nlanes - 1 - way; }
+
+/* The way that a part has to a peer, -1: none. With as many ways as parts there is one in each. */
+static int queue_way(const mpix_gpu_queues *q, const proxy_part *part, int peer) {
+    for (int way = 0; way < q->ways; way++)
+        if (proxy_part_of(q->proxy, peer, queue_lane(q, way)) == part->index)
+            return way;
+    return -1;
+}
+
+static uint64_t *peer_heads(const mpix_gpu_queues *q, int peer, int way) {
+    return q->heads + (size_t)q->nqueues * HEADS * HEAD_WORDS + (size_t)(way * q->proxy->size + peer) * PEER_WORDS;
+}
+
+static _Atomic uint64_t *done_word(const mpix_gpu_queues *q, int peer, int way) { return &q->words[way * q->proxy->size + peer]; }
+static _Atomic uint64_t *error_word(const mpix_gpu_queues *q, int peer) { return &q->words[q->ways * q->proxy->size + peer]; }
+
+static void queues_lock(mpix_gpu_queues *q) {
+    for (int i = 0; i < q->proxy->nparts; i++)
+        proxy_lock(q->proxy->part[i]);
+}
+
+static void queues_unlock(mpix_gpu_queues *q) {
+    for (int i = 0; i < q->proxy->nparts; i++)
+        proxy_unlock(q->proxy->part[i]);
+}
+
 /* ---- memory -------------------------------------------------------------------------------------------------------------- */
 
 static int queues_alloc(mpix_gpu_queues *q, char *why) {
     const mpix_cuda_ops *ops = q->gpu->ops;
-    size_t slots = (size_t)q->config.slots, size = (size_t)q->proxy->size;
+    size_t slots = (size_t)q->config.slots, size = (size_t)q->proxy->size, ways = (size_t)q->ways;
     int kind = 0;
 
-    for (int i = 0; i < q->config.queues && !kind; i++) {
+    for (int i = 0; i < q->nqueues && !kind; i++) {
         size_t at = (sizeof **q->fifo + 63) / 64 * 64;
         kind = ops->pinned_alloc(at + slots * sizeof(mpix_fifo_slot), (void **)&q->fifo[i], why);
         if (!kind)
@@ -69,9 +97,9 @@ static int queues_alloc(mpix_gpu_queues *q, char *why) {
             mpix_fifo_place(q->fifo[i], (mpix_fifo_slot *)(void *)((char *)q->fifo[i] + at), slots);
     }
     if (!kind)
-        kind = ops->pinned_alloc(2 * size * sizeof *q->words, (void **)&q->words, why);
+        kind = ops->pinned_alloc((ways + 1) * size * sizeof *q->words, (void **)&q->words, why);
     if (!kind)
-        kind = ops->local_alloc(&q->gpu->device, ((size_t)q->config.queues * HEADS * HEAD_WORDS + size * PEER_WORDS) * sizeof *q->heads, (void **)&q->heads, why);
+        kind = ops->local_alloc(&q->gpu->device, ((size_t)q->nqueues * HEADS * HEAD_WORDS + ways * size * PEER_WORDS) * sizeof *q->heads, (void **)&q->heads, why);
     return kind;
 }
 
@@ -85,7 +113,11 @@ int mpix_gpu_queues_open(mpix_proxy *proxy, const mpix_gpu *gpu, const mpix_gpu_
     q->proxy = proxy;
     q->gpu = gpu;
     q->config = *config;
-    q->lane = proxy->nlanes - 1;
+    q->ways = config->spread ? proxy->nparts : 1;
+    q->each = (config->queues + proxy->nparts - 1) / proxy->nparts;
+    if (q->each * proxy->nparts > MPIX_DEV_FIFOS)
+        q->each = MPIX_DEV_FIFOS / proxy->nparts;
+    q->nqueues = q->each * proxy->nparts;
     q->sums = calloc((size_t)proxy->size * (size_t)config->counters, sizeof *q->sums);
     q->remote = calloc(MPIX_DEV_REMOTES, sizeof *q->remote);
     kind = q->sums && q->remote ? queues_alloc(q, why) : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the queues of a GPU");
@@ -95,9 +127,10 @@ int mpix_gpu_queues_open(mpix_proxy *proxy, const mpix_gpu *gpu, const mpix_gpu_
         mpix_gpu_queues_close(q);
         return kind;
     }
-    proxy_lock(proxy);
-    proxy->gpu = q;
-    proxy_unlock(proxy);
+    queues_lock(q);
+    for (int i = 0; i < proxy->nparts; i++)
+        proxy->part[i]->gpu = q;
+    queues_unlock(q);
     *out = q;
     return 0;
 }
@@ -108,11 +141,12 @@ void mpix_gpu_queues_close(mpix_gpu_queues *q) {
     if (!q)
         return;
     ops = q->gpu->ops;
-    proxy_lock(q->proxy);
-    if (q->proxy->gpu == q)
-        q->proxy->gpu = NULL;
-    proxy_unlock(q->proxy);
-    for (int i = 0; i < q->config.queues; i++) {
+    queues_lock(q);
+    for (int i = 0; i < q->proxy->nparts; i++)
+        if (q->proxy->part[i]->gpu == q)
+            q->proxy->part[i]->gpu = NULL;
+    queues_unlock(q);
+    for (int i = 0; i < q->nqueues; i++) {
         if (q->fifo[i])
             ops->pinned_free(q->fifo[i]);
         if (q->descs[i])
@@ -134,8 +168,9 @@ static unsigned long long *queue_word(uint64_t *p) {
 }
 
 void mpix_gpu_queues_describe(const mpix_gpu_queues *q, mpix_dev_state *state) {
-    state->nfifos = q->config.queues;
-    for (int i = 0; i < q->config.queues; i++) {
+    state->nfifos = q->nqueues;
+    state->ways = q->ways;
+    for (int i = 0; i < q->nqueues; i++) {
         uint64_t *heads = q->heads + (size_t)i * HEADS * HEAD_WORDS;
         state->fifo[i] = (mpix_dev_fifo){.reserved = queue_word(heads),
                                          .head = queue_word(heads + HEAD_WORDS),
@@ -148,77 +183,83 @@ void mpix_gpu_queues_describe(const mpix_gpu_queues *q, mpix_dev_state *state) {
     }
 }
 
-void mpix_gpu_queues_describe_peer(const mpix_gpu_queues *q, int peer, mpix_dev_peer *out) {
+int mpix_gpu_queues_ways(const mpix_gpu_queues *q) { return q->ways; }
+
+void mpix_gpu_queues_describe_peer(const mpix_gpu_queues *q, int peer, int way, mpix_dev_peer *out) {
+    const mpix_proxy *proxy = q->proxy;
+    uint64_t *heads = peer_heads(q, peer, way);
+
     out->proxied = 1;
-    out->fifo = peer % q->config.queues;
-    uint64_t *heads = q->heads + (size_t)q->config.queues * HEADS * HEAD_WORDS + (size_t)peer * PEER_WORDS;
+    out->fifo = proxy_part_of(proxy, peer, queue_lane(q, way)) * q->each + peer / proxy->nparts % q->each;
     out->last = queue_word(heads);
     out->done_seen = queue_word(heads + HEAD_WORDS);
     out->looking = queue_word(heads + 2 * HEAD_WORDS);
-    out->done = queue_word((uint64_t *)(void *)&q->words[peer]);
-    out->error = queue_word((uint64_t *)(void *)&q->words[q->proxy->size + peer]);
+    out->done = queue_word((uint64_t *)(void *)done_word(q, peer, way));
+    out->error = queue_word((uint64_t *)(void *)error_word(q, peer));
 }
 
-void mpix_gpu_queues_local(mpix_gpu_queues *q, int index, const mpix_net_mem *mem, void *base, uint64_t bytes) {
-    proxy_lock(q->proxy);
+void mpix_gpu_queues_local(mpix_gpu_queues *q, int index, const mpix_proxy_mem *mem, void *base, uint64_t bytes) {
+    queues_lock(q);
     q->local[index] = (gpu_local){mem, base, bytes};
-    proxy_unlock(q->proxy);
+    queues_unlock(q);
 }
 
-void mpix_gpu_queues_remote(mpix_gpu_queues *q, int index, int peer, const mpix_net_rmem *rmem, uint64_t off, uint64_t bytes, int add) {
-    proxy_lock(q->proxy);
+void mpix_gpu_queues_remote(mpix_gpu_queues *q, int index, int peer, const mpix_proxy_rmem *rmem, uint64_t off, uint64_t bytes, int add) {
+    queues_lock(q);
     q->remote[index] = (gpu_remote){.rmem = rmem, .off = off, .bytes = bytes, .peer = peer, .add = add};
-    proxy_unlock(q->proxy);
+    queues_unlock(q);
 }
 
 void mpix_gpu_queues_remote_gpu(mpix_gpu_queues *q, int index) {
-    proxy_lock(q->proxy);
+    queues_lock(q);
     q->remote[index].gpu = 1;
-    proxy_unlock(q->proxy);
+    queues_unlock(q);
 }
 
 int mpix_gpu_queues_settled(const mpix_gpu_queues *q) {
-    const mpix_proxy *proxy = q->proxy;
     char why[MPIX_CUDA_WHY] = "";
 
-    for (int r = 0; r < proxy->size; r++) {
-        const uint64_t *last = q->heads + (size_t)q->config.queues * HEADS * HEAD_WORDS + (size_t)r * PEER_WORDS;
-        uint64_t number = 0;
-        if (!proxy->peers[r].lanes || atomic_load_explicit(&proxy->peers[r].failed, memory_order_relaxed))
+    for (int r = 0; r < q->proxy->size; r++) {
+        if (!q->proxy->part[proxy_part_of(q->proxy, r, queue_lane(q, 0))]->peers[r].lanes || mpix_proxy_failed(q->proxy, r, NULL))
             continue;
-        if (q->gpu->ops->copy(&q->gpu->device, &number, last, sizeof number, why) == 0 &&
-            atomic_load_explicit(&q->words[r], memory_order_acquire) < number)
-            return 0;
+        for (int way = 0; way < q->ways; way++) {
+            uint64_t number = 0;
+            if (q->gpu->ops->copy(&q->gpu->device, &number, peer_heads(q, r, way), sizeof number, why) == 0 &&
+                atomic_load_explicit(done_word(q, r, way), memory_order_acquire) < number)
+                return 0;
+        }
     }
     return 1;
 }
 
 /* ---- taking -------------------------------------------------------------------------------------------------------------- */
 
+/* The first one counts; parts may find a failure at once. */
 static void queue_error(mpix_gpu_queues *q, int peer, int kind) {
-    _Atomic uint64_t *word = &q->words[q->proxy->size + peer];
+    uint64_t none = 0;
 
-    if (!atomic_load_explicit(word, memory_order_relaxed))
-        atomic_store_explicit(word, (uint64_t)kind, memory_order_release);
+    atomic_compare_exchange_strong_explicit(error_word(q, peer), &none, (uint64_t)kind, memory_order_release, memory_order_relaxed);
 }
 
-void proxy_gpu_failed(mpix_proxy *proxy, int peer, int kind) {
-    if (proxy->gpu)
-        queue_error(proxy->gpu, peer, kind);
+void proxy_gpu_failed(proxy_part *part, int peer, int kind) {
+    if (part->gpu)
+        queue_error(part->gpu, peer, kind);
 }
 
-/* Commands for a peer complete in the order of their numbers: one queue, one lane. Release: the source's memory is free again. */
-void proxy_gpu_done(mpix_proxy *proxy, int peer, uint64_t seq) {
-    if (proxy->gpu && seq)
-        atomic_store_explicit(&proxy->gpu->words[peer], seq, memory_order_release);
+/* Commands for a peer by one way complete in the order of their numbers: one queue, one lane. Release: the source's memory is free again. */
+void proxy_gpu_done(proxy_part *part, int peer, int lane, uint64_t seq) {
+    mpix_gpu_queues *q = part->gpu;
+
+    if (q && seq)
+        atomic_store_explicit(done_word(q, peer, queue_lane(q, 0) - proxy_lane_of(part->whole, part->index, peer, lane)), seq, memory_order_release);
 }
 
 /* What a command is made of: up to two requests. 0: it names what does not exist; *peer is whose word tells, -1: nobody's. */
-static int queue_put(const mpix_gpu_queues *q, uint64_t word0, uint64_t loff, uint64_t roff, uint64_t len, mpix_request *r) {
+static int queue_put(const mpix_gpu_queues *q, const proxy_part *part, uint64_t word0, uint64_t loff, uint64_t roff, uint64_t len, mpix_request *r) {
     const gpu_local *l = &q->local[word0 >> 19 & (MPIX_DEV_LOCALS - 1)];
     const gpu_remote *to = &q->remote[word0 >> 3 & (MPIX_DEV_REMOTES - 1)];
 
-    if (!l->mem || !to->rmem || len > l->bytes || loff > l->bytes - len || len > to->bytes || roff > to->bytes - len)
+    if (!l->mem || !to->rmem || !to->rmem->of[part->index] || len > l->bytes || loff > l->bytes - len || len > to->bytes || roff > to->bytes - len)
         return 0;
     *r = (mpix_request){.op = MPIX_CMD_WRITE,
                         .peer = (uint16_t)to->peer,
@@ -226,56 +267,54 @@ static int queue_put(const mpix_gpu_queues *q, uint64_t word0, uint64_t loff, ui
                         .roff = to->off + roff,
                         .len = len,
                         .counter = MPIX_CMD_UNCOUNTED,
-                        .mem = l->mem,
-                        .rmem = to->rmem};
+                        .mem = l->mem->of[part->index],
+                        .rmem = to->rmem->of[part->index]};
     return 1;
 }
 
-static int queue_add(const mpix_gpu_queues *q, uint64_t word0, const uint64_t *desc, mpix_request *r) {
+static int queue_add(const mpix_gpu_queues *q, const proxy_part *part, uint64_t word0, const uint64_t *desc, mpix_request *r) {
     const gpu_remote *to = &q->remote[word0 >> 3 & (MPIX_DEV_REMOTES - 1)];
-    const mpix_proxy *proxy = q->proxy;
-    uint64_t at = (uint64_t)proxy->size * (uint64_t)q->config.counters * sizeof(uint64_t);
+    uint64_t at = (uint64_t)part->size * (uint64_t)q->config.counters * sizeof(uint64_t);
 
-    if (!to->rmem || !to->add || to->bytes < 8 || desc[1] > to->bytes - 8 || (to->off + desc[1]) % 8)
+    if (!to->rmem || !to->rmem->of[part->index] || !to->add || to->bytes < 8 || desc[1] > to->bytes - 8 || (to->off + desc[1]) % 8)
         return 0;
     *r = (mpix_request){.op = MPIX_CMD_ADD,
                         .peer = (uint16_t)to->peer,
-                        .loff = (uint64_t)(uintptr_t)(proxy->base[q->config.window] + at), /* the old value, which nobody asks for */
+                        .loff = (uint64_t)(uintptr_t)(part->base[q->config.window] + at), /* the old value, which nobody asks for */
                         .roff = to->off + desc[1],
                         .len = 8,
                         .counter = MPIX_CMD_UNCOUNTED,
-                        .mem = proxy->mem[q->config.window],
-                        .rmem = to->rmem,
+                        .mem = part->mem[q->config.window],
+                        .rmem = to->rmem->of[part->index],
                         .value = desc[3]};
     return 1;
 }
 
 /* Both look at this rank's counters in the peer's window. */
-static void queue_word_request(const mpix_gpu_queues *q, int peer, int op, int slot, mpix_request *r) {
-    const mpix_proxy *proxy = q->proxy;
-    uint64_t words = (uint64_t)q->config.counters, at = (uint64_t)proxy->size * words * sizeof(uint64_t);
+static void queue_word_request(const mpix_gpu_queues *q, const proxy_part *part, int peer, int op, int slot, mpix_request *r) {
+    uint64_t words = (uint64_t)q->config.counters, at = (uint64_t)part->size * words * sizeof(uint64_t);
 
     *r = (mpix_request){.op = (uint8_t)op,
                         .peer = (uint16_t)peer,
-                        .loff = (uint64_t)(uintptr_t)(proxy->base[q->config.window] + at),
-                        .roff = ((uint64_t)proxy->boot->rank * words + (uint64_t)slot) * sizeof(uint64_t),
+                        .loff = (uint64_t)(uintptr_t)(part->base[q->config.window] + at),
+                        .roff = ((uint64_t)part->boot->rank * words + (uint64_t)slot) * sizeof(uint64_t),
                         .len = 8,
                         .counter = MPIX_CMD_UNCOUNTED,
-                        .mem = proxy->mem[q->config.window],
-                        .rmem = proxy->peers[peer].rmem[q->config.window]};
+                        .mem = part->mem[q->config.window],
+                        .rmem = part->peers[peer].rmem[q->config.window]};
 }
 
 /* A word behind all that was put to the peer before. Returns how many requests. */
-static int queue_store(const mpix_gpu_queues *q, uint64_t word0, uint64_t value, mpix_request r[2]) {
+static int queue_store(const mpix_gpu_queues *q, const proxy_part *part, uint64_t word0, uint64_t value, mpix_request r[2]) {
     const gpu_remote *to = &q->remote[word0 >> 3 & (MPIX_DEV_REMOTES - 1)];
     uint64_t off = (word0 >> 19) * sizeof(uint64_t);
-    int n = q->proxy->counted || to->gpu;
+    int n = part->counted || to->gpu;
 
-    if (!to->rmem || to->bytes < sizeof(uint64_t) || off > to->bytes - sizeof(uint64_t) || (to->off + off) % sizeof(uint64_t))
+    if (!to->rmem || !to->rmem->of[part->index] || to->bytes < sizeof(uint64_t) || off > to->bytes - sizeof(uint64_t) || (to->off + off) % sizeof(uint64_t))
         return 0;
     if (n) {
-        queue_word_request(q, to->peer, MPIX_CMD_READ, 0, &r[0]);
-        r[0].rmem = to->rmem;
+        queue_word_request(q, part, to->peer, MPIX_CMD_READ, 0, &r[0]);
+        r[0].rmem = to->rmem->of[part->index];
         r[0].roff = to->off + off;
         r[0].fence = 1;
     }
@@ -284,37 +323,36 @@ static int queue_store(const mpix_gpu_queues *q, uint64_t word0, uint64_t value,
                           .roff = to->off + off,
                           .len = sizeof(uint64_t),
                           .counter = MPIX_CMD_UNCOUNTED,
-                          .rmem = to->rmem,
+                          .rmem = to->rmem->of[part->index],
                           .value = value,
                           .fence = (uint8_t)n};
     return n + 1;
 }
 
 /* Returns how many requests, 0: the command is wrong. The sum of a signal is added to when the command is admitted. */
-static int queue_decode(mpix_gpu_queues *q, const mpix_cmd *cmd, const uint64_t *desc, mpix_request r[2]) {
-    const mpix_proxy *proxy = q->proxy;
+static int queue_decode(mpix_gpu_queues *q, const proxy_part *part, const mpix_cmd *cmd, const uint64_t *desc, mpix_request r[2]) {
     uint64_t word0 = cmd->half[0], word1 = cmd->half[1];
     int op = (int)(word0 & 7), peer = (int)(word0 >> 3 & 0xffff);
     uint64_t slot = word0 >> 31;
 
     switch (op) {
     case MPIX_DEV_CMD_PUT:
-        return queue_put(q, word0, (word1 & 0x7fffffff) * MPIX_DEV_UNIT, (word1 >> 31) * MPIX_DEV_UNIT, word0 >> 31, &r[0]);
-    case MPIX_DEV_CMD_PUT_DESC: return queue_put(q, word0, desc[0], desc[1], desc[2], &r[0]);
-    case MPIX_DEV_CMD_ADD_DESC: return queue_add(q, word0, desc, &r[0]);
-    case MPIX_DEV_CMD_WORD: return queue_store(q, word0, word1, r);
+        return queue_put(q, part, word0, (word1 & 0x7fffffff) * MPIX_DEV_UNIT, (word1 >> 31) * MPIX_DEV_UNIT, word0 >> 31, &r[0]);
+    case MPIX_DEV_CMD_PUT_DESC: return queue_put(q, part, word0, desc[0], desc[1], desc[2], &r[0]);
+    case MPIX_DEV_CMD_ADD_DESC: return queue_add(q, part, word0, desc, &r[0]);
+    case MPIX_DEV_CMD_WORD: return queue_store(q, part, word0, word1, r);
     case MPIX_DEV_CMD_FLUSH:
     case MPIX_DEV_CMD_SIGNAL: break;
     default: return 0;
     }
-    if (peer >= proxy->size || !proxy->peers[peer].lanes || !proxy->peers[peer].rmem[q->config.window] || slot >= (uint64_t)q->config.counters)
+    if (peer >= part->size || !part->peers[peer].lanes || !part->peers[peer].rmem[q->config.window] || slot >= (uint64_t)q->config.counters)
         return 0;
-    queue_word_request(q, peer, MPIX_CMD_READ, 0, &r[0]);
+    queue_word_request(q, part, peer, MPIX_CMD_READ, 0, &r[0]);
     r[0].fence = 1;
     if (op == MPIX_DEV_CMD_FLUSH)
         return 1;
-    int ordered = !proxy->counted, n = ordered ? 0 : 1;
-    queue_word_request(q, peer, MPIX_CMD_WORD, (int)slot, &r[n]);
+    int ordered = !part->counted, n = ordered ? 0 : 1;
+    queue_word_request(q, part, peer, MPIX_CMD_WORD, (int)slot, &r[n]);
     r[n].fence = !ordered;
     r[n].value = q->sums[(size_t)peer * (size_t)q->config.counters + slot] + word1;
     return n + 1;
@@ -336,46 +374,47 @@ static void queue_refuse(mpix_gpu_queues *q, const mpix_cmd *cmd) {
 }
 
 /* One command. 0: its lane has no room now. */
-static int queue_take(mpix_gpu_queues *q, const mpix_cmd *cmd, const uint64_t *desc, uint64_t number) {
-    mpix_proxy *proxy = q->proxy;
+static int queue_take(mpix_gpu_queues *q, proxy_part *part, const mpix_cmd *cmd, const uint64_t *desc, uint64_t number) {
     mpix_request r[2];
-    int n = queue_decode(q, cmd, desc, r);
+    int n = queue_decode(q, part, cmd, desc, r);
 
-    if (n == 0) {
+    int way = n > 0 ? queue_way(q, part, r[0].peer) : -1;
+    if (way < 0) {
         queue_refuse(q, cmd);
         return 1;
     }
-    proxy_lane *lane = &proxy->peers[r[0].peer].lanes[q->lane];
-    if (!atomic_load_explicit(&proxy->peers[r[0].peer].failed, memory_order_relaxed) && !proxy_admit(proxy, lane, (uint64_t)n))
+    int number_of_lane = proxy_lane_in_part(q->proxy, queue_lane(q, way));
+    proxy_lane *lane = &part->peers[r[0].peer].lanes[number_of_lane];
+    if (!atomic_load_explicit(&part->peers[r[0].peer].failed, memory_order_relaxed) && !proxy_admit(part, lane, (uint64_t)n))
         return 0;
     for (int i = 0; i < n; i++) {
-        r[i].lane = (uint8_t)q->lane;
+        r[i].lane = (uint8_t)number_of_lane;
         r[i].gpu = 1;
         if (r[i].op == MPIX_CMD_WORD && (cmd->half[0] & 7) == MPIX_DEV_CMD_SIGNAL)
             q->sums[(size_t)r[i].peer * (size_t)q->config.counters + (cmd->half[0] >> 31)] = r[i].value;
-        proxy_queue_request(proxy, &r[i], i == n - 1 ? number : 0);
+        proxy_queue_request(part, &r[i], i == n - 1 ? number : 0);
     }
     return 1;
 }
 
-static int queue_turn(mpix_gpu_queues *q, int f) {
+static int queue_turn(mpix_gpu_queues *q, proxy_part *part, int f) {
     mpix_fifo *fifo = q->fifo[f];
     uint64_t position = atomic_load_explicit(&fifo->tail, memory_order_relaxed);
     mpix_cmd cmds[PROXY_BATCH];
     int n = mpix_fifo_peek(fifo, cmds, PROXY_BATCH), i = 0;
 
-    while (i < n && queue_take(q, &cmds[i], q->descs[f] + MPIX_DEV_DESC_WORDS * ((position + (uint64_t)i) & fifo->mask), position + (uint64_t)i + 1))
+    while (i < n && queue_take(q, part, &cmds[i], q->descs[f] + MPIX_DEV_DESC_WORDS * ((position + (uint64_t)i) & fifo->mask), position + (uint64_t)i + 1))
         i++;
     if (i > 0)
         mpix_fifo_advance(fifo, i);
     return i;
 }
 
-int proxy_gpu_take(mpix_proxy *proxy) {
-    mpix_gpu_queues *q = proxy->gpu;
+int proxy_gpu_take(proxy_part *part) {
+    mpix_gpu_queues *q = part->gpu;
     int taken = 0;
 
-    for (int f = 0; f < q->config.queues; f++)
-        taken += queue_turn(q, f);
+    for (int f = part->index * q->each; f < (part->index + 1) * q->each; f++)
+        taken += queue_turn(q, part, f);
     return taken;
 }

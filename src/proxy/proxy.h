@@ -1,8 +1,13 @@
 /*
  * proxy.h - the proxy: takes commands from FIFOs, posts them to a net within credit, counts completions and arrivals, publishes words.
  *
- * Its loop body, mpix_proxy_step, is run by a thread of its own or by whoever makes progress on the object (parameter proxy = thread |
+ * Its loop body, mpix_proxy_step, is run by threads of its own or by whoever makes progress on the object (parameter proxy = thread |
  * caller): the caller posting saves a wake-up. It never calls MPI and never allocates in the loop.
+ *
+ * Parts. A proxy is as many parts as it has threads (parameter proxy_threads): each has a FIFO, a net and a thread of its own, and nothing in the
+ * loop is shared, so parts take no locks from each other. A lane to a peer belongs to one part, part (rank + peer + lane) mod parts, which is the
+ * same seen from both ends: a pair's lanes are spread over the parts, and so are the peers of few lanes. Order is promised per lane only, and is
+ * the part's. Memory is registered with every part's net, which is why a handle of it is the proxy's and not the net's.
  *
  * Windows. Both sides name memory by a window number (0 .. MPIX_PROXY_WINDOWS - 1) that means the same on all ranks; mpix_proxy_window
  * registers this rank's memory and exchanges keys.
@@ -26,13 +31,27 @@
 enum { MPIX_PROXY_WINDOWS = 8 };
 
 typedef struct mpix_proxy mpix_proxy;
+typedef struct mpix_proxy_mem mpix_proxy_mem;   /* registered memory of this rank */
+typedef struct mpix_proxy_rmem mpix_proxy_rmem; /* a peer's */
+
+/* A mpix_net_op (net.h) as callers of the proxy give it. */
+typedef struct mpix_proxy_op {
+    int kind, peer, lane;
+    const mpix_proxy_mem *mem;
+    void *local;
+    const mpix_proxy_rmem *rmem;
+    uint64_t roff, len, value;
+    int64_t counter;
+} mpix_proxy_op;
 
 /* Collective over boot, ends in agreement. want[peer]: peers to be reached. bell: rung after the proxy has stored something for this rank,
- * or failed; may be NULL. counters: per peer, < 65536. Opens the net named by params->transport, connects, starts the thread if so set. */
-int mpix_proxy_create(mpix_boot *boot, const mpix_params *params, const unsigned char *want, int counters, mpix_doorbell *bell, mpix_proxy **proxy);
-/* Local: stops the thread, abandons what is not complete, closes. NULL is fine. */
+ * or failed; may be NULL. counters: per peer, < 65536. kernels: 1: kernels will queue commands (gpu_queue.h), so there are threads, and each of
+ * them has a lane to each peer. Opens the net named by params->transport, connects, starts threads if so set. */
+int mpix_proxy_create(mpix_boot *boot, const mpix_params *params, const unsigned char *want, int counters, int kernels, mpix_doorbell *bell,
+                      mpix_proxy **proxy);
+/* Local: stops the threads, abandons what is not complete, closes. NULL is fine. */
 void mpix_proxy_free(mpix_proxy *proxy);
-/* Ends the thread, if there is one: nothing is posted any more by itself. For who has memory by handle to deregister before mpix_proxy_free. */
+/* Ends the threads, if there are any: nothing is posted any more by itself. For who has memory by handle to deregister before mpix_proxy_free. */
 void mpix_proxy_stop(mpix_proxy *proxy);
 const mpix_net_caps *mpix_proxy_caps(const mpix_proxy *proxy);
 int mpix_proxy_counted(const mpix_proxy *proxy); /* the signal form in force */
@@ -54,21 +73,21 @@ int mpix_proxy_signal(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t 
  * meanwhile. Handles must outlive the commands that name them.
  */
 size_t mpix_proxy_key_bytes(const mpix_proxy *proxy);
-int mpix_proxy_mem_reg(mpix_proxy *proxy, void *base, size_t bytes, mpix_net_mem **mem);
+int mpix_proxy_mem_reg(mpix_proxy *proxy, void *base, size_t bytes, mpix_proxy_mem **mem);
 /* The same for memory of a GPU, see net.h, over a net that has a way (reaches_gpu); not there: UNSUPPORTED, way->why says why, and nothing is logged. */
 int mpix_proxy_reaches_gpu(const mpix_proxy *proxy);
-int mpix_proxy_mem_reg_gpu(mpix_proxy *proxy, void *base, size_t bytes, mpix_net_gpu *way, mpix_net_mem **mem);
-void mpix_proxy_mem_key(mpix_proxy *proxy, const mpix_net_mem *mem, void *key);
-void mpix_proxy_mem_dereg(mpix_proxy *proxy, mpix_net_mem *mem);
-int mpix_proxy_rmem_open(mpix_proxy *proxy, int peer, const void *key, mpix_net_rmem **rmem);
-void mpix_proxy_rmem_close(mpix_proxy *proxy, mpix_net_rmem *rmem);
+int mpix_proxy_mem_reg_gpu(mpix_proxy *proxy, void *base, size_t bytes, mpix_net_gpu *way, mpix_proxy_mem **mem);
+void mpix_proxy_mem_key(mpix_proxy *proxy, const mpix_proxy_mem *mem, void *key);
+void mpix_proxy_mem_dereg(mpix_proxy *proxy, mpix_proxy_mem *mem);
+int mpix_proxy_rmem_open(mpix_proxy *proxy, int peer, const void *key, mpix_proxy_rmem **rmem);
+void mpix_proxy_rmem_close(mpix_proxy *proxy, mpix_proxy_rmem *rmem);
 /* The handles behind a window, to name it in mpix_proxy_post. */
-const mpix_net_mem *mpix_proxy_window_mem(const mpix_proxy *proxy, int window);
-const mpix_net_rmem *mpix_proxy_window_rmem(const mpix_proxy *proxy, int peer, int window);
+const mpix_proxy_mem *mpix_proxy_window_mem(const mpix_proxy *proxy, int window);
+const mpix_proxy_rmem *mpix_proxy_window_rmem(const mpix_proxy *proxy, int peer, int window);
 /* Queues a WRITE, READ or ADD as net.h describes it, of any length; through a descriptor. counter >= 0: a WRITE that belongs to the batch
  * of that counter like a put (ignored in the ordered form); < 0: nobody counts it. Ranges are the caller's business. Result as
  * mpix_proxy_put. */
-int mpix_proxy_post(mpix_proxy *proxy, const mpix_net_op *op, uint64_t *seq);
+int mpix_proxy_post(mpix_proxy *proxy, const mpix_proxy_op *op, uint64_t *seq);
 /* Commands of (peer, lane) whose local buffers may be reused: all with seq <= this. */
 uint64_t mpix_proxy_completed(const mpix_proxy *proxy, int peer, int lane);
 /* Bytes allocated for peer: lanes, counters, its part of the table of headers; and the name of the net as asked for. */
@@ -77,15 +96,16 @@ const char *mpix_proxy_net_name(const mpix_proxy *proxy);
 /* Number of messages posted and bytes written to peer so far, for statistics. */
 void mpix_proxy_counts(const mpix_proxy *proxy, int peer, uint64_t *messages, uint64_t *bytes);
 
-/* One turn: take, post, poll, publish. Returns 1 if anything happened. Does nothing when a thread does it, or another caller is in it. */
+/* One turn: take, post, poll, publish. Returns 1 if anything happened. Does nothing when threads do it, or another caller is in it. */
 int mpix_proxy_step(mpix_proxy *proxy);
-int mpix_proxy_threaded(const mpix_proxy *proxy);
-/* Local: starts a thread, if nobody but the caller has turned it so far. Nobody else is in a call of the proxy. */
-int mpix_proxy_start_thread(mpix_proxy *proxy, const mpix_params *params);
+int mpix_proxy_threads(const mpix_proxy *proxy); /* 0: the caller's */
+int mpix_proxy_lanes(const mpix_proxy *proxy);   /* to each peer */
+/* Local: starts its threads, if nobody but the caller has turned it so far. Nobody else is in a call of the proxy. */
+int mpix_proxy_start_threads(mpix_proxy *proxy, const mpix_params *params);
 /* Whether everything that arrives through it rings the doorbell: its thread publishes counted signals, while a network device that writes
  * words by itself rings nobody, nor does a proxy that the caller has to run. NULL, no proxy at all: 1. */
 int mpix_proxy_rings(const mpix_proxy *proxy);
-/* The latched failure of a peer: 0, or its kind with *error filled. */
+/* The latched failure of a peer, by any part: 0, or its kind with *error filled. */
 int mpix_proxy_failed(mpix_proxy *proxy, int peer, MPIX_Error *error);
 /* Writes the state (queues, credit, counters, sleeping) to the log at level warn; on request and on time-outs. */
 void mpix_proxy_dump(mpix_proxy *proxy);

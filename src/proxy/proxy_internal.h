@@ -1,9 +1,10 @@
 /*
- * proxy_internal.h - the state of a proxy, shared by its files: proxy.c (create, free, windows), proxy_queue.c
- * (producers), proxy_loop.c (the turn), proxy_thread.c (thread, sleep, wake), proxy_state.c (failures, counts, dump).
+ * proxy_internal.h - the state of a proxy, shared by its files: proxy.c (create, free, memory: what concerns all parts),
+ * proxy_part.c (a part: create, free, windows), proxy_queue.c (producers), proxy_loop.c (the turn), proxy_thread.c
+ * (thread, sleep, wake), proxy_state.c (failures, counts, dump).
  *
- * Who writes what. Producers: FIFO, descriptors, a lane's `admitted`. The holder of the lock, who makes the turn:
- * everything else. What others read of it is atomic (completed, retired, failed, counts), or is written before any
+ * Who writes what of a part. Producers: FIFO, descriptors, a lane's `admitted`. The holder of the part's lock, who makes
+ * its turn: everything else. What others read of it is atomic (completed, retired, failed, counts), or is written before any
  * other thread can name it (windows, in the collective mpix_proxy_window).
  */
 #ifndef MPIX_PROXY_INTERNAL_H
@@ -19,6 +20,7 @@ enum {
     PROXY_MIN_OP = 64, /* a signal is one operation */
     PROXY_LANES = 1 << MPIX_CMD_LANE_BITS,
     PROXY_PEERS = 1 << MPIX_CMD_PEER_BITS,
+    PROXY_PARTS = 8,
     PROXY_BATCH = 64 /* commands taken, operations posted per lane, completions and arrivals polled at a time */
 };
 
@@ -81,10 +83,12 @@ typedef struct proxy_peer {
     _Alignas(64) _Atomic uint64_t messages, bytes; /* the turn's, in a line of their own */
 } proxy_peer;
 
-struct mpix_proxy {
+/* nlanes: the most that a pair of ranks has in this part; peers without one have no lanes here. */
+typedef struct proxy_part {
+    struct mpix_proxy *whole;
+    int index; /* of the whole's parts */
     mpix_boot *boot;
     mpix_net *net;
-    char net_name[64]; /* as asked for: "chaos:verbs" */
     mpix_doorbell *bell;
     int size, nlanes, counters, counted, npeers;
     proxy_peer *peers; /* [size] */
@@ -115,39 +119,76 @@ struct mpix_proxy {
     int publish; /* something for this rank happened in this turn */
 
     _Alignas(64) _Atomic int sleeping; /* the thread has announced that it sleeps */
+} proxy_part;
+
+struct mpix_proxy_mem {
+    mpix_net_mem *of[PROXY_PARTS];
+};
+struct mpix_proxy_rmem {
+    mpix_net_rmem *of[PROXY_PARTS]; /* NULL: the part has no lane to the peer */
 };
 
-static inline proxy_header *proxy_mirror(const mpix_proxy *proxy, const proxy_peer *peer, uint32_t counter) {
-    return proxy->table + ((size_t)proxy->npeers + peer->slot) * (size_t)proxy->counters + counter;
+struct mpix_proxy {
+    mpix_boot *boot;
+    char net_name[64]; /* as asked for: "chaos:verbs" */
+    int size, rank, nlanes, counted, nparts;
+    size_t key_bytes; /* of one net */
+    mpix_net_caps caps;
+    proxy_part *part[PROXY_PARTS];
+    mpix_proxy_mem mem[MPIX_PROXY_WINDOWS];
+    mpix_proxy_rmem *rmem; /* [size][MPIX_PROXY_WINDOWS] */
+};
+
+/* Of a lane to a peer: its part, and its number there; and back. */
+static inline int proxy_part_of(const mpix_proxy *proxy, int peer, int lane) {
+    return proxy->nparts == 1 ? 0 : (proxy->rank + peer + lane) % proxy->nparts;
+}
+static inline int proxy_lane_in_part(const mpix_proxy *proxy, int lane) {
+    return proxy->nparts == 1 ? lane : lane / proxy->nparts;
+}
+static inline int proxy_lane_of(const mpix_proxy *proxy, int part, int peer, int lane_in_part) {
+    int first = (part - (proxy->rank + peer) % proxy->nparts + proxy->nparts) % proxy->nparts;
+
+    return first + proxy->nparts * lane_in_part;
 }
 
-static inline int proxy_try_lock(mpix_proxy *proxy) {
-    return atomic_load_explicit(&proxy->lock, memory_order_relaxed) == 0 &&
-           atomic_exchange_explicit(&proxy->lock, 1, memory_order_acquire) == 0;
+static inline proxy_header *proxy_mirror(const proxy_part *part, const proxy_peer *peer, uint32_t counter) {
+    return part->table + ((size_t)part->npeers + peer->slot) * (size_t)part->counters + counter;
 }
 
-static inline void proxy_unlock(mpix_proxy *proxy) {
-    atomic_store_explicit(&proxy->lock, 0, memory_order_release);
+static inline int proxy_try_lock(proxy_part *part) {
+    return atomic_load_explicit(&part->lock, memory_order_relaxed) == 0 &&
+           atomic_exchange_explicit(&part->lock, 1, memory_order_acquire) == 0;
 }
+
+static inline void proxy_unlock(proxy_part *part) {
+    atomic_store_explicit(&part->lock, 0, memory_order_release);
+}
+
+/* Alone, with allocation and checks; kind or 0. Then, all together and each ending in agreement: the net, connections, what the nets can do. */
+int proxy_part_create(mpix_proxy *whole, int index, const mpix_params *params, const unsigned char *want, int counters, mpix_doorbell *bell);
+void proxy_part_free(proxy_part *part);
+int proxy_part_window(proxy_part *part, int window, void *base, size_t bytes);
+void proxy_part_window_drop(proxy_part *part, int window);
 
 /* Waits for the holder, who is in a turn that does not block. */
-void proxy_lock(mpix_proxy *proxy);
+void proxy_lock(proxy_part *part);
 
 /* The turn; the caller holds the lock. 1: something happened. */
-int proxy_turn(mpix_proxy *proxy);
+int proxy_turn(proxy_part *part);
 /* Puts a request, which has been admitted, into its lane. seq: its number among those of its producers, 0: it has none. */
-void proxy_queue_request(mpix_proxy *proxy, const mpix_request *request, uint64_t seq);
+void proxy_queue_request(proxy_part *part, const mpix_request *request, uint64_t seq);
 /* Room for n more commands in a lane, from now to their completion. 1: they have it. Any thread. */
-int proxy_admit(mpix_proxy *proxy, proxy_lane *lane, uint64_t n);
+int proxy_admit(proxy_part *part, proxy_lane *lane, uint64_t n);
 /* gpu_queue.c; the caller holds the lock: takes what kernels have queued; tells them of completion, and of a failure. */
-int proxy_gpu_take(mpix_proxy *proxy);
-void proxy_gpu_done(mpix_proxy *proxy, int peer, uint64_t seq);
-void proxy_gpu_failed(mpix_proxy *proxy, int peer, int kind);
+int proxy_gpu_take(proxy_part *part);
+void proxy_gpu_done(proxy_part *part, int peer, int lane, uint64_t seq);
+void proxy_gpu_failed(proxy_part *part, int peer, int kind);
 /* Latches a failure of a peer, once; the rest is abandoned. The caller holds the lock. text: the device's words. */
-void proxy_latch(mpix_proxy *proxy, int peer, int kind, int lane, const char *text);
+void proxy_latch(proxy_part *part, int peer, int kind, int lane, const char *text);
 
 /* After a push: wakes the thread if it has announced that it sleeps. */
-void proxy_wake(mpix_proxy *proxy);
-int proxy_thread_start(mpix_proxy *proxy, const mpix_params *params);
-void proxy_thread_stop(mpix_proxy *proxy);
+void proxy_wake(proxy_part *part);
+int proxy_thread_start(proxy_part *part, const mpix_params *params);
+void proxy_thread_stop(proxy_part *part);
 #endif

@@ -37,20 +37,25 @@ static const char *loop_name(int op) {
     }
 }
 
+/* Numbers are those of one part's queue. */
+static uint64_t loop_trace_id(const proxy_part *part, uint64_t seq) {
+    return seq | (uint64_t)part->index << 56;
+}
+
 /* ---- take -------------------------------------------------------------------------------------------------------- */
 
-static void loop_activate(mpix_proxy *proxy, int peer, int lane) {
-    proxy_lane *l = &proxy->peers[peer].lanes[lane];
+static void loop_activate(proxy_part *part, int peer, int lane) {
+    proxy_lane *l = &part->peers[peer].lanes[lane];
 
     if (!l->active) {
         l->active = 1;
-        proxy->active[proxy->nactive++] = peer * proxy->nlanes + lane;
+        part->active[part->nactive++] = peer * part->nlanes + lane;
     }
 }
 
 /* Counts for the header; a signal whose number of puts is not what was queued is a defect that would lose or never
  * complete a batch. */
-static int loop_count(mpix_proxy *proxy, proxy_peer *peer, proxy_work *work) {
+static int loop_count(proxy_part *part, proxy_peer *peer, proxy_work *work) {
     mpix_request *r = &work->request;
     proxy_tx *tx;
 
@@ -66,7 +71,7 @@ static int loop_count(mpix_proxy *proxy, proxy_peer *peer, proxy_work *work) {
         char text[128];
         snprintf(text, sizeof text, "a signal that ends %u puts follows %u (counter %u)", r->writes, tx->puts,
                  r->counter);
-        proxy_latch(proxy, r->peer, MPIX_ERRK_INTERNAL, r->lane, text);
+        proxy_latch(part, r->peer, MPIX_ERRK_INTERNAL, r->lane, text);
         return -1;
     }
     r->writes = tx->writes + 1;
@@ -76,16 +81,16 @@ static int loop_count(mpix_proxy *proxy, proxy_peer *peer, proxy_work *work) {
 }
 
 /* Length of the operations that a command is cut into. */
-static uint64_t loop_op_bytes(const mpix_proxy *proxy, const mpix_request *request) {
-    return request->op == MPIX_CMD_READ ? proxy->read_op : proxy->max_op;
+static uint64_t loop_op_bytes(const proxy_part *part, const mpix_request *request) {
+    return request->op == MPIX_CMD_READ ? part->read_op : part->max_op;
 }
 
 /* A command of a failed peer is dropped: it was told to nobody as complete, and nobody will post it. */
-void proxy_queue_request(mpix_proxy *proxy, const mpix_request *request, uint64_t seq) {
-    proxy_peer *peer = &proxy->peers[request->peer];
+void proxy_queue_request(proxy_part *part, const mpix_request *request, uint64_t seq) {
+    proxy_peer *peer = &part->peers[request->peer];
     proxy_lane *lane = &peer->lanes[request->lane];
-    proxy_work *work = &lane->ring[lane->head & (proxy->depth - 1)];
-    uint64_t op_bytes = loop_op_bytes(proxy, request);
+    proxy_work *work = &lane->ring[lane->head & (part->depth - 1)];
+    uint64_t op_bytes = loop_op_bytes(part, request);
 
     if (atomic_load_explicit(&peer->failed, memory_order_relaxed))
         return;
@@ -93,27 +98,27 @@ void proxy_queue_request(mpix_proxy *proxy, const mpix_request *request, uint64_
     work->seq = seq;
     work->posted = work->complete = 0;
     work->total = request->len <= op_bytes ? 1 : (uint32_t)((request->len - 1) / op_bytes + 1);
-    if (proxy->counted && loop_count(proxy, peer, work))
+    if (part->counted && loop_count(part, peer, work))
         return;
     lane->head++;
-    mpix_trace_begin("proxy", loop_name(request->op), seq, request->peer, (int64_t)request->len);
-    loop_activate(proxy, request->peer, request->lane);
+    mpix_trace_begin("proxy", loop_name(request->op), loop_trace_id(part, seq), request->peer, (int64_t)request->len);
+    loop_activate(part, request->peer, request->lane);
 }
 
-static int loop_take(mpix_proxy *proxy) {
-    uint64_t position = atomic_load_explicit(&proxy->fifo.tail, memory_order_relaxed);
+static int loop_take(proxy_part *part) {
+    uint64_t position = atomic_load_explicit(&part->fifo.tail, memory_order_relaxed);
     mpix_cmd cmds[PROXY_BATCH];
-    int n = mpix_fifo_take(&proxy->fifo, cmds, PROXY_BATCH);
+    int n = mpix_fifo_take(&part->fifo, cmds, PROXY_BATCH);
 
     for (int i = 0; i < n; i++) {
         if (mpix_cmd_op(&cmds[i]) == MPIX_CMD_DESC) {
             uint32_t index = mpix_cmd_desc(&cmds[i]);
-            proxy_queue_request(proxy, &proxy->descs.table[index].request, position + (uint64_t)i + 1);
-            mpix_descs_put(&proxy->descs, index);
+            proxy_queue_request(part, &part->descs.table[index].request, position + (uint64_t)i + 1);
+            mpix_descs_put(&part->descs, index);
         } else {
             mpix_request request;
             mpix_cmd_decode(&cmds[i], &request);
-            proxy_queue_request(proxy, &request, position + (uint64_t)i + 1);
+            proxy_queue_request(part, &request, position + (uint64_t)i + 1);
         }
     }
     return n;
@@ -122,32 +127,32 @@ static int loop_take(mpix_proxy *proxy) {
 /* ---- post -------------------------------------------------------------------------------------------------------- */
 
 /* Length of operation i of a command. */
-static uint64_t loop_op_len(const mpix_proxy *proxy, const proxy_work *work, uint32_t i) {
-    uint64_t most = loop_op_bytes(proxy, &work->request), at = (uint64_t)i * most;
+static uint64_t loop_op_len(const proxy_part *part, const proxy_work *work, uint32_t i) {
+    uint64_t most = loop_op_bytes(part, &work->request), at = (uint64_t)i * most;
 
     return work->request.len - at < most ? work->request.len - at : most;
 }
 
 /* Memory is named by the net's handles. */
-static void loop_handle_op(const mpix_proxy *proxy, const proxy_work *work, uint32_t i, mpix_net_op *op) {
+static void loop_handle_op(const proxy_part *part, const proxy_work *work, uint32_t i, mpix_net_op *op) {
     const mpix_request *r = &work->request;
     static const int kinds[] = {MPIX_NET_WRITE, MPIX_NET_READ, MPIX_NET_ADD, MPIX_NET_WORD};
-    uint64_t at = (uint64_t)i * loop_op_bytes(proxy, r);
+    uint64_t at = (uint64_t)i * loop_op_bytes(part, r);
 
     op->kind = kinds[r->op - MPIX_CMD_WRITE];
     op->mem = r->op == MPIX_CMD_WORD ? NULL : r->mem;
     op->local = r->op == MPIX_CMD_WORD ? NULL : (char *)(uintptr_t)r->loff + at;
     op->rmem = r->rmem;
     op->roff = r->roff + at;
-    op->len = loop_op_len(proxy, work, i);
+    op->len = loop_op_len(part, work, i);
     op->value = r->value;
-    op->counter = r->op == MPIX_CMD_WRITE && proxy->counted && r->counter != MPIX_CMD_UNCOUNTED ? (int64_t)r->counter : -1;
+    op->counter = r->op == MPIX_CMD_WRITE && part->counted && r->counter != MPIX_CMD_UNCOUNTED ? (int64_t)r->counter : -1;
 }
 
 /* The word's place in our part of the peer's table; the mirror entry was filled before. */
-static void loop_header_op(mpix_proxy *proxy, proxy_peer *peer, const proxy_work *work, mpix_net_op *op) {
+static void loop_header_op(proxy_part *part, proxy_peer *peer, const proxy_work *work, mpix_net_op *op) {
     const mpix_request *r = &work->request;
-    proxy_header *header = proxy_mirror(proxy, peer, r->counter);
+    proxy_header *header = proxy_mirror(part, peer, r->counter);
 
     header->off = r->roff;
     header->value = r->loff;
@@ -156,30 +161,30 @@ static void loop_header_op(mpix_proxy *proxy, proxy_peer *peer, const proxy_work
     header->lane = r->lane;
     header->turn = work->turn;
     op->kind = MPIX_NET_WRITE;
-    op->mem = proxy->mem[PROXY_TABLE_WINDOW];
+    op->mem = part->mem[PROXY_TABLE_WINDOW];
     op->local = header;
     op->rmem = peer->rmem[PROXY_TABLE_WINDOW];
-    op->roff = ((uint64_t)peer->remote_slot * (uint64_t)proxy->counters + r->counter) * sizeof *header;
+    op->roff = ((uint64_t)peer->remote_slot * (uint64_t)part->counters + r->counter) * sizeof *header;
     op->len = sizeof *header;
-    op->counter = (int64_t)proxy->counters + r->counter;
+    op->counter = (int64_t)part->counters + r->counter;
 }
 
-static void loop_make_op(mpix_proxy *proxy, proxy_peer *peer, const proxy_work *work, uint32_t i, mpix_net_op *op) {
+static void loop_make_op(proxy_part *part, proxy_peer *peer, const proxy_work *work, uint32_t i, mpix_net_op *op) {
     const mpix_request *r = &work->request;
 
     *op = (mpix_net_op){.peer = r->peer, .lane = r->lane, .counter = -1};
     if (r->op == MPIX_CMD_PUT) {
         op->kind = MPIX_NET_WRITE;
-        op->mem = proxy->mem[r->lwin];
-        op->local = proxy->base[r->lwin] + r->loff + (uint64_t)i * proxy->max_op;
+        op->mem = part->mem[r->lwin];
+        op->local = part->base[r->lwin] + r->loff + (uint64_t)i * part->max_op;
         op->rmem = peer->rmem[r->rwin];
-        op->roff = r->roff + (uint64_t)i * proxy->max_op;
-        op->len = loop_op_len(proxy, work, i);
-        op->counter = proxy->counted ? (int64_t)r->counter : -1;
+        op->roff = r->roff + (uint64_t)i * part->max_op;
+        op->len = loop_op_len(part, work, i);
+        op->counter = part->counted ? (int64_t)r->counter : -1;
     } else if (r->op >= MPIX_CMD_WRITE) {
-        loop_handle_op(proxy, work, i, op);
-    } else if (proxy->counted) {
-        loop_header_op(proxy, peer, work, op);
+        loop_handle_op(part, work, i, op);
+    } else if (part->counted) {
+        loop_header_op(part, peer, work, op);
     } else {
         op->kind = MPIX_NET_WORD;
         op->rmem = peer->rmem[r->rwin];
@@ -193,22 +198,22 @@ static void loop_make_op(mpix_proxy *proxy, proxy_peer *peer, const proxy_work *
  * The operations that may go now, in order. A header waits until the last one from the same place of the mirror is
  * complete: its data must not change while the network may send them (again).
  */
-static int loop_gather(mpix_proxy *proxy, proxy_peer *peer, proxy_lane *lane, mpix_net_op *ops) {
+static int loop_gather(proxy_part *part, proxy_peer *peer, proxy_lane *lane, mpix_net_op *ops) {
     uint64_t bytes = lane->bytes;
     int n = 0;
 
     for (uint64_t at = lane->post; at < lane->head && n < PROXY_BATCH; at++) {
-        const proxy_work *work = &lane->ring[at & (proxy->depth - 1)];
-        int header = work->request.op == MPIX_CMD_SIGNAL && proxy->counted;
-        uint64_t credit = work->request.op == MPIX_CMD_READ ? proxy->read_bytes : proxy->credit_bytes;
+        const proxy_work *work = &lane->ring[at & (part->depth - 1)];
+        int header = work->request.op == MPIX_CMD_SIGNAL && part->counted;
+        uint64_t credit = work->request.op == MPIX_CMD_READ ? part->read_bytes : part->credit_bytes;
         for (uint32_t i = work->posted; i < work->total && n < PROXY_BATCH; i++) {
-            uint64_t len = loop_op_len(proxy, work, i);
+            uint64_t len = loop_op_len(part, work, i);
             if (work->request.fence && lane->ops + (uint32_t)n > 0)
                 return n;
-            if (lane->ops + (uint32_t)n >= proxy->credit_ops || (bytes > 0 && bytes + len > credit) ||
+            if (lane->ops + (uint32_t)n >= part->credit_ops || (bytes > 0 && bytes + len > credit) ||
                 (header && peer->tx[work->request.counter].header_open))
                 return n;
-            loop_make_op(proxy, peer, work, i, &ops[n++]);
+            loop_make_op(part, peer, work, i, &ops[n++]);
             bytes += len;
             if (header)
                 peer->tx[work->request.counter].header_open = 1;
@@ -218,13 +223,13 @@ static int loop_gather(mpix_proxy *proxy, proxy_peer *peer, proxy_lane *lane, mp
 }
 
 /* The first n gathered operations were posted; headers among the rest give their places back. */
-static void loop_account(mpix_proxy *proxy, proxy_peer *peer, proxy_lane *lane, const mpix_net_op *ops, int gathered,
+static void loop_account(proxy_part *part, proxy_peer *peer, proxy_lane *lane, const mpix_net_op *ops, int gathered,
                          int n) {
     uint64_t bytes = 0;
 
     for (int i = 0; i < n; i++) {
-        proxy_work *work = &lane->ring[lane->post & (proxy->depth - 1)];
-        uint64_t len = loop_op_len(proxy, work, work->posted);
+        proxy_work *work = &lane->ring[lane->post & (part->depth - 1)];
+        uint64_t len = loop_op_len(part, work, work->posted);
         lane->bytes += len;
         bytes += len;
         if (++work->posted == work->total)
@@ -232,8 +237,8 @@ static void loop_account(mpix_proxy *proxy, proxy_peer *peer, proxy_lane *lane, 
     }
     lane->ops += (uint32_t)n;
     for (int i = n; i < gathered; i++)
-        if (ops[i].counter >= proxy->counters)
-            peer->tx[ops[i].counter - proxy->counters].header_open = 0;
+        if (ops[i].counter >= part->counters)
+            peer->tx[ops[i].counter - part->counters].header_open = 0;
     /* One writer: a load and a store are enough. */
     atomic_store_explicit(&peer->messages, atomic_load_explicit(&peer->messages, memory_order_relaxed) + (uint64_t)n,
                           memory_order_relaxed);
@@ -241,36 +246,36 @@ static void loop_account(mpix_proxy *proxy, proxy_peer *peer, proxy_lane *lane, 
                           memory_order_relaxed);
 }
 
-static int loop_post_lane(mpix_proxy *proxy, int peer_rank, int lane_index) {
-    proxy_peer *peer = &proxy->peers[peer_rank];
+static int loop_post_lane(proxy_part *part, int peer_rank, int lane_index) {
+    proxy_peer *peer = &part->peers[peer_rank];
     proxy_lane *lane = &peer->lanes[lane_index];
     mpix_net_op ops[PROXY_BATCH];
-    int n = loop_gather(proxy, peer, lane, ops), posted;
+    int n = loop_gather(part, peer, lane, ops), posted;
 
     if (n == 0)
         return 0;
-    posted = proxy->net->ops->post(proxy->net, ops, n);
+    posted = part->net->ops->post(part->net, ops, n);
     if (posted < 0) {
-        proxy_latch(proxy, peer_rank, -posted, lane_index, mpix_error_tls()->text);
+        proxy_latch(part, peer_rank, -posted, lane_index, mpix_error_tls()->text);
         return 1;
     }
-    loop_account(proxy, peer, lane, ops, n, posted);
+    loop_account(part, peer, lane, ops, n, posted);
     return posted > 0;
 }
 
-static int loop_post(mpix_proxy *proxy) {
-    int happened = 0, n = proxy->nactive, first = n ? (int)(proxy->turns % (unsigned)n) : 0;
+static int loop_post(proxy_part *part) {
+    int happened = 0, n = part->nactive, first = n ? (int)(part->turns % (unsigned)n) : 0;
 
     for (int i = 0; i < n; i++) {
-        int index = proxy->active[(first + i) % n];
-        happened |= loop_post_lane(proxy, index / proxy->nlanes, index % proxy->nlanes);
+        int index = part->active[(first + i) % n];
+        happened |= loop_post_lane(part, index / part->nlanes, index % part->nlanes);
     }
     for (int i = n - 1; i >= 0; i--) { /* lanes without work leave */
-        int index = proxy->active[i];
-        proxy_lane *lane = &proxy->peers[index / proxy->nlanes].lanes[index % proxy->nlanes];
+        int index = part->active[i];
+        proxy_lane *lane = &part->peers[index / part->nlanes].lanes[index % part->nlanes];
         if (lane->post == lane->head) {
             lane->active = 0;
-            proxy->active[i] = proxy->active[--proxy->nactive];
+            part->active[i] = part->active[--part->nactive];
         }
     }
     return happened;
@@ -278,29 +283,29 @@ static int loop_post(mpix_proxy *proxy) {
 
 /* ---- poll -------------------------------------------------------------------------------------------------------- */
 
-static void loop_complete(mpix_proxy *proxy, const mpix_net_done *done) {
-    proxy_peer *peer = &proxy->peers[done->peer];
+static void loop_complete(proxy_part *part, const mpix_net_done *done) {
+    proxy_peer *peer = &part->peers[done->peer];
     proxy_lane *lane = &peer->lanes[done->lane];
     uint64_t seq = 0, gpu_seq = 0, first = lane->done;
 
     if (atomic_load_explicit(&peer->failed, memory_order_relaxed))
         return;
     if ((uint32_t)done->n > lane->ops) {
-        proxy_latch(proxy, done->peer, MPIX_ERRK_INTERNAL, done->lane, "more completions than operations");
+        proxy_latch(part, done->peer, MPIX_ERRK_INTERNAL, done->lane, "more completions than operations");
         return;
     }
     for (int i = 0; i < done->n; i++) {
-        proxy_work *work = &lane->ring[lane->done & (proxy->depth - 1)];
-        lane->bytes -= loop_op_len(proxy, work, work->complete);
+        proxy_work *work = &lane->ring[lane->done & (part->depth - 1)];
+        lane->bytes -= loop_op_len(part, work, work->complete);
         if (++work->complete < work->total)
             continue;
-        if (proxy->counted && work->request.op == MPIX_CMD_SIGNAL)
+        if (part->counted && work->request.op == MPIX_CMD_SIGNAL)
             peer->tx[work->request.counter].header_open = 0;
         if (work->request.gpu)
             gpu_seq = work->seq ? work->seq : gpu_seq;
         else
             seq = work->seq;
-        mpix_trace_end("proxy", loop_name(work->request.op), work->seq);
+        mpix_trace_end("proxy", loop_name(work->request.op), loop_trace_id(part, work->seq));
         lane->done++;
     }
     lane->ops -= (uint32_t)done->n;
@@ -311,98 +316,98 @@ static void loop_complete(mpix_proxy *proxy, const mpix_net_done *done) {
     if (seq)
         atomic_store_explicit(&lane->completed, seq, memory_order_release);
     if (gpu_seq)
-        proxy_gpu_done(proxy, done->peer, gpu_seq);
+        proxy_gpu_done(part, done->peer, done->lane, gpu_seq);
     atomic_store_explicit(&lane->retired, lane->done, memory_order_release);
-    proxy->publish = 1;
+    part->publish = 1;
 }
 
-static int loop_poll(mpix_proxy *proxy) {
+static int loop_poll(proxy_part *part) {
     mpix_net_done done[PROXY_BATCH];
-    int n = proxy->net->ops->poll(proxy->net, done, PROXY_BATCH);
+    int n = part->net->ops->poll(part->net, done, PROXY_BATCH);
 
     for (int i = 0; i < n; i++) {
         if (done[i].n > 0)
-            loop_complete(proxy, &done[i]);
+            loop_complete(part, &done[i]);
         if (done[i].kind)
-            proxy_latch(proxy, done[i].peer, done[i].kind, done[i].lane, done[i].text);
+            proxy_latch(part, done[i].peer, done[i].kind, done[i].lane, done[i].text);
     }
     return n > 0;
 }
 
-static proxy_header *loop_header(const mpix_proxy *proxy, const proxy_peer *peer, uint32_t counter) {
-    return proxy->table + (size_t)peer->slot * (size_t)proxy->counters + counter;
+static proxy_header *loop_header(const proxy_part *part, const proxy_peer *peer, uint32_t counter) {
+    return part->table + (size_t)peer->slot * (size_t)part->counters + counter;
 }
 
-static int loop_header_valid(mpix_proxy *proxy, int rank, uint32_t counter, const proxy_header *header) {
+static int loop_header_valid(proxy_part *part, int rank, uint32_t counter, const proxy_header *header) {
     char text[128];
 
-    if ((int)header->lane < proxy->nlanes && header->window < MPIX_PROXY_WINDOWS && header->off % 8 == 0 &&
-        proxy->bytes[header->window] >= 8 && header->off <= proxy->bytes[header->window] - 8)
+    if ((int)header->lane < part->nlanes && header->window < MPIX_PROXY_WINDOWS && header->off % 8 == 0 &&
+        part->bytes[header->window] >= 8 && header->off <= part->bytes[header->window] - 8)
         return 1;
     snprintf(text, sizeof text, "a signal names the word at %" PRIu64 " of window %u on lane %u (counter %u)",
              (uint64_t)header->off, (unsigned)header->window, (unsigned)header->lane, counter);
-    proxy_latch(proxy, rank, MPIX_ERRK_INTERNAL, 0, text);
+    proxy_latch(part, rank, MPIX_ERRK_INTERNAL, 0, text);
     return 0;
 }
 
-static void loop_publish(mpix_proxy *proxy, proxy_peer *peer, uint32_t counter) {
-    const proxy_header header = *loop_header(proxy, peer, counter);
+static void loop_publish(proxy_part *part, proxy_peer *peer, uint32_t counter) {
+    const proxy_header header = *loop_header(part, peer, counter);
     proxy_rx *rx = &peer->rx[counter];
 
     rx->count = 0;
     rx->header = rx->held = 0;
     peer->lanes[header.lane].arrived++;
     /* From here on the source may use the counter, and its place in the table, again. */
-    atomic_store_explicit((_Atomic uint64_t *)(void *)(proxy->base[header.window] + header.off), header.value,
+    atomic_store_explicit((_Atomic uint64_t *)(void *)(part->base[header.window] + header.off), header.value,
                           memory_order_release);
-    proxy->publish = 1;
+    part->publish = 1;
 }
 
 /* Those that waited for the one that was just published. Networks that keep order hold nothing. */
-static void loop_publish_held(mpix_proxy *proxy, proxy_peer *peer, uint32_t lane) {
+static void loop_publish_held(proxy_part *part, proxy_peer *peer, uint32_t lane) {
     int again = peer->lanes[lane].held > 0;
 
     while (again) {
         again = 0;
-        for (uint32_t c = 0; c < (uint32_t)proxy->counters && peer->lanes[lane].held > 0; c++) {
-            const proxy_header *header = loop_header(proxy, peer, c);
+        for (uint32_t c = 0; c < (uint32_t)part->counters && peer->lanes[lane].held > 0; c++) {
+            const proxy_header *header = loop_header(part, peer, c);
             if (peer->rx[c].held && header->lane == lane && header->turn == peer->lanes[lane].arrived) {
                 peer->lanes[lane].held--;
-                loop_publish(proxy, peer, c);
+                loop_publish(part, peer, c);
                 again = 1;
             }
         }
     }
 }
 
-static void loop_arrive(mpix_proxy *proxy, const mpix_net_arrival *arrival) {
-    proxy_peer *peer = &proxy->peers[arrival->peer];
-    uint32_t counters = (uint32_t)proxy->counters,
+static void loop_arrive(proxy_part *part, const mpix_net_arrival *arrival) {
+    proxy_peer *peer = &part->peers[arrival->peer];
+    uint32_t counters = (uint32_t)part->counters,
              counter = arrival->counter < counters ? arrival->counter : arrival->counter - counters;
     const proxy_header *header;
     proxy_rx *rx;
 
     if (arrival->counter == MPIX_NET_STORED) {
-        proxy->publish = 1;
+        part->publish = 1;
         return;
     }
     if (!peer->rx || counter >= counters) {
-        proxy_latch(proxy, arrival->peer, MPIX_ERRK_INTERNAL, 0, "a write arrived with a counter that does not exist");
+        proxy_latch(part, arrival->peer, MPIX_ERRK_INTERNAL, 0, "a write arrived with a counter that does not exist");
         return;
     }
     rx = &peer->rx[counter];
     rx->count++;
     if (arrival->counter >= counters)
         rx->header = 1;
-    header = loop_header(proxy, peer, counter);
+    header = loop_header(part, peer, counter);
     if (!rx->header || rx->count < header->writes)
         return;
     if (rx->held || rx->count > header->writes) {
-        proxy_latch(proxy, arrival->peer, MPIX_ERRK_INTERNAL, 0,
+        proxy_latch(part, arrival->peer, MPIX_ERRK_INTERNAL, 0,
                     "more writes arrived for a counter than its batch has");
         return;
     }
-    if (!loop_header_valid(proxy, arrival->peer, counter, header))
+    if (!loop_header_valid(part, arrival->peer, counter, header))
         return;
     if (header->turn != peer->lanes[header->lane].arrived) {
         rx->held = 1;
@@ -410,42 +415,45 @@ static void loop_arrive(mpix_proxy *proxy, const mpix_net_arrival *arrival) {
         return;
     }
     uint32_t lane = header->lane; /* the header belongs to the source again once it is published */
-    loop_publish(proxy, peer, counter);
-    loop_publish_held(proxy, peer, lane);
+    loop_publish(part, peer, counter);
+    loop_publish_held(part, peer, lane);
 }
 
-static int loop_arrivals(mpix_proxy *proxy) {
+static int loop_arrivals(proxy_part *part) {
     mpix_net_arrival arrivals[PROXY_BATCH];
-    int n = proxy->net->ops->poll_arrivals(proxy->net, arrivals, PROXY_BATCH);
+    int n = part->net->ops->poll_arrivals(part->net, arrivals, PROXY_BATCH);
 
     for (int i = 0; i < n; i++)
-        loop_arrive(proxy, &arrivals[i]);
+        loop_arrive(part, &arrivals[i]);
     return n > 0;
 }
 
-int proxy_turn(mpix_proxy *proxy) {
+int proxy_turn(proxy_part *part) {
     int happened;
 
-    proxy->publish = 0;
-    proxy->turns++;
-    happened = loop_take(proxy) > 0;
-    if (proxy->gpu)
-        happened |= proxy_gpu_take(proxy) > 0;
-    if (proxy->nactive)
-        happened |= loop_post(proxy);
-    happened |= loop_poll(proxy);
-    happened |= loop_arrivals(proxy);
-    if (proxy->publish && proxy->bell)
-        mpix_doorbell_ring(proxy->bell);
+    part->publish = 0;
+    part->turns++;
+    happened = loop_take(part) > 0;
+    if (part->gpu)
+        happened |= proxy_gpu_take(part) > 0;
+    if (part->nactive)
+        happened |= loop_post(part);
+    happened |= loop_poll(part);
+    happened |= loop_arrivals(part);
+    if (part->publish && part->bell)
+        mpix_doorbell_ring(part->bell);
     return happened;
 }
 
 int mpix_proxy_step(mpix_proxy *proxy) {
-    int happened;
+    int happened = 0;
 
-    if (proxy->threaded || !proxy_try_lock(proxy))
-        return 0;
-    happened = proxy_turn(proxy);
-    proxy_unlock(proxy);
+    for (int i = 0; i < proxy->nparts; i++) {
+        proxy_part *part = proxy->part[i];
+        if (part->threaded || !proxy_try_lock(part))
+            continue;
+        happened |= proxy_turn(part);
+        proxy_unlock(part);
+    }
     return happened;
 }

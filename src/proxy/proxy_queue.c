@@ -7,7 +7,7 @@
  * can always take what is in the FIFO: a lane without credit, or a peer that does not answer, never holds up the
  * commands for others behind it.
  *
- * Numbers. A command's number is its position in the FIFO, plus one. Positions are the order in which commands are
+ * Numbers. A command's number is its position in the FIFO of its lane's part, plus one. Positions are the order in which commands are
  * taken, and a lane completes in that order; so "all of this lane up to number n" means the same to all producers, with
  * no counter that would have to be increased together with the push.
  */
@@ -22,15 +22,15 @@
  * is too low refuses too early, and then the real one is read. Acquire: what the retired command occupied is free for
  * us.
  */
-int proxy_admit(mpix_proxy *proxy, proxy_lane *lane, uint64_t n) {
+int proxy_admit(proxy_part *part, proxy_lane *lane, uint64_t n) {
     uint64_t admitted = atomic_load_explicit(&lane->admitted, memory_order_relaxed);
 
     do {
         uint64_t retired = atomic_load_explicit(&lane->retired_seen, memory_order_acquire);
-        if ((int64_t)(admitted + n - retired) > (int64_t)proxy->depth) {
+        if ((int64_t)(admitted + n - retired) > (int64_t)part->depth) {
             retired = atomic_load_explicit(&lane->retired, memory_order_acquire);
             atomic_store_explicit(&lane->retired_seen, retired, memory_order_release);
-            if ((int64_t)(admitted + n - retired) > (int64_t)proxy->depth)
+            if ((int64_t)(admitted + n - retired) > (int64_t)part->depth)
                 return 0;
         }
     } while (!atomic_compare_exchange_weak_explicit(&lane->admitted, &admitted, admitted + n, memory_order_relaxed,
@@ -38,30 +38,30 @@ int proxy_admit(mpix_proxy *proxy, proxy_lane *lane, uint64_t n) {
     return 1;
 }
 
-static int queue_push(mpix_proxy *proxy, const mpix_request *r, uint64_t *seq) {
-    proxy_lane *lane = &proxy->peers[r->peer].lanes[r->lane];
+static int queue_push(proxy_part *part, const mpix_request *r, uint64_t *seq) {
+    proxy_lane *lane = &part->peers[r->peer].lanes[r->lane];
     int64_t desc = -1;
     uint64_t position;
     mpix_cmd cmd;
 
-    if (!proxy_admit(proxy, lane, 1))
+    if (!proxy_admit(part, lane, 1))
         return 0;
     if (!mpix_cmd_encode(r, &cmd)) {
-        desc = mpix_descs_get(&proxy->descs);
+        desc = mpix_descs_get(&part->descs);
         if (desc < 0)
             goto leave;
-        proxy->descs.table[desc].request = *r;
+        part->descs.table[desc].request = *r;
         mpix_cmd_encode_desc(r->peer, r->lane, (uint32_t)desc, &cmd);
     }
-    if (!mpix_fifo_push_at(&proxy->fifo, cmd, &position))
+    if (!mpix_fifo_push_at(&part->fifo, cmd, &position))
         goto free_desc;
     *seq = position + 1;
-    proxy_wake(proxy);
+    proxy_wake(part);
     return 1;
 
 free_desc:
     if (desc >= 0)
-        mpix_descs_put(&proxy->descs, (uint32_t)desc);
+        mpix_descs_put(&part->descs, (uint32_t)desc);
 leave:
     atomic_fetch_sub_explicit(&lane->admitted, 1, memory_order_relaxed);
     return 0;
@@ -73,95 +73,107 @@ static int queue_refuse(const char *what, int peer, int lane, int win, uint64_t 
                       lane, win, off, len, limit);
 }
 
-/* 0, or -kind: a range that does not exist (a defect of the library), or the peer's failure. */
-static int queue_check(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff, uint64_t len, uint32_t counter) {
-    proxy_peer *p;
-    int failed;
+/* A peer that one part has lost gets no more commands from any. */
+static int queue_failed(mpix_proxy *proxy, int peer) {
+    for (int i = 0; i < proxy->nparts; i++) {
+        const proxy_peer *p = &proxy->part[i]->peers[peer];
+        int failed = atomic_load_explicit(&p->failed, memory_order_acquire);
+        if (failed) {
+            *mpix_error_tls() = p->error;
+            return failed;
+        }
+    }
+    return 0;
+}
 
-    if (peer < 0 || peer >= proxy->size || !proxy->peers[peer].lanes)
+/* 0, or -kind: a range that does not exist (a defect of the library), or the peer's failure. *out: the lane's part. */
+static int queue_check(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff, uint64_t len, uint32_t counter, proxy_part **out) {
+    proxy_part *part = lane < 0 || peer < 0 ? proxy->part[0] : proxy->part[proxy_part_of(proxy, peer, lane)];
+    const proxy_peer *p;
+
+    *out = part;
+    if (peer < 0 || peer >= proxy->size || (lane >= 0 && lane < proxy->nlanes && !part->peers[peer].lanes))
         return -mpix_fail(MPIX_ERRK_INTERNAL, NULL, "a command for rank %d, which the proxy does not reach", peer);
-    p = &proxy->peers[peer];
+    p = &part->peers[peer];
     if (lane < 0 || lane >= proxy->nlanes || rwin < 0 || rwin >= MPIX_PROXY_WINDOWS || !p->rmem[rwin] ||
         len > p->rbytes[rwin] || roff > p->rbytes[rwin] - len)
         return queue_refuse("remote side of a command", peer, lane, rwin, roff, len,
                             rwin >= 0 && rwin < MPIX_PROXY_WINDOWS ? p->rbytes[rwin] : 0);
-    if (proxy->counted && counter >= (uint32_t)proxy->counters)
-        return -mpix_fail(MPIX_ERRK_INTERNAL, NULL, "counter %u of %d", counter, proxy->counters);
-    failed = atomic_load_explicit(&p->failed, memory_order_acquire);
-    if (failed)
-        *mpix_error_tls() = p->error;
-    return -failed;
+    if (part->counted && counter >= (uint32_t)part->counters)
+        return -mpix_fail(MPIX_ERRK_INTERNAL, NULL, "counter %u of %d", counter, part->counters);
+    return -queue_failed(proxy, peer);
 }
 
 int mpix_proxy_put(mpix_proxy *proxy, int peer, int lane, int lwin, uint64_t loff, int rwin, uint64_t roff,
                    uint64_t len, uint32_t counter, uint64_t *seq) {
-    int kind = queue_check(proxy, peer, lane, rwin, roff, len, counter);
+    proxy_part *part;
+    int kind = queue_check(proxy, peer, lane, rwin, roff, len, counter, &part);
     mpix_request r;
 
     if (kind)
         return kind;
-    if (lwin < 0 || lwin >= MPIX_PROXY_WINDOWS || !proxy->mem[lwin] || len > proxy->bytes[lwin] ||
-        loff > proxy->bytes[lwin] - len)
+    if (lwin < 0 || lwin >= MPIX_PROXY_WINDOWS || !part->mem[lwin] || len > part->bytes[lwin] ||
+        loff > part->bytes[lwin] - len)
         return queue_refuse("local side of a put", peer, lane, lwin, loff, len,
-                            lwin >= 0 && lwin < MPIX_PROXY_WINDOWS ? proxy->bytes[lwin] : 0);
+                            lwin >= 0 && lwin < MPIX_PROXY_WINDOWS ? part->bytes[lwin] : 0);
     r = (mpix_request){.op = MPIX_CMD_PUT,
                        .peer = (uint16_t)peer,
-                       .lane = (uint8_t)lane,
+                       .lane = (uint8_t)proxy_lane_in_part(proxy, lane),
                        .lwin = (uint8_t)lwin,
                        .rwin = (uint8_t)rwin,
                        .loff = loff,
                        .roff = roff,
                        .len = len,
                        .counter = counter};
-    return queue_push(proxy, &r, seq);
+    return queue_push(part, &r, seq);
 }
 
 int mpix_proxy_signal(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff, uint64_t value, uint32_t counter,
                       uint32_t writes, uint64_t *seq) {
-    int kind = queue_check(proxy, peer, lane, rwin, roff, 8, counter);
+    proxy_part *part;
+    int kind = queue_check(proxy, peer, lane, rwin, roff, 8, counter, &part);
     mpix_request r;
 
     if (kind)
         return kind;
     if (roff % 8)
         return queue_refuse("a signal's word must be aligned", peer, lane, rwin, roff, 8,
-                            proxy->peers[peer].rbytes[rwin]);
+                            part->peers[peer].rbytes[rwin]);
     r = (mpix_request){.op = MPIX_CMD_SIGNAL,
                        .peer = (uint16_t)peer,
-                       .lane = (uint8_t)lane,
+                       .lane = (uint8_t)proxy_lane_in_part(proxy, lane),
                        .rwin = (uint8_t)rwin,
                        .loff = value,
                        .roff = roff,
-                       .len = proxy->counted ? sizeof(proxy_header) : 8,
+                       .len = part->counted ? sizeof(proxy_header) : 8,
                        .counter = counter,
                        .writes = writes};
-    return queue_push(proxy, &r, seq);
+    return queue_push(part, &r, seq);
 }
 
-int mpix_proxy_post(mpix_proxy *proxy, const mpix_net_op *op, uint64_t *seq) {
-    const proxy_peer *p = &proxy->peers[op->peer];
-    int failed = atomic_load_explicit(&p->failed, memory_order_acquire);
+int mpix_proxy_post(mpix_proxy *proxy, const mpix_proxy_op *op, uint64_t *seq) {
+    int index = proxy_part_of(proxy, op->peer, op->lane), failed = queue_failed(proxy, op->peer);
     mpix_request r;
 
-    if (failed) {
-        *mpix_error_tls() = p->error;
+    if (failed)
         return -failed;
-    }
     r = (mpix_request){.op = op->kind == MPIX_NET_WRITE  ? MPIX_CMD_WRITE
                              : op->kind == MPIX_NET_READ ? MPIX_CMD_READ
                                                          : MPIX_CMD_ADD,
                        .peer = (uint16_t)op->peer,
-                       .lane = (uint8_t)op->lane,
+                       .lane = (uint8_t)proxy_lane_in_part(proxy, op->lane),
                        .loff = (uint64_t)(uintptr_t)op->local,
                        .roff = op->roff,
                        .len = op->len,
                        .counter = op->counter >= 0 ? (uint32_t)op->counter : MPIX_CMD_UNCOUNTED,
-                       .mem = op->mem,
-                       .rmem = op->rmem,
+                       .mem = op->mem ? op->mem->of[index] : NULL,
+                       .rmem = op->rmem->of[index],
                        .value = op->value};
-    return queue_push(proxy, &r, seq);
+    return queue_push(proxy->part[index], &r, seq);
 }
 
 uint64_t mpix_proxy_completed(const mpix_proxy *proxy, int peer, int lane) {
-    return atomic_load_explicit(&proxy->peers[peer].lanes[lane].completed, memory_order_acquire);
+    const proxy_part *part = proxy->part[proxy_part_of(proxy, peer, lane)];
+
+    return atomic_load_explicit(&part->peers[peer].lanes[proxy_lane_in_part(proxy, lane)].completed, memory_order_acquire);
 }

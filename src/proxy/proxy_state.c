@@ -14,36 +14,48 @@
  * reads it whole. What is queued for the peer is forgotten; what is with the device may still be read by it, so windows
  * outlive the failure until the net is closed.
  */
-void proxy_latch(mpix_proxy *proxy, int rank, int kind, int lane, const char *text) {
-    proxy_peer *peer = &proxy->peers[rank];
+void proxy_latch(proxy_part *part, int rank, int kind, int lane, const char *text) {
+    proxy_peer *peer = &part->peers[rank];
 
     if (!peer->lanes || atomic_load_explicit(&peer->failed, memory_order_relaxed))
         return;
-    mpix_fail_peer(kind, rank, proxy->boot->hostnames[rank], "rank %d on %s is lost over %s (%s, lane %d): %s", rank,
-                   proxy->boot->hostnames[rank], proxy->net_name, proxy->net->caps.device, lane, text);
+    mpix_fail_peer(kind, rank, part->boot->hostnames[rank], "rank %d on %s is lost over %s (%s, lane %d): %s", rank,
+                   part->boot->hostnames[rank], part->whole->net_name, part->net->caps.device,
+                   proxy_lane_of(part->whole, part->index, rank, lane), text);
     peer->error = *mpix_error_tls();
     atomic_store_explicit(&peer->failed, kind, memory_order_release);
-    for (int i = 0; i < proxy->nlanes; i++)
+    for (int i = 0; i < part->nlanes; i++)
         peer->lanes[i].post = peer->lanes[i].head;
-    proxy_gpu_failed(proxy, rank, kind);
-    proxy->publish = 1;
+    proxy_gpu_failed(part, rank, kind);
+    part->publish = 1;
 }
 
 int mpix_proxy_failed(mpix_proxy *proxy, int peer, MPIX_Error *error) {
-    int kind = atomic_load_explicit(&proxy->peers[peer].failed, memory_order_acquire);
+    int kind = 0;
 
-    if (kind && error)
-        *error = proxy->peers[peer].error;
+    for (int i = 0; i < proxy->nparts && !kind; i++) {
+        proxy_peer *p = &proxy->part[i]->peers[peer];
+        kind = atomic_load_explicit(&p->failed, memory_order_acquire);
+        if (kind && error)
+            *error = p->error;
+    }
     return kind;
 }
 
 void mpix_proxy_counts(const mpix_proxy *proxy, int peer, uint64_t *messages, uint64_t *bytes) {
-    *messages = atomic_load_explicit(&proxy->peers[peer].messages, memory_order_relaxed);
-    *bytes = atomic_load_explicit(&proxy->peers[peer].bytes, memory_order_relaxed);
+    *messages = *bytes = 0;
+    for (int i = 0; i < proxy->nparts; i++) {
+        *messages += atomic_load_explicit(&proxy->part[i]->peers[peer].messages, memory_order_relaxed);
+        *bytes += atomic_load_explicit(&proxy->part[i]->peers[peer].bytes, memory_order_relaxed);
+    }
 }
 
 size_t mpix_proxy_memory(const mpix_proxy *proxy, int peer) {
-    return proxy->peers[peer].memory;
+    size_t all = 0;
+
+    for (int i = 0; i < proxy->nparts; i++)
+        all += proxy->part[i]->peers[peer].memory;
+    return all;
 }
 
 const char *mpix_proxy_net_name(const mpix_proxy *proxy) {
@@ -51,19 +63,23 @@ const char *mpix_proxy_net_name(const mpix_proxy *proxy) {
 }
 
 const mpix_net_caps *mpix_proxy_caps(const mpix_proxy *proxy) {
-    return &proxy->net->caps;
+    return &proxy->caps;
 }
 
 int mpix_proxy_counted(const mpix_proxy *proxy) {
     return proxy->counted;
 }
 
-int mpix_proxy_threaded(const mpix_proxy *proxy) {
-    return proxy->threaded;
+int mpix_proxy_lanes(const mpix_proxy *proxy) {
+    return proxy->nlanes;
+}
+
+int mpix_proxy_threads(const mpix_proxy *proxy) {
+    return proxy->part[0]->threaded ? proxy->nparts : 0;
 }
 
 int mpix_proxy_rings(const mpix_proxy *proxy) {
-    return !proxy || (proxy->threaded && (proxy->counted || proxy->net->caps.target_works));
+    return !proxy || (proxy->part[0]->threaded && (proxy->counted || proxy->caps.target_works));
 }
 
 static int state_lane_idle(const proxy_lane *lane) {
@@ -71,26 +87,26 @@ static int state_lane_idle(const proxy_lane *lane) {
                                            atomic_load_explicit(&lane->retired, memory_order_relaxed);
 }
 
-static void state_dump_peer(const mpix_proxy *proxy, int rank) {
-    const proxy_peer *peer = &proxy->peers[rank];
+static void state_dump_peer(const proxy_part *part, int rank) {
+    const proxy_peer *peer = &part->peers[rank];
     int failed = atomic_load_explicit(&peer->failed, memory_order_acquire);
 
     if (failed)
         mpix_log(MPIX_LOG_WARN, "proxy: rank %d has failed: %s", rank, peer->error.text);
-    for (int i = 0; i < proxy->nlanes; i++) {
+    for (int i = 0; i < part->nlanes; i++) {
         const proxy_lane *l = &peer->lanes[i];
         if (!state_lane_idle(l))
             mpix_log(MPIX_LOG_WARN,
                      "proxy: rank %d lane %d: commands %" PRIu64 " admitted %" PRIu64 " taken %" PRIu64
                      " posted %" PRIu64 " complete, number %" PRIu64 "; in flight %u of %u operations, %" PRIu64
                      " of %" PRIu64 " bytes",
-                     rank, i, atomic_load_explicit(&l->admitted, memory_order_relaxed), l->head, l->post, l->done,
-                     atomic_load_explicit(&l->completed, memory_order_relaxed), l->ops, proxy->credit_ops, l->bytes,
-                     proxy->credit_bytes);
+                     rank, proxy_lane_of(part->whole, part->index, rank, i), atomic_load_explicit(&l->admitted, memory_order_relaxed), l->head, l->post, l->done,
+                     atomic_load_explicit(&l->completed, memory_order_relaxed), l->ops, part->credit_ops, l->bytes,
+                     part->credit_bytes);
     }
-    for (int c = 0; proxy->counted && c < proxy->counters; c++) {
+    for (int c = 0; part->counted && c < part->counters; c++) {
         const proxy_rx *rx = &peer->rx[c];
-        const proxy_header *header = proxy->table + (size_t)peer->slot * (size_t)proxy->counters + (size_t)c;
+        const proxy_header *header = part->table + (size_t)peer->slot * (size_t)part->counters + (size_t)c;
         if (rx->count)
             mpix_log(MPIX_LOG_WARN, "proxy: from rank %d counter %d: %u writes have arrived, %s%u are awaited%s", rank,
                      c, rx->count, rx->header ? "" : "the header has not; at least ",
@@ -100,25 +116,34 @@ static void state_dump_peer(const mpix_proxy *proxy, int rank) {
 }
 
 /* A turn does not block, so the lock is had soon; if its holder was stopped in one, the state is shown as it is. */
-void mpix_proxy_dump(mpix_proxy *proxy) {
+static void state_dump_part(proxy_part *part) {
     uint64_t head, tail, start = mpix_clock_ns();
     int locked = 0;
+    char several[32] = "";
+
+    if (part->whole->nparts > 1)
+        snprintf(several, sizeof several, ", %d of %d", part->index + 1, part->whole->nparts);
 
     while (!locked && mpix_clock_ns() - start < 100000000u)
-        locked = proxy_try_lock(proxy);
-    head = atomic_load_explicit(&proxy->fifo.head, memory_order_relaxed);
-    tail = atomic_load_explicit(&proxy->fifo.tail, memory_order_relaxed);
+        locked = proxy_try_lock(part);
+    head = atomic_load_explicit(&part->fifo.head, memory_order_relaxed);
+    tail = atomic_load_explicit(&part->fifo.tail, memory_order_relaxed);
     mpix_log(MPIX_LOG_WARN,
-             "proxy: %s %s, %s signals, %d lanes to %d peers, run by %s%s%s; queue %" PRIu64 " of %" PRIu64 ", %" PRIu64
+             "proxy: %s %s, %s signals, %d lanes to %d peers, run by %s%s%s%s; queue %" PRIu64 " of %" PRIu64 ", %" PRIu64
              " commands, %" PRIu64 " turns, %" PRIu64 " sleeps, %d lanes have work",
-             proxy->net_name, proxy->net->caps.device, proxy->counted ? "counted" : "ordered", proxy->nlanes,
-             proxy->npeers, proxy->threaded ? "a thread" : "the caller",
-             atomic_load_explicit(&proxy->sleeping, memory_order_relaxed) ? ", which sleeps" : "",
-             locked ? "" : ", in a turn now", head - tail, proxy->fifo.mask + 1, tail, proxy->turns, proxy->sleeps,
-             proxy->nactive);
-    for (int r = 0; r < proxy->size; r++)
-        if (proxy->peers[r].lanes)
-            state_dump_peer(proxy, r);
+             part->whole->net_name, part->net->caps.device, part->counted ? "counted" : "ordered", part->nlanes,
+             part->npeers, part->threaded ? "a thread" : "the caller", several,
+             atomic_load_explicit(&part->sleeping, memory_order_relaxed) ? ", which sleeps" : "",
+             locked ? "" : ", in a turn now", head - tail, part->fifo.mask + 1, tail, part->turns, part->sleeps,
+             part->nactive);
+    for (int r = 0; r < part->size; r++)
+        if (part->peers[r].lanes)
+            state_dump_peer(part, r);
     if (locked)
-        proxy_unlock(proxy);
+        proxy_unlock(part);
+}
+
+void mpix_proxy_dump(mpix_proxy *proxy) {
+    for (int i = 0; i < proxy->nparts; i++)
+        state_dump_part(proxy->part[i]);
 }

@@ -1,5 +1,5 @@
 /*
- * proxy_thread.c - the proxy's own thread: turns while there is work, then spins, yields, and sleeps.
+ * proxy_thread.c - a part's own thread: turns while there is work, then spins, yields, and sleeps.
  *
  * Sleep. The thread announces itself (sleeping = 1), fences, arms the net, makes one more turn, and only if that did
  * nothing polls the net's descriptor and its eventfd. A producer queues its command, fences, and writes the eventfd if
@@ -16,7 +16,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
-#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
@@ -24,6 +24,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "base/topo.h"
 #include "base/trace.h"
 
@@ -55,80 +56,80 @@ static void thread_let_produce(void) {
         thread_relax();
 }
 
-void proxy_lock(mpix_proxy *proxy) {
-    for (int i = 0; !proxy_try_lock(proxy); i++)
+void proxy_lock(proxy_part *part) {
+    for (int i = 0; !proxy_try_lock(part); i++)
         if (i > 100)
             sched_yield();
         else
             thread_relax();
 }
 
-static void thread_ring(mpix_proxy *proxy) {
+static void thread_ring(proxy_part *part) {
     const uint64_t one = 1;
 
-    while (write(proxy->wake_fd, &one, sizeof one) < 0 && errno == EINTR)
+    while (write(part->wake_fd, &one, sizeof one) < 0 && errno == EINTR)
         ;
 }
 
 /* The exchange lets one of many producers make the system call. */
-void proxy_wake(mpix_proxy *proxy) {
-    if (!proxy->threaded)
+void proxy_wake(proxy_part *part) {
+    if (!part->threaded)
         return;
     atomic_thread_fence(memory_order_seq_cst);
-    if (atomic_load_explicit(&proxy->sleeping, memory_order_relaxed) &&
-        atomic_exchange_explicit(&proxy->sleeping, 0, memory_order_relaxed))
-        thread_ring(proxy);
+    if (atomic_load_explicit(&part->sleeping, memory_order_relaxed) &&
+        atomic_exchange_explicit(&part->sleeping, 0, memory_order_relaxed))
+        thread_ring(part);
 }
 
-static int thread_turn(mpix_proxy *proxy) {
+static int thread_turn(proxy_part *part) {
     int happened;
 
-    if (!proxy_try_lock(proxy))
+    if (!proxy_try_lock(part))
         return -1; /* windows are being registered */
-    happened = proxy_turn(proxy);
-    proxy_unlock(proxy);
+    happened = proxy_turn(part);
+    proxy_unlock(part);
     return happened;
 }
 
-static void thread_doze(mpix_proxy *proxy, uint64_t idle_ns) {
-    struct pollfd fds[2] = {{.fd = proxy->wake_fd, .events = POLLIN}, {.fd = -1, .events = POLLIN}};
+static void thread_doze(proxy_part *part, uint64_t idle_ns) {
+    struct pollfd fds[2] = {{.fd = part->wake_fd, .events = POLLIN}, {.fd = -1, .events = POLLIN}};
     int happened = 0, blocked = 0, gpu, armed;
     uint64_t drained;
 
-    if (!proxy_try_lock(proxy))
+    if (!proxy_try_lock(part))
         return;
-    atomic_store_explicit(&proxy->sleeping, 1, memory_order_relaxed);
+    atomic_store_explicit(&part->sleeping, 1, memory_order_relaxed);
     atomic_thread_fence(memory_order_seq_cst);
-    armed = proxy->net->ops->arm(proxy->net, &fds[1].fd) == 0;
-    happened = proxy_turn(proxy);
-    gpu = proxy->gpu != NULL;
-    blocked = proxy->nactive > 0 || !armed || fds[1].fd < 0 || gpu;
-    proxy->sleeps += !happened;
-    proxy_unlock(proxy);
+    armed = part->net->ops->arm(part->net, &fds[1].fd) == 0;
+    happened = proxy_turn(part);
+    gpu = part->gpu != NULL;
+    blocked = part->nactive > 0 || !armed || fds[1].fd < 0 || gpu;
+    part->sleeps += !happened;
+    proxy_unlock(part);
 
-    if (!happened && !atomic_load_explicit(&proxy->stop, memory_order_acquire)) {
-        mpix_trace_begin("proxy", "sleep", (uint64_t)(uintptr_t)proxy, -1, -1);
+    if (!happened && !atomic_load_explicit(&part->stop, memory_order_acquire)) {
+        mpix_trace_begin("proxy", "sleep", (uint64_t)(uintptr_t)part, -1, -1);
         struct timespec nap = {0, gpu && idle_ns < THREAD_GPU_BUSY_MS * 1000000u ? THREAD_GPU_US * 1000 : THREAD_BLOCKED_MS * 1000000};
         (void)(blocked ? ppoll(fds, 2, &nap, NULL) : poll(fds, 2, THREAD_SLEEP_MS));
-        mpix_trace_end("proxy", "sleep", (uint64_t)(uintptr_t)proxy);
+        mpix_trace_end("proxy", "sleep", (uint64_t)(uintptr_t)part);
     }
-    atomic_store_explicit(&proxy->sleeping, 0, memory_order_relaxed);
+    atomic_store_explicit(&part->sleeping, 0, memory_order_relaxed);
     if (fds[0].revents & POLLIN)
-        (void)!read(proxy->wake_fd, &drained, sizeof drained);
-    proxy_lock(proxy);
+        (void)!read(part->wake_fd, &drained, sizeof drained);
+    proxy_lock(part);
     if (armed)
-        proxy->net->ops->ack(proxy->net);
-    proxy_unlock(proxy);
+        part->net->ops->ack(part->net);
+    proxy_unlock(part);
 }
 
 static void *thread_main(void *arg) {
-    mpix_proxy *proxy = arg;
+    proxy_part *part = arg;
     uint64_t idle_since = 0;
     /* Where a turn is a system call, 64 of them would keep the core from others for longer than it is meant to spin. */
-    unsigned idle = 0, spins = proxy->net->caps.target_works ? 1 : THREAD_SPINS;
+    unsigned idle = 0, spins = part->net->caps.target_works ? 1 : THREAD_SPINS;
 
-    while (!atomic_load_explicit(&proxy->stop, memory_order_acquire)) {
-        int happened = thread_turn(proxy);
+    while (!atomic_load_explicit(&part->stop, memory_order_acquire)) {
+        int happened = thread_turn(part);
         uint64_t idle_ns;
 
         if (happened > 0) {
@@ -138,17 +139,17 @@ static void *thread_main(void *arg) {
         }
         if (idle++ == 0)
             idle_since = mpix_clock_ns();
-        else if (idle % spins != 0 && proxy->spin_ns > 0) {
+        else if (idle % spins != 0 && part->spin_ns > 0) {
             thread_relax();
             continue;
         }
         idle_ns = mpix_clock_ns() - idle_since;
-        if (idle_ns < proxy->spin_ns)
+        if (idle_ns < part->spin_ns)
             thread_relax();
-        else if (idle_ns < proxy->spin_ns + THREAD_YIELD_NS || happened < 0)
+        else if (idle_ns < part->spin_ns + THREAD_YIELD_NS || happened < 0)
             sched_yield();
         else
-            thread_doze(proxy, idle_ns);
+            thread_doze(part, idle_ns);
     }
     return NULL;
 }
@@ -177,64 +178,57 @@ static void thread_ask_short_slices(void) {
 }
 
 typedef struct thread_start {
-    mpix_proxy *proxy;
+    proxy_part *part;
     int main_pu;
 } thread_start;
 
-/* A rank that is bound to a part of its host knows where it runs, and the helper gets another PU of that part. */
+/* A rank that is bound to a part of its host knows where it runs, and its helpers get other PUs of that part. */
 static void *thread_begin(void *arg) {
     const thread_start start = *(thread_start *)arg;
-    int pu = mpix_topo_bind_helper(start.main_pu);
+    int pu = mpix_topo_bind_helper(start.main_pu, start.part->index);
 
     free(arg);
     thread_ask_short_slices();
     if (pu >= 0)
-        mpix_log(MPIX_LOG_DEBUG, "the proxy's thread is bound to PU %d", pu);
-    return thread_main(start.proxy);
+        mpix_log(MPIX_LOG_DEBUG, "thread %d of the proxy is bound to PU %d", start.part->index, pu);
+    return thread_main(start.part);
 }
 
-int proxy_thread_start(mpix_proxy *proxy, const mpix_params *params) {
+int proxy_thread_start(proxy_part *part, const mpix_params *params) {
     const mpix_topo *topo = mpix_topo_get();
-    int crowded = proxy->boot->local_size >= topo->pus_host || topo->pus < 2, err;
+    int crowded = part->boot->local_size >= topo->pus_host || topo->pus < 2, kind;
     thread_start *start = malloc(sizeof *start);
-    sigset_t all, old;
+    char name[16];
 
     if (!start)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the start of the proxy's thread");
-    proxy->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (proxy->wake_fd < 0) {
-        err = errno;
+    part->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (part->wake_fd < 0) {
+        int err = errno;
         free(start);
         return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "eventfd of the proxy's thread");
     }
-    proxy->spin_ns = params->spin_us >= 0 ? (uint64_t)params->spin_us * 1000u : crowded ? 0 : THREAD_SPIN_NS;
-    *start = (thread_start){proxy, topo->pus < topo->pus_host ? sched_getcpu() : -1};
-    proxy->threaded = 1;
-    sigfillset(&all); /* the program's signals are for its own threads */
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    err = pthread_create(&proxy->thread, NULL, thread_begin, start);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (err) {
+    part->spin_ns = params->spin_us >= 0 ? (uint64_t)params->spin_us * 1000u : crowded ? 0 : THREAD_SPIN_NS;
+    *start = (thread_start){part, topo->pus < topo->pus_host ? sched_getcpu() : -1};
+    part->threaded = 1;
+    snprintf(name, sizeof name, "mpixep-proxy%d", part->index);
+    kind = mpix_thread_start(&part->thread, name, "a thread of the proxy (parameters proxy, proxy_threads)", thread_begin, start);
+    if (kind) {
         free(start);
-        proxy->threaded = 0;
-        return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "the proxy's thread can't be started");
+        part->threaded = 0;
     }
-    return 0;
-}
-
-int mpix_proxy_start_thread(mpix_proxy *proxy, const mpix_params *params) {
-    return proxy->threaded ? 0 : proxy_thread_start(proxy, params);
+    return kind;
 }
 
 /* The thread never waits for a peer, so neither does its end. */
-void proxy_thread_stop(mpix_proxy *proxy) {
-    if (proxy->threaded) {
-        atomic_store_explicit(&proxy->stop, 1, memory_order_release);
-        thread_ring(proxy);
-        pthread_join(proxy->thread, NULL);
-        proxy->threaded = 0;
+void proxy_thread_stop(proxy_part *part) {
+    if (part->threaded) {
+        atomic_store_explicit(&part->stop, 1, memory_order_release);
+        thread_ring(part);
+        pthread_join(part->thread, NULL);
+        part->threaded = 0;
     }
-    if (proxy->wake_fd >= 0)
-        close(proxy->wake_fd);
-    proxy->wake_fd = -1;
+    if (part->wake_fd >= 0)
+        close(part->wake_fd);
+    part->wake_fd = -1;
 }

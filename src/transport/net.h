@@ -69,6 +69,7 @@ typedef struct mpix_net_gpu {
 
 typedef struct mpix_net_ops {
     const char *name;
+    int copies;           /* the processor that posts moves the bytes: more threads move more */
     size_t address_bytes; /* of the blob per pair that connect needs */
     size_t key_bytes;     /* of the blob per window */
     /* Whether open has a chance on this rank, else why not; NULL: always. */

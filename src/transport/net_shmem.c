@@ -321,6 +321,7 @@ static void shmem_rmem_close(mpix_net *net, mpix_net_rmem *rmem) {
 
 const mpix_net_ops mpix_net_shmem = {
     .name = "shmem",
+    .copies = 1,
     .address_bytes = sizeof(shmem_address),
     .key_bytes = sizeof(shmem_key),
     .open = shmem_open,

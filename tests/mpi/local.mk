@@ -23,6 +23,7 @@ MPI_TESTS = \
 	tests/mpi/ep_random_ll_ucx.3.test \
 	tests/mpi/ep_files.1.test \
 	tests/mpi/ep_files.3.test \
+	tests/mpi/ep_faults_stopped_threads.3.test \
 	tests/mpi/ep_files.4.test \
 	tests/mpi/ep_files.8.test \
 	tests/mpi/ep_errors.1.test \
@@ -53,10 +54,14 @@ MPI_TESTS = \
 	tests/mpi/ep_random_chaosordered.2.test \
 	tests/mpi/ep_random_chaosordered.4.test \
 	tests/mpi/ep_random_chaosthread.4.test \
+	tests/mpi/ep_random_threads.2.test \
+	tests/mpi/ep_random_threads.4.test \
+	tests/mpi/ep_random_chaosthreads.3.test \
 	tests/mpi/ep_stress_chaos.3.test \
 	tests/mpi/ep_stress_chaosordered.2.test \
 	tests/mpi/ep_faults_absent.2.test \
 	tests/mpi/ep_stress_chaosthread.4.test \
+	tests/mpi/ep_stress_threads.2.test \
 	tests/mpi/ep_random_hops.3.test \
 	tests/mpi/ep_random_hops.4.test \
 	tests/mpi/ep_random_hops.5.test \
@@ -64,6 +69,7 @@ MPI_TESTS = \
 	tests/mpi/ep_random_hopschunk.4.test \
 	tests/mpi/ep_random_hopschaos.5.test \
 	tests/mpi/ep_random_hopsthread.4.test \
+	tests/mpi/ep_random_hopsthreads.4.test \
 	tests/mpi/ep_random_bases.3.test \
 	tests/mpi/ep_faults_stopped.3.test \
 	tests/mpi/ep_random_baseshops.4.test \
@@ -73,6 +79,7 @@ MPI_TESTS = \
 	tests/mpi/ep_hops.4.test \
 	tests/mpi/ep_hops.8.test \
 	tests/mpi/ep_faults_killed_hops.4.test \
+	tests/mpi/ep_faults_killed_threads.3.test \
 	tests/mpi/ep_random_ucx.2.test \
 	tests/mpi/ep_faults_stopped_thread.3.test \
 	tests/mpi/ep_random_ucx.3.test \
@@ -81,6 +88,7 @@ MPI_TESTS = \
 	tests/mpi/ep_traffic_ordered.2.test \
 	tests/mpi/ep_traffic_counted.2.test \
 	tests/mpi/ep_traffic_lanes.3.test \
+	tests/mpi/ep_faults_injected_threads.3.test \
 	tests/mpi/ep_faults_late.3.test \
 	tests/mpi/ep_faults_killed.4.test \
 	tests/mpi/ep_faults_ll_stopped.2.test \
@@ -100,17 +108,21 @@ MPI_TESTS = \
 	tests/mpi/p2p_data_counted.2.test \
 	tests/mpi/p2p_data_mixed.4.test \
 	tests/mpi/p2p_data_chaos.2.test \
+	tests/mpi/p2p_data_threads.2.test \
+	tests/mpi/p2p_data_threads.3.test \
 	tests/mpi/p2p_data_chaos.4.test \
 	tests/mpi/p2p_data_ucx.2.test \
 	tests/mpi/p2p_faults_stopped.3.test \
 	tests/mpi/p2p_errors.1.test \
 	tests/mpi/p2p_errors.3.test \
 	tests/mpi/p2p_errors_proxied.2.test \
+	tests/mpi/p2p_faults_killed_threads.3.test \
 	tests/mpi/p2p_faults_computing.2.test \
 	tests/mpi/p2p_faults_computing_reg.2.test \
 	tests/mpi/p2p_faults_computing_proxied.2.test \
 	tests/mpi/p2p_faults_fork_reg.2.test \
 	tests/mpi/p2p_faults_fork.3.test \
+	tests/mpi/p2p_faults_computing_threads.2.test \
 	tests/mpi/p2p_faults_stopped_proxied.2.test \
 	tests/mpi/p2p_faults_killed.3.test \
 	tests/mpi/p2p_faults_killed_reg.3.test \

@@ -69,6 +69,13 @@ ep_random_* | ep_stress_*) # over proxied peers, with no network: the proxy copi
     *_counted) export MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted MPIX_EP_LANES=3 MPIX_EP_CHUNK_BYTES=1k ;;
     *_mixed) export MPIX_EP_HOSTS=2 ;;
     *_thread) export MPIX_EP_HOSTS=2 MPIX_EP_SIGNAL=counted MPIX_EP_PROXY=thread ;;
+    # several threads of the proxy: lanes of a peer in different ones, then peers
+    *_threads) export MPIX_EP_REACH=proxied MPIX_EP_PROXY_THREADS=2 MPIX_EP_LANES=$((np < 3 ? 3 : 1)) MPIX_EP_CHUNK_BYTES=4k ;;
+    *_hopsthreads) export MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on MPIX_EP_SIGNAL=counted MPIX_EP_PROXY_THREADS=3 MPIX_EP_LANES=2 ;;
+    *_chaosthreads)
+        export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_HOSTS=2 MPIX_EP_PROXY_THREADS=3 MPIX_EP_LANES=3 MPIX_EP_CHUNK_BYTES=1k
+        export MPIX_EP_CHAOS_SEED=4$np MPIX_EP_CHAOS_DELAY_US=100
+        ;;
     # two hops: two and three virtual hosts of unequal sizes; a ring of one chunk; over a network that disturbs
     *_hops) export MPIX_EP_HOSTS=$((np < 5 ? 2 : 3)) MPIX_EP_TWO_HOPS=on ;;
     *_hopschunk)
@@ -149,6 +156,7 @@ p2p_data | p2p_data_*) # all ways to reach a peer
     *_ordered) export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_LANES=3 ;;
     *_counted) export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted MPIX_EP_LANES=2 MPIX_EP_P2P_RING=8 ;;
     *_mixed) export MPIX_EP_TRANSPORT=shmem MPIX_EP_HOSTS=2 MPIX_EP_PROXY=thread ;;
+    *_threads) export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_REACH=proxied MPIX_EP_PROXY_THREADS=3 MPIX_EP_LANES=$((np < 3 ? 3 : 1)) ;;
     *_chaos) export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_HOSTS=2 ;;
     *_ucx)
         ucx
@@ -174,6 +182,10 @@ p2p_faults_*)
     case $variant in
     *_reg) set -- --case "${variant%_reg}" --mem reg ;;
     *_proxied) export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied; set -- --case "${variant%_proxied}" ;;
+    *_threads)
+        export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_PROXY_THREADS=2 MPIX_EP_LANES=2
+        set -- --case "${variant%_threads}"
+        ;;
     *) set -- --case "$variant" ;;
     esac
     case $variant in killed*) deadly=1 ;; esac
@@ -196,6 +208,11 @@ ep_faults_*)
         set -- --case "$variant" --progress caller
         ;;
     *_thread) set -- --case "${variant%_thread}" --progress thread ;;
+    *_threads) # of the proxy
+        variant=${variant%_threads}
+        export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_PROXY_THREADS=3 MPIX_EP_LANES=3
+        set -- --case "$variant" --progress caller
+        ;;
     *) set -- --case "$variant" --progress caller ;;
     esac
     set -- "$@" --mode $mode

@@ -26,6 +26,19 @@ assert len(times) > 20 and all(t > 0 for t in times)' "$file" || fail "$file is 
     fi
 done
 
+# Several threads of the proxy: each is named and has commands of its own.
+rm -f "$folder"/*
+MPIX_EP_TRACE="$folder/%p.json" MPIX_EP_PROXY_THREADS=2 MPIX_EP_LANES=2 MPIX_BUILDDIR=$build "${MPIX_MPIRUN:-$src/tests/mpirun.sh}" 2 "$build/tests/mpi/ep_random" --iterations 3 ||
+    fail "ep_random with two threads of the proxy failed"
+for file in "$folder"/*.json; do
+    for thread in 0 1; do
+        tids=$(sed -n "s/.*thread_name.*\"tid\":\([0-9]*\),.*mpixep-proxy$thread\".*/\1/p" "$file")
+        [ -n "$tids" ] || fail "$file: thread $thread of the proxy has no name"
+        for tid in $tids; do grep -q "\"name\":\"signal\".*\"tid\":$tid," "$file" && continue 2; done
+        fail "$file: thread $thread of the proxy has signalled nothing"
+    done
+done
+
 # A folder that is not there is told of, and harms nobody.
 output=$(MPIX_EP_TRACE="$folder/none/x" MPIX_BUILDDIR=$build "${MPIX_MPIRUN:-$src/tests/mpirun.sh}" 1 "$build/tests/mpi/ep_random" --iterations 1 2>&1) ||
     fail "a trace that can't be written made the program fail"

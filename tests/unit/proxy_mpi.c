@@ -256,7 +256,7 @@ static int setup(int mapped) {
     lanes = params.lanes;
     for (int r = 0; r < boot->size; r++)
         want[r] = r != boot->rank;
-    kind = mpix_proxy_create(boot, &params, want, 2 * BANKS * lanes, &bell, &proxy);
+    kind = mpix_proxy_create(boot, &params, want, 2 * BANKS * lanes, 0, &bell, &proxy);
     free(want);
     if (kind)
         return kind;
@@ -310,6 +310,10 @@ static void run(const char *settings, int mapped, uint64_t rounds) {
     kind = setup(mapped);
     CHECK(kind == 0, "rank %d: %s: %s", boot->rank, settings, mpix_error_tls()->text);
     if (!kind) {
+        /* No more threads than lanes to peers. */
+        int ways = (boot->size - 1) * lanes, threads = params.proxy_threads < ways ? params.proxy_threads : ways;
+        CHECK(params.proxy_threads == 0 || ways == 0 || mpix_proxy_threads(proxy) == threads, "%s: %d threads, %d were expected", settings,
+              mpix_proxy_threads(proxy), threads);
         kind = exchange(rounds);
         CHECK(kind == 0, "rank %d: %s: %s", boot->rank, settings, mpix_error_tls()->text);
         for (int r = 0; r < boot->size; r++) {
@@ -371,7 +375,7 @@ static int create_kind(const char *settings, int counters) {
     apply(settings);
     for (int r = 0; r < boot->size; r++)
         want[r] = r != boot->rank;
-    kind = mpix_proxy_create(boot, &params, want, counters, NULL, &p);
+    kind = mpix_proxy_create(boot, &params, want, counters, 0, NULL, &p);
     if (!kind)
         mpix_proxy_free(p);
     CHECK(kind == 0 || p == NULL, "an output was set on failure");
@@ -392,7 +396,11 @@ static void refusals(void) {
     kind = create_kind("lanes=1", 65536);
     CHECK(kind == MPIX_ERRK_UNSUPPORTED && strstr(mpix_error_tls()->text, "65536"), "%d: %s", kind,
           mpix_error_tls()->text);
+    kind = create_kind("transport=shmem proxy=caller proxy_threads=2", 4);
+    CHECK(kind == MPIX_ERRK_UNSUPPORTED && strstr(mpix_error_tls()->text, "mpix_ep_proxy_threads"), "%d: %s", kind, mpix_error_tls()->text);
     if (boot->size > 1) {
+        kind = create_kind(last ? "proxy_threads=2" : "proxy_threads=3", 4);
+        CHECK(kind == MPIX_ERRK_ARG && strstr(mpix_error_tls()->text, "mpix_ep_proxy_threads"), "%d: %s", kind, mpix_error_tls()->text);
         kind = create_kind(last ? "lanes=2" : "lanes=1", 4);
         CHECK(kind == MPIX_ERRK_ARG && strstr(mpix_error_tls()->text, "mpix_ep_lanes"), "%d: %s", kind,
               mpix_error_tls()->text);
@@ -509,7 +517,9 @@ static int killed(const char *progress) {
     MPIX_Error error;
 
     mpix_log_configure(MPIX_LOG_NONE, "");
-    apply(strcmp(progress, "thread") == 0 ? "proxy=thread signal=counted" : "signal=counted");
+    apply(strcmp(progress, "threads") == 0  ? "proxy_threads=3 lanes=4 signal=counted"
+          : strcmp(progress, "thread") == 0 ? "proxy=thread signal=counted"
+                                            : "signal=counted");
     if (setup(1) != 0)
         return 1;
     kind = exchange(2);
@@ -562,6 +572,16 @@ int main(int argc, char **argv) {
             run(settings, 0, rounds);
             snprintf(settings, sizeof settings, "%s %s %s", forms[form], who[thread], tiny);
             run(settings, form == thread, rounds / 3 + 1);
+            if (!thread)
+                continue;
+            for (int n = 2; n <= 3; n++) { /* lanes and peers spread over several */
+                snprintf(settings, sizeof settings, "%s proxy_threads=%d", forms[form], n);
+                run(settings, n == 2, rounds);
+                snprintf(settings, sizeof settings, "%s proxy_threads=%d lanes=%d max_op=4096", forms[form], n, 7 - n);
+                run(settings, n == 3, rounds);
+                snprintf(settings, sizeof settings, "%s %s proxy_threads=%d", forms[form], tiny, n);
+                run(settings, form == n - 2, rounds / 3 + 1);
+            }
         }
     wake();
     refusals();

@@ -31,6 +31,6 @@ for seed in 1 2 3; do
 done
 
 # A rank dies.
-for progress in caller thread; do
+for progress in caller thread threads; do
     "$MPIX_SRCDIR/tests/survivors.sh" 3 "$program" --case killed --progress $progress || exit
 done

@@ -557,7 +557,7 @@ static void *bind_helper(void *arg) {
     int *pus = arg;
     cpu_set_t set;
 
-    pus[1] = mpix_topo_bind_helper(pus[0]);
+    pus[1] = mpix_topo_bind_helper(pus[0], pus[4]);
     sched_getaffinity(0, sizeof set, &set);
     pus[2] = CPU_COUNT(&set);
     pus[3] = pus[1] >= 0 && CPU_ISSET(pus[1], &set);
@@ -565,7 +565,7 @@ static void *bind_helper(void *arg) {
 }
 
 START_TEST(topo_bind) {
-    int pus[4] = {sched_getcpu()}, unknown[4] = {-1}, all;
+    int pus[5] = {sched_getcpu()}, unknown[5] = {-1}, others[5] = {pus[0]}, all;
     pthread_t thread;
     cpu_set_t set;
 
@@ -581,6 +581,12 @@ START_TEST(topo_bind) {
     } else {
         ck_assert_int_eq(pus[1], -1);
     }
+    for (others[4] = 1; others[4] < all; others[4]++) { /* each helper another one, until all but the main thread's are used */
+        ck_assert_int_eq(pthread_create(&thread, NULL, bind_helper, others), 0);
+        pthread_join(thread, NULL);
+        ck_assert_int_ne(others[1], pus[0]);
+        ck_assert_int_eq(others[1] == pus[1], others[4] == all - 1);
+    }
     ck_assert_int_eq(pthread_create(&thread, NULL, bind_helper, unknown), 0);
     pthread_join(thread, NULL);
     ck_assert_int_eq(unknown[1], -1);
@@ -589,7 +595,7 @@ START_TEST(topo_bind) {
     CPU_ZERO(&set);
     CPU_SET(pus[0], &set);
     ck_assert_int_eq(sched_setaffinity(0, sizeof set, &set), 0);
-    ck_assert_int_eq(mpix_topo_bind_helper(pus[0]), -1);
+    ck_assert_int_eq(mpix_topo_bind_helper(pus[0], 0), -1);
 }
 END_TEST
 

@@ -115,7 +115,7 @@ static int open_all(const char *transport, const char *form, const char *depth, 
     for (int i = 0; i < BYTES; i++)
         from[i] = (unsigned char)(i * 7 + i / 256);
     head = 0;
-    kind = kind ? kind : mpix_proxy_create(boot, &params, &want, 4, NULL, &proxy);
+    kind = kind ? kind : mpix_proxy_create(boot, &params, &want, 4, 0, NULL, &proxy);
     kind = kind ? kind : mpix_proxy_window(proxy, WIN_COUNTERS, counters, BYTES);
     kind = kind ? kind : mpix_proxy_window(proxy, WIN_FROM, from, BYTES);
     kind = kind ? kind : mpix_proxy_window(proxy, WIN_TO, to, BYTES);
@@ -126,7 +126,7 @@ static int open_all(const char *transport, const char *form, const char *depth, 
     mpix_gpu_queues_local(queues, 0, mpix_proxy_window_mem(proxy, WIN_FROM), from, BYTES);
     mpix_gpu_queues_remote(queues, 5, 0, mpix_proxy_window_rmem(proxy, 0, WIN_TO), 0, BYTES, 1);
     mpix_gpu_queues_describe(queues, &state);
-    mpix_gpu_queues_describe_peer(queues, 0, &peer);
+    mpix_gpu_queues_describe_peer(queues, 0, 0, &peer);
     return 1;
 }
 

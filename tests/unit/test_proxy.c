@@ -82,7 +82,7 @@ static void open_proxy(const char *transport, const char *who, const char *form)
     set("transport", transport);
     set("proxy", who);
     set("signal", form);
-    ck_assert_msg(mpix_proxy_create(boot, &params, &want, COUNTERS, &bell, &proxy) == 0, "%s", mpix_error_tls()->text);
+    ck_assert_msg(mpix_proxy_create(boot, &params, &want, COUNTERS, 0, &bell, &proxy) == 0, "%s", mpix_error_tls()->text);
     ck_assert_int_eq(mpix_proxy_window(proxy, FROM, from, BYTES), 0);
     ck_assert_int_eq(mpix_proxy_window(proxy, TO, to, BYTES), 0);
     ck_assert_int_eq(mpix_proxy_window(proxy, WORDS, words, BYTES), 0);
@@ -90,9 +90,9 @@ static void open_proxy(const char *transport, const char *who, const char *form)
 
 /* Only with proxy=caller. */
 static void hook(void) {
-    real = proxy->net->ops;
+    real = proxy->part[0]->net->ops;
     hooked = *real;
-    proxy->net->ops = &hooked;
+    proxy->part[0]->net->ops = &hooked;
 }
 
 static uint64_t word(int i) {
@@ -154,7 +154,7 @@ START_TEST(counts) {
     mpix_proxy_counts(proxy, 0, &messages, &bytes);
     ck_assert_uint_eq(messages, 1 + 2 + 1 + 5 + 1);
     ck_assert_uint_eq(bytes, 1000 + 1001 + 4096 + 8);
-    ck_assert_int_eq(mpix_proxy_threaded(proxy), 0);
+    ck_assert_int_eq(mpix_proxy_threads(proxy), 0);
     ck_assert_int_eq(mpix_proxy_counted(proxy), 0);
 }
 END_TEST
@@ -507,8 +507,8 @@ START_TEST(failures) {
     hooked.poll = real->poll;
     ck_assert_int_eq(mpix_proxy_put(proxy, 0, 0, FROM, 1, TO, 0, 16, 0, &seq), -MPIX_ERRK_PEER);
     steps(2);
-    ck_assert_int_ge(mpix_descs_get(&proxy->descs), 0);
-    ck_assert_int_ge(mpix_descs_get(&proxy->descs), 0);
+    ck_assert_int_ge(mpix_descs_get(&proxy->part[0]->descs), 0);
+    ck_assert_int_ge(mpix_descs_get(&proxy->part[0]->descs), 0);
 }
 END_TEST
 
@@ -542,7 +542,7 @@ START_TEST(nonsense_from_peer) {
         if (i == 0) {
             nonsense = (mpix_net_arrival){0, 2 * COUNTERS}; /* there is no such counter */
         } else {
-            proxy->table[3] = headers[i - 1];
+            proxy->part[0]->table[3] = headers[i - 1];
             nonsense = (mpix_net_arrival){0, COUNTERS + 3};
         }
         nonsense_left = 1;
@@ -664,7 +664,7 @@ START_TEST(sleep_and_wake) {
 
     for (int net = 0; net < 2; net++) {
         open_proxy(nets[net], "thread", "counted");
-        ck_assert_int_eq(mpix_proxy_threaded(proxy), 1);
+        ck_assert_int_eq(mpix_proxy_threads(proxy), 1);
         ck_assert_int_eq(mpix_proxy_step(proxy), 0);
         usleep(50000);
         getrusage(RUSAGE_SELF, &before);
@@ -677,9 +677,9 @@ START_TEST(sleep_and_wake) {
         ck_assert_msg(used < 0.05, "an idle thread used %f s of 0.5 s", used);
         for (uint64_t i = 1; i <= 30; i++) {
             start = mpix_clock_ns();
-            while (!atomic_load(&proxy->sleeping) && mpix_clock_ns() - start < 10000000000u)
+            while (!atomic_load(&proxy->part[0]->sleeping) && mpix_clock_ns() - start < 10000000000u)
                 usleep(500);
-            ck_assert_int_eq(atomic_load(&proxy->sleeping), 1);
+            ck_assert_int_eq(atomic_load(&proxy->part[0]->sleeping), 1);
             usleep(200);
             start = mpix_clock_ns();
             put(0, 0, 16, 0);
@@ -689,9 +689,9 @@ START_TEST(sleep_and_wake) {
             ck_assert_int_eq(net == 0 || word(0) == i, 1);
             best = mpix_clock_ns() - start < best ? mpix_clock_ns() - start : best;
         }
-        proxy_lock(proxy);
-        sleeps = proxy->sleeps;
-        proxy_unlock(proxy);
+        proxy_lock(proxy->part[0]);
+        sleeps = proxy->part[0]->sleeps;
+        proxy_unlock(proxy->part[0]);
         ck_assert_uint_ge(sleeps, 30);
         ck_assert_msg(best < 20000000, "the best wake-up took %llu ns: only the bound of a sleep ended it",
                       (unsigned long long)best);
