@@ -13,7 +13,7 @@ build=${MPIX_BUILDDIR:-.}
 out=$(mktemp) || exit 99
 trap 'rm -f "$out"' EXIT
 # Open MPI over TCP, because its shared memory segments would stay behind.
-export OMPI_MCA_orte_enable_recovery=1 OMPI_MCA_btl=self,tcp OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_pml=ob1
+export OMPI_MCA_orte_enable_recovery=1 PRTE_MCA_state_base_recoverable=1 PRTE_MCA_state_base_continuous=1 OMPI_MCA_btl=self,tcp OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_pml=ob1
 conf_mpiexec=
 # shellcheck source=/dev/null
 [ ! -r "$build/tests/mpirun.conf" ] || . "$build/tests/mpirun.conf"
