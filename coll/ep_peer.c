@@ -12,7 +12,8 @@ static void peer_proxied(mpix_ep *ep, int rank, MPIX_Ep_peer *peer) {
     uint64_t messages, bytes;
     mpix_proxy_counts(proxy, rank, &messages, &bytes);
     peer->reach = MPIX_EP_REACH_PROXIED;
-    peer->lanes = ep->far->lanes;
+    peer->lanes = ep->config.memkind == MPIX_EP_HOST ? ep->far->lanes : mpix_proxy_lanes(proxy);
+    peer->proxy_threads = mpix_proxy_threads(proxy);
     peer->counted = mpix_proxy_counted(proxy);
     peer->mtu = caps->mtu;
     peer->messages = (MPI_Count)messages;

@@ -175,6 +175,7 @@ module mpix_ep
         integer(c_int) :: lanes = 0
         integer(c_int) :: counted = 0
         integer(c_int) :: mtu = 0
+        integer(c_int) :: proxy_threads = 0
         integer(MPI_COUNT_KIND) :: messages = 0
         integer(MPI_COUNT_KIND) :: bytes = 0
         integer(MPI_COUNT_KIND) :: memory = 0

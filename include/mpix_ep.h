@@ -324,6 +324,7 @@ typedef struct MPIX_Ep_peer {
     int lanes;              /**< in-order ways; 1 unless proxied */
     int counted;            /**< proxied: 1: signals are counted writes, 0: words behind the data */
     int mtu;                /**< of the network, 0: it has none */
+    int proxy_threads;      /**< proxied: threads of this rank that execute commands for proxied peers, 0: callers of the library do */
     MPI_Count messages;     /**< proxied: operations posted (writes, signals) since the context was made */
     MPI_Count bytes;        /**< proxied: bytes of those, signals included */
     MPI_Count memory;       /**< proxied: bytes that the proxy has allocated for this peer beyond windows */

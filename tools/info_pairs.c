@@ -73,6 +73,12 @@ static void pairs_fill(const mpix_boot *boot, const mpix_win *win, int kind, pai
     }
 }
 
+/* Who executes commands for proxied peers. */
+static const char *pairs_threads(int n, char *text, size_t len) {
+    snprintf(text, len, "%d threads", n);
+    return n == 0 ? "the caller" : n == 1 ? "a thread" : text;
+}
+
 /* The row as a context of these ranks has it, under the parameters in force. */
 static int pairs_fill_context(const mpix_boot *boot, pairs_cell *row) {
     MPIX_Ep_config config;
@@ -93,14 +99,14 @@ static int pairs_fill_context(const mpix_boot *boot, pairs_cell *row) {
         MPIX_INIT(&peer);
         if (MPIX_Ep_get_peer(ep, r, &peer) != MPI_SUCCESS)
             continue;
-        char mtu[16];
+        char mtu[16], threads[24];
         snprintf(mtu, sizeof mtu, "%d", peer.mtu);
         cell->reach = peer.reach;
         snprintf(cell->via, sizeof cell->via, "%.23s", peer.transport);
         if (peer.reach == MPIX_EP_REACH_PROXIED)
-            snprintf(cell->why, sizeof cell->why, "device %.60s, %.60s, MTU %s, %d lane%s, %s signals; %s", peer.device,
+            snprintf(cell->why, sizeof cell->why, "device %.60s, %.60s, MTU %s, %d lane%s, %s signals, run by %s; %s", peer.device,
                      peer.address, peer.mtu ? mtu : "none", peer.lanes, peer.lanes == 1 ? "" : "s",
-                     peer.counted ? "counted" : "ordered", peer.why);
+                     peer.counted ? "counted" : "ordered", pairs_threads(peer.proxy_threads, threads, sizeof threads), peer.why);
         else
             snprintf(cell->why, sizeof cell->why, "%s", peer.why);
     }

@@ -33,7 +33,8 @@ static uint32_t proxy_pow2(uint32_t n) {
 
 /* ---- alone ------------------------------------------------------------------------------------------------------- */
 
-static int proxy_new_peer(proxy_part *part, proxy_peer *peer) {
+/* With fewer lanes than others to this peer, the last one has no ring and is never named. */
+static int proxy_new_peer(proxy_part *part, int rank, proxy_peer *peer) {
     size_t lanes_bytes = (size_t)part->nlanes * sizeof *peer->lanes;
 
     peer->lanes = aligned_alloc(_Alignof(proxy_lane), lanes_bytes);
@@ -41,7 +42,7 @@ static int proxy_new_peer(proxy_part *part, proxy_peer *peer) {
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the %d lanes of a proxied peer", part->nlanes);
     memset(peer->lanes, 0, lanes_bytes);
     peer->memory += lanes_bytes;
-    for (int i = 0; i < part->nlanes; i++) {
+    for (int i = 0; i < part->nlanes && proxy_lane_of(part->whole, part->index, rank, i) < part->whole->nlanes; i++) {
         peer->lanes[i].ring = calloc(part->depth, sizeof *peer->lanes[i].ring);
         if (!peer->lanes[i].ring)
             return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %u commands of a lane (mpix_ep_proxy_depth)",
@@ -62,7 +63,7 @@ static int proxy_new_peers(proxy_part *part, const unsigned char *want) {
         if (!want[r])
             continue;
         part->peers[r].slot = (uint32_t)part->npeers++;
-        kind = proxy_new_peer(part, &part->peers[r]);
+        kind = proxy_new_peer(part, r, &part->peers[r]);
     }
     if (kind)
         return kind;

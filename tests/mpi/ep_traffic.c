@@ -2,7 +2,7 @@
  * ep_traffic.c - what dispatch and combine send over the network, by the library's counters: messages per peer do not
  * depend on the number of tokens and experts, bytes are what has to travel, and the proxy's memory per pair is bounded.
  *
- *   ep_traffic [--chunk BYTES] [--lanes N]
+ *   ep_traffic [--chunk BYTES] [--lanes N] [--threads N]
  *
  * Every pair is proxied (environment). The bound of the memory is for one lane, at the default depth. The chunk is that of the parameter chunk_bytes.
  */
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static long chunk, lanes;
+static long chunk, lanes, threads;
 
 static void counters(MPIX_Ep ep, MPIX_Ep_peer *peers)
 {
@@ -21,7 +21,9 @@ static void counters(MPIX_Ep ep, MPIX_Ep_peer *peers)
         CHECK(peers[r].reach == (r == t_rank ? MPIX_EP_REACH_SELF : MPIX_EP_REACH_PROXIED), "rank %d: reach %d", r, peers[r].reach);
         CHECK(r == t_rank || (peers[r].lanes == lanes && peers[r].transport[0] && peers[r].why[0]), "rank %d: %d lanes over \"%s\"", r,
               peers[r].lanes, peers[r].transport);
-        CHECK(peers[r].memory <= 65536 * lanes && (r == t_rank) == (peers[r].memory == 0), "rank %d: %lld bytes of the proxy", r,
+        CHECK(peers[r].proxy_threads == (r == t_rank ? 0 : threads), "rank %d: %d threads of the proxy", r, peers[r].proxy_threads);
+        CHECK(peers[r].memory <= 65536 * (lanes + (threads > 1 ? threads - 1 : 0)) && /* each thread counts for itself */
+                   (r == t_rank) == (peers[r].memory == 0), "rank %d: %lld bytes of the proxy", r,
               (long long)peers[r].memory);
     }
 }
@@ -146,6 +148,7 @@ int main(int argc, char **argv)
     t_init(&argc, &argv, "ep_traffic");
     chunk = t_option(argc, argv, "--chunk", 262144);
     lanes = t_option(argc, argv, "--lanes", 1);
+    threads = t_option(argc, argv, "--threads", 0);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     shape(8, 0, 2, 64);
     shape(8, 1, 2, 64);

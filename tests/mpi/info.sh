@@ -16,7 +16,10 @@ wants '^  shm  *mapped '
 export MPIX_EP_HOSTS=2 MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_LANES=2
 output=$("$MPIX_MPIRUN" 3 "$info" --matrix --selftest 2>&1) || fail "matrix and self-test over proxied ranks failed"
 wants '^  shm  *mapped '
-wants '^  chaos:shmem proxied .*device .*MTU none, 2 lanes, counted signals; chaos_reorder'
+wants '^  chaos:shmem proxied .*device .*MTU none, 2 lanes, counted signals, run by the caller; chaos_reorder'
+wants '^self-test: .*: pass'
+output=$(MPIX_EP_PROXY_THREADS=2 "$MPIX_MPIRUN" 3 "$info" --matrix --selftest 2>&1) || fail "matrix and self-test with two threads failed"
+wants '^  chaos:shmem proxied .*counted signals, run by 2 threads; '
 wants '^self-test: .*: pass'
 # A network that fails: the exit status and the message say so.
 output=$(MPIX_EP_CHAOS_FAIL_PPM=1000000 MPIX_EP_TIMEOUT=1 MPIX_EP_LOG_LEVEL=none "$MPIX_MPIRUN" 2 "$info" --selftest 2>&1) &&

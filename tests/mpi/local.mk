@@ -88,6 +88,7 @@ MPI_TESTS = \
 	tests/mpi/ep_traffic_ordered.2.test \
 	tests/mpi/ep_traffic_counted.2.test \
 	tests/mpi/ep_traffic_lanes.3.test \
+	tests/mpi/ep_traffic_threads.2.test \
 	tests/mpi/ep_faults_injected_threads.3.test \
 	tests/mpi/ep_faults_late.3.test \
 	tests/mpi/ep_faults_killed.4.test \

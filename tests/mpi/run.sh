@@ -134,6 +134,11 @@ ep_traffic_lanes)
     program=ep_traffic
     set -- --lanes 3 --chunk 65536
     ;;
+ep_traffic_threads)
+    export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted MPIX_EP_LANES=3 MPIX_EP_PROXY_THREADS=2 MPIX_EP_CHUNK_BYTES=64k
+    program=ep_traffic
+    set -- --lanes 3 --chunk 65536 --threads 2
+    ;;
 ep_files | ep_nompi) ;;
 ep_hops)
     export MPIX_EP_TRANSPORT=shmem MPIX_EP_HOSTS=2
