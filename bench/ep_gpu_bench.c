@@ -10,13 +10,14 @@
  * rows that came are verified after the last call of each line. GB/s count received rows, those of the own rank included.
  *
  * Where peers are reached through the proxy (MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem on one host) it measures beforehand what bounds them: the link
- * between GPU and host memory, both ways at once, and copies between two memories by one thread of each rank, in pieces of the parameter
+ * between GPU and host memory, both ways at once, and copies between two memories by as many threads of each rank as its proxy has, in pieces of the parameter
  * chunk_bytes' default: of memory that nobody has touched lately, and of what the GPU has just written, the faster counts. Each line then has
  * what went over the proxy per rank and second, and its part of the slower of the two.
  */
 #define _GNU_SOURCE
 #include "../tests/gpu/gpu.h"
 
+#include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -73,8 +74,48 @@ static double now_s(void) {
 
 enum { BOUND_BYTES = 64 << 20, BOUND_PIECE = 256 << 10, BOUND_TIMES = 16 };
 
-/* GB/s each way over the link, and of copies by the processor; of the slowest rank, all at once. */
-static void bounds(double *link, double *copy) {
+/* Threads that copy together, this one among them: piece after piece by turns. */
+enum { MOST_COPIERS = 8 };
+static struct {
+    char *to;
+    const char *from;
+    size_t bytes;
+    int n, end;
+    pthread_barrier_t gate;
+} team;
+
+static void copy_share(int index) {
+    for (size_t at = (size_t)index * BOUND_PIECE; at < team.bytes; at += (size_t)team.n * BOUND_PIECE)
+        memcpy(team.to + at, team.from + at, BOUND_PIECE);
+}
+
+static void *copier(void *arg) {
+    int index = (int)(intptr_t)arg;
+    for (;;) {
+        pthread_barrier_wait(&team.gate);
+        if (team.end)
+            return NULL;
+        copy_share(index);
+        pthread_barrier_wait(&team.gate);
+    }
+}
+
+static void copy_together(char *to, const char *from, size_t bytes) {
+    team.to = to, team.from = from, team.bytes = bytes;
+    pthread_barrier_wait(&team.gate);
+    copy_share(0);
+    pthread_barrier_wait(&team.gate);
+}
+
+/* GB/s each way over the link, and of copies by so many threads of each rank; of the slowest rank, all at once. */
+static void bounds(int threads, double *link, double *copy) {
+    pthread_t others[MOST_COPIERS];
+    team.n = threads < 1 ? 1 : threads > MOST_COPIERS ? MOST_COPIERS : threads;
+    team.end = 0;
+    pthread_barrier_init(&team.gate, NULL, (unsigned)team.n);
+    for (int i = 1; i < team.n; i++)
+        if (pthread_create(&others[i], NULL, copier, (void *)(intptr_t)i) != 0)
+            MPI_Abort(MPI_COMM_WORLD, 1);
     char *m[2], *d[2];
     cudaStream_t s[2];
     for (int i = 0; i < 2; i++) {
@@ -100,20 +141,23 @@ static void bounds(double *link, double *copy) {
         MPI_Barrier(MPI_COMM_WORLD);
         start = now_s();
         for (int i = 0; i < BOUND_TIMES; i++)
-            for (size_t at = 0; at < BOUND_BYTES; at += BOUND_PIECE)
-                memcpy(m[1] + at, m[0] + at, BOUND_PIECE);
+            copy_together(m[1], m[0], BOUND_BYTES);
         rate[1] = (double)BOUND_BYTES * BOUND_TIMES / (now_s() - start) / 1e9;
         double hot = 0;
         for (int i = 0; i < 4 * BOUND_TIMES; i++) {
             char *from = m[0] + i % 4 * (BOUND_BYTES / 4), *to = m[1] + i % 4 * (BOUND_BYTES / 4);
             CU(cudaMemcpy(from, d[0], BOUND_BYTES / 4, cudaMemcpyDeviceToHost));
             start = now_s();
-            for (size_t at = 0; at < BOUND_BYTES / 4; at += BOUND_PIECE)
-                memcpy(to + at, from + at, BOUND_PIECE);
+            copy_together(to, from, BOUND_BYTES / 4);
             hot += now_s() - start;
         }
         rate[2] = (double)BOUND_BYTES * BOUND_TIMES / hot / 1e9;
     }
+    team.end = 1;
+    pthread_barrier_wait(&team.gate);
+    for (int i = 1; i < team.n; i++)
+        pthread_join(others[i], NULL);
+    pthread_barrier_destroy(&team.gate);
     MPI_Allreduce(MPI_IN_PLACE, rate, 3, MPI_DOUBLE, MPI_MIN, MPI_COMM_WORLD);
     for (int i = 0; i < 2; i++) {
         CU(cudaHostUnregister(m[i]));
@@ -125,13 +169,14 @@ static void bounds(double *link, double *copy) {
     *copy = rate[1] > rate[2] ? rate[1] : rate[2];
 }
 
-/* Rows that come through the proxy. */
-static double proxied_rows(MPIX_Ep ep, int size, const MPI_Count *per_rank) {
+/* Rows that come through the proxy; *threads: of this rank's. */
+static double proxied_rows(MPIX_Ep ep, int size, const MPI_Count *per_rank, int *threads) {
     double rows = 0;
     for (int r = 0; r < size; r++) {
         MPIX_Ep_peer peer;
         MPIX_INIT(&peer);
         EP(MPIX_Ep_get_peer(ep, r, &peer));
+        *threads = peer.proxy_threads > *threads ? peer.proxy_threads : *threads;
         rows += peer.reach == MPIX_EP_REACH_PROXIED ? (double)per_rank[r] : 0;
     }
     return rows;
@@ -215,12 +260,13 @@ int main(int argc, char **argv) {
             counts.recv_total = &total;
             counts.recv_per_rank = per_rank;
             EP(MPIX_Ep_route(b.h, &b.r, &counts));
-            double far = proxied_rows(ep, size, per_rank), most = far;
+            int threads = 0;
+            double far = proxied_rows(ep, size, per_rank, &threads), most = far;
             MPI_Allreduce(&far, &most, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
             if (most > 0 && link == 0) {
-                bounds(&link, &copy);
+                bounds(threads, &link, &copy);
                 if (rank == 0)
-                    printf("# the link %.1f GB/s each way at once, copies by a thread of each rank %.1f GB/s\n", link, copy);
+                    printf("# the link %.1f GB/s each way at once, copies by %d thread%s of each rank %.1f GB/s\n", link, threads, threads == 1 ? "" : "s", copy);
             }
             EP(MPIX_Ep_alloc(ep, (MPI_Count)((size_t)total * row), MPI_INFO_NULL, &o));
             EP(MPIX_Ep_alloc(ep, (MPI_Count)((size_t)total * scale + 4), MPI_INFO_NULL, &os));
