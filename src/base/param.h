@@ -85,6 +85,7 @@ typedef struct mpix_params {
     int chaos_fail_call; /* none | open | address | connect | register | key: the call of the set-up that fails */
     int chaos_stall_at; /* the operation after which nothing moves; 0: none */
     int chaos_stall_ms; /* for how long; 0: for good */
+    int chaos_stall_thread; /* no | yes: who turns the proxy sleeps meanwhile */
     int chaos_rank;     /* the rank on which things fail and stall; -1: all */
     char cuda_module[MPIX_PARAM_STRING]; /* default "": libmpixep_cuda.so next to the library */
     int gpu_memory;       /* auto | vmm | ipc; default auto */

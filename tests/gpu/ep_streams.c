@@ -1,7 +1,7 @@
 /*
  * ep_streams.c - calls on streams, in graphs, in halves, under stress, and beside ranks that stop.
  *
- *   ep_streams [all|stress|ordered|killed [iterations of stress [none|expert]]]
+ *   ep_streams [all|stress|ordered|killed|stalled [iterations of stress [none|expert]]]
  *
  * none: rows by copy engines; then all ranks start the handles in the same order, since the host waits for routings.
  * expert: EXPERT layout, rows in order of expert, rank, token.
@@ -13,6 +13,7 @@
 #include "gpu.h"
 
 #include <signal.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { TOKENS = 96, TOPK = 4, EXPERTS = 24, HIDDEN = 512 };
@@ -387,6 +388,65 @@ static void run_stopped(const MPIX_Ep_config *like) {
     EP(MPIX_Ep_free(&ep));
 }
 
+static double now_s(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/*
+ * Over chaos: the threads of the last rank's proxy do not run for some time from their operation `at` on, while kernels of all ranks wait. Less than
+ * the time limit: nothing is lost. More: an error on each rank when the limit is over, the GPUs go on, and free ends when the threads have.
+ */
+static void run_stalled(const MPIX_Ep_config *like, int at, int ms, double limit) {
+    MPIX_Ep_config c = *like;
+    MPIX_Ep ep;
+    MPI_Info info;
+    lane l;
+    char text[32];
+    int late = ms > limit * 1000, kind = 0, before = failures;
+    c.timeout_s = limit;
+    MPI_Info_create(&info);
+    MPI_Info_set(info, "mpix_ep_chaos_stall_thread", "yes");
+    MPI_Info_set(info, "mpix_ep_chaos_stall_at", (snprintf(text, sizeof text, "%d", at), text));
+    MPI_Info_set(info, "mpix_ep_chaos_stall_ms", (snprintf(text, sizeof text, "%d", ms), text));
+    MPI_Info_set(info, "mpix_ep_chaos_rank", (snprintf(text, sizeof text, "%d", size - 1), text));
+    EP(MPIX_Ep_create(MPI_COMM_WORLD, &c, info, &ep));
+    MPI_Info_free(&info);
+    lane_make(ep, &l);
+    lane_shape(&l, 9);
+    MPI_Barrier(MPI_COMM_WORLD);
+    double start = now_s(), last = 0;
+    for (int i = 0; i < 8 && !kind; i++) {
+        lane_fill(&l, 9 + (uint64_t)i);
+        CU(cudaStreamSynchronize(l.stream));
+        double begin = now_s();
+        kind = g_kind(MPIX_Ep_route(l.h, &l.r, &l.c));
+        kind = kind ? kind : g_kind(MPIX_Ep_dispatch(l.h, &l.in, &l.out));
+        kind = kind ? kind : g_kind(MPIX_Ep_combine(l.h, &l.ci, &l.co));
+        last = now_s() - begin;
+        if (kind)
+            break;
+        lane_fetch(&l);
+        CU(cudaStreamSynchronize(l.stream));
+        lane_check(&l, 9 + (uint64_t)i, "a stalled proxy");
+    }
+    double all = now_s() - start;
+    CHECK(kind == (late ? MPIX_ERRK_TIMEOUT : 0), "a proxy that stalls %d ms from operation %d on, limit %.1f s: kind %d", ms, at, limit, kind);
+    CHECK(all > (late ? limit : ms / 1e3) * 0.8, "a proxy that stalls %d ms: all was over after %.2f s", ms, all);
+    CHECK(last < limit + 3, "a proxy that stalls %d ms, limit %.1f s: the call took %.2f s", ms, limit, last);
+    if (late)
+        CHECK(g_kind(MPIX_Ep_dispatch_enqueue(l.h, &l.in, &l.out, l.stream)) == MPIX_ERRK_TIMEOUT, "the context has failed");
+    CU(cudaMemsetAsync(l.y, 1, 64, l.stream));
+    CU(cudaStreamSynchronize(l.stream));
+    MPI_Barrier(MPI_COMM_WORLD);
+    start = now_s();
+    EP(MPIX_Ep_free(&ep));
+    CHECK(now_s() - start < ms / 1e3 + 3, "free took %.2f s", now_s() - start);
+    if (rank == 0)
+        printf("# proxy stalled %d ms from operation %d on, limit %.1f s: kind %d after %.2f s%s\n", ms, at, limit, kind, all, failures > before ? " FAILED" : "");
+}
+
 /* The last rank dies. Ranks leave by _exit, since MPI may not be able to finalize; the script looks at what was printed. */
 static void run_killed(const MPIX_Ep_config *like) {
     MPIX_Ep_config c = *like;
@@ -434,6 +494,13 @@ int main(int argc, char **argv) {
     c.timeout_s = 60;
     if (!strcmp(what, "killed"))
         run_killed(&c);
+    if (!strcmp(what, "stalled")) { /* in the route's, the offer's and the rows' commands */
+        for (int at = 1; at <= 9; at += 4) {
+            run_stalled(&c, at, 400, 10);
+            run_stalled(&c, at, 2000, 0.7);
+        }
+        iterations = 0;
+    }
     MPIX_Ep ep;
     lane l[2];
     EP(MPIX_Ep_create(MPI_COMM_WORLD, &c, MPI_INFO_NULL, &ep));

@@ -12,6 +12,7 @@
 
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "p2p_device_kernels.h"
 
@@ -156,6 +157,45 @@ static void late(void) {
     EP(MPIX_P2p_free(&other));
 }
 
+/*
+ * Over chaos: the last rank's proxy does not run for 1.5 s, which is longer than the object's time limit. Who waits in a kernel gets an error in time. When
+ * the proxy runs again, all that was queued arrives: nothing was lost.
+ */
+static void stalled(void) {
+    enum { MS = 1500, SIGNALS = 40 };
+    MPI_Info info;
+    MPIX_P2p other;
+    MPIX_Device d;
+    struct timespec a, b;
+    char text[16];
+    int held = rank == size - 1, waits = prev == size - 1;
+    MPI_Info_create(&info);
+    MPI_Info_set(info, "mpix_ep_timeout", "0.3");
+    MPI_Info_set(info, "mpix_ep_chaos_stall_thread", "yes");
+    MPI_Info_set(info, "mpix_ep_chaos_stall_at", "3");
+    MPI_Info_set(info, "mpix_ep_chaos_stall_ms", "1500");
+    MPI_Info_set(info, "mpix_ep_chaos_rank", (snprintf(text, sizeof text, "%d", size - 1), text));
+    EP(MPIX_P2p_create(MPI_COMM_WORLD, info, &other));
+    MPI_Info_free(&info);
+    MPIX_INIT(&d);
+    EP(MPIX_P2p_get_device(other, &d));
+    settle();
+    clock_gettime(CLOCK_MONOTONIC, &a);
+    for (int i = 0; i < SIGNALS; i++)
+        CHECK(d_signal(d, next, 1, 1) == 0, "a signal to a proxy that does not run is not queued");
+    int flushed = d_flush(d, next), waited = d_wait(d, prev, 1, SIGNALS);
+    clock_gettime(CLOCK_MONOTONIC, &b);
+    double s = (double)(b.tv_sec - a.tv_sec) + 1e-9 * (double)(b.tv_nsec - a.tv_nsec);
+    CHECK(flushed == (held ? MPIX_DEVICE_TIMEOUT : 0), "a flush beside a stalled proxy: %d", flushed);
+    CHECK(waited == (waits ? MPIX_DEVICE_TIMEOUT : 0), "a wait beside a stalled proxy: %d", waited);
+    CHECK(s < 3, "waiting took %.2f s", s);
+    usleep(MS * 1000);
+    settle();
+    CHECK(d_flush(d, next) == 0 && d_wait(d, prev, 1, SIGNALS) == 0, "something was lost in the stall");
+    settle();
+    EP(MPIX_P2p_free(&other));
+}
+
 int main(int argc, char **argv) {
     size_t step = argc > 1 ? (size_t)atoi(argv[1]) : 1;
     int devices = 0, all;
@@ -175,6 +215,9 @@ int main(int argc, char **argv) {
     refusals();
     settle();
     late();
+    settle();
+    if (getenv("MPIX_EP_TRANSPORT") && !strcmp(getenv("MPIX_EP_TRANSPORT"), "chaos:shmem") && !dst.ptr) /* the next rank is proxied */
+        stalled();
     settle();
     for (int r = 0; r < size; r++) {
         EP(MPIX_P2p_rmem_free(&src_at[r]));

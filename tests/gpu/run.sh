@@ -54,6 +54,11 @@ for transport in shmem chaos:shmem; do
 done
 run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem MPIX_EP_SIGNAL=counted MPIX_EP_CHUNK_BYTES=1024 ep_gpu 10
 run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem MPIX_EP_GPU_MEMORY=ipc ep_gpu 5
+# Threads of the proxy: one, several, more than peers.
+for threads in 1 3; do
+    run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem MPIX_EP_PROXY_THREADS=$threads MPIX_EP_CHUNK_BYTES=4096 ep_gpu 10
+done
+run 4 MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=off MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_PROXY_THREADS=4 MPIX_EP_CHUNK_BYTES=4096 ep_gpu 10
 run 1 p2p_gpu
 run 2 p2p_gpu
 run 2 MPIX_EP_GPU_MEMORY=ipc p2p_gpu
@@ -68,6 +73,7 @@ for transport in shmem chaos:shmem; do
     run 4 MPIX_EP_HOSTS=2 MPIX_EP_TRANSPORT=$transport p2p_device
 done
 run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem MPIX_EP_SIGNAL=counted p2p_device 2
+run 4 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_PROXY_THREADS=3 p2p_device 2
 run 2 ../../examples/device_halo
 run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem ../../examples/device_halo
 run 4 MPIX_EP_HOSTS=2 MPIX_EP_TRANSPORT=shmem ../../examples/device_halo 4 10
@@ -79,6 +85,9 @@ run 4 ep_streams all 20
 run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem ep_streams
 run 4 MPIX_EP_HOSTS=2 MPIX_EP_TRANSPORT=shmem ep_streams all 20
 run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem MPIX_EP_GPU_DELAY_US=20 ep_streams stress "$stress"
+run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem MPIX_EP_PROXY_THREADS=3 MPIX_EP_CHUNK_BYTES=4096 ep_streams stress "$stress"
+run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_PROXY_THREADS=1 ep_streams stalled
+run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_PROXY_THREADS=2 MPIX_EP_CHUNK_BYTES=4096 ep_streams stalled
 run 2 ep_streams all 200 expert
 run 4 ep_streams all 20 expert
 run 2 ep_streams all 200 none

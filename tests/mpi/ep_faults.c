@@ -501,6 +501,9 @@ static void injected(void)
     snprintf(keys, sizeof keys, "chaos_stall_at=9 chaos_rank=%d", victim);
     inject(keys, MPIX_ERRK_TIMEOUT);
     well("chaos_stall_at=9 chaos_stall_ms=300"); /* a stall that ends is none */
+    snprintf(keys, sizeof keys, "chaos_stall_at=5 chaos_stall_thread=yes chaos_stall_ms=2000 proxy=thread chaos_rank=%d", victim);
+    inject(keys, MPIX_ERRK_TIMEOUT); /* the victim's proxy does not run for longer than the limit */
+    well("chaos_stall_at=5 chaos_stall_thread=yes chaos_stall_ms=300 proxy=thread");
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         snprintf(keys, sizeof keys, "chaos_fail_call=%s chaos_rank=%d", calls[i], victim);
         refused(keys, MPIX_ERRK_TRANSPORT, MPIX_ERRK_REMOTE, "chaos_fail_call");

@@ -113,7 +113,7 @@ typedef struct seen {
     int arrivals[OPS], narrivals, arrivals_inverted;
     int failed, done; /* completions told; failed: the kind */
     char text[128];
-    uint64_t ns;
+    uint64_t ns, polls;
 } seen;
 
 static void look(seen *s) {
@@ -165,7 +165,7 @@ static seen run(int counted, int polls) {
         ops[i] = write_op(i, counted);
     ck_assert_int_eq(net->ops->post(net, ops, OPS), OPS);
     look(&s);
-    for (int i = 0; i < polls && (s.done < OPS || (counted && s.narrivals < OPS)) && !s.failed; i++)
+    for (int i = 0; i < polls && (s.done < OPS || (counted && s.narrivals < OPS)) && !s.failed; i++, s.polls++)
         poll_once(&s);
     s.ns = mpix_clock_ns() - start;
     return s;
@@ -412,6 +412,19 @@ START_TEST(stalls) {
     s = run(1, 1 << 30);
     whole(&s, 1);
     ck_assert_uint_gt(s.ns, 29000000);
+    close_net();
+    set("chaos_stall_thread", "yes");
+    memset(to, 0, BYTES);
+    ck_assert_int_eq(open_net(), 0);
+    uint64_t polls = s.polls;
+    s = run(1, 1 << 30);
+    whole(&s, 1);
+    ck_assert_uint_gt(s.ns, 29000000);
+    ck_assert_uint_lt(s.polls, polls / 2); /* one of them took the time */
+    close_net();
+    set("chaos_stall_ms", "0");
+    ck_assert_int_eq(open_net(), MPIX_ERRK_ARG);
+    ck_assert_ptr_nonnull(strstr(mpix_error_tls()->text, "chaos_stall_ms"));
 }
 END_TEST
 

@@ -14,6 +14,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "transport/chaos/chaos.h"
@@ -41,7 +42,13 @@ static int chaos_due(const chaos_net *c, uint64_t poll, uint64_t ns) {
     return c->polls >= poll && c->now >= ns;
 }
 
+/* With chaos_stall_thread this is where the thread does not get on. */
 static int chaos_stalled(chaos_net *c) {
+    if (c->params.chaos_stall_thread && c->now < c->stall_end) {
+        const struct timespec rest = {(time_t)((c->stall_end - c->now) / 1000000000u), (long)((c->stall_end - c->now) % 1000000000u)};
+        (void)nanosleep(&rest, NULL);
+        c->now = mpix_clock_ns();
+    }
     if (c->stall_end == 0 || c->now < c->stall_end)
         return c->stall_end != 0;
     c->stall_end = 0;
