@@ -174,7 +174,7 @@ int PMPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_
     mpix_ep_ctl_layout_init(&layout, ranks, c.num_experts, c.depth, params.max_handles, answered);
     *bytes = (MPI_Count)(most * (size_t)c.depth + layout.total);
     if (ranks_per_host < ranks && c.memkind == MPIX_EP_CUDA) {
-        *bytes += (MPI_Count)mpix_ep_gpu_far_bytes(&c, ranks, ranks - ranks_per_host);
+        *bytes += (MPI_Count)mpix_ep_gpu_far_bytes(&c, &params, ranks, ranks_per_host);
     } else if (ranks_per_host < ranks) { /* send buffer and mirror */
         int nchunks;
         size_t chunk = mpix_ep_far_chunks(&c, &params, ranks, &nchunks);

@@ -199,9 +199,11 @@ static size_t carve(mpix_ep *ep, mpix_cuda_handle *d, char *at) {
     }
     CUT(engines.signals, 24);
     if (d->far.is) {
-        CUT(far.packed, n * MPIX_CUDA_FAR_CHUNKS);
-        CUT(far.here, 2 * n);
+        CUT(far.packed, 2 * n * MPIX_CUDA_FAR_CHUNKS);
+        CUT(far.here, 3 * n);
         CUT(far.last, n * MPIX_CUDA_FAR_WAYS);
+        CUT(far.rel, d->far.hops ? tokens * (size_t)d->far.nhosts : 0);
+        CUT(far.blk, d->far.hops ? blocks * (size_t)d->far.nhosts : 0);
     }
 #undef CUT
     return used;
@@ -263,7 +265,7 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
     d->ready = sizeof(mpix_cuda_words);
     d->offered = d->ready + 2 * sizeof(mpix_cuda_offer);
     d->counts = d->offered + 2 * sizeof(mpix_cuda_offer);
-    d->counts_bytes = up(16 + 4 * (n + e), 64);
+    d->counts_bytes = up(16 + 4 * (n + e + (size_t)ep->boot->nhosts), 64); /* of hosts: for two hops */
     d->block = up(d->counts + 2 * d->counts_bytes, 128);
     if (ep->config.num_sms == MPIX_EP_SMS_NONE)
         mpix_ep_gpu_engines_block(d);

@@ -219,6 +219,18 @@ static int64_t rows_behind(mpix_ep *ep, const MPIX_Ep_rows *x, int64_t hidden) {
     return (int64_t)(room / (size_t)x->stride) + 1;
 }
 
+/* Two hops, where the routing takes them: the sums of other hosts' rows travel in a dtype of their own, which needs its room. In the mode auto one hop
+ * will do where it has not. */
+static int combine_hops(const mpix_ep *ep, const MPIX_Ep_combine_in *in, mpix_cuda_combine *c) {
+    int fp8 = in->x.dtype == MPIX_EP_F8E4M3 || in->x.dtype == MPIX_EP_F8E5M2;
+    c->wire = fp8 ? MPIX_EP_BF16 : in->x.dtype;
+    c->hop = (int64_t)mpix_dtype_size(c->wire) <= ep->config.max_row_bytes / in->hidden;
+    if (ep->gpu->far && ep->params.two_hops == MPIX_HOPS_ON && !c->hop)
+        return mpix_fail(MPIX_ERRK_ARG, "in.hidden", "two_hops=on: a row of %lld elements of %s, in which partial sums travel, exceeds config.max_row_bytes = %lld",
+                         (long long)in->hidden, mpix_dtype_name(c->wire), (long long)ep->config.max_row_bytes);
+    return 0;
+}
+
 static int combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in, MPIX_Ep_combine_out *out, mpix_cuda_combine *c) {
     mpix_ep *ep = handle->ep;
     if (ep->config.mode == MPIX_EP_LL)
@@ -237,6 +249,8 @@ static int combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in, M
         .y = out->y.data, .out_slots = out->slot_values, .tokens = tokens, .x_stride = in->x.stride, .scale_stride = in->x.scale_stride,
         .y_stride = out->y.stride, .hidden = in->hidden, .xdtype = in->x.dtype, .ydtype = out->y.dtype, .scale_kind = in->x.scale_kind,
         .num_bias = in->num_bias, .topk = handle->topk, .num_sms = ep->config.num_sms, .path = ep->params.gpu_path, .wait_ns = out->wait_ns};
+    if ((kind = combine_hops(ep, in, c)))
+        return kind;
     c->offer = (mpix_cuda_offer){.dtype = in->x.dtype, .scale_kind = in->x.scale_kind, .hidden = in->hidden, .rows = rows};
     for (int i = 0; i < MPIX_CUDA_PLACES; i++)
         c->offer.at[i].window = -1;

@@ -10,11 +10,13 @@
  * chooses for itself, and tells the others with its key, for words in GPU memory are sent behind a READ (gpu_queue.h). Kernels know no difference.
  *
  * What a window needs: a block per rank twice (as in the GPU's window, and its mirrors), and for each proxied peer room for a batch twice (what comes
- * from there, what is packed for there), of max_tokens items each.
+ * from there, what is packed for there), of max_tokens items each, and with two hops for as many of combine's requests. If all routings take two hops
+ * (two_hops=on), only for peers of which one forwards for the other.
  */
 #include "config.h"
 
 #include "coll/ep_gpu.h"
+#include "coll/ep_hop.h"
 #include "mem/shared.h"
 #include "mpix_device.h"
 #include "proxy/gpu_queue.h"
@@ -155,20 +157,50 @@ void mpix_ep_gpu_far_settle(mpix_ep *ep) {
 
 /* ---- handles ------------------------------------------------------------------------------------------------------------- */
 
-/* How many of the ranks below `below` are proxied peers of r: the number of a peer's room in r's window. */
+/* Whether batches go between two ranks; room for them is in both windows. */
+static int has_room(const mpix_ep *ep, int r, int p) {
+    const int *host_of = ep->boot->host_of;
+    if (host_of[p] == host_of[r])
+        return 0;
+    return ep->params.two_hops != MPIX_HOPS_ON || mpix_ep_hop_forwarder(ep->boot, r, host_of[p]) == p ||
+           mpix_ep_hop_forwarder(ep->boot, p, host_of[r]) == r;
+}
+
+/* How many of the ranks below `below` have room in r's window: the number of a peer's. */
 static uint8_t room_of(const mpix_ep *ep, int r, int below) {
     uint8_t n = 0;
     for (int p = 0; p < below; p++)
-        n = (uint8_t)(n + (ep->boot->host_of[p] != ep->boot->host_of[r]));
+        n = (uint8_t)(n + has_room(ep, r, p));
     return n;
 }
 
+/* Two hops: who forwards for whom, and what they must save. */
+static void far_hops(const mpix_ep *ep, mpix_cuda_far *f) {
+    const int *host_of = ep->boot->host_of;
+    double least = (double)ep->params.two_hops_bytes * ep->size / (double)ep->config.max_row_bytes;
+    int shared = 0;
+    for (int h = 0; h < f->nhosts; h++)
+        shared |= (f->host[h] & (f->host[h] - 1)) != 0;
+    f->hops = ep->params.two_hops == MPIX_HOPS_ON || (ep->params.two_hops == MPIX_HOPS_AUTO && shared);
+    f->saves = ep->params.two_hops == MPIX_HOPS_ON ? -1 : (int64_t)least + ((double)(int64_t)least < least);
+    f->here_host = host_of[ep->rank];
+    for (int h = 0; h < f->nhosts; h++)
+        f->via[h] = (uint8_t)(h == f->here_host ? ep->rank : mpix_ep_hop_forwarder(ep->boot, ep->rank, h));
+    for (int r = 0; r < ep->size; r++) {
+        f->host_of[r] = (uint8_t)host_of[r];
+        if (ep->far->is[r] && mpix_ep_hop_forwarder(ep->boot, r, f->here_host) == ep->rank)
+            f->serves |= UINT32_C(1) << r;
+    }
+}
+
 /* Sizes and places in a window, where blocks and what comes are alike on all ranks. block: bytes of a rank's block in the GPU's window. The window's bytes. */
-static size_t far_layout(const MPIX_Ep_config *c, size_t ranks, size_t npeers, size_t block, mpix_cuda_far *f) {
-    size_t item = up((size_t)c->max_row_bytes + 32 + up(8 + 8 * (size_t)c->max_topk, 16), 128);
+static size_t far_layout(const MPIX_Ep_config *c, size_t ranks, size_t npeers, size_t block, int hops, mpix_cuda_far *f) {
+    size_t topk = (size_t)c->max_topk, item = up((size_t)c->max_row_bytes + 32 + up(8 + (hops ? 12 : 8) * topk, 16), 128);
     f->arrived = block;
-    f->block = up(f->arrived + 2 * MPIX_CUDA_FAR_CHUNKS * sizeof(uint64_t), 128);
-    f->room = up((size_t)c->max_tokens * item + 1, 4096);
+    f->block = up(f->arrived + 3 * MPIX_CUDA_FAR_CHUNKS * sizeof(uint64_t), 128);
+    f->ask = up(8 + 8 * topk, 16);
+    f->asks = up((size_t)c->max_tokens * item + 1, 4096); /* in a room, so that land and room are alike on all ranks */
+    f->room = f->asks + (hops ? up((size_t)c->max_tokens * f->ask + 1, 4096) : 0);
     f->out = up(f->block * ranks, 4096);
     f->land = up(f->out + f->block * ranks, 4096);
     f->pack = f->land + npeers * f->room;
@@ -183,13 +215,17 @@ static size_t far_geometry(const mpix_ep *ep, mpix_cuda_handle *d) {
         f->slot[r] = room_of(ep, ep->rank, r);
         f->there[r] = room_of(ep, r, ep->rank);
     }
-    return far_layout(&ep->config, (size_t)ep->size, (size_t)ep->far->npeers, d->block, f);
+    far_hops(ep, f);
+    return far_layout(&ep->config, (size_t)ep->size, room_of(ep, ep->rank, ep->size), d->block, f->hops, f);
 }
 
-size_t mpix_ep_gpu_far_bytes(const MPIX_Ep_config *c, int ranks, int npeers) {
+size_t mpix_ep_gpu_far_bytes(const MPIX_Ep_config *c, const mpix_params *params, int ranks, int ranks_per_host) {
     mpix_cuda_far f;
-    size_t block = up(sizeof(mpix_cuda_words) + 4 * sizeof(mpix_cuda_offer) + 2 * up(16 + 4 * ((size_t)ranks + (size_t)c->num_experts), 64), 128);
-    return far_layout(c, (size_t)ranks, (size_t)npeers, block, &f);
+    size_t hosts = (size_t)(ranks + ranks_per_host - 1) / (size_t)ranks_per_host, peers = (size_t)(ranks - ranks_per_host);
+    size_t block = up(sizeof(mpix_cuda_words) + 4 * sizeof(mpix_cuda_offer) + 2 * up(16 + 4 * ((size_t)ranks + (size_t)c->num_experts + hosts), 64), 128);
+    int hops = params->two_hops == MPIX_HOPS_ON || (params->two_hops == MPIX_HOPS_AUTO && ranks_per_host > 1);
+    /* of equal hosts a rank exchanges batches with one rank of each other host */
+    return far_layout(c, (size_t)ranks, params->two_hops == MPIX_HOPS_ON ? hosts - 1 : peers, block, hops, &f);
 }
 
 /* The window in GPU memory. 0, or a kind with the reason in why, and nothing is left. */

@@ -39,6 +39,18 @@ static int hosts_make(const mpix_boot *boot, hosts *h) {
 
 static int forwarder_of(const hosts *h, int rank, int host) { return h->member[h->first[host] + h->place[rank] % h->size[host]]; }
 
+/* The same without tables. */
+int mpix_ep_hop_forwarder(const mpix_boot *boot, int rank, int host) {
+    int place = 0, n = 0, r = 0;
+    for (int p = 0; p < boot->size; p++) {
+        place += p < rank && boot->host_of[p] == boot->host_of[rank];
+        n += boot->host_of[p] == host;
+    }
+    for (place %= n; boot->host_of[r] != host || place-- > 0; r++)
+        ;
+    return r;
+}
+
 /* Rings lie at the beginning of the forwarder's staging window, sources ascending. */
 static void hop_pairs_find(mpix_ep *ep, const hosts *h, size_t ring_bytes) {
     mpix_ep_hop *hop = ep->hop;

@@ -80,6 +80,8 @@ int64_t mpix_ep_hop_pairs(const mpix_ep_call *call, int peer); /* items of this 
 void mpix_ep_hop_begin(mpix_ep_call *call, int go);
 int mpix_ep_hop_served(mpix_ep_call *call); /* 1: all that sources send has been passed on */
 void mpix_ep_hop_mark(mpix_ep_call *call);  /* notes which peers the call waits for, for time limits and deaths */
+/* The rank of a host through which another host's rank reaches it. */
+int mpix_ep_hop_forwarder(const mpix_boot *boot, int rank, int host);
 /* Whether this rank forwards what source sends to this host. */
 int mpix_ep_hop_mine(const mpix_ep_call *call, int source);
 

@@ -27,7 +27,8 @@
  *
  * State of this version: modes HT and LL in host memory; ranks of one host map each other's memory, ranks of other hosts are reached through
  * a proxy over RDMA (parameter transport). In GPU memory (MPIX_EP_CUDA): mode HT, at most 32 ranks, of one host or, in COMPACT, of several (through
- * pinned host memory of 2 * max_tokens * (max_row_bytes + 8 * max_topk + 200) bytes per proxied peer and handle, below 32 GiB of a handle); dispatch outputs, and
+ * pinned host memory of 2 * max_tokens * (max_row_bytes + 8 * max_topk + 200) bytes per proxied peer and handle, with 20 for 8 where two hops are possible and, with
+ * two_hops=on, only for peers of which one forwards for the other; below 32 GiB of a handle); dispatch outputs, and
  * in COMPACT combine inputs, lie in memory from MPIX_Ep_alloc; ids, other rows and outputs in any memory of the context's device; counts
  * also in host memory (pinned for ..._enqueue); in EXPERT max_topk at most 32. Mode LL there: rows and counts in any memory of the device, at most
  * 32 ranks of one host. What returns MPIX_ERRK_UNSUPPORTED: masking, set_mask; in
@@ -215,7 +216,7 @@ typedef struct {
  * float (double for F64), products rounded before they are added. Dropped rows are left out. A token without rows gives zero.
  * The result is bitwise repeatable for equal routing and shape.
  *
- * Two hops (several hosts with several ranks each, host memory; parameter two_hops): the rows of another host are summed there, choices and ranks
+ * Two hops (several hosts with several ranks each, GPU memory: COMPACT; parameter two_hops): the rows of another host are summed there, choices and ranks
  * as above, rounded to the wire's dtype (x's; of fp8 rows BF16; F32 if all ranks set wire = MPIX_EP_F32), and one such sum per host is added behind
  * the rows of the own host, hosts ascending:
  *

@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 enum {
-    MPIX_CUDA_ABI = 10,
+    MPIX_CUDA_ABI = 11,
     MPIX_CUDA_RANKS = 32,    /* ranks of a context at most: one lane of a warp each */
     MPIX_CUDA_LANES = 192,   /* blocks of a kernel that signal a peer at most, each by a word of its own */
     MPIX_CUDA_WINDOWS = 256, /* allocations of a context at most */
@@ -94,6 +94,9 @@ typedef struct mpix_cuda_state {
     mpix_cuda_status status;      /* of the call that runs */
     int64_t tokens, recv_total;
     uint32_t send[MPIX_CUDA_RANKS], base[MPIX_CUDA_RANKS], recv[MPIX_CUDA_RANKS], first[MPIX_CUDA_RANKS];
+    /* Two hops (hop.cuh). hop: rows take them, alike on all ranks; tokens for each host; tokens of each source for this rank's host. */
+    int32_t hop, pad0;
+    uint32_t hosts[MPIX_CUDA_RANKS], items[MPIX_CUDA_RANKS];
     /* Low latency. recv: rows of each source; base: where each rank's answers begin in this rank's combine banks. */
     uint32_t reply[MPIX_CUDA_RANKS]; /* where this rank's answers begin at each source */
     uint32_t choices[MPIX_CUDA_RANKS]; /* of each rank's experts */
@@ -171,12 +174,19 @@ typedef struct mpix_cuda_far {
     uint32_t host[MPIX_CUDA_RANKS]; /* the ranks of each host, a bit each */
     uint8_t slot[MPIX_CUDA_RANKS], there[MPIX_CUDA_RANKS]; /* whose room: of a peer here, of this rank at the peer */
     char *window;
-    uint64_t block, arrived, out, land, pack, room; /* block, room: sizes; arrived: in a block, uint64_t [2][FAR_CHUNKS]; the others: in a window */
+    uint64_t block, arrived, out, land, pack, room; /* block, room: sizes; arrived: in a block, uint64_t [3][FAR_CHUNKS]; the others: in a window */
     uint64_t chunk_bytes;
     const struct mpix_dev_state *queue; /* device */
-    uint32_t *packed;              /* device: [size][FAR_CHUNKS] rows of a chunk that are packed, zero between calls */
-    uint64_t *here;                /* device: [2][size] chunks that have come, by kind */
+    uint32_t *packed;              /* device: [2][size][FAR_CHUNKS] rows of a chunk that are packed, zero between calls; [1]: of combine's requests */
+    uint64_t *here;                /* device: [3][size] chunks that have come, by kind */
     uint64_t *last;                /* device: [ways][size] number of this handle's last command */
+    /* Two hops (hop.cuh). hops: routings may take them; via: by host, the rank there through which this one reaches it, its own: itself. */
+    int32_t hops, here_host;       /* here_host: of this rank */
+    int64_t saves;                 /* (token, rank) pairs that two hops must save at least, -1: they are always taken */
+    uint32_t serves;               /* sources that this rank forwards for, a bit each */
+    uint8_t host_of[MPIX_CUDA_RANKS], via[MPIX_CUDA_RANKS];
+    uint64_t ask, asks;            /* combine's requests: bytes of one, where they are in a room */
+    uint32_t *rel, *blk;           /* device: [tokens][hosts], [blocks][hosts], as the handle's are by rank */
 } mpix_cuda_far;
 
 /* How rows lie in a batch of a proxied peer: row, scales, record, each item from a multiple of 128 bytes on. Alike at both ends. */
@@ -242,7 +252,7 @@ typedef struct mpix_cuda_dispatch {
     int32_t team[2];     /* filled in by the module: warps that share a row, in the two halves */
     int32_t vectors;     /* likewise: everything is aligned for 16 bytes at a time */
     int32_t eager;       /* likewise: `taken` is said at the call's end */
-    mpix_cuda_far_batch batch; /* likewise */
+    mpix_cuda_far_batch batch, hop_batch; /* likewise; hop_batch: to a host's forwarder */
 } mpix_cuda_dispatch;
 
 typedef struct mpix_cuda_combine {
@@ -259,7 +269,8 @@ typedef struct mpix_cuda_combine {
     int32_t staged; /* MPIX_CUDA_STAGED...: a piece of the sums, of rows that lie in this rank's window */
     int64_t row, scale_row; /* bytes; of staged rows */
     int32_t team[2], vectors, eager; /* low latency, as in dispatch; offer.dtype is the wire's, offer.at[X] where peers may read the rows */
-    mpix_cuda_far_batch batch; /* filled in by the module */
+    int32_t hop, wire; /* rows may take two hops (there is room for their sums); dtype of those sums */
+    mpix_cuda_far_batch batch, hop_batch, ask_batch; /* filled in by the module */
 } mpix_cuda_combine;
 
 typedef struct mpix_cuda_device {

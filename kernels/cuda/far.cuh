@@ -31,6 +31,8 @@
  * Progress. Work is taken by tickets, and nothing waits for arrivals before all tickets of packing are taken, but the lead, which is
  * one warp of a block that has more. So whatever blocks run, each rank's chunks are packed and queued, and each lead passes on what
  * comes. The proxy depends on no kernel: it puts what is queued. All waits are bounded, and end when the proxy has lost the peer.
+ *
+ * Two hops: hop.cuh.
  */
 #ifndef MPIX_KERNELS_CUDA_FAR_CUH
 #define MPIX_KERNELS_CUDA_FAR_CUH
@@ -38,7 +40,7 @@
 #include "device.cuh"
 #include "mpix_device.cuh"
 
-enum { FAR_DISPATCH, FAR_COMBINE };           /* words of chunks */
+enum { FAR_DISPATCH, FAR_COMBINE, FAR_ASK };  /* words of chunks; ASK: of two hops (hop.cuh) */
 enum { FAR_UNITS = 16 };                      /* pieces of a chunk that warps take */
 enum { FAR_STEP = 2 * MPIX_CUDA_FAR_CHUNKS }; /* `here` is epoch * FAR_STEP + chunks: it only grows, for each kind of call */
 
@@ -51,6 +53,10 @@ __device__ __forceinline__ uint64_t far_out(const mpix_cuda_handle &h, int r) { 
 __device__ __forceinline__ uint64_t far_land(const mpix_cuda_handle &h, int r) { return h.far.land + h.far.room * h.far.slot[r]; }
 __device__ __forceinline__ uint64_t far_pack(const mpix_cuda_handle &h, int r) { return h.far.pack + h.far.room * h.far.slot[r]; }
 __device__ __forceinline__ uint64_t far_there(const mpix_cuda_handle &h, int r) { return h.far.land + h.far.room * h.far.there[r]; }
+/* The same of requests. */
+__device__ __forceinline__ uint64_t ask_land(const mpix_cuda_handle &h, int r) { return far_land(h, r) + h.far.asks; }
+__device__ __forceinline__ uint64_t ask_pack(const mpix_cuda_handle &h, int r) { return far_pack(h, r) + h.far.asks; }
+__device__ __forceinline__ uint64_t ask_there(const mpix_cuda_handle &h, int r) { return far_there(h, r) + h.far.asks; }
 
 /* The wait for r is over without success. */
 __device__ inline void far_give_up(const mpix_cuda_handle &h, int r, mpix_cuda_status *to) {
@@ -147,7 +153,7 @@ __device__ inline bool far_offers_carry(const mpix_cuda_handle &h, uint64_t at, 
     return __all_sync(~0u, fine);
 }
 
-/* By the lead: passes on the chunks that come. rows: of lane r's batch. False: the context has failed. */
+/* By the lead: passes on the chunks that come. rows: of lane r's batch, 0: none is awaited. False: the context has failed. */
 __device__ inline bool far_chunks_carry(const mpix_cuda_handle &h, int kind, uint64_t epoch, int64_t rows, int64_t per_chunk, int64_t *wait_ns,
                                         mpix_cuda_status *to) {
     int lane = threadIdx.x % 32, next = 0, n = far_is(h, lane) && rows > 0 ? (int)((rows + per_chunk - 1) / per_chunk) : 0;
@@ -196,14 +202,15 @@ __device__ __forceinline__ bool far_chunks_wait(const mpix_cuda_handle &h, int k
 /* So many rows of a chunk for r, which has n, were packed by this warp; by one lane, after a __syncwarp. Who counts the last puts it. */
 __device__ inline bool far_chunk_count(const mpix_cuda_handle &h, const mpix_cuda_far_batch &b, int kind, int r, int64_t chunk, uint32_t rows, uint32_t n,
                                        uint64_t epoch, mpix_cuda_status *to) {
-    uint32_t *count = &h.far.packed[(size_t)r * MPIX_CUDA_FAR_CHUNKS + chunk];
+    uint32_t *count = &h.far.packed[(size_t)((kind == FAR_ASK) * h.size + r) * MPIX_CUDA_FAR_CHUNKS + chunk];
     __threadfence();
     if (atomicAdd(count, rows) + rows != n)
         return true;
     *count = 0;
     __threadfence();
-    uint64_t at = (uint64_t)(chunk * b.per_chunk) * b.item;
-    return far_post(h, r, far_pack(h, r) + at, far_there(h, r) + at, n * b.item,
+    uint64_t at = (uint64_t)(chunk * b.per_chunk) * b.item, from = kind == FAR_ASK ? ask_pack(h, r) : far_pack(h, r);
+    uint64_t there = kind == FAR_ASK ? ask_there(h, r) : far_there(h, r);
+    return far_post(h, r, from + at, there + at, n * b.item,
                     h.far.block * h.rank + h.far.arrived + (kind * MPIX_CUDA_FAR_CHUNKS + chunk) * sizeof(uint64_t), epoch, to,
                     (int)(chunk % h.far.queue->ways));
 }
@@ -211,10 +218,10 @@ __device__ inline bool far_chunk_count(const mpix_cuda_handle &h, const mpix_cud
 /* A unit of work on batches of proxied peers: some rows of a chunk. All peers' first chunks come first. */
 struct far_unit { int r; int64_t chunk, first, end; uint32_t n; }; /* rows [first, end) of the batch; n: of the chunk */
 
-/* By a warp: the next unit that has rows. rows: of lane r's batch; units: taken so far. False: there is none. */
-__device__ inline bool far_unit_take(const mpix_cuda_handle &h, const mpix_cuda_far_batch &b, int64_t rows, uint32_t *units, far_unit *u) {
-    int lane = threadIdx.x % 32, npeers = __popc(h.far.is);
-    int64_t most = far_is(h, lane) ? rows : 0;
+/* By a warp: the next unit that has rows. peers: a bit each; rows: of lane r's batch; units: taken so far. False: there is none. */
+__device__ inline bool far_unit_take(const mpix_cuda_handle &h, uint32_t peers, const mpix_cuda_far_batch &b, int64_t rows, uint32_t *units, far_unit *u) {
+    int lane = threadIdx.x % 32, npeers = __popc(peers);
+    int64_t most = peers >> lane & 1 ? rows : 0;
     for (int d = 16; d; d /= 2) {
         int64_t other = __shfl_xor_sync(~0u, most, d);
         most = other > most ? other : most;
@@ -225,7 +232,7 @@ __device__ inline bool far_unit_take(const mpix_cuda_handle &h, const mpix_cuda_
         i = __shfl_sync(~0u, i, 0);
         if (i >= all)
             return false;
-        u->r = __fns(h.far.is, 0, i / FAR_UNITS % npeers + 1);
+        u->r = __fns(peers, 0, i / FAR_UNITS % npeers + 1);
         u->chunk = i / (FAR_UNITS * npeers);
         int64_t batch = __shfl_sync(~0u, rows, u->r), first = u->chunk * b.per_chunk, n = batch - first < b.per_chunk ? batch - first : b.per_chunk;
         if (n <= 0)
@@ -257,13 +264,11 @@ __device__ inline void far_lane_signal(const mpix_cuda_handle &h, int words, uin
     }
 }
 
-/* How items lie, for rows of row bytes with scales and a record of so many. */
-static inline mpix_cuda_far_batch far_batch_of(const mpix_cuda_handle *h, int64_t row, int64_t scales, int64_t record) {
-    mpix_cuda_far_batch b;
+/* How items of so many bytes are cut. */
+static inline mpix_cuda_far_batch far_items_of(const mpix_cuda_handle *h, uint64_t item) {
+    mpix_cuda_far_batch b = {};
     int64_t least = (h->max_tokens + MPIX_CUDA_FAR_CHUNKS - 1) / MPIX_CUDA_FAR_CHUNKS;
-    b.scales = (uint64_t)(row + 15) / 16 * 16;
-    b.record = b.scales + (uint64_t)(scales + 15) / 16 * 16;
-    b.item = (b.record + (uint64_t)record + 127) / 128 * 128;
+    b.item = item;
     b.per_chunk = (int64_t)(h->far.chunk_bytes / b.item);
     if (h->far.chunk_bytes == 0) /* one piece */
         b.per_chunk = h->max_tokens;
@@ -273,6 +278,15 @@ static inline mpix_cuda_far_batch far_batch_of(const mpix_cuda_handle *h, int64_
         b.per_chunk = least;
     if (b.per_chunk < 1)
         b.per_chunk = 1;
+    return b;
+}
+
+/* How items lie, for rows of row bytes with scales and a record of so many. */
+static inline mpix_cuda_far_batch far_batch_of(const mpix_cuda_handle *h, int64_t row, int64_t scales, int64_t record) {
+    uint64_t scales_at = (uint64_t)(row + 15) / 16 * 16, record_at = scales_at + (uint64_t)(scales + 15) / 16 * 16;
+    mpix_cuda_far_batch b = far_items_of(h, (record_at + (uint64_t)record + 127) / 128 * 128);
+    b.scales = scales_at;
+    b.record = record_at;
     return b;
 }
 #endif

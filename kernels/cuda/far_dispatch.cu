@@ -5,22 +5,26 @@
  * A warp takes a token and stores its row everywhere at once: to its final place at mapped ranks, to the batch that is packed for each proxied
  * one. When all tokens are taken, warps place what comes from proxied ranks: from the landing room to the caller's rows, and records to where
  * mapped sources would have written them. So the link carries packing, the proxy's copies and placing at the same time, chunk by chunk.
+ *
+ * With two hops (hop.cuh) there is a batch for each other host instead, and what comes is stored at every rank of this host that needs it; the
+ * words to mapped ranks come behind that, so in the second half of a call that has halves.
  */
 #include "copy.cuh"
-#include "far.cuh"
+#include "hop.cuh"
 #include "launch.h"
 #include "quant.cuh"
 
 /* Where the row of a token goes at the rank of the lane; null: nowhere. */
 struct far_place { char *x, *scales, *record; };
 
-__device__ static far_place place_of(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const mpix_cuda_offer &o, int64_t base, uint32_t index) {
+__device__ static far_place place_of(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const mpix_cuda_far_batch &b, const mpix_cuda_offer &o, int64_t base,
+                                     uint32_t index) {
     int lane = threadIdx.x % 32;
     far_place p = {nullptr, nullptr, nullptr};
     if (far_is(h, lane)) {
-        p.x = h.far.window + far_pack(h, lane) + index * c.batch.item;
-        p.scales = p.x + c.batch.scales;
-        p.record = p.x + c.batch.record;
+        p.x = h.far.window + far_pack(h, lane) + index * b.item;
+        p.scales = p.x + b.scales;
+        p.record = p.x + b.record;
     } else if (base + index < o.rows) {
         int64_t row = base + index;
         p.x = place_at(h, lane, o.at[MPIX_CUDA_AT_X]) + row * (int64_t)o.at[MPIX_CUDA_AT_X].stride;
@@ -36,17 +40,21 @@ __device__ static far_place place_of(const mpix_cuda_handle &h, const mpix_cuda_
 __device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const mpix_cuda_offer &o, uint64_t epoch) {
     int lane = threadIdx.x % 32;
     uint32_t *taken = &h.state->item[MPIX_CUDA_DISPATCH];
-    int64_t base = lane < h.size ? h.state->base[lane] : 0, send = lane < h.size ? h.state->send[lane] : 0;
+    const bool hop = h.state->hop != 0;
+    const mpix_cuda_far_batch &b = hop ? c.hop_batch : c.batch;
+    int64_t base = lane < h.size ? h.state->base[lane] : 0, send = lane >= h.size ? 0 : hop ? hop_items_out(h, lane) : h.state->send[lane];
+    int host = hop && via_is(h, lane) ? h.far.host_of[lane] : -1; /* that this rank reaches through the lane's */
+    uint32_t needs = lane >= h.size || (hop && host < 0 && far_is(h, lane)) ? 0 : host >= 0 ? h.far.host[host] : 1u << lane;
     uint32_t ticket = lane == 0 ? atomicAdd(taken, 1) : 0;
     bool fine = true;
     for (int64_t t; (t = __shfl_sync(~0u, ticket, 0)) < c.tokens;) {
         if (lane == 0) /* the next one, while this one is copied */
             ticket = atomicAdd(taken, 1);
-        bool goes = lane < h.size && (h.bitmap[t] >> lane & 1);
-        uint32_t index = goes ? h.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.size + lane] + h.rel[t * h.size + lane] : 0;
+        bool goes = (h.bitmap[t] & needs) != 0;
+        uint32_t index = !goes ? 0 : host >= 0 ? hop_index(h, t, host) : h.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.size + lane] + h.rel[t * h.size + lane];
         far_place p = {nullptr, nullptr, nullptr};
         if (goes)
-            p = place_of(h, c, o, base, index);
+            p = place_of(h, c, b, o, base, index);
         if (!__any_sync(~0u, p.x != nullptr))
             continue;
         if (c.quant) {
@@ -57,12 +65,12 @@ __device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dis
             if (c.scale_row > 0)
                 warp_copy_any(c.scales + t * c.scale_stride, p.scales, c.scale_row, lane);
         }
-        record_pack(h, c, t, p.record, lane);
+        record_pack(h, c, t, host < 0 ? p.record : nullptr, lane);
+        if (hop)
+            hop_record_pack(h, t, c.topk, c.weights ? c.weights + t * c.topk : nullptr, host < 0 ? nullptr : p.record, lane);
         __syncwarp();
-        if (goes && fine && far_is(h, lane)) {
-            int64_t chunk = index / c.batch.per_chunk, left = send - chunk * c.batch.per_chunk;
-            fine = far_chunk_count(h, c.batch, FAR_DISPATCH, lane, chunk, 1, (uint32_t)(left < c.batch.per_chunk ? left : c.batch.per_chunk), epoch, c.report);
-        }
+        if (goes && fine && far_is(h, lane))
+            fine = hop_item_count(h, b, FAR_DISPATCH, lane, index, send, epoch, c.report);
         __syncwarp();
     }
     return __all_sync(~0u, fine) ? 0 : 2;
@@ -74,7 +82,7 @@ __device__ static int rows_place(const mpix_cuda_handle &h, const mpix_cuda_disp
     int64_t rows = far_is(h, lane) ? h.state->recv[lane] : 0, stride = (int64_t)c.offer.at[MPIX_CUDA_AT_X].stride;
     int64_t scale_stride = (int64_t)c.offer.at[MPIX_CUDA_AT_SCALES].stride;
     far_unit u;
-    while (far_unit_take(h, c.batch, rows, &h.state->more[0], &u)) {
+    while (far_unit_take(h, h.far.is, c.batch, rows, &h.state->more[0], &u)) {
         if (!far_chunks_wait(h, FAR_DISPATCH, true, u.r, far_chunk_word(epoch, u.chunk)))
             return 2;
         const char *items = h.far.window + far_land(h, u.r);
@@ -93,10 +101,34 @@ __device__ static int rows_place(const mpix_cuda_handle &h, const mpix_cuda_disp
     return 0;
 }
 
+/* What comes from sources of other hosts, to all ranks of this one that need it. o: the offer of the lane's rank. 0, or 2: the context has failed. */
+__device__ static int rows_forward(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const mpix_cuda_offer &o, uint64_t epoch) {
+    int lane = threadIdx.x % 32, width = h.state->width;
+    int64_t items = hop_items_in(h, lane);
+    far_unit u;
+    while (far_unit_take(h, h.far.serves, c.hop_batch, items, &h.state->more[0], &u)) {
+        if (!far_chunks_wait(h, FAR_DISPATCH, true, u.r, far_chunk_word(epoch, u.chunk)))
+            return 2;
+        for (int64_t i = u.first; i < u.end; i++) {
+            const char *item = h.far.window + far_land(h, u.r) + i * (int64_t)c.hop_batch.item, *record = item + c.hop_batch.record;
+            int64_t row = hop_record_row(h, record, width, lane);
+            far_place p = {nullptr, nullptr, nullptr};
+            if (row >= 0 && mapped_is(h, lane))
+                p = place_of(h, c, c.hop_batch, o, 0, (uint32_t)row);
+            warp_copy_any(item, p.x, c.row, lane);
+            if (c.scale_row > 0)
+                warp_copy_any(item + c.hop_batch.scales, p.scales, c.scale_row, lane);
+            hop_record_forward(h, record, width, p.record, lane);
+        }
+    }
+    return 0;
+}
+
 /* No thread leaves before all have met at the end: the workers' barrier counts on them. */
 __global__ void __launch_bounds__(512) far_dispatch_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_dispatch c) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const bool lead = blockIdx.x == 0 && warp == 0, sends = c.part != MPIX_CUDA_END, receives = c.part != MPIX_CUDA_BEGIN;
+    const bool hop = h.state->hop != 0, tells = hop ? receives : sends;
     const uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
     int status = own_status(h, c), bad = call_refused(h, c.report) ? 2 : 0;
     bad = __any_sync(~0u, bad) ? 2 : 0;
@@ -117,17 +149,20 @@ __global__ void __launch_bounds__(512) far_dispatch_kernel(const __grid_constant
     if (!bad)
         bad = offers_wait(h, c.offer, h.ready, offsetof(mpix_cuda_words, ready), epoch, nullptr, c.report, &o);
     if (lead) {
-        if (!bad && receives && !far_chunks_carry(h, FAR_DISPATCH, epoch, lane < h.size ? h.state->recv[lane] : 0, c.batch.per_chunk, c.wait_ns, c.report))
+        int64_t rows = lane >= h.size ? 0 : hop ? hop_items_in(h, lane) : h.state->recv[lane];
+        if (!bad && receives && !far_chunks_carry(h, FAR_DISPATCH, epoch, rows, hop ? c.hop_batch.per_chunk : c.batch.per_chunk, c.wait_ns, c.report))
             bad = 2;
     } else {
         if (!bad && sends)
             bad = tokens_send(h, c, o, epoch);
+        if (!bad && receives && hop)
+            bad = rows_forward(h, c, o, epoch);
         __syncwarp();
-        if (sends && far_workers_meet(bad == 2))
+        if (tells && far_workers_meet(bad == 2))
             bad = 2;
-        else if (sends && warp == (blockIdx.x == 0 ? 1 : 0))
+        else if (tells && warp == (blockIdx.x == 0 ? 1 : 0))
             far_lane_signal(h, offsetof(mpix_cuda_words, rows_here), epoch);
-        if (!bad && receives)
+        if (!bad && receives && !hop)
             bad = rows_place(h, c, epoch);
     }
     if (__syncthreads_or(bad == 2))
@@ -153,6 +188,7 @@ cudaError_t mpix_cuda_far_dispatch_launch(const mpix_cuda_device *d, const mpix_
         sms = MPIX_CUDA_LANES;
     c->offer.lanes = sms;
     c->batch = far_batch_of(h, c->row, c->scale_row, (int64_t)h->meta_record);
+    c->hop_batch = far_batch_of(h, c->row, c->scale_row, HOP_IDS + 12 * (int64_t)h->max_topk);
     far_dispatch_kernel<<<sms, 512, 0, stream>>>(*h, *c);
     cudaError_t err = cudaGetLastError();
     return err == cudaSuccess && c->part != MPIX_CUDA_BEGIN ? mpix_cuda_unpack_launch(h, c, sms, stream) : err;

@@ -50,23 +50,45 @@ __device__ static uint32_t token_read(const mpix_cuda_handle &h, const mpix_cuda
     return map;
 }
 
-/* Sums over blocks, by the last block: warp w takes ranks w, w + WARPS ... */
-__device__ static void blocks_scan(const mpix_cuda_handle &h, int nblocks, uint32_t *send) {
+/* For each of n ranks (masks: null) or sets of ranks: a token's place among those of its block that go there, and how many those are. warps: of the block,
+ * shared, free. */
+__device__ static void places_count(uint32_t map, const uint32_t *masks, int n, int64_t t, int64_t tokens, uint32_t (*warps)[MPIX_CUDA_RANKS], uint32_t *rel,
+                                    uint32_t *blk) {
+    int lane = threadIdx.x % 32, w = threadIdx.x / 32;
+    for (int r = 0; r < n; r++) {
+        uint32_t mask = __ballot_sync(~0u, map & (masks ? masks[r] : 1u << r));
+        if (lane == 0)
+            warps[w][r] = __popc(mask);
+    }
+    __syncthreads();
+    for (int r = 0; r < n; r++) {
+        uint32_t mask = __ballot_sync(~0u, map & (masks ? masks[r] : 1u << r)), before = 0;
+        for (int i = 0; i < w; i++)
+            before += warps[i][r];
+        if (t < tokens)
+            rel[t * n + r] = before + __popc(mask & ((1u << lane) - 1));
+        if (threadIdx.x == THREADS - 1)
+            blk[blockIdx.x * n + r] = before + __popc(mask);
+    }
+}
+
+/* Sums over blocks of n columns, by the last block: warp w takes columns w, w + WARPS ... */
+__device__ static void blocks_scan(uint32_t *blk, int n, int nblocks, uint32_t *send, uint32_t *keep) {
     int lane = threadIdx.x % 32;
-    for (int r = threadIdx.x / 32; r < h.size; r += WARPS) {
+    for (int r = threadIdx.x / 32; r < n; r += WARPS) {
         uint32_t sum = 0;
         for (int b0 = 0; b0 < nblocks; b0 += 32) {
-            uint32_t n = b0 + lane < nblocks ? __ldcg(&h.blk[(b0 + lane) * h.size + r]) : 0, s = n;
+            uint32_t here = b0 + lane < nblocks ? __ldcg(&blk[(b0 + lane) * n + r]) : 0, s = here;
             for (int d = 1; d < 32; d *= 2) {
                 uint32_t up = __shfl_up_sync(~0u, s, d);
                 s += lane >= d ? up : 0;
             }
             if (b0 + lane < nblocks)
-                h.blk[(b0 + lane) * h.size + r] = sum + s - n;
+                blk[(b0 + lane) * n + r] = sum + s - here;
             sum += __shfl_sync(~0u, s, 31);
         }
         if (lane == 0)
-            send[r] = h.state->send[r] = sum;
+            send[r] = keep[r] = sum;
     }
     __syncthreads();
 }
@@ -85,6 +107,8 @@ __device__ static void counts_send(const mpix_cuda_handle &h, const mpix_cuda_ro
             n[i] = send[i];
         for (int i = threadIdx.x; i < h.experts; i += THREADS)
             n[h.size + i] = __ldcg(&h.histogram[i]);
+        if (h.far.hops && (int)threadIdx.x < h.far.nhosts)
+            n[h.size + h.experts + threadIdx.x] = h.state->hosts[threadIdx.x];
     }
     __syncthreads(); /* a release behind it covers what the whole block wrote */
     if (far_is(h, to))
@@ -119,6 +143,31 @@ __device__ static int counts_wait(const mpix_cuda_handle &h, const mpix_cuda_rou
     return 0;
 }
 
+/* Two hops or one, alike on all ranks, since all have all counts; as in host memory (coll/ep_hop.c). rows: [source][to]. By the whole block. */
+__device__ static void hops_choose(const mpix_cuda_handle &h, const uint32_t (*rows)[MPIX_CUDA_RANKS], uint64_t epoch) {
+    __shared__ unsigned long long flat, hop;
+    int s = threadIdx.x;
+    if (!h.far.hops)
+        return;
+    if (s == 0)
+        flat = hop = 0;
+    __syncthreads();
+    if (s < h.size) {
+        const volatile uint32_t *hosts = counts_at(h, h.rank, s, epoch) + sizeof(counts_head) / 4 + h.size + h.experts;
+        uint64_t all = 0, once = 0;
+        for (int r = 0; r < h.size; r++)
+            all += h.far.host_of[r] != h.far.host_of[s] ? rows[s][r] : 0;
+        for (int i = 0; i < h.far.nhosts; i++)
+            once += i != h.far.host_of[s] ? hosts[i] : 0;
+        h.state->items[s] = hosts[h.far.here_host];
+        atomicAdd(&flat, all);
+        atomicAdd(&hop, once);
+    }
+    __syncthreads();
+    if (s == 0)
+        h.state->hop = h.far.saves < 0 || (hop + hop / 4 < flat && (int64_t)(flat - hop) >= h.far.saves);
+}
+
 /* All counts are here: what they mean for this rank. */
 __device__ static void counts_use(const mpix_cuda_handle &h, const mpix_cuda_route &c, const uint32_t *send, uint64_t epoch) {
     __shared__ uint32_t rows[MPIX_CUDA_RANKS][MPIX_CUDA_RANKS]; /* [source][to] */
@@ -134,6 +183,7 @@ __device__ static void counts_use(const mpix_cuda_handle &h, const mpix_cuda_rou
     const int head = sizeof(counts_head) / 4;
     if (h.expert.on)
         experts_use(h, c, epoch);
+    hops_choose(h, rows, epoch);
     if (threadIdx.x == 0) {
         int width = -1, first = -1;
         uint32_t total = 0;
@@ -248,30 +298,19 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ 
     if (call_refused(h, c.report))
         return;
     uint64_t epoch = h.state->epoch[MPIX_CUDA_ROUTE] + 1;
-    int lane = threadIdx.x % 32, w = threadIdx.x / 32;
     int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     bool here = h.experts <= COUNTED_HERE;
     for (int e = threadIdx.x; here && e < h.experts; e += THREADS)
         counted[e] = 0;
     __syncthreads();
     uint32_t map = t < c.tokens ? token_read(h, c, t, here ? counted : h.histogram) : 0;
-    for (int r = 0; r < h.size; r++) {
-        uint32_t mask = __ballot_sync(~0u, map >> r & 1);
-        if (lane == 0)
-            warps[w][r] = __popc(mask);
-    }
-    __syncthreads();
+    places_count(map, nullptr, h.size, t, c.tokens, warps, h.rel, h.blk);
     for (int e = threadIdx.x; here && e < h.experts; e += THREADS)
         if (counted[e])
             atomicAdd(&h.histogram[e], counted[e]);
-    for (int r = 0; r < h.size; r++) {
-        uint32_t mask = __ballot_sync(~0u, map >> r & 1), before = 0;
-        for (int i = 0; i < w; i++)
-            before += warps[i][r];
-        if (t < c.tokens)
-            h.rel[t * h.size + r] = before + __popc(mask & ((1u << lane) - 1));
-        if (threadIdx.x == THREADS - 1)
-            h.blk[blockIdx.x * h.size + r] = before + __popc(mask);
+    if (h.far.hops) {
+        __syncthreads();
+        places_count(map, h.far.host, h.far.nhosts, t, c.tokens, warps, h.far.rel, h.far.blk);
     }
     if (h.expert.on || h.ll.expert)
         experts_rank(h, c, t);
@@ -288,7 +327,9 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ 
     }
     if (threadIdx.x == 0)
         h.state->routed = 0;
-    blocks_scan(h, gridDim.x, send);
+    if (h.far.hops)
+        blocks_scan(h.far.blk, h.far.nhosts, gridDim.x, send, h.state->hosts);
+    blocks_scan(h.blk, h.size, gridDim.x, send, h.state->send);
     if (h.expert.on || h.ll.expert)
         experts_scan(h, gridDim.x);
     if (h.ll.on) {

@@ -7,12 +7,12 @@
 #include "cuda_module.h"
 #include "elem.cuh"
 
-/* What a lane knows about the row of rank lane. */
-struct lane_term { const char *x, *scales; float w; bool there; };
+/* What a lane knows about the row of rank lane. wide: of c.wire and not of c.xdtype (sums of other hosts' fp8 rows; they come last). */
+struct lane_term { const char *x, *scales; float w; bool there, wide; };
 
 /* ---- element by element ---- */
 template <typename T> __device__ __noinline__ void token_sum_any(const mpix_cuda_combine &c, lane_term term, uint32_t weighted, int64_t t, int lane) {
-    uint32_t mask = __ballot_sync(~0u, term.there);
+    uint32_t mask = __ballot_sync(~0u, term.there), wide = __ballot_sync(~0u, term.wide);
     char *y = c.y + t * c.y_stride;
     for (int64_t j0 = 0; j0 < c.hidden; j0 += 32) {
         int64_t j = j0 + lane;
@@ -31,7 +31,7 @@ template <typename T> __device__ __noinline__ void token_sum_any(const mpix_cuda
                 if (weighted >> r & 1)
                     v = (T)__dmul_rn((double)v, (double)w);
             } else {
-                float f = elem_up(x, c.xdtype, j);
+                float f = elem_up(x, wide >> r & 1 ? c.wire : c.xdtype, j);
                 if (s)
                     f = __fmul_rn(f, scale_up(s, c.scale_kind, j));
                 if (weighted >> r & 1)
@@ -154,12 +154,12 @@ __device__ __forceinline__ void f8_up16(uint4 v, int e5m2, float *f) {
                 f[w * 4 + k] = f8_up((uint8_t)(words[w] >> 8 * k), e5m2);
 }
 
-/* A token by a warp; two vectors of each of two rows in flight. */
-template <int X>
+/* A token by a warp; two vectors of each of two rows in flight. WIDE: some terms can be. */
+template <int X, bool WIDE = false>
 __device__ __forceinline__ void f8_token_sum(const mpix_cuda_combine &c, lane_term term, uint32_t weighted, int64_t t, int lane) {
     enum { U = 2, COLUMNS = 32 * 16, N = vec<X>::N };
     int e5m2 = c.xdtype == F8E5M2;
-    uint32_t mask = __ballot_sync(~0u, term.there);
+    uint32_t wide = WIDE ? __ballot_sync(~0u, term.there && term.wide) : 0, mask = __ballot_sync(~0u, term.there) & ~wide;
 #pragma unroll 1
     for (int64_t j0 = 0; j0 < c.hidden; j0 += U * COLUMNS) {
         float sum[U][16];
@@ -210,6 +210,19 @@ __device__ __forceinline__ void f8_token_sum(const mpix_cuda_combine &c, lane_te
                 }
                 first = false;
             }
+        }
+#pragma unroll 1
+        for (uint32_t m = wide; m; m &= m - 1) {
+            const uint4 *x = (const uint4 *)__shfl_sync(~0u, (unsigned long long)term.x, __ffs(m) - 1);
+#pragma unroll
+            for (int u = 0; u < U; u++) {
+                int64_t j = j0 + u * COLUMNS + lane * 16;
+                if (j >= c.hidden)
+                    continue;
+                add_vec<BF16>(&sum[u][0], x[j / 8], first, false, 1.0f);
+                add_vec<BF16>(&sum[u][8], x[j / 8 + 1], first, false, 1.0f);
+            }
+            first = false;
         }
 #pragma unroll
         for (int u = 0; u < U; u++) {

@@ -123,10 +123,10 @@ static const mpix_param_desc param_table[] = {
      "How peers of the same host are reached: by mapping their memory, or as if they were on another host.",
      FIELD(reach)},
     {"two_hops", "enum", "auto|on|off", "auto",
-     "Mode HT in host memory, several ranks per host: rows cross the network once per host and a rank there forwards them; combine returns one "
+     "Mode HT, several ranks per host (GPU memory: COMPACT): rows cross the network once per host and a rank there forwards them; combine returns one "
      "partial sum per host. auto: where a routing's duplication makes it worth while. Equal on all ranks.",
      FIELD(two_hops)},
-    {"two_hops_chunks", "int", "1..16", "4", "With two hops: chunks that a forwarding rank has for each rank that sends through it; equal on all ranks.",
+    {"two_hops_chunks", "int", "1..16", "4", "With two hops in host memory: chunks that a forwarding rank has for each rank that sends through it; equal on all ranks.",
      FIELD(two_hops_chunks)},
     {"two_hops_bytes", "bytes", "0 or more, suffix k, m or g", "131072",
      "With two_hops=auto: bytes that a dispatch must save per rank at least, for rows of the configuration's largest size; equal on all ranks.",
