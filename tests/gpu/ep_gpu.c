@@ -2,15 +2,17 @@
  * ep_gpu.c - contexts in GPU memory against a reference of this program's own and, bitwise, against a context in host memory.
  *
  * Data and routings come from hashes of (seed, rank, token), so every rank knows what every other sends. Outputs are poisoned; what
- * lies behind the received rows must keep its poison.
+ * lies behind the received rows must keep its poison. Where ranks are split into hosts and two hops are forced (or off), the bytes that go between hosts
+ * are those of the (token, host) pairs (or of the (token, rank) pairs).
  */
 #include "gpu.h"
 
 static int rank, size, failures;
+static int hosts = 1, host_of[64], hops = -1; /* hosts as the environment splits them; two hops: off, on, -1: as the routing says */
 
 typedef struct shape {
     uint64_t seed;
-    int experts, topk, holes, dtype, scales, ydtype, weights, slots, roww, how, bits;
+    int experts, topk, holes, dtype, scales, ydtype, weights, slots, roww, how, bits, drop;
     int64_t hidden, tokens[64], es, row, srow, pad; /* bytes; pad: added to strides */
 } shape;
 
@@ -58,6 +60,50 @@ static void wait_call(int code, MPIX_Xfer *xfer) {
     EP(MPIX_Xfer_wait(xfer));
 }
 
+/* Ranks of one host, split as the parameters say. */
+static void find_hosts(void) {
+    const char *reach = getenv("MPIX_EP_REACH"), *text = getenv("MPIX_EP_HOSTS"), *two = getenv("MPIX_EP_TWO_HOPS");
+    hosts = reach && !strcmp(reach, "proxied") ? size : text && atoi(text) > 1 ? atoi(text) < size ? atoi(text) : size : 1;
+    for (int r = 0; r < size; r++)
+        host_of[r] = r * hosts / size;
+    hops = hosts == 1 || (two && !strcmp(two, "off")) ? 0 : two && !strcmp(two, "on") ? 1 : -1;
+}
+
+/* What all ranks have sent to others' hosts, and how many (token, host) or (token, rank) pairs between hosts the routing has. Collective. */
+static int64_t sent_bytes(MPIX_Ep ep) {
+    int64_t bytes = 0;
+    MPI_Barrier(MPI_COMM_WORLD);
+    for (int r = 0; r < size; r++) {
+        MPIX_Ep_peer peer;
+        MPIX_INIT(&peer);
+        EP(MPIX_Ep_get_peer(ep, r, &peer));
+        bytes += peer.bytes;
+    }
+    MPI_Allreduce(MPI_IN_PLACE, &bytes, 1, MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
+    return bytes;
+}
+static int64_t pairs_between(const shape *s) {
+    int64_t n = 0;
+    int32_t ids[16];
+    for (int r = 0; r < size; r++)
+        for (int64_t t = 0; t < s->tokens[r]; t++) {
+            g_ids(s->seed, r, t, s->topk, s->experts, s->holes, ids);
+            for (int to = 0; to < (hops ? hosts : size); to++) {
+                int hit = 0;
+                for (int k = 0; k < s->topk; k++)
+                    hit |= ids[k] >= 0 && host_of[owner_of(s, ids[k])] != host_of[r] && (hops ? host_of[owner_of(s, ids[k])] : owner_of(s, ids[k])) == to;
+                n += hit;
+            }
+        }
+    return n;
+}
+/* n items of so many bytes; for each at most a word of 8 bytes and a READ behind which it goes, and for each pair of ranks an offer with its word. */
+static void check_bytes(const char *what, int64_t got, int64_t n, int64_t item) {
+    CHECK(got >= n * item && got <= n * (item + 32) + (int64_t)size * size * 256, "%s: %lld bytes went between hosts for %lld items of %lld", what, (long long)got,
+          (long long)n, (long long)item);
+}
+static int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
 /* One routing, two dispatches and two combines in a GPU context; the same in a host context. */
 static void run_shape(MPIX_Ep gpu, MPIX_Ep_handle hg, MPIX_Ep_handle hh, const shape *s) {
     int64_t T = s->tokens[rank], total = 0, most = 0;
@@ -87,7 +133,7 @@ static void run_shape(MPIX_Ep gpu, MPIX_Ep_handle hg, MPIX_Ep_handle hh, const s
                 src_tok[total++] = t;
             }
         }
-    int64_t cap = total + 3;
+    int64_t cap = total + 3, kept = s->drop ? total / 2 : total; /* rows that there is room for */
     /* inputs */
     char *x = calloc((size_t)T * stride + 16, 1), *sc = calloc((size_t)T * sstride + 16, 1);
     void *idv = malloc((size_t)T * (size_t)K * 8 + 16);
@@ -138,14 +184,17 @@ static void run_shape(MPIX_Ep gpu, MPIX_Ep_handle hg, MPIX_Ep_handle hh, const s
     in.hidden = s->hidden;
     in.x = (MPIX_Ep_rows){dx, (MPI_Count)stride, s->dtype, s->scales, s->scales ? dsc : NULL, 0};
     in.topk_weights = s->weights ? dw : NULL;
-    out.capacity_rows = cap;
+    out.capacity_rows = s->drop ? kept : cap;
     out.x = (MPIX_Ep_rows){ox, (MPI_Count)stride, s->dtype, s->scales, s->scales ? osc : NULL, 0};
     out.local_ids = olid;
     out.src_rank = osr;
     out.src_token = (MPI_Count *)ost;
     out.topk_weights = s->weights ? ow : NULL;
+    int64_t before = 0, between = pairs_between(s);
     for (int rep = 0; rep < 2; rep++) {
         MPIX_Xfer xfer;
+        if (rep == 1)
+            before = sent_bytes(gpu);
         if (s->how == 0) {
             if (rep == 0)
                 EP(MPIX_Ep_route(hg, &r, &c));
@@ -164,12 +213,14 @@ static void run_shape(MPIX_Ep gpu, MPIX_Ep_handle hg, MPIX_Ep_handle hh, const s
             recv_total = *pinned;
         }
     }
+    if (hosts > 1 && hops >= 0)
+        check_bytes("dispatch", sent_bytes(gpu) - before, between, up(up(s->row, 16) + up(s->srow, 16) + 8 + (hops ? 12 : 8) * 8, 128));
     CHECK(recv_total == total, "recv_total %lld, expected %lld", (long long)recv_total, (long long)total);
     char *gx = down(ox, (size_t)cap * stride), *gs = down(osc, (size_t)cap * sstride), *row = malloc(stride + 16);
     int32_t *gl = down(olid, (size_t)cap * (size_t)K * 4), *gr = down(osr, (size_t)cap * 4);
     int64_t *gt = down(ost, (size_t)cap * 8);
     float *gw = down(ow, (size_t)cap * (size_t)K * 4);
-    for (int64_t i = 0; i < total; i++) {
+    for (int64_t i = 0; i < kept; i++) {
         g_row(s->seed, (uint64_t)src_rank[i], (uint64_t)src_tok[i], s->dtype, s->hidden, row);
         CHECK(!memcmp(gx + (size_t)i * stride, row, (size_t)s->row), "row %lld differs", (long long)i);
         if (s->srow) {
@@ -180,7 +231,7 @@ static void run_shape(MPIX_Ep gpu, MPIX_Ep_handle hg, MPIX_Ep_handle hh, const s
         CHECK(!memcmp(gl + i * K, lids + i * K, (size_t)K * 4), "local ids of row %lld", (long long)i);
         CHECK(!s->weights || !memcmp(gw + i * K, ws + i * K, (size_t)K * 4), "weights of row %lld", (long long)i);
     }
-    for (int64_t j = total * (int64_t)stride; j < cap * (int64_t)stride; j++)
+    for (int64_t j = kept * (int64_t)stride; j < cap * (int64_t)stride; j++)
         if ((unsigned char)gx[j] != 0xA5) {
             CHECK(0, "written behind the rows, byte %lld", (long long)j);
             break;
@@ -189,7 +240,7 @@ static void run_shape(MPIX_Ep gpu, MPIX_Ep_handle hg, MPIX_Ep_handle hh, const s
     if (s->dtype != MPIX_EP_BYTES) {
         char *z = malloc((size_t)cap * stride + 16), *zs = malloc((size_t)cap * sstride + 16);
         float *zw = malloc((size_t)cap * 4 + 16), *zv = malloc((size_t)cap * (size_t)K * 4 + 16);
-        for (int64_t i = 0; i < total; i++) {
+        for (int64_t i = 0; i < kept; i++) {
             g_row(s->seed + 7 + (uint64_t)rank, (uint64_t)src_rank[i], (uint64_t)src_tok[i], s->dtype, s->hidden, z + (size_t)i * stride);
             if (s->srow)
                 g_row(s->seed + 8, (uint64_t)src_rank[i], (uint64_t)src_tok[i], MPIX_EP_F32, s->srow / 4, zs + (size_t)i * sstride);
@@ -198,10 +249,10 @@ static void run_shape(MPIX_Ep gpu, MPIX_Ep_handle hg, MPIX_Ep_handle hh, const s
                 zv[i * K + k] = (float)(rank * 100000 + i * 16 + k);
         }
         float *dzw = dev(gpu, (size_t)cap * 4), *dzv = dev(gpu, (size_t)cap * (size_t)K * 4);
-        CU(cudaMemcpy(ox, z, (size_t)total * stride, cudaMemcpyDefault));
-        CU(cudaMemcpy(osc, zs, (size_t)total * sstride, cudaMemcpyDefault));
-        CU(cudaMemcpy(dzw, zw, (size_t)total * 4, cudaMemcpyDefault));
-        CU(cudaMemcpy(dzv, zv, (size_t)total * (size_t)K * 4, cudaMemcpyDefault));
+        CU(cudaMemcpy(ox, z, (size_t)kept * stride, cudaMemcpyDefault));
+        CU(cudaMemcpy(osc, zs, (size_t)kept * sstride, cudaMemcpyDefault));
+        CU(cudaMemcpy(dzw, zw, (size_t)kept * 4, cudaMemcpyDefault));
+        CU(cudaMemcpy(dzv, zv, (size_t)kept * (size_t)K * 4, cudaMemcpyDefault));
         char *y = cu((size_t)T * yrow, 0xA5), *hy = malloc((size_t)T * yrow + 16);
         float *ys = cu((size_t)T * (size_t)K * 4, 0xA5), *hys = malloc((size_t)T * (size_t)K * 4 + 16);
         CU(cudaDeviceSynchronize());
@@ -218,6 +269,8 @@ static void run_shape(MPIX_Ep gpu, MPIX_Ep_handle hg, MPIX_Ep_handle hh, const s
         co.slot_values = s->slots ? ys : NULL;
         for (int rep = 0; rep < 2; rep++) {
             MPIX_Xfer xfer;
+            if (rep == 1)
+                before = sent_bytes(gpu);
             if (s->how == 0)
                 EP(MPIX_Ep_combine(hg, &ci, &co));
             else if (s->how == 1)
@@ -226,6 +279,10 @@ static void run_shape(MPIX_Ep gpu, MPIX_Ep_handle hg, MPIX_Ep_handle hh, const s
                 EP(MPIX_Ep_combine_enqueue(hg, &ci, &co, stream));
                 CU(cudaStreamSynchronize(stream));
             }
+        }
+        if (hosts > 1 && (hops == 1 || (hops == 0 && !s->drop))) { /* two hops: a request of 80 bytes and a sum, of fp8 rows in bf16, without scales */
+            int64_t part = up(s->row * (s->dtype >= MPIX_EP_F8E4M3 ? 2 : 1), 16);
+            check_bytes("combine", sent_bytes(gpu) - before, between, hops ? up(part + 4 * 8, 128) + 80 : up(up(s->row, 16) + up(s->srow, 16) + 4 + 4 * 8, 128));
         }
         char *gy = down(y, (size_t)T * yrow);
         float *gys = down(ys, (size_t)T * (size_t)K * 4);
@@ -239,7 +296,7 @@ static void run_shape(MPIX_Ep gpu, MPIX_Ep_handle hg, MPIX_Ep_handle hh, const s
         out.x.data = hx, out.x.scales = s->scales ? hs : NULL;
         out.local_ids = NULL, out.src_rank = NULL, out.src_token = NULL, out.topk_weights = NULL;
         EP(MPIX_Ep_dispatch(hh, &in, &out));
-        for (int64_t i = 0; i < total; i++)
+        for (int64_t i = 0; i < kept; i++)
             CHECK(!memcmp(hx + (size_t)i * stride, gx + (size_t)i * stride, (size_t)s->row), "row %lld differs from the host's", (long long)i);
         ci.x.data = z, ci.x.scales = s->scales ? zs : NULL;
         ci.row_weights = s->roww ? zw : NULL, ci.slot_values = s->slots ? zv : NULL;
@@ -248,28 +305,36 @@ static void run_shape(MPIX_Ep gpu, MPIX_Ep_handle hg, MPIX_Ep_handle hh, const s
         for (int64_t t = 0; t < T; t++)
             CHECK(!memcmp(hy + (size_t)t * yrow, gy + (size_t)t * yrow, yrow), "sum of token %lld differs from the host's", (long long)t);
         CHECK(!s->slots || !memcmp(hys, gys, (size_t)T * (size_t)K * 4), "slot values differ from the host's");
-        for (int64_t t = 0; t < T && s->dtype == MPIX_EP_BF16 && s->ydtype == MPIX_EP_BF16 && !s->roww; t++) { /* and the program's own sum */
+        for (int64_t t = 0; t < T && s->dtype == MPIX_EP_BF16 && s->ydtype == MPIX_EP_BF16 && !s->roww && !s->drop && hops >= 0; t++) { /* and the program's own sum */
             uint16_t *part = malloc((size_t)s->row + 16);
-            float *sum = calloc((size_t)s->hidden, 4);
+            float *sum = calloc((size_t)s->hidden, 4), *at_host = calloc((size_t)s->hidden, 4);
             int n = 0;
             g_ids(s->seed, rank, t, K, s->experts, s->holes, ids);
-            for (int q = 0; q < size; q++) {
-                int there = 0;
-                for (int k = 0; k < K; k++)
-                    there |= ids[k] >= 0 && owner_of(s, ids[k]) == q;
-                if (!there)
-                    continue;
-                g_row(s->seed + 7 + (uint64_t)q, (uint64_t)rank, (uint64_t)t, s->dtype, s->hidden, part);
-                for (int64_t j = 0; j < s->hidden; j++)
-                    sum[j] = n ? sum[j] + bf16f(part[j]) : bf16f(part[j]);
-                n++;
+            for (int h = -1; h < (hops ? hosts : 0); h++) { /* -1: rank by rank, with two hops those of the own host; then sums of other hosts, rounded */
+                int m = 0;
+                for (int q = 0; q < size; q++) {
+                    int there = 0;
+                    for (int k = 0; k < K; k++)
+                        there |= ids[k] >= 0 && owner_of(s, ids[k]) == q;
+                    if (!there || (hops && (h < 0) != (host_of[q] == host_of[rank])) || (h >= 0 && host_of[q] != h))
+                        continue;
+                    g_row(s->seed + 7 + (uint64_t)q, (uint64_t)rank, (uint64_t)t, s->dtype, s->hidden, part);
+                    for (int64_t j = 0; j < s->hidden; j++)
+                        at_host[j] = m ? at_host[j] + bf16f(part[j]) : bf16f(part[j]);
+                    m++;
+                }
+                for (int64_t j = 0; j < s->hidden && m; j++) {
+                    float v = h < 0 ? at_host[j] : bf16f(fbf16(at_host[j]));
+                    sum[j] = n ? sum[j] + v : v;
+                }
+                n += m;
             }
             for (int64_t j = 0; j < s->hidden; j++)
                 if (fbf16(sum[j]) != ((uint16_t *)(gy + (size_t)t * yrow))[j]) {
                     CHECK(0, "token %lld element %lld: %g, expected %g", (long long)t, (long long)j, bf16f(((uint16_t *)(gy + (size_t)t * yrow))[j]), sum[j]);
                     break;
                 }
-            free(part), free(sum);
+            free(part), free(sum), free(at_host);
         }
         EP(MPIX_Ep_dealloc(gpu, dzw));
         EP(MPIX_Ep_dealloc(gpu, dzv));
@@ -357,6 +422,7 @@ int main(int argc, char **argv) {
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     CU(cudaSetDevice(rank % devices));
+    find_hosts();
     MPIX_Ep_config c;
     MPIX_INIT(&c);
     c.max_topk = 8;
@@ -384,11 +450,13 @@ int main(int argc, char **argv) {
         s.roww = (int)g_range(&rng, 0, 1);
         s.how = (int)g_range(&rng, 0, 2);
         s.bits = g_range(&rng, 0, 1) ? 64 : 32;
+        s.drop = i > 0 && !none && g_range(&rng, 0, 3) == 0;
         for (int r = 0; r < size; r++)
             s.tokens[r] = g_range(&rng, 0, 3) == 0 ? 0 : g_range(&rng, 1, i % 5 == 4 ? 700 : 60);
         MPIX_Ep gpu, host;
         MPIX_Ep_handle hg, hh;
         c.num_experts = s.experts;
+        c.overflow = s.drop ? MPIX_EP_OVERFLOW_DROP : MPIX_EP_OVERFLOW_ERROR;
         c.memkind = MPIX_EP_CUDA;
         c.num_sms = none ? MPIX_EP_SMS_NONE : (int)g_range(&rng, 0, 5) * 5;
         EP(MPIX_Ep_create(MPI_COMM_WORLD, &c, MPI_INFO_NULL, &gpu));
@@ -400,8 +468,8 @@ int main(int argc, char **argv) {
         int before = failures;
         run_shape(gpu, hg, hh, &s);
         if (failures > before)
-            fprintf(stderr, "rank %d: in round %d: dtype %d hidden %lld experts %d topk %d tokens %lld how %d\n", rank, i, s.dtype, (long long)s.hidden,
-                    s.experts, s.topk, (long long)s.tokens[rank], s.how);
+            fprintf(stderr, "rank %d: in round %d: dtype %d hidden %lld experts %d topk %d tokens %lld how %d drop %d\n", rank, i, s.dtype, (long long)s.hidden,
+                    s.experts, s.topk, (long long)s.tokens[rank], s.how, s.drop);
         if (i == 0)
             run_errors(gpu, hg);
         EP(MPIX_Ep_handle_free(&hg));
@@ -409,6 +477,7 @@ int main(int argc, char **argv) {
         EP(MPIX_Ep_free(&host));
     }
     c.memkind = MPIX_EP_CUDA;
+    c.overflow = MPIX_EP_OVERFLOW_ERROR;
     c.num_sms = none ? MPIX_EP_SMS_NONE : 0;
     if (size > 1)
         run_timeout(&c);

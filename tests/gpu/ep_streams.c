@@ -447,6 +447,38 @@ static void run_stalled(const MPIX_Ep_config *like, int at, int ms, double limit
         printf("# proxy stalled %d ms from operation %d on, limit %.1f s: kind %d after %.2f s%s\n", ms, at, limit, kind, all, failures > before ? " FAILED" : "");
 }
 
+/* Two hops, two hosts of two ranks: the last rank sends its part and does not go on, so it forwards nothing; its neighbour is told who that is, and
+ * the ranks of the other host have all they need. */
+static void run_no_forwarder(const MPIX_Ep_config *like) {
+    MPIX_Ep_config c = *like;
+    MPIX_Ep ep;
+    lane l;
+    c.timeout_s = 1;
+    EP(MPIX_Ep_create(MPI_COMM_WORLD, &c, MPI_INFO_NULL, &ep));
+    lane_make(ep, &l);
+    lane_shape(&l, 9);
+    lane_fill(&l, 9);
+    CU(cudaStreamSynchronize(l.stream));
+    EP(MPIX_Ep_route(l.h, &l.r, NULL));
+    if (rank == 3) {
+        EP(MPIX_Ep_dispatch_begin_enqueue(l.h, &l.in, &l.out, l.stream));
+        CU(cudaStreamSynchronize(l.stream));
+    } else {
+        int kind = g_kind(MPIX_Ep_dispatch(l.h, &l.in, &l.out)), wanted = rank == 2 ? MPIX_ERRK_TIMEOUT : g_kind(MPI_SUCCESS);
+        MPIX_Error e;
+        MPIX_INIT(&e);
+        MPIX_Error_last(&e);
+        CHECK(kind == wanted, "a forwarder that stops: kind %d", kind);
+        CHECK(rank < 2 || e.rank == 3, "a forwarder that stops: rank %d is blamed", e.rank);
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank == 3)
+        MPIX_Ep_dispatch_end_enqueue(l.h, l.stream); /* nobody waits for it any more */
+    CU(cudaDeviceSynchronize());
+    MPI_Barrier(MPI_COMM_WORLD);
+    EP(MPIX_Ep_free(&ep));
+}
+
 /* The last rank dies. Ranks leave by _exit, since MPI may not be able to finalize; the script looks at what was printed. */
 static void run_killed(const MPIX_Ep_config *like) {
     MPIX_Ep_config c = *like;
@@ -518,6 +550,9 @@ int main(int argc, char **argv) {
     EP(MPIX_Ep_free(&ep));
     if (!strcmp(what, "all") && size > 1)
         run_stopped(&c);
+    const char *two = getenv("MPIX_EP_TWO_HOPS"), *split = getenv("MPIX_EP_HOSTS");
+    if (!strcmp(what, "all") && size == 4 && split && atoi(split) == 2 && two && !strcmp(two, "on"))
+        run_no_forwarder(&c);
     int all = 0;
     MPI_Allreduce(&failures, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
     if (rank == 0)

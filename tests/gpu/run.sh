@@ -51,6 +51,7 @@ run 4 ep_ll all 18 20
 for transport in shmem chaos:shmem; do
     run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=$transport ep_gpu 20
     run 4 MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=off MPIX_EP_TRANSPORT=$transport ep_gpu 10
+    run 4 MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on MPIX_EP_TRANSPORT=$transport ep_gpu 10
 done
 run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem MPIX_EP_SIGNAL=counted MPIX_EP_CHUNK_BYTES=1024 ep_gpu 10
 run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem MPIX_EP_GPU_MEMORY=ipc ep_gpu 5
@@ -59,6 +60,13 @@ for threads in 1 3; do
     run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem MPIX_EP_PROXY_THREADS=$threads MPIX_EP_CHUNK_BYTES=4096 ep_gpu 10
 done
 run 4 MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=off MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_PROXY_THREADS=4 MPIX_EP_CHUNK_BYTES=4096 ep_gpu 10
+# two hops: as the routing says; chunks of one item or two; hosts of unequal sizes, three of them, of one rank each
+run 4 MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS_BYTES=0 MPIX_EP_TRANSPORT=shmem ep_gpu 10
+run 4 MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on MPIX_EP_TRANSPORT=shmem MPIX_EP_SIGNAL=counted MPIX_EP_CHUNK_BYTES=1024 ep_gpu 10
+run 5 MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on MPIX_EP_TRANSPORT=shmem ep_gpu 5
+run 6 MPIX_EP_HOSTS=3 MPIX_EP_TWO_HOPS=on MPIX_EP_TRANSPORT=chaos:shmem ep_gpu 5
+run 2 MPIX_EP_REACH=proxied MPIX_EP_TWO_HOPS=on MPIX_EP_TRANSPORT=shmem ep_gpu 5
+run 4 MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on MPIX_EP_TRANSPORT=shmem MPIX_EP_PROXY_THREADS=2 MPIX_EP_CHUNK_BYTES=4096 ep_gpu 5
 run 1 p2p_gpu
 run 2 p2p_gpu
 run 2 MPIX_EP_GPU_MEMORY=ipc p2p_gpu
@@ -84,6 +92,8 @@ run 2 MPIX_EP_GPU_PATH=vector ep_streams
 run 4 ep_streams all 20
 run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem ep_streams
 run 4 MPIX_EP_HOSTS=2 MPIX_EP_TRANSPORT=shmem ep_streams all 20
+run 4 MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on MPIX_EP_TRANSPORT=shmem ep_streams all 20
+run 4 MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on MPIX_EP_TRANSPORT=shmem MPIX_EP_GPU_DELAY_US=20 ep_streams stress 20
 run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem MPIX_EP_GPU_DELAY_US=20 ep_streams stress "$stress"
 run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem MPIX_EP_PROXY_THREADS=3 MPIX_EP_CHUNK_BYTES=4096 ep_streams stress "$stress"
 run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_PROXY_THREADS=1 ep_streams stalled
@@ -111,13 +121,14 @@ if [ -x examples/moe_layer ] && ! ./examples/moe_layer --help | grep -q "not in 
     done
 fi
 # The launcher must let the other live (see tests/mpi/run.sh); its exit status says nothing, what the rank that is left says counts.
-for program in ep_streams ep_ll proxied; do
-    reach=auto
-    echo "check-gpu: 2 ranks: $program killed"
+for program in ep_streams ep_ll proxied hops; do
+    reach=auto np=2 hosts=0 hops=auto
+    echo "check-gpu: $program killed"
     [ $program != proxied ] || { program=ep_streams; reach=proxied; }
-    MPIX_EP_REACH=$reach MPIX_EP_TRANSPORT=shmem OMPI_MCA_orte_enable_recovery=1 OMPI_MCA_btl=self,tcp OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_pml=ob1 \
-        timeout 120 "$MPIX_MPIRUN" 2 "./tests/gpu/$program" killed 2>&1 | tee tests/gpu/killed.log | grep "$program:" || true
-    grep -q "rank 0: passed" tests/gpu/killed.log || { cat tests/gpu/killed.log; exit 1; }
+    [ $program != hops ] || { program=ep_streams; np=4; hosts=2; hops=on; }
+    MPIX_EP_REACH=$reach MPIX_EP_HOSTS=$hosts MPIX_EP_TWO_HOPS=$hops MPIX_EP_TRANSPORT=shmem OMPI_MCA_orte_enable_recovery=1 OMPI_MCA_btl=self,tcp OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_pml=ob1 \
+        timeout 120 "$MPIX_MPIRUN" $np "./tests/gpu/$program" killed 2>&1 | tee tests/gpu/killed.log | grep "$program:" || true
+    [ "$(grep -c "rank [0-9]*: passed" tests/gpu/killed.log)" = $((np - 1)) ] || { cat tests/gpu/killed.log; exit 1; }
     rm -f tests/gpu/killed.log
 done
 echo "check-gpu: passed"
