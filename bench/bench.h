@@ -176,6 +176,7 @@ typedef struct bench_ours {
 
 /* Collective. capacity: most rows that any rank receives in any batch of n tokens. progress: "caller", "thread" or
  * NULL. */
+int bench_chained(const bench *b, MPIX_Ep ep); /* a context in which sums can be rounded on other hosts (two hops); collective */
 void bench_ours_create(const bench *b, long n, long capacity, int buffers, const char *progress, bench_ours *o);
 void bench_ours_free(const bench *b, bench_ours *o);
 /* all: with every output the library has, as verification wants it; otherwise with what an MoE layer needs. */
@@ -294,7 +295,8 @@ int bench_verify_ours(const bench *b, bench_ours *o, const bench_plan *plan, int
 int bench_verify_received(const bench *b, const bench_plan *plan, const char *who, const void *x, size_t stride,
                           const void *scales, size_t scale_stride, const int *local_ids, const int *src_rank,
                           const MPI_Count *src_token, const float *weights, int round);
-int bench_verify_sums(const bench *b, const bench_plan *plan, const char *who, const void *y, int round, int exact, int chained);
+/* Of an exact round whose sums are not rounded on their way (equal) to the bit. */
+int bench_verify_sums(const bench *b, const bench_plan *plan, const char *who, const void *y, int round, int exact, int equal, int chained);
 int bench_verify_base(const bench *b, bench_base *m, const bench_plan *plan, int round, int exact);
 
 /* ---- ll.c ---- */

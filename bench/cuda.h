@@ -20,6 +20,7 @@ typedef struct cuda_run {
     const bench *b;
     const bench_plan *plan; /* in use */
     int ll;           /* the mode; the layout COMPACT stands for SLOTS then */
+    int chained;      /* sums can come rounded, from other hosts */
     long n, capacity; /* capacity: rows that out has room for */
     MPIX_Ep ep;
     MPIX_Ep_handle handle;

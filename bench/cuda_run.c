@@ -32,6 +32,7 @@ void cuda_run_create(cuda_run *x) {
     size_t wire = b->y_bytes, fp8_scales = ((size_t)b->opt.hidden + 127) / 128 * sizeof(float), fp8 = (size_t)b->opt.hidden + fp8_scales;
     cudaStream_t stream;
     MPIX_Ep_config config;
+    MPI_Info info = MPI_INFO_NULL;
     MPIX_INIT(&config);
     config.mode = x->ll ? MPIX_EP_LL : MPIX_EP_HT;
     config.layout = x->ll && b->opt.layout == MPIX_EP_COMPACT ? MPIX_EP_SLOTS : b->opt.layout;
@@ -47,7 +48,14 @@ void cuda_run_create(cuda_run *x) {
     }
     config.max_row_bytes = (MPI_Count)row;
     config.num_sms = b->sms;
-    bench_check(b, MPIX_Ep_create(b->ep_comm, &config, MPI_INFO_NULL, &x->ep), "MPIX_Ep_create");
+    if (b->opt.two_hops) {
+        MPI_Info_create(&info);
+        MPI_Info_set(info, "mpix_ep_two_hops", b->opt.two_hops == 1 ? "on" : "off");
+    }
+    bench_check(b, MPIX_Ep_create(b->ep_comm, &config, info, &x->ep), "MPIX_Ep_create");
+    if (b->opt.two_hops)
+        MPI_Info_free(&info);
+    x->chained = !x->ll && bench_chained(b, x->ep);
     bench_check(b, MPIX_Ep_handle_create(x->ep, &x->handle), "MPIX_Ep_handle_create");
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     x->stream = stream;
@@ -225,7 +233,7 @@ int cuda_verify_ours(cuda_run *x, int round, int exact) {
         void *y = download(x, x->y, (size_t)p->n * b->y_bytes);
         /* The sums of a rank are rounded on their way, which only exact ones do not show. */
         if (!x->ll || exact)
-            good &= bench_verify_sums(b, p, x->ll ? "ll" : "MPIX_Ep", y, round, exact, !x->ll && b->opt.layout == MPIX_EP_EXPERT);
+            good &= bench_verify_sums(b, p, x->ll ? "ll" : "MPIX_Ep", y, round, exact, !x->chained, x->chained || (!x->ll && b->opt.layout == MPIX_EP_EXPERT));
         free(y);
     }
     return good && !beyond;
@@ -251,7 +259,7 @@ int cuda_verify_base(cuda_run *x, int round, int exact) {
         cuda_base_combine(x);
         CUDA(cudaStreamSynchronize(x->stream));
         void *y = download(x, m->y, (size_t)p->n * b->y_bytes);
-        good &= bench_verify_sums(b, p, "baseline", y, round, exact, 0);
+        good &= bench_verify_sums(b, p, "baseline", y, round, exact, 1, 0);
         free(y);
     }
     return good;

@@ -198,7 +198,7 @@ static int ll_verify(ll *l, const bench_plan *plan, int round, int exact) {
     ll_combine(l);
     /* The sums of a rank are rounded on their way, which only exact ones do not show. */
     if (exact)
-        good &= bench_verify_sums(b, plan, "ll", l->y, round, 1, 0);
+        good &= bench_verify_sums(b, plan, "ll", l->y, round, 1, 1, 0);
     return good;
 }
 

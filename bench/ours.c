@@ -32,17 +32,17 @@ static void ours_memory_free(const bench *b, bench_ours *o, const bench_buffers 
 }
 
 /* With two hops sums come rounded from other hosts. In the mode auto that depends on the routing; where hosts have one rank each it can't be. */
-static void ours_reach(const bench *b, bench_ours *o) {
+int bench_chained(const bench *b, MPIX_Ep ep) {
     int seen[2] = {0, b->opt.two_hops == 1}; /* proxied peers; two hops are possible */
     for (int r = 0; r < b->size; r++) {
         MPIX_Ep_peer peer;
         MPIX_INIT(&peer);
-        bench_check(b, MPIX_Ep_get_peer(o->ep, r, &peer), "MPIX_Ep_get_peer");
+        bench_check(b, MPIX_Ep_get_peer(ep, r, &peer), "MPIX_Ep_get_peer");
         seen[0] |= peer.reach == MPIX_EP_REACH_PROXIED;
         seen[1] |= peer.reach == MPIX_EP_REACH_MAPPED;
     }
     MPI_Allreduce(MPI_IN_PLACE, seen, 2, MPI_INT, MPI_LOR, b->comm);
-    o->chained = seen[0] && seen[1] && b->opt.two_hops != 2;
+    return seen[0] && seen[1] && b->opt.two_hops != 2;
 }
 
 static void ours_context(const bench *b, long n, long capacity, const char *progress, bench_ours *o) {
@@ -65,7 +65,7 @@ static void ours_context(const bench *b, long n, long capacity, const char *prog
         MPI_Info_set(info, "mpix_ep_two_hops", b->opt.two_hops == 1 ? "on" : "off");
     bench_check(b, MPIX_Ep_create(b->ep_comm, &config, info, &o->ep), "MPIX_Ep_create");
     MPI_Info_free(&info);
-    ours_reach(b, o);
+    o->chained = bench_chained(b, o->ep);
     bench_check(b, MPIX_Ep_handle_create(o->ep, &o->handle), "MPIX_Ep_handle_create");
 }
 

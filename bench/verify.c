@@ -323,10 +323,10 @@ int bench_verify_received(const bench *b, const bench_plan *plan, const char *wh
     return verify_agree(&v);
 }
 
-int bench_verify_sums(const bench *b, const bench_plan *plan, const char *who, const void *y, int round, int exact, int chained) {
+int bench_verify_sums(const bench *b, const bench_plan *plan, const char *who, const void *y, int round, int exact, int equal, int chained) {
     verify v = {b, who, 0};
     bench_values values;
     bench_values_make(b, exact, &values);
-    verify_combine(&v, plan, &values, y, round, exact, chained);
+    verify_combine(&v, plan, &values, y, round, exact && equal, chained);
     return verify_agree(&v);
 }
