@@ -115,7 +115,7 @@ static void state_dump_peer(const proxy_part *part, int rank) {
     }
 }
 
-/* A turn does not block, so the lock is had soon; if its holder was stopped in one, the state is shown as it is. */
+/* A turn does not block, so the lock is had soon. If its holder does not get on, only what is atomic is shown. */
 static void state_dump_part(proxy_part *part) {
     uint64_t head, tail, start = mpix_clock_ns();
     int locked = 0;
@@ -123,24 +123,26 @@ static void state_dump_part(proxy_part *part) {
 
     if (part->whole->nparts > 1)
         snprintf(several, sizeof several, ", %d of %d", part->index + 1, part->whole->nparts);
-
     while (!locked && mpix_clock_ns() - start < 100000000u)
         locked = proxy_try_lock(part);
     head = atomic_load_explicit(&part->fifo.head, memory_order_relaxed);
     tail = atomic_load_explicit(&part->fifo.tail, memory_order_relaxed);
+    if (!locked) {
+        mpix_log(MPIX_LOG_WARN, "proxy: %s, %s%s does not get on: in one turn for 0.1 s or more; queue %" PRIu64 " of %" PRIu64 ", %" PRIu64 " commands",
+                 part->whole->net_name, part->threaded ? "the thread" : "a caller", several, head - tail, part->fifo.mask + 1, tail);
+        return;
+    }
     mpix_log(MPIX_LOG_WARN,
-             "proxy: %s %s, %s signals, %d lanes to %d peers, run by %s%s%s%s; queue %" PRIu64 " of %" PRIu64 ", %" PRIu64
+             "proxy: %s %s, %s signals, %d lanes to %d peers, run by %s%s%s; queue %" PRIu64 " of %" PRIu64 ", %" PRIu64
              " commands, %" PRIu64 " turns, %" PRIu64 " sleeps, %d lanes have work",
              part->whole->net_name, part->net->caps.device, part->counted ? "counted" : "ordered", part->nlanes,
              part->npeers, part->threaded ? "a thread" : "the caller", several,
-             atomic_load_explicit(&part->sleeping, memory_order_relaxed) ? ", which sleeps" : "",
-             locked ? "" : ", in a turn now", head - tail, part->fifo.mask + 1, tail, part->turns, part->sleeps,
-             part->nactive);
+             atomic_load_explicit(&part->sleeping, memory_order_relaxed) ? ", which sleeps" : "", head - tail,
+             part->fifo.mask + 1, tail, part->turns, part->sleeps, part->nactive);
     for (int r = 0; r < part->size; r++)
         if (part->peers[r].lanes)
             state_dump_peer(part, r);
-    if (locked)
-        proxy_unlock(part);
+    proxy_unlock(part);
 }
 
 void mpix_proxy_dump(mpix_proxy *proxy) {
