@@ -9,10 +9,14 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "mem/gpu.h"
 #include "tools/info.h"
 #include "transport/transport.h"
 
-enum { PAIRS_WIDE = 40 /* ranks up to which a matrix is printed; beyond, only what is not as usual */ };
+enum {
+    PAIRS_WIDE = 40, /* ranks up to which a matrix is printed; beyond, only what is not as usual */
+    PAIRS_GPU_TEXT = 320
+};
 
 /* What a rank knows of its way to another. */
 typedef struct pairs_cell {
@@ -114,6 +118,57 @@ static int pairs_fill_context(const mpix_boot *boot, pairs_cell *row) {
     return MPI_SUCCESS;
 }
 
+/* Contexts in GPU memory: which memory the network moves proxied peers' rows through is decided with the first handle. text: of this rank. */
+static void pairs_fill_gpu(const mpix_boot *boot, const mpix_params *params, char *text, size_t len) {
+    char why[MPIX_CUDA_WHY] = "", threads[24];
+    MPIX_Ep_config config;
+    MPIX_Ep ep = MPIX_EP_NULL;
+    MPIX_Ep_handle handle = MPIX_EP_HANDLE_NULL;
+    MPIX_Ep_peer peer;
+    mpix_gpu gpu;
+    int none = mpix_gpu_open(&gpu, params, 0, why) != 0, any = none;
+
+    MPI_Allreduce(MPI_IN_PLACE, &any, 1, MPI_INT, MPI_MAX, boot->comm);
+    snprintf(text, len, "%.200s", none ? why : "other ranks can use no GPU");
+    if (any)
+        return;
+    MPIX_INIT(&config);
+    config.memkind = MPIX_EP_CUDA;
+    config.num_experts = 1;
+    config.max_topk = 1;
+    config.max_tokens = 1;
+    config.max_row_bytes = 16;
+    if (MPIX_Ep_create(MPI_COMM_WORLD, &config, MPI_INFO_NULL, &ep) != MPI_SUCCESS || MPIX_Ep_handle_create(ep, &handle) != MPI_SUCCESS) {
+        snprintf(text, len, "no context: %.200s", mpix_error_tls()->text);
+    } else {
+        snprintf(text, len, "%s, no proxied peers", gpu.device.name);
+        for (int r = boot->size - 1; r >= 0; r--) {
+            MPIX_INIT(&peer);
+            if (MPIX_Ep_get_peer(ep, r, &peer) == MPI_SUCCESS && peer.reach == MPIX_EP_REACH_PROXIED)
+                snprintf(text, len, "%.60s, proxied peers: %.127s; run by %s", gpu.device.name, peer.why,
+                         pairs_threads(peer.proxy_threads, threads, sizeof threads));
+        }
+    }
+    if (handle != MPIX_EP_HANDLE_NULL)
+        MPIX_Ep_handle_free(&handle);
+    if (ep != MPIX_EP_NULL)
+        MPIX_Ep_free(&ep);
+}
+
+/* Each text once. */
+static void pairs_print_gpu(const char (*texts)[PAIRS_GPU_TEXT], int size) {
+    printf("in GPU memory\n");
+    for (int r = 0; r < size; r++) {
+        int same = 0, first = 1;
+        for (int q = 0; q < size; q++) {
+            first &= q >= r || strcmp(texts[q], texts[r]) != 0;
+            same += strcmp(texts[q], texts[r]) == 0;
+        }
+        if (first)
+            printf("  %s (%d rank%s, the first %d)\n", texts[r], same, same == 1 ? "" : "s", r);
+    }
+}
+
 static void pairs_print(const mpix_boot *boot, const pairs_cell *cells, int mapping) {
     size_t n = (size_t)boot->size * (size_t)boot->size;
     int printed = 0;
@@ -158,6 +213,7 @@ int info_matrix(const mpix_params *params) {
     mpix_boot *boot = NULL;
     mpix_win *win = NULL;
     pairs_cell *row = NULL, *all = NULL;
+    char gpu[PAIRS_GPU_TEXT] = "", (*gpus)[PAIRS_GPU_TEXT] = NULL;
     int kind, status = 1;
     size_t size;
 
@@ -169,9 +225,11 @@ int info_matrix(const mpix_params *params) {
     }
     size = (size_t)boot->size;
     row = calloc(size, sizeof *row);
-    if (boot->rank == 0)
+    if (boot->rank == 0) {
         all = calloc(size * size, sizeof *all);
-    kind = row && (all || boot->rank != 0)
+        gpus = calloc(size, sizeof *gpus);
+    }
+    kind = row && ((all && gpus) || boot->rank != 0)
                ? 0
                : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a table of %zu ranks", size);
     if (mpix_boot_agree(boot, kind)) {
@@ -187,14 +245,21 @@ int info_matrix(const mpix_params *params) {
         kind = 1;
     }
     MPI_Gather(row, (int)(size * sizeof *row), MPI_BYTE, all, (int)(size * sizeof *row), MPI_BYTE, 0, boot->comm);
-    if (boot->rank == 0)
+    if (!kind)
+        pairs_fill_gpu(boot, params, gpu, sizeof gpu);
+    MPI_Gather(gpu, sizeof gpu, MPI_BYTE, gpus, sizeof gpu, MPI_BYTE, 0, boot->comm);
+    if (boot->rank == 0) {
         pairs_print(boot, all, kind != 0);
+        if (!kind)
+            pairs_print_gpu((const char(*)[PAIRS_GPU_TEXT])gpus, boot->size);
+    }
     fflush(stdout);
     status = kind != 0;
     mpix_win_free(win);
 free_all:
     free(row);
     free(all);
+    free(gpus);
     mpix_boot_free(boot, 0);
     return status;
 }

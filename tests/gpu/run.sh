@@ -55,6 +55,8 @@ for transport in shmem chaos:shmem; do
 done
 run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem MPIX_EP_SIGNAL=counted MPIX_EP_CHUNK_BYTES=1024 ep_gpu 10
 run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem MPIX_EP_GPU_MEMORY=ipc ep_gpu 5
+echo "check-gpu: mpix_ep_info says which memory the network uses"
+MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem timeout 60 "$MPIX_MPIRUN" 2 ./mpix_ep_info --matrix | grep "proxied peers: rows through pinned host memory: .*run by"
 # Threads of the proxy: one, several, more than peers.
 for threads in 1 3; do
     run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem MPIX_EP_PROXY_THREADS=$threads MPIX_EP_CHUNK_BYTES=4096 ep_gpu 10

@@ -13,6 +13,8 @@ wants() { printf '%s\n' "$output" | grep -q -- "$1" || fail "no line with \"$1\"
 
 output=$("$MPIX_MPIRUN" 2 "$info" --matrix 2>&1) || fail "the matrix of mapped ranks failed"
 wants '^  shm  *mapped '
+wants '^in GPU memory'
+wants '^  .* (2 ranks, the first 0)'
 export MPIX_EP_HOSTS=2 MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_LANES=2
 output=$("$MPIX_MPIRUN" 3 "$info" --matrix --selftest 2>&1) || fail "matrix and self-test over proxied ranks failed"
 wants '^  shm  *mapped '
