@@ -4,6 +4,7 @@
  */
 #include "config.h"
 
+#include <sched.h>
 #include <stdlib.h>
 
 #include "mem/shared.h"
@@ -224,6 +225,116 @@ static void words(const char *transport, const char *form, int in_gpu) {
     close_all();
 }
 
+/* ---- several threads ----------------------------------------------------------------------------------------------------- */
+
+enum { THREADS = 3 };
+
+static uint64_t heads[MPIX_DEV_FIFOS];
+
+/* Into the queue of a way, which has a number of its own. */
+static void push_way(const mpix_dev_peer *way, uint64_t w0, uint64_t w1) {
+    const mpix_dev_fifo *f = &state.fifo[way->fifo];
+    uint64_t *at = &heads[way->fifo], slot = *at & f->mask, valid = (uint64_t)1 << 63, parity = *at & (f->mask + 1) ? 0 : valid;
+
+    for (int i = 0; i < 10000000 && *at - load(f->tail) > f->mask; i++)
+        sched_yield();
+    atomic_store((_Atomic uint64_t *)(void *)&f->slots[2 * slot + 1], (w1 & ~valid) | parity);
+    atomic_store((_Atomic uint64_t *)(void *)&f->slots[2 * slot], (w0 & ~valid) | parity);
+    *(_Atomic uint64_t *)(void *)way->last = ++*at;
+}
+
+static int open_ways(const char *transport, const char *form, const char *fail_at, mpix_dev_peer *ways) {
+    static const unsigned char want = 1;
+    const mpix_gpu_queues_config config = {.queues = 1, .slots = SLOTS, .spread = 1, .counters = COUNTERS, .window = WIN_COUNTERS};
+    mpix_params params;
+    int kind = mpix_params_read(&params);
+
+    kind = kind ? kind : mpix_params_set(&params, "transport", transport);
+    kind = kind ? kind : mpix_params_set(&params, "signal", form);
+    kind = kind ? kind : mpix_params_set(&params, "proxy_threads", "3");
+    kind = kind ? kind : mpix_params_set(&params, "proxy_depth", "8");
+    kind = kind ? kind : mpix_params_set(&params, "chaos_fail_at", fail_at);
+    memset(counters, 0, BYTES);
+    memset(to, 0xa5, BYTES);
+    memset(heads, 0, sizeof heads);
+    kind = kind ? kind : mpix_proxy_create(boot, &params, &want, 4, 1, NULL, &proxy);
+    kind = kind ? kind : mpix_proxy_window(proxy, WIN_COUNTERS, counters, BYTES);
+    kind = kind ? kind : mpix_proxy_window(proxy, WIN_FROM, from, BYTES);
+    kind = kind ? kind : mpix_proxy_window(proxy, WIN_TO, to, BYTES);
+    kind = kind ? kind : mpix_gpu_queues_open(proxy, &gpu, &config, &queues);
+    CHECK(kind == 0, "%s %s: %s", transport, form, kind ? mpix_error_tls()->text : "");
+    if (kind)
+        return 0;
+    CHECK(mpix_proxy_threads(proxy) == THREADS && mpix_proxy_lanes(proxy) == THREADS && mpix_gpu_queues_ways(queues) == THREADS, "%d threads, %d lanes, %d ways",
+          mpix_proxy_threads(proxy), mpix_proxy_lanes(proxy), mpix_gpu_queues_ways(queues));
+    mpix_gpu_queues_local(queues, 0, mpix_proxy_window_mem(proxy, WIN_FROM), from, BYTES);
+    mpix_gpu_queues_remote(queues, 5, 0, mpix_proxy_window_rmem(proxy, 0, WIN_TO), 0, BYTES, 1);
+    mpix_gpu_queues_describe(queues, &state);
+    for (int w = 0; w < THREADS; w++)
+        mpix_gpu_queues_describe_peer(queues, 0, w, &ways[w]);
+    return 1;
+}
+
+/* Pieces by turns through all threads, each with its word. */
+static void spread(const char *transport, const char *form) {
+    const uint64_t at = BYTES - ROUNDS * sizeof(uint64_t);
+    unsigned long long *word = (unsigned long long *)(void *)(to + at);
+    mpix_dev_peer ways[THREADS];
+    int told[THREADS] = {0}, all = 0;
+
+    if (!open_ways(transport, form, "0", ways))
+        return;
+    CHECK(ways[0].fifo != ways[1].fifo && ways[1].fifo != ways[2].fifo && ways[0].fifo != ways[2].fifo, "ways share a queue");
+    CHECK(ways[0].error == ways[2].error && ways[0].done != ways[1].done, "one word of errors, and a number for each way");
+    for (int k = 0; k < ROUNDS; k++)
+        atomic_store((_Atomic uint64_t *)(void *)&word[k], 0);
+    for (int k = 0; k < ROUNDS; k++) {
+        uint64_t off = put_at(k) / 16;
+        push_way(&ways[k % THREADS], word0(MPIX_DEV_CMD_PUT, 5, 0, PIECE), off | off << 31);
+        push_way(&ways[k % THREADS], (uint64_t)MPIX_DEV_CMD_WORD | 5 << 3 | (at / 8 + (uint64_t)k) << 19, (uint64_t)k + 7);
+    }
+    for (int i = 0; i < 10000000 && all < ROUNDS; i++) {
+        int before = all;
+        for (int w = 0; w < THREADS; w++) /* in order by each way */
+            for (int k; (k = told[w] * THREADS + w) < ROUNDS && load(&word[k]); told[w]++, all++) {
+                uint64_t off = put_at(k) / 16 * 16;
+                CHECK(load(&word[k]) == (uint64_t)k + 7 && memcmp(to + off, from + off, PIECE) == 0, "%s %s: word %d came before its data", transport, form, k);
+            }
+        if (all == before)
+            sched_yield();
+    }
+    CHECK(all == ROUNDS, "%s %s: %d of %d words", transport, form, all, ROUNDS);
+    for (int i = 0; i < 10000000 && !mpix_gpu_queues_settled(queues); i++)
+        sched_yield();
+    CHECK(mpix_gpu_queues_settled(queues) && !load(ways[0].error), "%s %s: the end", transport, form);
+    for (int w = 0; w < THREADS; w++)
+        CHECK(load(ways[w].done) == heads[ways[w].fifo], "%s %s: way %d: %llu complete of %llu", transport, form, w, (unsigned long long)load(ways[w].done),
+              (unsigned long long)heads[ways[w].fifo]);
+    close_all();
+}
+
+/* The net of one thread fails: kernels are told whichever way they use, and all queues are emptied. */
+static void spread_failure(void) {
+    mpix_dev_peer ways[THREADS];
+    int left = 1;
+
+    if (!open_ways("chaos:shmem", "auto", "20", ways))
+        return;
+    for (int k = 0; k < 100; k++)
+        push_way(&ways[1], word0(MPIX_DEV_CMD_PUT, 5, 0, 64), 0);
+    push_way(&ways[2], word0(MPIX_DEV_CMD_PUT, 5, 0, 64), 0);
+    for (int i = 0; i < 10000000 && left; i++) {
+        left = !load(ways[0].error);
+        for (int w = 1; w < THREADS; w++)
+            left |= load(state.fifo[ways[w].fifo].tail) < heads[ways[w].fifo];
+        if (left)
+            sched_yield();
+    }
+    CHECK(!left && load(ways[2].error) == (uint64_t)mpix_proxy_failed(proxy, 0, NULL), "error word %llu, left %d", (unsigned long long)load(ways[2].error), left);
+    CHECK(load(ways[1].done) < 100, "what was lost counts as complete");
+    close_all();
+}
+
 /* ---- what is refused ----------------------------------------------------------------------------------------------------- */
 
 static void refused(const char *what, uint64_t w0, uint64_t w1, uint64_t loff, uint64_t roff, uint64_t len) {
@@ -294,8 +405,12 @@ int main(int argc, char **argv) {
     words("shmem", "auto", 1);
     words("shmem", "counted", 0);
     words("chaos:shmem", "auto", 0);
+    spread("shmem", "auto");
+    spread("shmem", "counted");
+    spread("chaos:shmem", "auto");
     refusals();
     failure();
+    spread_failure();
     mpix_boot_free(boot, 0);
     for (int i = 0; i < 3; i++)
         mpix_mem_shared_free(memory[i]);
