@@ -59,6 +59,61 @@ template <typename T> __device__ inline void elem_down(char *row, int dtype, int
     }
 }
 
+/* ---- sums, element by element ---- */
+/* Rows of any dtype that lanes hold, summed in the order of the lanes. */
+struct elem_terms {
+    const char *x, *scales; /* of the lane; scales NULL: none */
+    float w;
+    bool there, weighted;
+    int xdtype;
+    int scale_kind, ydtype, num_bias; /* alike on all lanes, as what follows */
+    char *y;
+    const char *bias[2];
+    int64_t hidden;
+};
+/* By `warps` warps, of which this is number `part`. T: double for rows of F64, otherwise float. */
+template <typename T> __device__ static __noinline__ void elem_sum(elem_terms a, int part, int warps) {
+    int lane = threadIdx.x % 32;
+    uint32_t mask = __ballot_sync(~0u, a.there), weighted = __ballot_sync(~0u, a.weighted);
+    for (int64_t j0 = part * 32; j0 < a.hidden; j0 += warps * 32) {
+        int64_t j = j0 + lane;
+        T sum = 0;
+        bool first = true;
+        for (uint32_t m = mask; m; m &= m - 1) {
+            int r = __ffs(m) - 1;
+            const char *x = (const char *)__shfl_sync(~0u, (unsigned long long)a.x, r);
+            const char *s = (const char *)__shfl_sync(~0u, (unsigned long long)a.scales, r);
+            float w = __shfl_sync(~0u, a.w, r);
+            int xdtype = __shfl_sync(~0u, a.xdtype, r);
+            if (j >= a.hidden)
+                continue;
+            T v;
+            if (sizeof(T) == 8) {
+                v = (T)elem_up64(x, xdtype, j);
+                if (weighted >> r & 1)
+                    v = (T)__dmul_rn((double)v, (double)w);
+            } else {
+                float f = elem_up(x, xdtype, j);
+                if (s)
+                    f = __fmul_rn(f, scale_up(s, a.scale_kind, j));
+                if (weighted >> r & 1)
+                    f = __fmul_rn(f, w);
+                v = (T)f;
+            }
+            sum = first ? v : sizeof(T) == 8 ? (T)__dadd_rn((double)sum, (double)v) : (T)__fadd_rn((float)sum, (float)v);
+            first = false;
+        }
+        for (int b = 0; b < a.num_bias && j < a.hidden; b++) {
+            if (sizeof(T) == 8)
+                sum = (T)__dadd_rn((double)sum, elem_up64(a.bias[b], a.ydtype, j));
+            else
+                sum = (T)__fadd_rn((float)sum, a.ydtype == F64 ? (float)((const double *)a.bias[b])[j] : elem_up(a.bias[b], a.ydtype, j));
+        }
+        if (j < a.hidden)
+            elem_down<T>(a.y, a.ydtype, j, sum);
+    }
+}
+
 /* ---- 16 bytes at a time ---- */
 template <int X> struct vec;
 template <> struct vec<F32> {

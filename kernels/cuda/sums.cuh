@@ -11,46 +11,13 @@
 struct lane_term { const char *x, *scales; float w; bool there, wide; };
 
 /* ---- element by element ---- */
-template <typename T> __device__ __noinline__ void token_sum_any(const mpix_cuda_combine &c, lane_term term, uint32_t weighted, int64_t t, int lane) {
-    uint32_t mask = __ballot_sync(~0u, term.there), wide = __ballot_sync(~0u, term.wide);
-    char *y = c.y + t * c.y_stride;
-    for (int64_t j0 = 0; j0 < c.hidden; j0 += 32) {
-        int64_t j = j0 + lane;
-        T sum = 0;
-        bool first = true;
-        for (uint32_t m = mask; m; m &= m - 1) {
-            int r = __ffs(m) - 1;
-            const char *x = (const char *)__shfl_sync(~0u, (unsigned long long)term.x, r);
-            const char *s = (const char *)__shfl_sync(~0u, (unsigned long long)term.scales, r);
-            float w = __shfl_sync(~0u, term.w, r);
-            if (j >= c.hidden)
-                continue;
-            T v;
-            if (sizeof(T) == 8) {
-                v = (T)elem_up64(x, c.xdtype, j);
-                if (weighted >> r & 1)
-                    v = (T)__dmul_rn((double)v, (double)w);
-            } else {
-                float f = elem_up(x, wide >> r & 1 ? c.wire : c.xdtype, j);
-                if (s)
-                    f = __fmul_rn(f, scale_up(s, c.scale_kind, j));
-                if (weighted >> r & 1)
-                    f = __fmul_rn(f, w);
-                v = (T)f;
-            }
-            sum = first ? v : sizeof(T) == 8 ? (T)__dadd_rn((double)sum, (double)v) : (T)__fadd_rn((float)sum, (float)v);
-            first = false;
-        }
-        for (int b = 0; b < c.num_bias && j < c.hidden; b++) {
-            const char *row = c.bias[b] + t * c.bias_stride[b];
-            if (sizeof(T) == 8)
-                sum = (T)__dadd_rn((double)sum, elem_up64(row, c.ydtype, j));
-            else
-                sum = (T)__fadd_rn((float)sum, c.ydtype == F64 ? (float)((const double *)row)[j] : elem_up(row, c.ydtype, j));
-        }
-        if (j < c.hidden)
-            elem_down<T>(y, c.ydtype, j, sum);
-    }
+template <typename T>
+__device__ __forceinline__ void token_sum_any(const mpix_cuda_combine &c, lane_term term, uint32_t weighted, int64_t t, int lane) {
+    elem_terms a = {term.x, term.scales, term.w, term.there, (weighted >> lane & 1) != 0, term.wide ? c.wire : c.xdtype, c.scale_kind, c.ydtype, c.num_bias,
+                    c.y + t * c.y_stride, {nullptr, nullptr}, c.hidden};
+    for (int b = 0; b < c.num_bias; b++)
+        a.bias[b] = c.bias[b] + t * c.bias_stride[b];
+    elem_sum<T>(a, 0, 1);
 }
 
 /* ---- 16 bytes at a time ---- */
