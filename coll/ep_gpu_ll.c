@@ -3,8 +3,7 @@
  * buffer. The protocol is in kernels/cuda/ll.cuh.
  *
  * A window holds, for each source, a block of words, heads and counts; then, for each bank, a place for max_tokens rows of each source and for
- * max_tokens * min(max_topk, ranks) answers. Nobody reaches into callers' memory, so their rows may lie anywhere on the device; only combine
- * reads SLOTS rows in memory from MPIX_Ep_alloc or MPIX_Ep_combine_buffer where they lie.
+ * max_tokens * min(max_topk, ranks) answers. Nobody reaches into callers' memory, so their rows may lie anywhere on the device.
  */
 #include "config.h"
 
@@ -97,11 +96,10 @@ int mpix_ep_gpu_ll_dispatch_fill(struct mpix_ep_handle *handle, MPIX_Ep_dispatch
 
 int mpix_ep_gpu_ll_combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in, MPIX_Ep_combine_out *out, mpix_cuda_combine *c) {
     mpix_ep *ep = handle->ep;
-    int kind = mpix_ep_check_combine(handle, in, out), expert = ep->config.layout == MPIX_EP_EXPERT;
+    int kind = mpix_ep_check_combine(handle, in, out);
     if (kind)
         return kind;
     int64_t tokens = handle->tokens, rows = handle->capacity, slots = ep->size * ep->config.max_tokens;
-    size_t row = mpix_ep_row_bytes(&in->x, in->hidden);
     *c = (mpix_cuda_combine){.x = in->x.data, .scales = in->x.scales, .row_weights = in->row_weights, .slot_values = in->slot_values,
         .y = out->y.data, .out_slots = out->slot_values, .tokens = tokens, .x_stride = in->x.stride, .scale_stride = in->x.scale_stride,
         .y_stride = out->y.stride, .hidden = in->hidden, .xdtype = in->x.dtype, .ydtype = out->y.dtype, .scale_kind = in->x.scale_kind,
@@ -109,9 +107,6 @@ int mpix_ep_gpu_ll_combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_i
         .row = (int64_t)(mpix_dtype_size(in->wire) * (size_t)in->hidden)};
     rows = rows < slots ? rows : slots;
     c->offer = (mpix_cuda_offer){.dtype = (int16_t)in->wire, .hidden = in->hidden, .rows = rows};
-    c->offer.at[MPIX_CUDA_AT_X].window = -1;
-    if (!expert && in->x.data && rows > 0)
-        (void)mpix_ep_gpu_find(ep, in->x.data, (size_t)(rows - 1) * (size_t)in->x.stride + row, (uint64_t)in->x.stride, &c->offer.at[MPIX_CUDA_AT_X]);
     for (int b = 0; b < in->num_bias && !kind; b++) {
         c->bias[b] = in->bias[b].data;
         c->bias_stride[b] = in->bias[b].stride;
@@ -128,7 +123,7 @@ int mpix_ep_gpu_ll_combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_i
     return kind;
 }
 
-/* One buffer serves all banks: a combine that rows are read from ends, in stream order, when its readers have read. */
+/* One buffer serves all banks: in stream order a combine has read its rows when it ends. */
 int mpix_ep_gpu_combine_buffer(struct mpix_ep_handle *handle, MPIX_Ep_rows *rows) {
     mpix_ep *ep = handle->ep;
     mpix_ep_gpu_handle *g = handle->gpu;

@@ -443,7 +443,8 @@ int MPIX_Ep_combine_begin_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_combine_i
 int MPIX_Ep_combine_end_enqueue(MPIX_Ep_handle handle, void *stream);
 
 /**
- * Rows into which experts may write their output so that combine copies nothing: mapped peers read them there. LL, SLOTS layout only (EXPERT:
+ * Rows into which experts may write their output so that combine copies nothing: mapped peers read them there (in GPU memory combine's kernel
+ * stores them to their owners from there, as from any memory: that takes half as many trips between GPUs). LL, SLOTS layout only (EXPERT:
  * UNSUPPORTED, as combine writes a token's sum to its owner without a copy from any memory; HT: UNSUPPORTED, use memory from MPIX_Ep_alloc, which
  * combine reads in place). The first call on a handle is collective and allocates depth * ranks * max_tokens rows; later ones are local.
  * To be called for each combine: the memory is that of the handle's next one, which takes it as in.x with this stride. With row_weights, scales

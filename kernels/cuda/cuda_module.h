@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 enum {
-    MPIX_CUDA_ABI = 11,
+    MPIX_CUDA_ABI = 12,
     MPIX_CUDA_RANKS = 32,    /* ranks of a context at most: one lane of a warp each */
     MPIX_CUDA_LANES = 192,   /* blocks of a kernel that signal a peer at most, each by a word of its own */
     MPIX_CUDA_WINDOWS = 256, /* allocations of a context at most */
@@ -101,7 +101,8 @@ typedef struct mpix_cuda_state {
     uint32_t reply[MPIX_CUDA_RANKS]; /* where this rank's answers begin at each source */
     uint32_t choices[MPIX_CUDA_RANKS]; /* of each rank's experts */
     int64_t limit;                   /* rows of the layout that exist here */
-    int32_t learnt, pad;             /* a dispatch of the routing that is there has told the two */
+    int32_t learnt;                  /* a dispatch of the routing that is there has told the two */
+    uint32_t bank;                   /* of the last combine: its epoch modulo depth, a division that nobody waits for */
     uint64_t waited[MPIX_CUDA_RANKS]; /* by the call that runs, for each rank */
 } mpix_cuda_state;
 
@@ -115,12 +116,12 @@ typedef struct mpix_cuda_ll_head {
     uint32_t rows, width;        /* rows: in this batch; width: choices of a token */
     int32_t dtype, scale_kind;
     int64_t hidden;
-    uint64_t at, stride;         /* dispatch: at: the first row of the answer in the sender's combine bank; PULL: where the rows lie */
-    int32_t window;
-    uint32_t exist;              /* dispatch: choices of the receiver's experts; PULL: the first rows, which exist */
+    uint64_t at, pad;            /* dispatch: at: the first row of the answer in the sender's combine bank */
+    int32_t pad2;
+    uint32_t exist;              /* dispatch: choices of the receiver's experts */
 } mpix_cuda_ll_head; /* 56 bytes; in a window each four of them have the epoch beside */
 enum { MPIX_CUDA_LL_HEAD = 128 }; /* bytes there */
-enum { MPIX_CUDA_LL_WEIGHTS = 1, MPIX_CUDA_LL_SLOTS = 2, MPIX_CUDA_LL_PULL = 4, MPIX_CUDA_LL_TOKENS = 8 };
+enum { MPIX_CUDA_LL_WEIGHTS = 1, MPIX_CUDA_LL_SLOTS = 2, MPIX_CUDA_LL_TOKENS = 8 };
 
 typedef struct mpix_cuda_ll {
     int32_t on, expert, depth, align;
@@ -129,7 +130,8 @@ typedef struct mpix_cuda_ll {
     uint64_t record, row, answer;             /* pitches */
     int64_t most;                             /* answers in a bank */
     uint32_t *sends;                          /* device: [experts] this rank's choices of experts of the same rank before each */
-    uint64_t *claims[2];                      /* device, by dispatch, combine: [max_tokens], [size][max_tokens] the last call that a row was claimed in */
+    uint64_t *claims;                         /* device, dispatch: [max_tokens] the last call that a row was claimed in */
+    uint32_t *bits;                           /* device, combine: [size][max_tokens] a bit for calls of each parity: a row was claimed */
     int32_t *place;                           /* device, EXPERT: [size][max_tokens][max_topk] the row here of each choice that came, -1: none */
 } mpix_cuda_ll;
 
@@ -268,7 +270,8 @@ typedef struct mpix_cuda_combine {
     int32_t pieces, piece, stages, warps, terms; /* filled in by the module */
     int32_t staged; /* MPIX_CUDA_STAGED...: a piece of the sums, of rows that lie in this rank's window */
     int64_t row, scale_row; /* bytes; of staged rows */
-    int32_t team[2], vectors, eager; /* low latency, as in dispatch; offer.dtype is the wire's, offer.at[X] where peers may read the rows */
+    int32_t vectors, eager; /* low latency, as in dispatch; offer.dtype is the wire's */
+    int32_t round, held;    /* likewise: tokens that a block sums at a time; pieces of their own part that a warp holds meanwhile */
     int32_t hop, wire; /* rows may take two hops (there is room for their sums); dtype of those sums */
     mpix_cuda_far_batch batch, hop_batch, ask_batch; /* filled in by the module */
 } mpix_cuda_combine;

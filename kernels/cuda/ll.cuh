@@ -4,13 +4,13 @@
  *
  * A block has workers, a clerk and a flagger, a warp each of the latter. While the workers load what they will send, the clerk looks whether the
  * call can be made and whether the places are free, and the flagger learns which rows are the block's. Then the clerk waits for all heads, finds
- * the verdict and in EXPERT where rows begin; the workers send: the first block's the heads, then teams of warps a row each, to the places that it
- * has at all its ranks; the flagger waits until they have, and after a fence at system scope writes the rows' flags. Then workers
- * receive: each team waits for the flag of the row that it takes next. No counts come first.
+ * the verdict and in EXPERT where rows begin; the workers send: the first block's the heads, then rows, to the places that they have at all their
+ * ranks; the flagger waits until they have, and after a fence at system scope writes the rows' flags. Then workers receive, as flags
+ * come. No counts come first. In dispatch teams of warps share a row (ll_team.cuh), in combine all workers their block's rows (ll_block.cuh).
  *
- * Who sends what. A row has an owner, so that it is known at the start what to load, and a claim, an atomic exchange under way at the same time as
- * the row: who finds that nobody had it in this epoch sends the row. A team that is done with its own rows claims what is left, before it receives
- * anything: so rows of blocks that have not started are sent by those that have.
+ * Who sends what. A row has an owner, so that it is known at the start what to load, and a claim, an atomic operation under way at the same time as
+ * the row: who finds that nobody had it in this epoch sends the row. Workers who are done with their own rows claim what is left, before they
+ * receive anything: so rows of blocks that have not started are sent by those that have.
  *
  * No deadlock on missing blocks: no worker receives before all rows are claimed, and who has claimed one awaits only `taken`, which earlier calls
  * say. The first block of a kernel, which is started first, writes the heads before its workers wait for arrivals.
@@ -20,9 +20,9 @@
  *
  * Right to write: a place is free for epoch e when its reader has said `taken` >= e - depth. A handle's calls follow each other on the device, so
  * one word per (source, kind) is enough. The next call of the kind says it when it starts, for then nothing reads any more: so nobody waits at
- * the end of a call for all blocks. With depth 1 that would be too late, as the peer's next call waits for it; then, and where rows were read in
- * place, whose owner waits for it, the last block to end says it at once. It is said whether a call has failed or not: what a slower
- * source still writes for an epoch comes before what it writes later, since its own calls follow each other too.
+ * the end of a call for all blocks. With depth 1 that would be too late, as the peer's next call waits for it; then the last block to end says it at
+ * once. It is said whether a call has failed or not: what a slower source still writes for an epoch comes before what it writes later, since its
+ * own calls follow each other too.
  *
  * The epoch is counted by the block that starts last, as a counter says which each block raises when it has read the epoch. It is also the one that
  * reports what is wrong with the heads, about which all blocks come to the same verdict.
@@ -94,133 +94,28 @@ __device__ __forceinline__ uint32_t ll_place_of(const mpix_cuda_handle &h, int64
     return h.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.size + r] + h.rel[t * h.size + r];
 }
 
-/* ---- waiting ---- */
-/* By a warp: lanes with a word await this very epoch (the top bit apart), bounded; source: whom the lane waits for. All lanes leave together,
- * and what was acquired is there for all of them. False: time-out. */
-__device__ inline bool ll_await(const mpix_cuda_handle &h, const uint64_t *p, uint64_t epoch, int source, mpix_cuda_status *to, uint64_t *got) {
-    uint64_t v = p ? word_load(p) : epoch;
-    bool bad = false;
-    if (!__all_sync(~0u, (v & ~LL_EMPTY) == epoch)) {
-        uint64_t start = now_ns();
-        for (;;) {
-            bool there = (v & ~LL_EMPTY) == epoch;
-            if (!there && (now_ns() - start > h.timeout_ns || *(volatile int32_t *)h.failed)) {
-                status_write(h, to, {MPIX_CUDA_TIMEOUT, 0, source, 0, 0, 0});
-                *(volatile int32_t *)h.failed = 1;
-                bad = true;
-            }
-            if (__all_sync(~0u, there || bad))
-                break;
-            if (!there && !bad)
-                v = word_load(p);
-        }
-    }
-    *got = v;
-    __syncwarp();
-    return !__any_sync(~0u, bad);
-}
-
-/* What the warps of a block tell each other. */
-struct ll_shared {
-    uint64_t epoch;
-    int go, status;         /* go: the call can be made, and the places are free; status: it fails, which the heads say */
-    int bad;                /* clerk: 0, or 1: the call fails, 2: time-out */
-    int got[2][LL_WARPS];   /* by round and team: the row is the block's */
-    int there[2][LL_WARPS]; /* combine: it is one */
-};
-enum { LL_BAR_ROUND = 12, LL_BAR_SENT, LL_BAR_HEADS, LL_BAR_WORKERS }; /* those of teams begin at 1 */
+/* ---- what the warps of a block do together ---- */
+/* Barriers; that of whole blocks is 0, those of dispatch's teams are 1 to 7. */
+enum { LL_BAR_LISTS = 9, LL_BAR_THERE, LL_BAR_VERDICT, LL_BAR_ROUND, LL_BAR_SENT, LL_BAR_HEADS, LL_BAR_WORKERS };
 __device__ __forceinline__ void ll_sync(int bar, int threads) { asm volatile("barrier.cta.sync %0, %1;" ::"r"(bar), "r"(threads) : "memory"); }
 __device__ __forceinline__ void ll_arrive(int bar, int threads) { asm volatile("barrier.cta.arrive %0, %1;" ::"r"(bar), "r"(threads) : "memory"); }
 
-/* By the clerk, when the block's warps have read the epoch. Whether the block is the last to start. */
-__device__ __forceinline__ bool ll_started(const mpix_cuda_handle &h, int kind) {
-    uint32_t before = threadIdx.x % 32 == 0 ? atomicAdd(&h.state->ticket[kind], 1) : 0;
-    return __shfl_sync(~0u, before, 0) == gridDim.x - 1;
+/* By the workers: whether any of them says so. */
+__device__ __forceinline__ bool ll_workers_or(bool mine) {
+    int any;
+    asm volatile("{\n.reg .pred p, q;\nsetp.ne.s32 p, %1, 0;\nbarrier.cta.red.or.pred q, %3, %2, p;\nselp.s32 %0, 1, 0, q;\n}"
+                 : "=r"(any)
+                 : "r"((int)mine), "n"((int)LL_WORKERS), "n"((int)LL_BAR_WORKERS)
+                 : "memory");
+    return any;
 }
 
-/* By the clerk, in two parts, so that other loads are under way at the same time. combine: which kind; sends: places are needed. */
-struct ll_asked { uint64_t epoch, taken; int failed; bool asks; };
-__device__ __forceinline__ ll_asked ll_ask(const mpix_cuda_handle &h, int combine, bool sends) {
-    int r = threadIdx.x % 32;
-    ll_asked a;
-    a.epoch = *(volatile uint64_t *)&h.state->epoch[combine ? MPIX_CUDA_COMBINE : MPIX_CUDA_DISPATCH] + 1;
-    a.failed = *(volatile int32_t *)h.failed;
-    a.asks = sends && r < h.size && r != h.rank;
-    a.taken = a.asks ? word_load(ll_taken(h, h.rank, r, combine)) : 0;
-    return a;
-}
-__device__ inline void ll_open(const mpix_cuda_handle &h, int combine, const ll_asked &a, mpix_cuda_status *to, ll_shared *s) {
-    int r = threadIdx.x % 32;
-    bool ok = true;
-    if (a.failed) {
-        if (blockIdx.x == 0 && r == 0)
-            status_write(h, to, {MPIX_CUDA_FAILED, 0, -1, 0, 0, 0});
-        ok = false;
-    } else {
-        delay(h, 51);
-        if (a.asks && a.epoch > (uint64_t)h.ll.depth && a.taken < a.epoch - h.ll.depth)
-            ok = word_wait(h, ll_taken(h, h.rank, r, combine), a.epoch - h.ll.depth, r, to);
-    }
-    ok = __all_sync(~0u, ok);
-    if (r == 0) {
-        s->epoch = a.epoch;
-        s->go = ok;
-    }
-    __syncwarp();
-}
 /* By the first block's clerk, when its call has started: the one before has ended. */
 __device__ __forceinline__ void ll_say_taken(const mpix_cuda_handle &h, int combine, uint64_t epoch) {
     int r = threadIdx.x % 32;
     if (r < h.size && r != h.rank)
         word_store(ll_taken(h, r, h.rank, combine), epoch - 1);
     __syncwarp();
-}
-
-/* By one thread for one rank. */
-__device__ __forceinline__ void ll_head_put(const mpix_cuda_handle &h, int r, int combine, uint64_t epoch, const mpix_cuda_ll_head &mine) {
-    uint64_t *to = ll_head(h, r, h.rank, combine, (int)(epoch % h.ll.depth));
-    delay(h, 2 + r);
-#pragma unroll
-    for (unsigned i = 0; i < sizeof mine / 4; i++)
-        ll_put(to + i, ll_word(((const uint32_t *)&mine)[i], epoch));
-}
-/* By the clerk: all heads of this epoch. False: time-out. */
-__device__ inline bool ll_heads(const mpix_cuda_handle &h, int combine, uint64_t epoch, mpix_cuda_status *to, bool waited, mpix_cuda_ll_head *heads) {
-    enum { WORDS = sizeof *heads / 4 };
-    int r = threadIdx.x % 32;
-    uint64_t start = now_ns(), v[WORDS];
-    const uint64_t *head = r < h.size ? ll_head(h, h.rank, r, combine, (int)(epoch % h.ll.depth)) : nullptr;
-    bool there = !head, bad = false;
-    delay(h, 1);
-    for (;;) {
-        if (!there) {
-            there = true;
-#pragma unroll
-            for (int i = 0; i < WORDS; i++)
-                v[i] = ll_look(head + i);
-#pragma unroll
-            for (int i = 0; i < WORDS; i++)
-                there = there && ll_is(v[i], epoch);
-        }
-        if (!there && (now_ns() - start > h.timeout_ns || *(volatile int32_t *)h.failed)) {
-            status_write(h, to, {MPIX_CUDA_TIMEOUT, 0, r, 0, 0, 0});
-            *(volatile int32_t *)h.failed = 1;
-            bad = true;
-        }
-        if (__any_sync(~0u, bad))
-            return false;
-        if (__all_sync(~0u, there))
-            break;
-    }
-    if (head) {
-#pragma unroll
-        for (int i = 0; i < WORDS; i++)
-            ((uint32_t *)&heads[r])[i] = (uint32_t)v[i];
-    }
-    if (waited && r < h.size && r != h.rank)
-        atomicMax((unsigned long long *)&h.state->waited[r], now_ns() - start);
-    __syncwarp();
-    return true;
 }
 
 __device__ __forceinline__ void ll_report(bool tells, const mpix_cuda_handle &h, int code, int kind, int peer, int64_t a, int64_t b) {
@@ -249,100 +144,7 @@ __device__ inline int ll_judge(const mpix_cuda_handle &h, bool tells, const mpix
     return __any_sync(~0u, bad) ? 1 : 0;
 }
 
-/* ---- teams: warps of a block that share a row ---- */
-struct ll_team { int warps, number, part, teams; }; /* number: of the team in its block; part: of the warp in its team */
-__device__ __forceinline__ ll_team ll_team_of(int warps) {
-    int w = threadIdx.x / 32;
-    return {warps, w / warps, w % warps, LL_WARPS / warps};
-}
-__device__ __forceinline__ bool ll_idle(const ll_team &t) { return t.number >= t.teams; } /* warps that make no team */
-__device__ __forceinline__ void ll_meet(const ll_team &t) {
-    if (t.warps == 1)
-        __syncwarp();
-    else
-        asm volatile("barrier.cta.sync %0, %1;" ::"r"(t.number + 1), "r"(t.warps * 32) : "memory");
-}
-/* By the workers: whether any of them says so. */
-__device__ __forceinline__ bool ll_workers_or(bool mine) {
-    int any;
-    asm volatile("{\n.reg .pred p, q;\nsetp.ne.s32 p, %1, 0;\nbarrier.cta.red.or.pred q, %3, %2, p;\nselp.s32 %0, 1, 0, q;\n}"
-                 : "=r"(any)
-                 : "r"((int)mine), "n"((int)LL_WORKERS), "n"((int)LL_BAR_WORKERS)
-                 : "memory");
-    return any;
-}
-
-/* ---- claims ---- */
-/* The row that a team of this block owns in a round; the first block has the heads to send, so it owns none if there are others. */
-__device__ __forceinline__ uint32_t ll_owned(int team, int teams, uint32_t round) {
-    uint32_t blocks = gridDim.x > 1 ? gridDim.x - 1 : 1, block = gridDim.x > 1 ? blockIdx.x - 1 : 0;
-    return team >= teams || (blockIdx.x == 0 && gridDim.x > 1) ? ~0u : (round * teams + team) * blocks + block;
-}
-__device__ __forceinline__ bool ll_claim(uint64_t *claims, uint32_t u, uint64_t epoch) {
-    return atomicExch((unsigned long long *)&claims[u], (unsigned long long)epoch) != epoch;
-}
-/* By the flagger: the block's rows of a round, of n. */
-__device__ __forceinline__ void ll_claim_round(uint64_t *claims, uint32_t n, int teams, uint32_t round, uint64_t epoch, ll_shared *s) {
-    int team = threadIdx.x % 32;
-    if (team < teams) {
-        uint32_t u = ll_owned(team, teams, round);
-        s->got[round & 1][team] = u < n && ll_claim(claims, u, epoch);
-    }
-    __syncwarp();
-}
-/* By the flagger, before anything else. */
-__device__ inline void ll_flagger_open(const mpix_cuda_handle &h, int combine, bool sends, uint64_t *claims, uint32_t n, int teams, ll_shared *s) {
-    int kind = combine ? MPIX_CUDA_COMBINE : MPIX_CUDA_DISPATCH;
-    uint64_t epoch = *(volatile uint64_t *)&h.state->epoch[kind] + 1;
-    if (sends)
-        ll_claim_round(claims, n, teams, 0, epoch, s);
-}
-/* What nobody has claimed, from `from` on; n: nothing. By a team; ends with its barrier. there(u): whether there is such a row. */
-template <class F>
-__device__ inline uint32_t ll_steal(const ll_team &t, uint64_t *claims, uint32_t n, uint32_t from, uint64_t epoch, uint32_t *shared, F there) {
-    if (t.part == 0) {
-        uint32_t lane = threadIdx.x % 32, u = n;
-        for (uint32_t u0 = from; u0 < n && u == n; u0 += 32) {
-            uint32_t mask;
-            while ((mask = __ballot_sync(~0u, u0 + lane < n && there(u0 + lane) && *(volatile uint64_t *)&claims[u0 + lane] != epoch))) {
-                uint32_t at = u0 + __ffs(mask) - 1, mine = lane == 0 ? ll_claim(claims, at, epoch) : 0;
-                if (__shfl_sync(~0u, mine, 0)) {
-                    u = at;
-                    break;
-                }
-            }
-        }
-        if (lane == 0)
-            shared[t.number] = u;
-    }
-    ll_meet(t);
-    return shared[t.number];
-}
-/* By the workers: whether any row is left. */
-template <class F> __device__ inline bool ll_left(uint64_t *claims, uint32_t n, uint64_t epoch, F there) {
-    bool left = false;
-    for (uint32_t u = threadIdx.x; u < n; u += LL_WORKERS)
-        left |= *(volatile uint64_t *)&claims[u] != epoch && there(u);
-    return ll_workers_or(left);
-}
-
-/* This warp's part of n bytes, in pieces of 512: where it begins; its size. */
-__device__ __forceinline__ int64_t ll_part(const ll_team &t, int64_t n, int64_t *bytes) {
-    int64_t piece = ((n + t.warps - 1) / t.warps + 511) / 512 * 512, at = t.part * piece, left = n - at;
-    *bytes = left < piece ? left : piece;
-    return at;
-}
-
 /* ---- the end ---- */
-/* By the last-started block's clerk, when it has found the verdict. ends: with this kernel. */
-__device__ inline void ll_count(const mpix_cuda_handle &h, int kind, bool ends, uint64_t epoch, mpix_cuda_status *to) {
-    if (threadIdx.x % 32)
-        return;
-    if (ends)
-        call_end(h, kind, epoch, to);
-    else
-        counters_reset(h, kind);
-}
 /* By the first warp after a block barrier: whether the block is the last to end. What the others have read and written is behind it. */
 __device__ inline bool ll_last(const mpix_cuda_handle &h, int kind) {
     uint32_t before = 0;
@@ -367,14 +169,6 @@ __device__ inline void ll_end(const mpix_cuda_handle &h, int combine, uint64_t e
     __syncwarp();
 }
 
-/* Warps per row, so that the rows of a call keep all warps busy. */
-static inline int ll_team_size(int blocks, int64_t rows) {
-    static const int sizes[] = {14, 7, 4, 2, 1};
-    int i = 0;
-    while (sizes[i] > 1 && (int64_t)blocks * (LL_WARPS / sizes[i]) < rows)
-        i++;
-    return sizes[i];
-}
 static inline int ll_blocks(const mpix_cuda_device *d, int num_sms) {
     int n = num_sms > 0 ? num_sms : MPIX_CUDA_LL_SMS;
     return n < d->sms ? n : d->sms;

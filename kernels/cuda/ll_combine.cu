@@ -1,21 +1,27 @@
 /*
  * ll_combine.cu - low-latency combine: one kernel, or its halves. The protocol is in ll.cuh, what is computed in coll/ep_ll_combine.c.
  *
- * Sending: a team of warps takes a token that came from a peer, sums its rows here (choices ascending, weighted), rounds to the wire's dtype and
- * stores that to the place of the answer in the owner's bank. SLOTS rows that need neither, in memory that peers map, are not even stored: the head
- * says where they lie, and the kernel ends when their readers have said `taken`. Receiving: teams take the rank's tokens in order, make this rank's
- * own part of the sum, rounded like the others', wait for the answers of the other ranks that the token went to, and add them, ranks ascending,
- * then the biases.
+ * Sending: the sums of the rows here (choices ascending, weighted) of each token that came from a peer, rounded to the wire's dtype, go to the place
+ * of the answer in the owner's bank, from whatever memory the rows lie in: to read them in place would take the owner a round trip over the link,
+ * and this rank another one to learn that it has. Receiving: the workers take the rank's tokens in order, make this rank's own part of the sum,
+ * rounded like the others', and add it and the answers of the other ranks that the token went to, ranks ascending, then the biases.
  */
 #include "copy.cuh"
 #include "launch.h"
 #include "ll_sum.cuh"
 
+__device__ __forceinline__ void rows_sum(const elem_terms &a) {
+    if (a.xdtype == F64)
+        elem_sum<double>(a, threadIdx.x / 32, LL_WARPS);
+    else
+        elem_sum<float>(a, threadIdx.x / 32, LL_WARPS);
+}
+
 /* ---- what the clerk finds out for the workers ---- */
 struct known {
     uint32_t recv[MPIX_CUDA_RANKS], reply[MPIX_CUDA_RANKS], base[MPIX_CUDA_RANKS];
     int64_t limit;
-    int width, pulled; /* pulled: mapped peers read the rows where they lie */
+    int width;
 };
 
 __device__ __forceinline__ bool is_plain(const mpix_cuda_combine &c) { return !c.row_weights && c.offer.dtype == c.xdtype; }
@@ -38,7 +44,6 @@ __device__ static int own_fault(const mpix_cuda_handle &h, const mpix_cuda_combi
     if (r == 0) {
         k->limit = a.limit;
         k->width = a.width;
-        k->pulled = !h.ll.expert && is_plain(c) && !c.slot_values && c.offer.at[MPIX_CUDA_AT_X].window >= 0 && a.limit <= c.offer.rows;
     }
     for (int d = 16; d; d /= 2)
         n += __shfl_xor_sync(~0u, n, d);
@@ -53,28 +58,18 @@ __device__ __forceinline__ uint32_t rows_most(const mpix_cuda_handle &h) { retur
 __device__ __forceinline__ int source_of(const mpix_cuda_handle &h, uint32_t u) { return (h.rank + 1 + (int)(u / (uint32_t)h.max_tokens)) % h.size; }
 __device__ __forceinline__ int64_t place_of(const mpix_cuda_handle &h, uint32_t u) { return u % (uint32_t)h.max_tokens; }
 
-/* By the first block's workers. Rows that peers will read were written by what came before on the stream, which the fence covers. */
-__device__ static void heads_send(const mpix_cuda_handle &h, const mpix_cuda_combine &c, int status, uint64_t epoch, const known &k) {
+/* By the first block's workers. */
+__device__ static void heads_send(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const ll_shared &s, const known &k) {
     int r = threadIdx.x;
     if (r >= h.size)
         return;
     mpix_cuda_ll_head mine = {};
-    mine.status = status;
+    mine.status = s.status;
     mine.flags = c.slot_values ? MPIX_CUDA_LL_SLOTS : 0;
-    mine.rows = status ? 0 : k.recv[r];
+    mine.rows = s.status ? 0 : k.recv[r];
     mine.dtype = c.offer.dtype;
     mine.hidden = c.hidden;
-    if (k.pulled && r != h.rank) {
-        const mpix_cuda_place &at = c.offer.at[MPIX_CUDA_AT_X];
-        int64_t begin = r * h.max_tokens, left = k.limit - begin;
-        mine.flags |= MPIX_CUDA_LL_PULL;
-        mine.window = at.window;
-        mine.at = at.off + (uint64_t)begin * at.stride;
-        mine.stride = at.stride;
-        mine.exist = left < 0 ? 0 : left < (int64_t)mine.rows ? (uint32_t)left : mine.rows;
-        __threadfence_system();
-    }
-    ll_head_put(h, r, 1, epoch, mine);
+    ll_head_put(h, r, 1, s.epoch, s.bank, mine);
 }
 
 /* EXPERT: the row of each choice of a token, by lane; before it is known how many choices there are. */
@@ -89,20 +84,19 @@ __device__ __forceinline__ int64_t row_here(const mpix_cuda_handle &h, const kno
     return row < k.limit ? row : -1;
 }
 
-/* Anything that is not for vectors. A token that came from source s as its i-th, by a team: to where the answer goes, or not if it is plain. */
-__device__ static __noinline__ void answer_make(const mpix_cuda_handle &h, const mpix_cuda_combine &c, ll_team team, const known &known,
-                                                int s, int64_t row,
+/* Anything that is not for vectors. A token that came from source s as its i-th, by the workers: to where the answer goes, or not if it is plain. */
+__device__ static __noinline__ void answer_make(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const known &known, int s, int64_t row,
                                                 int64_t answer, bool to_answer) {
-    int lane = threadIdx.x % 32, width = known.width;
-    ll_sum a = {};
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, width = known.width;
+    elem_terms a = {};
     a.there = row >= 0;
     if (a.there) {
         a.x = c.x + row * c.x_stride;
-        a.scales = c.scales + row * c.scale_stride;
+        a.scales = c.scale_kind ? c.scales + row * c.scale_stride : nullptr;
         a.w = c.row_weights ? c.row_weights[row] : 1.0f;
     }
     uint32_t mask = __ballot_sync(~0u, a.there);
-    if (c.slot_values && mask && team.part == team.warps / 2) {
+    if (c.slot_values && mask && warp == LL_WARPS / 2) {
         float *to = ll_answer_values(h, s, answer);
         int64_t first = __shfl_sync(~0u, row, 0);
         for (int k = lane; k < width; k += 32)
@@ -113,7 +107,7 @@ __device__ static __noinline__ void answer_make(const mpix_cuda_handle &h, const
     a.y = ll_answer_row(h, s, answer);
     if (is_plain(c) && __popc(mask) == 1) {
         const char *x = (const char *)__shfl_sync(~0u, (unsigned long long)a.x, __ffs(mask) - 1);
-        int64_t n, at = ll_part(team, c.row, &n);
+        int64_t n, at = ll_part(c.row, &n);
         if (n > 0)
             warp_copy_any(x + at, lane == 0 ? a.y + at : nullptr, n, lane);
         return;
@@ -123,103 +117,115 @@ __device__ static __noinline__ void answer_make(const mpix_cuda_handle &h, const
     a.scale_kind = c.scale_kind;
     a.ydtype = c.offer.dtype;
     a.hidden = c.hidden;
-    sum_rows(a, team);
+    rows_sum(a);
 }
 
-/* A team's. Whether the token has rows here. */
-template <int X>
-__device__ __forceinline__ bool answer_send(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const ll_team &team, const known &k,
-                                            int s, int64_t row, int64_t answer) {
+__device__ __forceinline__ int64_t answer_of(const mpix_cuda_handle &h, const known &k, int source, int64_t i, int bank) {
+    return ll_answer(h, (int64_t)k.reply[source] + i, bank);
+}
+__device__ __forceinline__ parts parts_of(const mpix_cuda_combine &c) {
+    return {c.x, c.row_weights, c.x_stride, c.row, (int)((c.row + LL_PIECE - 1) / LL_PIECE)};
+}
+/* By a warp: the j-th list, of the lanes that have a row. Whether any does. */
+__device__ __forceinline__ bool list_make(lists *l, int j, int64_t row, char *to) {
+    int lane = threadIdx.x % 32;
     uint32_t mask = __ballot_sync(~0u, row >= 0);
-    if (!c.vectors) {
-        answer_make(h, c, team, k, s, row, answer, true);
-        return mask != 0;
-    }
-    const char *x = c.x + row * c.x_stride;
-    float w = c.row_weights && row >= 0 ? c.row_weights[row] : 1.0f;
-    char *y = ll_answer_row(h, s, answer);
-    for (int64_t at = 0; mask && at < c.row; at += round_bytes(team)) {
-        uint4 v[COLUMNS];
-        part_sum<X>(x, w, c.row_weights != nullptr, mask, team, at, c.row, v);
-#pragma unroll
-        for (int u = 0; u < COLUMNS; u++)
-            if (column(team, at, u) < c.row)
-                *(uint4 *)(y + column(team, at, u)) = v[u];
+    if (row >= 0)
+        l->row[j][__popc(mask & ((1u << lane) - 1))] = (int32_t)row;
+    if (lane == 0) {
+        l->count[j] = __popc(mask);
+        l->to[j] = to;
     }
     return mask != 0;
 }
 
-__device__ __forceinline__ int64_t answer_of(const mpix_cuda_handle &h, const known &k, int source, int64_t i, uint64_t epoch) {
-    return ll_answer(h, (int64_t)k.reply[source] + i, (int)(epoch % h.ll.depth));
-}
-
-/* What is left over of other blocks', by a team. */
+/* What is left over of other blocks', by the workers. */
 template <int X>
-__device__ static __noinline__ void answers_steal(const mpix_cuda_handle &h, const mpix_cuda_combine &c, ll_team team, uint64_t epoch,
-                                                  const known &k, uint32_t *shared) {
+__device__ static __noinline__ void answers_steal(const mpix_cuda_handle &h, const mpix_cuda_combine &c, ll_shared *s, const known &k, lists *l,
+                                                  uint32_t room) {
     uint32_t u = 0, n = rows_most(h);
     auto exists = [&](uint32_t u) { return place_of(h, u) < k.recv[source_of(h, u)]; };
-    while ((u = ll_steal(team, h.ll.claims[1], n, u, epoch, shared, exists)) < n) {
+    while ((u = ll_steal(h.ll.bits, n, u, s->epoch, s, exists)) < n) {
         int from = source_of(h, u);
-        int64_t i = place_of(h, u), answer = answer_of(h, k, from, i, epoch);
-        bool there = answer_send<X>(h, c, team, k, from, row_here(h, k, from, i, rows_ask(h, from, i)), answer);
-        ll_meet(team); /* the release covers the whole team's stores */
-        if (team.part == 0 && threadIdx.x % 32 == 0)
-            word_store(ll_answer_flag(h, from, answer), epoch | (there ? 0 : LL_EMPTY));
+        int64_t i = place_of(h, u), answer = answer_of(h, k, from, i, s->bank), row = row_here(h, k, from, i, rows_ask(h, from, i));
+        bool there = __any_sync(~0u, row >= 0);
+        if (c.vectors) {
+            if (threadIdx.x < 32)
+                list_make(l, 0, row, ll_answer_row(h, from, answer));
+            ll_meet();
+            parts_sum<X>(parts_of(c), l, there ? 1 : 0, room, 0);
+        } else {
+            answer_make(h, c, k, from, row, answer, true);
+        }
+        ll_meet(); /* the release covers all workers' stores */
+        if (threadIdx.x == 0)
+            word_store(ll_answer_flag(h, from, answer), s->epoch | (there ? 0 : LL_EMPTY));
         __syncwarp();
     }
 }
 
-/* By the workers. asked: for the team's first row. */
+/* By the workers. asked: for the warp's row of the first round. */
 template <int X>
-__device__ __forceinline__ void answers_send(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const ll_team &team, int64_t asked,
-                                             ll_shared *s, const known &k,
-                                             uint32_t *shared) {
+__device__ __forceinline__ void answers_send(const mpix_cuda_handle &h, const mpix_cuda_combine &c, int64_t asked, ll_shared *s, const known &k,
+                                             lists *l, uint32_t room) {
     uint64_t epoch = s->epoch;
     uint32_t n = rows_most(h);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     auto exists = [&](uint32_t u) { return place_of(h, u) < k.recv[source_of(h, u)]; };
-    for (uint32_t round = 0; ll_owned(0, 1, round * team.teams) < n; round++) {
-        uint32_t u = ll_owned(team.number, team.teams, round);
-        bool there = false;
+    auto mine = [&](uint32_t round, int j) { return ll_owned(round, j) < n && exists(ll_owned(round, j)) && ll_got(s, round, j, epoch); };
+    for (uint32_t round = 0; ll_owned(round, 0) < n; round++) {
+        uint32_t u = ll_owned(round, warp);
+        int from = u < n ? source_of(h, u) : 0;
+        int64_t i = u < n ? place_of(h, u) : 0;
         if (round) {
-            asked = u < n ? rows_ask(h, source_of(h, u), place_of(h, u)) : -1;
+            asked = u < n ? rows_ask(h, from, i) : -1;
             ll_sync(LL_BAR_ROUND, LL_WORKERS + 32);
         }
-        if (u < n && exists(u) && s->got[round & 1][team.number]) {
-            int from = source_of(h, u);
-            int64_t i = place_of(h, u);
-            there = answer_send<X>(h, c, team, k, from, row_here(h, k, from, i, asked), answer_of(h, k, from, i, epoch));
+        bool own = mine(round, warp), there = list_make(l, warp, own ? row_here(h, k, from, i, asked) : -1,
+                                                        own ? ll_answer_row(h, from, answer_of(h, k, from, i, s->bank)) : nullptr);
+        if (lane == 0)
+            s->there[round & 1][warp] = there;
+        ll_meet();
+        if (c.vectors) {
+            parts_sum<X>(parts_of(c), l, __ballot_sync(~0u, lane < LL_ROUND && l->count[lane < LL_ROUND ? lane : 0] > 0), room, 0);
+        } else {
+            for (int j = 0; j < LL_ROUND; j++) {
+                if (!mine(round, j))
+                    continue;
+                uint32_t v = ll_owned(round, j);
+                int64_t at = place_of(h, v);
+                answer_make(h, c, k, source_of(h, v), row_here(h, k, source_of(h, v), at, rows_ask(h, source_of(h, v), at)),
+                            answer_of(h, k, source_of(h, v), at, s->bank), true);
+            }
         }
-        if (team.part == 0 && threadIdx.x % 32 == 0 && !ll_idle(team))
-            s->there[round & 1][team.number] = there;
-        if (ll_owned(0, 1, (round + 1) * team.teams) < n)
+        if (ll_owned(round + 1, 0) < n)
             ll_sync(LL_BAR_SENT, LL_WORKERS + 32); /* before the flagger claims more */
         else
             ll_arrive(LL_BAR_SENT, LL_WORKERS + 32);
     }
-    if (ll_left(h.ll.claims[1], n, epoch, exists) && !ll_idle(team))
-        answers_steal<X>(h, c, team, epoch, k, shared);
+    if (ll_left(h.ll.bits, n, epoch, exists)) /* lists are free again when all have asked */
+        answers_steal<X>(h, c, s, k, l, room);
 }
 
 /* By the flagger, of the same rounds. The first round's rows are claimed. */
 __device__ static void flags_send(const mpix_cuda_handle &h, const mpix_cuda_combine &c, uint64_t epoch, ll_shared *s, const known &k) {
-    int lane = threadIdx.x % 32, teams = LL_WARPS / c.team[0];
+    int lane = threadIdx.x % 32;
     uint32_t n = rows_most(h);
-    for (uint32_t round = 0; ll_owned(0, 1, round * teams) < n; round++) {
+    for (uint32_t round = 0; ll_owned(round, 0) < n; round++) {
         if (round) {
-            ll_claim_round(h.ll.claims[1], n, teams, round, epoch, s);
+            ll_claim_round(h.ll.bits, n, round, ll_bit(epoch), s);
             ll_sync(LL_BAR_ROUND, LL_WORKERS + 32);
         }
-        uint32_t u = ll_owned(lane, teams, round);
+        uint32_t u = lane < LL_ROUND ? ll_owned(round, lane) : n;
         int from = u < n ? source_of(h, u) : 0;
         int64_t i = u < n ? place_of(h, u) : 0;
-        bool mine = u < n && i < k.recv[from] && s->got[round & 1][lane];
+        bool mine = u < n && i < k.recv[from] && ll_got(s, round, lane, epoch);
         __syncwarp();
         ll_sync(LL_BAR_SENT, LL_WORKERS + 32);
         __threadfence_system(); /* covers what all workers have stored before that barrier */
         if (mine) {
             delay(h, 20 + from);
-            ll_put(ll_answer_flag(h, from, answer_of(h, k, from, i, epoch)), epoch | (s->there[round & 1][lane] ? 0 : LL_EMPTY));
+            ll_put(ll_answer_flag(h, from, answer_of(h, k, from, i, s->bank)), epoch | (s->there[round & 1][lane] ? 0 : LL_EMPTY));
         }
         __syncwarp();
     }
@@ -241,8 +247,14 @@ __device__ static int answers_judge(const mpix_cuda_handle &h, const mpix_cuda_c
 /* Of a token of this rank; of lane r: the answer of rank r. */
 struct incoming {
     bool goes;
-    int64_t i, answer, row; /* row: of the lane, here; -1: none */
+    int64_t i, row; /* row: of the lane, here; -1: none */
 };
+/* The tokens of a block, dealt out from the last one on, as the first ones send; the first of a round is number `first` of them. */
+__device__ __forceinline__ int64_t token_of(int64_t number) { return number * gridDim.x + (gridDim.x - 1 - blockIdx.x); }
+__device__ __forceinline__ int64_t tokens_here(const mpix_cuda_combine &c) {
+    int64_t left = c.tokens - token_of(0);
+    return left > 0 ? (left + gridDim.x - 1) / gridDim.x : 0;
+}
 /* Two loads, one after the other; before it is known what there is. */
 __device__ __forceinline__ void token_ask(const mpix_cuda_handle &h, int64_t t, incoming &o) {
     int lane = threadIdx.x % 32;
@@ -250,62 +262,38 @@ __device__ __forceinline__ void token_ask(const mpix_cuda_handle &h, int64_t t, 
     o.i = lane < h.size ? ll_place_of(h, t, lane) : 0;
     o.row = rows_ask(h, h.rank, __shfl_sync(~0u, o.i, h.rank));
 }
-__device__ __forceinline__ void token_know(const mpix_cuda_handle &h, const known &k, int bank, incoming &o) {
-    int lane = threadIdx.x % 32;
-    o.answer = ll_answer(h, (int64_t)k.base[lane] + o.i, bank);
-    bool own = __any_sync(~0u, o.goes && lane == h.rank);
-    int64_t i = __shfl_sync(~0u, o.i, h.rank), row = row_here(h, k, h.rank, i, o.row);
-    o.row = own ? row : -1;
-}
-/* The first token of a team that receives. */
-__device__ __forceinline__ int64_t token_first(const mpix_cuda_combine &c, const ll_team &team) {
-    return ll_idle(team) ? c.tokens : (int64_t)team.number * gridDim.x + blockIdx.x;
+__device__ __forceinline__ int64_t token_row(const mpix_cuda_handle &h, const known &k, const incoming &o) {
+    int64_t i = __shfl_sync(~0u, o.i, h.rank);
+    return __any_sync(~0u, o.goes && (int)(threadIdx.x % 32) == h.rank) ? row_here(h, k, h.rank, i, o.row) : -1;
 }
 
-/* Of lane r: how the answers of rank r are had. */
-struct answers {
-    const char *pull; /* not NULL: they are read in place */
-    int64_t stride;
-    uint32_t exist;
-};
-__device__ __forceinline__ answers answers_of(const mpix_cuda_handle &h, const mpix_cuda_ll_head *heads) {
-    int lane = threadIdx.x % 32;
-    if (lane >= h.size || !(heads[lane].flags & MPIX_CUDA_LL_PULL))
-        return {nullptr, 0, 0};
-    return {(const char *)h.bases[heads[lane].window * MPIX_CUDA_RANKS + lane] + heads[lane].at, (int64_t)heads[lane].stride, heads[lane].exist};
-}
-__device__ __forceinline__ const char *answer_at(const mpix_cuda_handle &h, const answers &a, const incoming &o) {
-    return a.pull ? a.pull + o.i * a.stride : ll_answer_row(h, h.rank, o.answer);
-}
-
-/* Waits for the answers of peers. False: time-out. there: of the lane's peer. */
-__device__ __forceinline__ bool answers_await(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const ll_team &team,
-                                              const incoming &o, const answers &a,
-                                              uint64_t epoch, uint64_t start, bool *there) {
-    int lane = threadIdx.x % 32;
+/* By a warp, whose lanes have an answer each of a rank, or none. False: time-out. there: it is a row. */
+__device__ __forceinline__ bool answers_await(const mpix_cuda_handle &h, const mpix_cuda_combine &c, bool peer, int rank, int64_t answer, uint64_t epoch,
+                                              uint64_t start, bool *there) {
     uint64_t got;
-    bool peer = o.goes && lane != h.rank;
-    if (!ll_await(h, peer && !a.pull ? ll_answer_flag(h, h.rank, o.answer) : nullptr, epoch, lane, c.report, &got))
+    if (!ll_await(h, peer ? ll_answer_flag(h, h.rank, answer) : nullptr, epoch, rank, c.report, &got))
         return false;
-    if (c.wait_ns && peer && team.part == 0)
-        atomicMax((unsigned long long *)&h.state->waited[lane], now_ns() - start);
-    *there = peer && (a.pull ? o.i < (int64_t)a.exist : !(got & LL_EMPTY));
+    if (c.wait_ns && peer)
+        atomicMax((unsigned long long *)&h.state->waited[rank], now_ns() - start);
+    *there = peer && !(got & LL_EMPTY);
     return true;
 }
 
 /* Anything that is not for vectors: the own part goes through the own bank. False: time-out. */
-__device__ static __noinline__ bool token_sum_any(const mpix_cuda_handle &h, const mpix_cuda_combine &c, ll_team team, const known &k, incoming o,
-                                                  answers from, int64_t t, uint64_t epoch, uint64_t start) {
+__device__ static __noinline__ bool token_sum_any(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const known &k, int64_t t, const ll_shared *s,
+                                                  uint64_t start) {
     int lane = threadIdx.x % 32;
-    bool plain = !h.ll.expert && is_plain(c), there = false, own = __any_sync(~0u, o.goes && lane == h.rank), mine = own && __any_sync(~0u, o.row >= 0);
-    if (own)
-        answer_make(h, c, team, k, h.rank, o.row, __shfl_sync(~0u, o.answer, h.rank), !plain);
-    ll_meet(team);
-    if (!answers_await(h, c, team, o, from, epoch, start, &there))
-        return false;
-    ll_sum a = {};
+    incoming o;
+    token_ask(h, t, o);
+    int64_t row = token_row(h, k, o), answer = ll_answer(h, (int64_t)k.base[lane] + o.i, s->bank);
+    bool plain = !h.ll.expert && is_plain(c), there = false, mine = __any_sync(~0u, row >= 0);
+    if (__any_sync(~0u, o.goes && lane == h.rank))
+        answer_make(h, c, k, h.rank, row, __shfl_sync(~0u, answer, h.rank), !plain);
+    ll_meet();
+    bool ok = answers_await(h, c, o.goes && lane != h.rank, lane, answer, s->epoch, start, &there);
+    elem_terms a = {};
     a.there = lane == h.rank ? mine : there;
-    a.x = lane == h.rank && plain ? c.x + (h.rank * h.max_tokens + o.i) * c.x_stride : answer_at(h, from, o);
+    a.x = lane == h.rank && plain ? c.x + (h.rank * h.max_tokens + o.i) * c.x_stride : ll_answer_row(h, h.rank, answer);
     a.w = 1.0f;
     a.xdtype = c.offer.dtype;
     a.ydtype = c.ydtype;
@@ -314,133 +302,118 @@ __device__ static __noinline__ bool token_sum_any(const mpix_cuda_handle &h, con
         a.bias[b] = c.bias[b] + t * c.bias_stride[b];
     a.y = c.y + t * c.y_stride;
     a.hidden = c.hidden;
-    sum_rows(a, team);
+    if (ok)
+        rows_sum(a);
     uint32_t all = __ballot_sync(~0u, a.there);
-    for (int k0 = 0; c.out_slots && team.part == 0 && k0 < c.topk; k0 += 32) {
+    for (int k0 = 0; ok && c.out_slots && threadIdx.x < 32 && k0 < c.topk; k0 += 32) {
         int j = k0 + lane, id = j < c.topk ? h.ids[t * h.max_topk + j] : -1, r = id >= 0 ? h.owner[id] : 0;
-        int64_t at = __shfl_sync(~0u, o.answer, r);
+        int64_t at = __shfl_sync(~0u, answer, r);
         if (j < c.topk)
             c.out_slots[t * c.topk + j] = id >= 0 && (all >> r & 1) ? __ldcg(ll_answer_values(h, h.rank, at) + j) : 0.0f;
     }
-    ll_meet(team); /* before the own part of the next token */
-    return true;
+    return !ll_workers_or(!ok); /* before the own part of the next token, too */
 }
 
-/* One round of columns of a token: mine, this rank's part, if mask has its bit, and the answers of the others in mask, ranks ascending, biases. */
-template <int X>
-__device__ __forceinline__ void round_sum(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const ll_team &team, const char *x, uint32_t mask,
-                                          const uint4 (&mine)[COLUMNS], int64_t t, int64_t at) {
-    columns<X> sum = {};
-    bool first = true;
-    for (uint32_t m = mask; m;) {
-        uint4 v[ANSWERS][COLUMNS];
-        int left = __popc(m);
-#pragma unroll
-        for (int j = 0; j < ANSWERS; j++) {
-            if (j >= left)
-                continue;
-            int r = __ffs(m) - 1;
-            m &= m - 1;
-            if (r != h.rank) {
-                columns_load(v[j], (const char *)__shfl_sync(~0u, (unsigned long long)x, r), team, at, c.row);
-                continue;
-            }
-#pragma unroll
-            for (int u = 0; u < COLUMNS; u++)
-                v[j][u] = mine[u];
-        }
-#pragma unroll
-        for (int j = 0; j < ANSWERS; j++)
-            if (j < left)
-                columns_add<X>(sum, v[j], false, 1.0f, first && j == 0);
-        first = false;
-    }
-    for (int b = 0; b < c.num_bias; b++) {
-        uint4 v[COLUMNS];
-        columns_load(v, c.bias[b] + t * c.bias_stride[b], team, at, c.row);
-        columns_add<X>(sum, v, false, 1.0f, false); /* to a sum of nothing, which is 0, too */
-    }
-#pragma unroll
-    for (int u = 0; u < COLUMNS; u++)
-        if (column(team, at, u) < c.row)
-            *(uint4 *)(c.y + t * c.y_stride + column(team, at, u)) = down_fast<X>(sum.f[u]);
-}
-
-/* By the workers. False: the call fails, or a time-out. */
-template <int X>
-__device__ __forceinline__ bool tokens_sum(const mpix_cuda_handle &h, const mpix_cuda_combine &c, ll_shared *s,
-                                           const mpix_cuda_ll_head *heads, const known &k, incoming &o) {
-    ll_team team = ll_team_of(c.team[1]);
-    uint64_t epoch = s->epoch, start = c.wait_ns ? now_ns() : 0;
-    int lane = threadIdx.x % 32, bank = (int)(epoch % h.ll.depth);
-    int64_t t = token_first(c, team);
-    answers from = {};
-    uint4 mine[COLUMNS] = {};
-    /* The first token's own part needs no verdict. */
-    uint32_t own = 0;
-    const char *x = nullptr;
-    float w = 1.0f;
-    for (bool begun = false; t < c.tokens || !begun; t += (int64_t)gridDim.x * team.teams) {
-        bool some = t < c.tokens && s->status == 0;
-        if (some) {
-            if (begun)
-                token_ask(h, t, o);
-            token_know(h, k, bank, o);
-            if (c.vectors) {
-                own = __ballot_sync(~0u, o.row >= 0);
-                x = c.x + o.row * c.x_stride;
-                w = c.row_weights && o.row >= 0 ? c.row_weights[o.row] : 1.0f;
-                if (own)
-                    part_sum<X>(x, w, c.row_weights != nullptr, own, team, 0, c.row, mine);
-            }
-        }
-        if (!begun) {
-            begun = true;
-            ll_sync(LL_BAR_HEADS, LL_WORKERS + 32);
-            if (s->bad)
-                return false;
-            from = answers_of(h, heads);
-        }
-        if (!some)
-            continue;
-        if (!c.vectors) {
-            if (!token_sum_any(h, c, team, k, o, from, t, epoch, start))
-                return false;
-            continue;
-        }
-        bool there = false;
-        if (!answers_await(h, c, team, o, from, epoch, start, &there))
+/* By the flagger: the answers of the block's tokens from `first` on, m of them, and what is to be added. False: time-out. */
+__device__ static bool answers_watch(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const known &k, const lists *own, finals *f, int64_t first,
+                                     int m, const ll_shared *s, uint64_t start) {
+    int lane = threadIdx.x % 32, each = 32 / h.size, r = lane % h.size, bank = s->bank;
+    uint32_t below = (1u << lane) - 1, group = (h.size == 32 ? ~0u : (1u << h.size) - 1) << lane / h.size * h.size;
+    for (int j0 = 0; j0 < m; j0 += each) {
+        int j = j0 + lane / h.size;
+        bool on = lane < each * h.size && j < m, there = false;
+        int64_t t = on ? token_of(first + j) : 0;
+        bool goes = on && (h.bitmap[t] >> r & 1);
+        int64_t answer = goes ? ll_answer(h, (int64_t)k.base[r] + ll_place_of(h, t, r), bank) : 0;
+        if (!answers_await(h, c, goes && r != h.rank, r, answer, s->epoch, start, &there))
             return false;
-        uint32_t mask = __ballot_sync(~0u, lane == h.rank ? own != 0 : there);
-        const char *answer = answer_at(h, from, o);
-        for (int64_t at = 0; at < c.row; at += round_bytes(team)) {
-            if (at && own)
-                part_sum<X>(x, w, c.row_weights != nullptr, own, team, at, c.row, mine);
-            round_sum<X>(h, c, team, answer, mask, mine, t, at);
+        if (r == h.rank)
+            there = goes && own->count[j] > 0;
+        uint32_t mine = __ballot_sync(~0u, there) & group;
+        int n = __popc(mine);
+        if (there)
+            f->at[j][__popc(mine & below)] = r == h.rank ? FINAL_OWN : ll_answer_row(h, h.rank, answer);
+        if (on && r == 0) {
+            if (n == 0)
+                f->at[j][n++] = FINAL_NONE;
+            for (int b = 0; b < c.num_bias; b++)
+                f->at[j][n++] = c.bias[b] + t * c.bias_stride[b];
+            f->count[j] = n;
         }
     }
+    __syncwarp();
     return true;
 }
-
-/* By the last block's first warp, when its rows have readers: until they have read. False: time-out. */
-__device__ static bool readers_wait(const mpix_cuda_handle &h, const mpix_cuda_combine &c, uint64_t epoch, const known &k) {
-    int r = threadIdx.x;
-    bool ok = true;
-    if (r < h.size && r != h.rank && k.recv[r] > 0)
-        ok = word_wait(h, ll_taken(h, h.rank, r, 1), epoch, r, c.report);
-    return __all_sync(~0u, ok);
+__device__ __forceinline__ int round_of(const mpix_cuda_combine &c, int64_t first) {
+    int64_t left = tokens_here(c) - first;
+    return (int)(left < c.round ? left : c.round);
+}
+/* By the flagger, for tokens_sum. */
+__device__ static void tokens_watch(const mpix_cuda_handle &h, const mpix_cuda_combine &c, ll_shared *s, const known &k, const lists *own, finals *f) {
+    uint64_t start = c.wait_ns ? now_ns() : 0;
+    ll_sync(LL_BAR_VERDICT, 64);
+    if (s->bad || !c.vectors)
+        return;
+    for (int64_t first = 0; first < tokens_here(c); first += c.round) {
+        ll_sync(LL_BAR_LISTS, LL_WORKERS + 32);
+        bool ok = answers_watch(h, c, k, own, f, first, round_of(c, first), s, start);
+        if (!ok && threadIdx.x % 32 == 0)
+            s->late = 1;
+        __syncwarp();
+        ll_sync(LL_BAR_THERE, LL_WORKERS + 32);
+        if (!ok)
+            return;
+    }
+}
+/* By the workers. */
+template <int X>
+__device__ __forceinline__ void tokens_sum(const mpix_cuda_handle &h, const mpix_cuda_combine &c, ll_shared *s, const known &k, incoming &o, lists *own,
+                                           const finals *f, uint32_t room) {
+    int warp = threadIdx.x / 32;
+    uint32_t held = room + DEEP * SLOT;
+    if (!c.vectors || s->status) {
+        uint64_t start = c.wait_ns ? now_ns() : 0;
+        ll_sync(LL_BAR_HEADS, LL_WORKERS + 32);
+        for (int64_t i = 0; s->bad == 0 && i < tokens_here(c); i++)
+            if (!token_sum_any(h, c, k, token_of(i), s, start)) {
+                s->late = 1;
+                break;
+            }
+        return;
+    }
+    if (tokens_here(c) == 0)
+        ll_sync(LL_BAR_HEADS, LL_WORKERS + 32);
+    for (int64_t first = 0; first < tokens_here(c); first += c.round) {
+        int m = round_of(c, first);
+        if (first && warp < m)
+            token_ask(h, token_of(first + warp), o);
+        list_make(own, warp, warp < m ? token_row(h, k, o) : -1, nullptr);
+        ll_meet();
+        ll_arrive(LL_BAR_LISTS, LL_WORKERS + 32);
+        parts_sum<X>(parts_of(c), own, (1u << m) - 1, room, held); /* needs no verdict */
+        if (first == 0)
+            ll_sync(LL_BAR_HEADS, LL_WORKERS + 32);
+        if (s->bad)
+            return;
+        ll_sync(LL_BAR_THERE, LL_WORKERS + 32);
+        if (s->late)
+            return;
+        outputs y = {c.y + token_of(first) * c.y_stride, c.y_stride * gridDim.x, c.row, (int)((c.row + LL_PIECE - 1) / LL_PIECE)};
+        finals_sum<X>(y, f, m, room, held);
+    }
 }
 
 template <int X>
 __global__ void __launch_bounds__(LL_THREADS) ll_combine_kernel(const __grid_constant__ mpix_cuda_handle h,
                                                             const __grid_constant__ mpix_cuda_combine c) {
+    extern __shared__ __align__(16) char rooms[];
     __shared__ mpix_cuda_ll_head heads[MPIX_CUDA_RANKS];
     __shared__ ll_shared s;
     __shared__ known k;
-    __shared__ uint32_t stolen[LL_WARPS];
+    __shared__ lists l;
+    __shared__ finals f;
     int warp = threadIdx.x / 32;
     bool sends = c.part != MPIX_CUDA_END, receives = c.part != MPIX_CUDA_BEGIN, head = blockIdx.x == 0 && sends;
-    ll_team team = ll_team_of(c.team[0]);
     incoming o = {};
     int64_t asked = -1, told = 0;
     int fault = 0;
@@ -455,57 +428,58 @@ __global__ void __launch_bounds__(LL_THREADS) ll_combine_kernel(const __grid_con
         if (threadIdx.x % 32 == 0)
             s.status = c.status ? c.status : fault ? 1 : 0;
     } else if (warp == LL_FLAGGER) {
-        ll_flagger_open(h, 1, sends, h.ll.claims[1], rows_most(h), team.teams, &s);
+        if (sends)
+            ll_claim_round(h.ll.bits, rows_most(h), 0, 3, &s);
     } else {
-        ll_team other = ll_team_of(c.team[1]);
-        uint32_t u = sends ? ll_owned(team.number, team.teams, 0) : ~0u;
+        uint32_t u = sends ? ll_owned(0, warp) : ~0u;
         if (u < rows_most(h))
             asked = rows_ask(h, source_of(h, u), place_of(h, u));
-        if (receives && token_first(c, other) < c.tokens)
-            token_ask(h, token_first(c, other), o);
+        if (receives && c.vectors && warp < round_of(c, 0))
+            token_ask(h, token_of(warp), o);
     }
     __syncthreads();
     if (!s.go)
         return;
     uint64_t epoch = s.epoch;
     if (warp == LL_CLERK) {
-        bool last = ll_started(h, MPIX_CUDA_COMBINE);
+        uint32_t before = ll_started(h, MPIX_CUDA_COMBINE);
         if (head)
             ll_say_taken(h, 1, epoch);
-        if (fault && threadIdx.x % 32 == 0)
-            ll_report(last, h, fault, 0, -1, told, c.tokens);
-        int how = !receives || ll_heads(h, 1, epoch, c.report, c.wait_ns && blockIdx.x == 0, heads) ? 0 : 2;
+        if (fault && ll_is_last(before) && threadIdx.x % 32 == 0)
+            ll_report(true, h, fault, 0, -1, told, c.tokens);
+        int how = !receives || ll_heads(h, 1, epoch, s.bank, c.report, c.wait_ns && blockIdx.x == 0, heads, ll_nothing()) ? 0 : 2;
+        bool last = ll_is_last(before);
         how = how || !receives ? how : answers_judge(h, c, last, heads);
-        if (how == 0 && receives && __any_sync(~0u, threadIdx.x % 32 < h.size && (heads[threadIdx.x % 32].flags & MPIX_CUDA_LL_PULL)))
-            __threadfence_system(); /* before the rows are read */
-        if (threadIdx.x % 32 == 0)
-            s.bad = how;
-        __syncwarp();
-        ll_arrive(LL_BAR_HEADS, LL_WORKERS + 32);
+        if (receives) {
+            if (threadIdx.x % 32 == 0)
+                s.bad = how;
+            __syncwarp();
+            ll_arrive(LL_BAR_HEADS, LL_WORKERS + 32);
+            ll_arrive(LL_BAR_VERDICT, 64);
+        }
         if (last && how < 2)
-            ll_count(h, MPIX_CUDA_COMBINE, receives, epoch, c.report);
+            ll_count(h, MPIX_CUDA_COMBINE, receives, s, c.report);
+        if (last && sends)
+            ll_claims_clear(h.ll.bits, rows_most(h), epoch);
     } else if (warp == LL_FLAGGER) {
-        if (sends && !s.status && !k.pulled)
+        if (sends && !s.status)
             flags_send(h, c, epoch, &s, k);
+        if (receives)
+            tokens_watch(h, c, &s, k, &l, &f);
     } else {
+        uint32_t room = room_of(rooms, c.held);
         if (head)
-            heads_send(h, c, s.status, epoch, k);
-        if (sends && !s.status && !k.pulled)
-            answers_send<X>(h, c, team, asked, &s, k, stolen);
-        if (!receives)
-            ll_sync(LL_BAR_HEADS, LL_WORKERS + 32);
-        else if (!tokens_sum<X>(h, c, &s, heads, k, o) && s.bad == 0)
-            s.bad = 2;
+            heads_send(h, c, s, k);
+        if (sends && !s.status)
+            answers_send<X>(h, c, asked, &s, k, &l, room);
+        if (receives)
+            tokens_sum<X>(h, c, &s, k, o, &l, &f, room);
     }
-    __syncthreads();
-    bool eager = c.eager || (!c.status && k.pulled);
-    for (int r = 0; r < h.size && receives && s.bad == 0; r++)
-        eager = eager || (heads[r].flags & MPIX_CUDA_LL_PULL);
-    if (!eager || !receives || s.bad == 2 || threadIdx.x >= 32 || !ll_last(h, MPIX_CUDA_COMBINE))
+    if (!c.eager)
         return;
-    ll_end(h, 1, epoch, c.wait_ns);
-    if (!c.status && !s.status && k.pulled)
-        readers_wait(h, c, epoch, k);
+    __syncthreads();
+    if (receives && s.bad < 2 && !s.late && threadIdx.x < 32 && ll_last(h, MPIX_CUDA_COMBINE))
+        ll_end(h, 1, epoch, c.wait_ns);
 }
 
 /* Whether rows can be summed 16 bytes at a time; places in windows are aligned. */
@@ -519,20 +493,33 @@ static int vectors_of(const mpix_cuda_combine *c) {
     return bits % 16 == 0 && x == c->offer.dtype && x == c->ydtype && (x == F32 || x == F16 || x == BF16) && !c->slot_values && !c->out_slots;
 }
 
+/* Shared memory that a block can have besides what the kernel has. */
+static size_t room_most(const mpix_cuda_device *d) { return (size_t)d->smem - sizeof(lists) - sizeof(finals) - 4096; }
+
+template <int X> static cudaError_t launch_typed(int blocks, size_t room, const mpix_cuda_handle *h, const mpix_cuda_combine *c, cudaStream_t stream) {
+    cudaError_t err = cudaFuncSetAttribute(ll_combine_kernel<X>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)room);
+    if (err == cudaSuccess)
+        ll_combine_kernel<X><<<blocks, LL_THREADS, room, stream>>>(*h, *c);
+    return err == cudaSuccess ? cudaGetLastError() : err;
+}
+
 cudaError_t mpix_cuda_ll_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream) {
+    int64_t cols = (c->row + LL_PIECE - 1) / LL_PIECE;
+    int dtype = c->offer.dtype, fits = 0;
     c->eager = h->ll.depth == 1 || c->wait_ns != NULL;
-    int blocks = ll_blocks(d, c->num_sms), ranks = h->size < h->max_topk ? h->size : h->max_topk;
-    c->team[0] = ll_team_size(blocks > 1 ? blocks - 1 : 1, c->tokens * (ranks > 1 ? ranks - 1 : 1));
-    c->team[1] = ll_team_size(blocks, c->tokens);
-    c->vectors = vectors_of(c);
-    int dtype = c->offer.dtype;
-    if (dtype == F32)
-        ll_combine_kernel<F32><<<blocks, LL_THREADS, 0, stream>>>(*h, *c);
-    else if (dtype == F16)
-        ll_combine_kernel<F16><<<blocks, LL_THREADS, 0, stream>>>(*h, *c);
-    else
-        ll_combine_kernel<BF16><<<blocks, LL_THREADS, 0, stream>>>(*h, *c);
-    return cudaGetLastError();
+    for (int held = 4; held > 0 && !fits; held--) { /* four pieces of a warp, where a block can have so much */
+        int64_t round = cols > 0 ? held * LL_WARPS / cols : LL_ROUND;
+        c->round = (int)(round < 1 ? 1 : round > LL_ROUND ? LL_ROUND : round);
+        c->held = (int)((c->round * cols + LL_WARPS - 1) / LL_WARPS);
+        fits = room_bytes(c->held) <= room_most(d);
+    }
+    c->vectors = fits && vectors_of(c);
+    size_t room = c->vectors ? room_bytes(c->held) : 0;
+    c->held = c->vectors ? c->held : 0;
+    int blocks = ll_blocks(d, c->num_sms);
+    return dtype == F32   ? launch_typed<F32>(blocks, room, h, c, stream)
+           : dtype == F16 ? launch_typed<F16>(blocks, room, h, c, stream)
+                          : launch_typed<BF16>(blocks, room, h, c, stream);
 }
 
 cudaError_t mpix_cuda_ll_combine_load(void) {

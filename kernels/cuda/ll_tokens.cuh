@@ -2,7 +2,7 @@
 #ifndef MPIX_KERNELS_CUDA_LL_TOKENS_CUH
 #define MPIX_KERNELS_CUDA_LL_TOKENS_CUH
 #include "copy.cuh"
-#include "ll.cuh"
+#include "ll_team.cuh"
 #include "launch.h"
 #include "quant.cuh"
 
@@ -199,7 +199,7 @@ __device__ static __noinline__ void tokens_steal(const mpix_cuda_handle &h, cons
     int lane = threadIdx.x % 32, bank = (int)(epoch % h.ll.depth);
     uint32_t t = 0, n = (uint32_t)c.tokens;
     outgoing o;
-    while ((t = ll_steal(team, h.ll.claims[0], n, t, epoch, shared, [](uint32_t) { return true; })) < n) {
+    while ((t = ll_steal(team, h.ll.claims, n, t, epoch, shared, [](uint32_t) { return true; })) < n) {
         token_load<quant>(h, c, team, t, o);
         token_send<quant>(h, c, team, t, o, bank);
         for (int k = lane; team.part == 0 && (k < c.topk || k == 0); k += 32)
@@ -231,7 +231,7 @@ __device__ __forceinline__ void tokens_send(const mpix_cuda_handle &h, const mpi
         else
             ll_arrive(LL_BAR_SENT, LL_WORKERS + 32);
     }
-    if (ll_left(h.ll.claims[0], n, epoch, [](uint32_t) { return true; }) && !ll_idle(team))
+    if (ll_left(h.ll.claims, n, epoch, [](uint32_t) { return true; }) && !ll_idle(team))
         tokens_steal<quant>(h, c, team, epoch, shared);
 }
 
@@ -241,7 +241,7 @@ __device__ static void flags_send(const mpix_cuda_handle &h, const mpix_cuda_dis
     uint32_t n = (uint32_t)c.tokens;
     for (uint32_t round = 0; ll_owned(0, 1, round * teams) < n; round++) {
         if (round) {
-            ll_claim_round(h.ll.claims[0], n, teams, round, epoch, s);
+            ll_claim_round(h.ll.claims, n, teams, round, epoch, s);
             ll_sync(LL_BAR_ROUND, LL_WORKERS + 32);
         }
         const int *got = s->got[round & 1];
