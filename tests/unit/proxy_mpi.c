@@ -574,11 +574,15 @@ int main(int argc, char **argv) {
             run(settings, form == thread, rounds / 3 + 1);
             if (!thread)
                 continue;
-            for (int n = 2; n <= 3; n++) { /* lanes and peers spread over several */
+            for (int n = 2; n <= 3; n++) { /* lanes and peers spread over several; over a given transport the least of it */
+                if (argc < 2 || n == 2 + form) {
+                    snprintf(settings, sizeof settings, "%s proxy_threads=%d lanes=%d max_op=4096", forms[form], n, 7 - n);
+                    run(settings, n == 3, rounds / 2 + 1);
+                }
+                if (argc >= 2)
+                    continue;
                 snprintf(settings, sizeof settings, "%s proxy_threads=%d", forms[form], n);
-                run(settings, n == 2, rounds);
-                snprintf(settings, sizeof settings, "%s proxy_threads=%d lanes=%d max_op=4096", forms[form], n, 7 - n);
-                run(settings, n == 3, rounds);
+                run(settings, n == 2, rounds / 2 + 1);
                 snprintf(settings, sizeof settings, "%s %s proxy_threads=%d", forms[form], tiny, n);
                 run(settings, form == n - 2, rounds / 3 + 1);
             }
