@@ -58,12 +58,14 @@ static int proxy_check(const mpix_boot *boot, const mpix_params *params, int cou
     return 0; /* a rank may want itself: tests and benchmarks on one rank do */
 }
 
-/* How many threads this rank has cores for. */
-static int proxy_cores(const mpix_boot *boot) {
+/* How many threads this rank has cores for, if threads run its proxy at all: that need not be so on all ranks. */
+static int proxy_cores(const mpix_boot *boot, const mpix_params *params, int kernels) {
     const mpix_topo *topo = mpix_topo_get();
     int share = topo->pus < topo->pus_host ? topo->pus : topo->pus_host / (boot->local_size > 0 ? boot->local_size : 1);
     int n = share / CORES_PER_THREAD;
 
+    if (!kernels && params->proxy != MPIX_PROXY_THREAD)
+        return 1;
     return n < 1 ? 1 : n > PROXY_PARTS ? PROXY_PARTS : n;
 }
 
@@ -83,10 +85,7 @@ static void proxy_parts(mpix_proxy *proxy, const mpix_params *params, int kernel
         cores = cards[r].cores < cores ? cards[r].cores : cores;
         ways = cards[r].ways > ways ? cards[r].ways : ways;
     }
-    if (params->proxy_threads > 0)
-        n = params->proxy_threads;
-    else
-        n = proxy_copies(proxy->net_name) && (kernels || params->proxy == MPIX_PROXY_THREAD) ? cores : 1;
+    n = params->proxy_threads > 0 ? params->proxy_threads : proxy_copies(proxy->net_name) ? cores : 1;
     proxy->nparts = kernels || n < ways ? n : ways; /* kernels get a lane from each part */
     if (kernels && proxy->nlanes < proxy->nparts)
         proxy->nlanes = proxy->nparts;
@@ -148,7 +147,7 @@ static int proxy_compare(mpix_proxy *proxy, const mpix_params *params, const pro
 /* Compares configurations, finds the transport and the number of parts. */
 static int proxy_agree(mpix_proxy *proxy, const mpix_params *params, const unsigned char *want, int counters, int kernels) {
     proxy_card card = {.version = PROXY_VERSION, .counters = counters, .lanes = params->lanes, .signal = params->signal,
-                       .kernels = kernels, .threads = params->proxy_threads, .cores = proxy_cores(proxy->boot)};
+                       .kernels = kernels, .threads = params->proxy_threads, .cores = proxy_cores(proxy->boot, params, kernels)};
     proxy_card *cards = calloc((size_t)proxy->size, sizeof *cards);
     int kind =
         cards ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the configurations of %d ranks", proxy->size);
@@ -221,7 +220,8 @@ static int proxy_make_parts(mpix_proxy *proxy, const mpix_params *params, const 
     return kind;
 }
 
-/* Who runs the proxy: kernels need threads, and who asks for several wants them. A net whose targets work needs a thread: a rank that computes, or waits in MPI, would hold its peers up for ever. */
+/* Who runs the proxy: kernels need threads, and who asks for several wants them. A net whose targets work needs a
+ * thread: a rank that computes, or waits in MPI, would hold its peers up for ever. */
 static int proxy_start(mpix_proxy *proxy, const mpix_params *params, int kernels) {
     int works = proxy->caps.target_works, kind = 0;
 

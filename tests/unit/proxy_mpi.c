@@ -587,6 +587,8 @@ int main(int argc, char **argv) {
                 run(settings, form == n - 2, rounds / 3 + 1);
             }
         }
+    /* Who runs the proxy may differ from rank to rank, the number of parts must not. */
+    run(boot->rank % 2 ? "proxy=thread lanes=4" : "proxy=caller lanes=4", 1, rounds / 3 + 1);
     wake();
     refusals();
     if (argc < 2)
