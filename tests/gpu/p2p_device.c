@@ -216,7 +216,9 @@ int main(int argc, char **argv) {
     settle();
     late();
     settle();
-    if (getenv("MPIX_EP_TRANSPORT") && !strcmp(getenv("MPIX_EP_TRANSPORT"), "chaos:shmem") && !dst.ptr) /* the next rank is proxied */
+    int chaos = getenv("MPIX_EP_TRANSPORT") && !strcmp(getenv("MPIX_EP_TRANSPORT"), "chaos:shmem") && !dst.ptr; /* the next rank is proxied */
+    MPI_Allreduce(MPI_IN_PLACE, &chaos, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    if (chaos)
         stalled();
     settle();
     for (int r = 0; r < size; r++) {
