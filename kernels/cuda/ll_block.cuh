@@ -57,53 +57,16 @@ struct ll_shared {
     uint32_t stolen;
 };
 
-/* By the clerk, when the block's first claims are made and the epoch is read; who asks what it gave waits for it. */
-__device__ __forceinline__ uint32_t ll_started(const mpix_cuda_handle &h, int kind) {
-    return threadIdx.x % 32 == 0 ? atomicAdd(&h.state->ticket[kind], 1) : 0;
-}
-/* Whether the block was the last to start. */
-__device__ __forceinline__ bool ll_is_last(uint32_t before) { return __shfl_sync(~0u, before, 0) == gridDim.x - 1; }
-
-/* By the clerk, in two parts, so that other loads are under way at the same time. combine: which kind; sends: places are needed. */
-struct ll_asked { uint64_t epoch, taken; uint32_t bank; int failed; bool asks; };
-__device__ __forceinline__ ll_asked ll_ask(const mpix_cuda_handle &h, int combine, bool sends) {
-    int r = threadIdx.x % 32;
-    ll_asked a;
-    a.epoch = *(volatile uint64_t *)&h.state->epoch[combine ? MPIX_CUDA_COMBINE : MPIX_CUDA_DISPATCH] + 1;
-    a.bank = *(volatile uint32_t *)&h.state->bank + 1;
-    a.failed = *(volatile int32_t *)h.failed;
-    a.asks = sends && r < h.size && r != h.rank;
-    a.taken = a.asks ? word_load(ll_taken(h, h.rank, r, combine)) : 0;
-    return a;
-}
+/* By the clerk. */
 __device__ inline void ll_open(const mpix_cuda_handle &h, int combine, const ll_asked &a, mpix_cuda_status *to, ll_shared *s) {
-    int r = threadIdx.x % 32;
-    bool ok = true;
-    if (a.failed) {
-        if (blockIdx.x == 0 && r == 0)
-            status_write(h, to, {MPIX_CUDA_FAILED, 0, -1, 0, 0, 0});
-        ok = false;
-    } else {
-        delay(h, 51);
-        if (a.asks && a.epoch > (uint64_t)h.ll.depth && a.taken < a.epoch - h.ll.depth)
-            ok = word_wait(h, ll_taken(h, h.rank, r, combine), a.epoch - h.ll.depth, r, to);
-    }
-    ok = __all_sync(~0u, ok);
-    if (r == 0) {
+    bool ok = ll_may_go(h, combine, a, to);
+    if (threadIdx.x % 32 == 0) {
         s->epoch = a.epoch;
         s->bank = a.bank == (uint32_t)h.ll.depth ? 0 : (int)a.bank;
         s->go = ok;
         s->late = 0;
     }
     __syncwarp();
-}
-/* By one thread for one rank. */
-__device__ __forceinline__ void ll_head_put(const mpix_cuda_handle &h, int r, int combine, uint64_t epoch, int bank, const mpix_cuda_ll_head &mine) {
-    uint64_t *to = ll_head(h, r, h.rank, combine, bank);
-    delay(h, 2 + r);
-#pragma unroll
-    for (unsigned i = 0; i < sizeof mine / 4; i++)
-        ll_put(to + i, ll_word(((const uint32_t *)&mine)[i], epoch));
 }
 /* By the clerk: all heads of this epoch. False: time-out. also: other words that it looks at in the same moments; it awaits them too, unless a
  * head says that its rank's call fails. */

@@ -345,7 +345,7 @@ __global__ void __launch_bounds__(LL_THREADS) ll_dispatch_kernel(const __grid_co
         if (threadIdx.x % 32 == 0)
             s.status = c.status ? c.status : fault ? 1 : 0;
     } else if (warp == LL_FLAGGER) {
-        ll_flagger_open(h, 0, sends, h.ll.claims, (uint32_t)c.tokens, team.teams, &s);
+        ll_flagger_open(h, sends, h.ll.claims, (uint32_t)c.tokens, team.teams, &s);
     } else if (sends) {
         if (ll_owned(team.number, team.teams, 0) < c.tokens)
             token_load<quant>(h, c, team, ll_owned(team.number, team.teams, 0), o);
@@ -357,7 +357,7 @@ __global__ void __launch_bounds__(LL_THREADS) ll_dispatch_kernel(const __grid_co
         return;
     uint64_t epoch = s.epoch;
     if (warp == LL_CLERK) {
-        bool last = ll_started(h, MPIX_CUDA_DISPATCH);
+        bool last = ll_is_last(ll_started(h, MPIX_CUDA_DISPATCH));
         if (head)
             ll_say_taken(h, 0, epoch);
         if (fault && threadIdx.x % 32 == 0)

@@ -40,52 +40,16 @@ struct ll_shared {
     int go, status;         /* go: the call can be made, and the places are free; status: it fails, which the heads say */
     int bad;                /* clerk: 0, or 1: the call fails, 2: time-out */
     int got[2][LL_WARPS];   /* by round and team: the row is the block's */
-    int there[2][LL_WARPS]; /* combine: it is one */
 };
 
-/* By the clerk, when the block's warps have read the epoch. Whether the block is the last to start. */
-__device__ __forceinline__ bool ll_started(const mpix_cuda_handle &h, int kind) {
-    uint32_t before = threadIdx.x % 32 == 0 ? atomicAdd(&h.state->ticket[kind], 1) : 0;
-    return __shfl_sync(~0u, before, 0) == gridDim.x - 1;
-}
-
-/* By the clerk, in two parts, so that other loads are under way at the same time. combine: which kind; sends: places are needed. */
-struct ll_asked { uint64_t epoch, taken; int failed; bool asks; };
-__device__ __forceinline__ ll_asked ll_ask(const mpix_cuda_handle &h, int combine, bool sends) {
-    int r = threadIdx.x % 32;
-    ll_asked a;
-    a.epoch = *(volatile uint64_t *)&h.state->epoch[combine ? MPIX_CUDA_COMBINE : MPIX_CUDA_DISPATCH] + 1;
-    a.failed = *(volatile int32_t *)h.failed;
-    a.asks = sends && r < h.size && r != h.rank;
-    a.taken = a.asks ? word_load(ll_taken(h, h.rank, r, combine)) : 0;
-    return a;
-}
+/* By the clerk. */
 __device__ inline void ll_open(const mpix_cuda_handle &h, int combine, const ll_asked &a, mpix_cuda_status *to, ll_shared *s) {
-    int r = threadIdx.x % 32;
-    bool ok = true;
-    if (a.failed) {
-        if (blockIdx.x == 0 && r == 0)
-            status_write(h, to, {MPIX_CUDA_FAILED, 0, -1, 0, 0, 0});
-        ok = false;
-    } else {
-        delay(h, 51);
-        if (a.asks && a.epoch > (uint64_t)h.ll.depth && a.taken < a.epoch - h.ll.depth)
-            ok = word_wait(h, ll_taken(h, h.rank, r, combine), a.epoch - h.ll.depth, r, to);
-    }
-    ok = __all_sync(~0u, ok);
-    if (r == 0) {
+    bool ok = ll_may_go(h, combine, a, to);
+    if (threadIdx.x % 32 == 0) {
         s->epoch = a.epoch;
         s->go = ok;
     }
     __syncwarp();
-}
-/* By one thread for one rank. */
-__device__ __forceinline__ void ll_head_put(const mpix_cuda_handle &h, int r, int combine, uint64_t epoch, const mpix_cuda_ll_head &mine) {
-    uint64_t *to = ll_head(h, r, h.rank, combine, (int)(epoch % h.ll.depth));
-    delay(h, 2 + r);
-#pragma unroll
-    for (unsigned i = 0; i < sizeof mine / 4; i++)
-        ll_put(to + i, ll_word(((const uint32_t *)&mine)[i], epoch));
 }
 /* By the clerk: all heads of this epoch. False: time-out. */
 __device__ inline bool ll_heads(const mpix_cuda_handle &h, int combine, uint64_t epoch, mpix_cuda_status *to, bool waited, mpix_cuda_ll_head *heads) {
@@ -159,9 +123,8 @@ __device__ __forceinline__ void ll_claim_round(uint64_t *claims, uint32_t n, int
     __syncwarp();
 }
 /* By the flagger, before anything else. */
-__device__ inline void ll_flagger_open(const mpix_cuda_handle &h, int combine, bool sends, uint64_t *claims, uint32_t n, int teams, ll_shared *s) {
-    int kind = combine ? MPIX_CUDA_COMBINE : MPIX_CUDA_DISPATCH;
-    uint64_t epoch = *(volatile uint64_t *)&h.state->epoch[kind] + 1;
+__device__ inline void ll_flagger_open(const mpix_cuda_handle &h, bool sends, uint64_t *claims, uint32_t n, int teams, ll_shared *s) {
+    uint64_t epoch = *(volatile uint64_t *)&h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
     if (sends)
         ll_claim_round(claims, n, teams, 0, epoch, s);
 }

@@ -66,7 +66,7 @@ __device__ __forceinline__ void heads_send(const mpix_cuda_handle &h, const mpix
         mine.hidden = c.hidden;
         mine.at = b.at;
         mine.exist = b.choices;
-        ll_head_put(h, r, 0, epoch, mine);
+        ll_head_put(h, r, 0, epoch, (int)(epoch % h.ll.depth), mine);
     }
     if (r < h.experts && !status)
         ll_put(ll_counts(h, b.owner, h.rank, bank) + b.local, ll_word(b.before, epoch));
