@@ -152,6 +152,14 @@ static inline int proxy_lane_of(const mpix_proxy *proxy, int part, int peer, int
     return first + proxy->nparts * lane_in_part;
 }
 
+/* Its side in a part that has lost the peer, NULL: no part has. One part's loss is all parts': none takes commands for the peer any more. */
+static inline const proxy_peer *proxy_lost(const mpix_proxy *proxy, int peer) {
+    for (int i = 0; i < proxy->nparts; i++)
+        if (atomic_load_explicit(&proxy->part[i]->peers[peer].failed, memory_order_acquire))
+            return &proxy->part[i]->peers[peer];
+    return NULL;
+}
+
 static inline proxy_header *proxy_mirror(const proxy_part *part, const proxy_peer *peer, uint32_t counter) {
     return part->table + ((size_t)part->npeers + peer->slot) * (size_t)part->counters + counter;
 }

@@ -73,17 +73,14 @@ static int queue_refuse(const char *what, int peer, int lane, int win, uint64_t 
                       lane, win, off, len, limit);
 }
 
-/* A peer that one part has lost gets no more commands from any. */
-static int queue_failed(mpix_proxy *proxy, int peer) {
-    for (int i = 0; i < proxy->nparts; i++) {
-        const proxy_peer *p = &proxy->part[i]->peers[peer];
-        int failed = atomic_load_explicit(&p->failed, memory_order_acquire);
-        if (failed) {
-            *mpix_error_tls() = p->error;
-            return failed;
-        }
-    }
-    return 0;
+/* The kind with which commands for a lost peer are refused, 0: it is not lost. */
+static int queue_failed(const mpix_proxy *proxy, int peer) {
+    const proxy_peer *lost = proxy_lost(proxy, peer);
+
+    if (!lost)
+        return 0;
+    *mpix_error_tls() = lost->error;
+    return lost->failed;
 }
 
 /* 0, or -kind: a range that does not exist (a defect of the library), or the peer's failure. *out: the lane's part. */

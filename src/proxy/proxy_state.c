@@ -31,15 +31,11 @@ void proxy_latch(proxy_part *part, int rank, int kind, int lane, const char *tex
 }
 
 int mpix_proxy_failed(mpix_proxy *proxy, int peer, MPIX_Error *error) {
-    int kind = 0;
+    const proxy_peer *lost = proxy_lost(proxy, peer);
 
-    for (int i = 0; i < proxy->nparts && !kind; i++) {
-        proxy_peer *p = &proxy->part[i]->peers[peer];
-        kind = atomic_load_explicit(&p->failed, memory_order_acquire);
-        if (kind && error)
-            *error = p->error;
-    }
-    return kind;
+    if (lost && error)
+        *error = lost->error;
+    return lost ? lost->failed : 0;
 }
 
 void mpix_proxy_counts(const mpix_proxy *proxy, int peer, uint64_t *messages, uint64_t *bytes) {
