@@ -100,23 +100,23 @@ static int wait_for(const unsigned long long *word, uint64_t at_least) {
 
 /* ---- setting up ---------------------------------------------------------------------------------------------------------- */
 
-static int open_all(const char *transport, const char *form, const char *depth, const char *fail_at) {
+/* caller: the test turns the proxy; else it has THREADS threads, and a way to the peer through each. */
+static int open_queues(const char *transport, const char *form, const char *depth, const char *fail_at, int caller) {
     static const unsigned char want = 1;
-    const mpix_gpu_queues_config config = {.queues = 1, .slots = SLOTS, .counters = COUNTERS, .window = WIN_COUNTERS};
+    const mpix_gpu_queues_config config = {.queues = 1, .slots = SLOTS, .spread = !caller, .counters = COUNTERS, .window = WIN_COUNTERS};
     mpix_params params;
     int kind = mpix_params_read(&params);
 
     kind = kind ? kind : mpix_params_set(&params, "transport", transport);
     kind = kind ? kind : mpix_params_set(&params, "signal", form);
-    kind = kind ? kind : mpix_params_set(&params, "proxy", "caller");
+    kind = kind ? kind : caller ? mpix_params_set(&params, "proxy", "caller") : mpix_params_set(&params, "proxy_threads", "3");
     kind = kind ? kind : mpix_params_set(&params, "proxy_depth", depth);
     kind = kind ? kind : mpix_params_set(&params, "chaos_fail_at", fail_at);
     memset(counters, 0, BYTES);
     memset(to, 0xa5, BYTES);
     for (int i = 0; i < BYTES; i++)
         from[i] = (unsigned char)(i * 7 + i / 256);
-    head = 0;
-    kind = kind ? kind : mpix_proxy_create(boot, &params, &want, 4, 0, NULL, &proxy);
+    kind = kind ? kind : mpix_proxy_create(boot, &params, &want, 4, !caller, NULL, &proxy);
     kind = kind ? kind : mpix_proxy_window(proxy, WIN_COUNTERS, counters, BYTES);
     kind = kind ? kind : mpix_proxy_window(proxy, WIN_FROM, from, BYTES);
     kind = kind ? kind : mpix_proxy_window(proxy, WIN_TO, to, BYTES);
@@ -127,6 +127,13 @@ static int open_all(const char *transport, const char *form, const char *depth, 
     mpix_gpu_queues_local(queues, 0, mpix_proxy_window_mem(proxy, WIN_FROM), from, BYTES);
     mpix_gpu_queues_remote(queues, 5, 0, mpix_proxy_window_rmem(proxy, 0, WIN_TO), 0, BYTES, 1);
     mpix_gpu_queues_describe(queues, &state);
+    return 1;
+}
+
+static int open_all(const char *transport, const char *form, const char *depth, const char *fail_at) {
+    head = 0;
+    if (!open_queues(transport, form, depth, fail_at, 1))
+        return 0;
     mpix_gpu_queues_describe_peer(queues, 0, 0, &peer);
     return 1;
 }
@@ -244,32 +251,11 @@ static void push_way(const mpix_dev_peer *way, uint64_t w0, uint64_t w1) {
 }
 
 static int open_ways(const char *transport, const char *form, const char *fail_at, mpix_dev_peer *ways) {
-    static const unsigned char want = 1;
-    const mpix_gpu_queues_config config = {.queues = 1, .slots = SLOTS, .spread = 1, .counters = COUNTERS, .window = WIN_COUNTERS};
-    mpix_params params;
-    int kind = mpix_params_read(&params);
-
-    kind = kind ? kind : mpix_params_set(&params, "transport", transport);
-    kind = kind ? kind : mpix_params_set(&params, "signal", form);
-    kind = kind ? kind : mpix_params_set(&params, "proxy_threads", "3");
-    kind = kind ? kind : mpix_params_set(&params, "proxy_depth", "8");
-    kind = kind ? kind : mpix_params_set(&params, "chaos_fail_at", fail_at);
-    memset(counters, 0, BYTES);
-    memset(to, 0xa5, BYTES);
     memset(heads, 0, sizeof heads);
-    kind = kind ? kind : mpix_proxy_create(boot, &params, &want, 4, 1, NULL, &proxy);
-    kind = kind ? kind : mpix_proxy_window(proxy, WIN_COUNTERS, counters, BYTES);
-    kind = kind ? kind : mpix_proxy_window(proxy, WIN_FROM, from, BYTES);
-    kind = kind ? kind : mpix_proxy_window(proxy, WIN_TO, to, BYTES);
-    kind = kind ? kind : mpix_gpu_queues_open(proxy, &gpu, &config, &queues);
-    CHECK(kind == 0, "%s %s: %s", transport, form, kind ? mpix_error_tls()->text : "");
-    if (kind)
+    if (!open_queues(transport, form, "8", fail_at, 0))
         return 0;
     CHECK(mpix_proxy_threads(proxy) == THREADS && mpix_proxy_lanes(proxy) == THREADS && mpix_gpu_queues_ways(queues) == THREADS, "%d threads, %d lanes, %d ways",
           mpix_proxy_threads(proxy), mpix_proxy_lanes(proxy), mpix_gpu_queues_ways(queues));
-    mpix_gpu_queues_local(queues, 0, mpix_proxy_window_mem(proxy, WIN_FROM), from, BYTES);
-    mpix_gpu_queues_remote(queues, 5, 0, mpix_proxy_window_rmem(proxy, 0, WIN_TO), 0, BYTES, 1);
-    mpix_gpu_queues_describe(queues, &state);
     for (int w = 0; w < THREADS; w++)
         mpix_gpu_queues_describe_peer(queues, 0, w, &ways[w]);
     return 1;
