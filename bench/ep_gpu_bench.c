@@ -66,12 +66,6 @@ static float measure(bench *b, int what, int iterations) {
     return median;
 }
 
-static double now_s(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 enum { BOUND_BYTES = 64 << 20, BOUND_PIECE = 256 << 10, BOUND_TIMES = 16 };
 
 /* Threads that copy together, this one among them: piece after piece by turns. */
@@ -130,26 +124,26 @@ static void bounds(int threads, double *link, double *copy) {
     double rate[3] = {0, 0, 0};
     for (int pass = 0; pass < 2; pass++) { /* the first warms up */
         MPI_Barrier(MPI_COMM_WORLD);
-        double start = now_s();
+        double start = g_now_s();
         for (int i = 0; i < BOUND_TIMES; i++) {
             CU(cudaMemcpyAsync(m[0], d[0], BOUND_BYTES, cudaMemcpyDeviceToHost, s[0]));
             CU(cudaMemcpyAsync(d[1], m[1], BOUND_BYTES, cudaMemcpyHostToDevice, s[1]));
         }
         CU(cudaStreamSynchronize(s[0]));
         CU(cudaStreamSynchronize(s[1]));
-        rate[0] = (double)BOUND_BYTES * BOUND_TIMES / (now_s() - start) / 1e9;
+        rate[0] = (double)BOUND_BYTES * BOUND_TIMES / (g_now_s() - start) / 1e9;
         MPI_Barrier(MPI_COMM_WORLD);
-        start = now_s();
+        start = g_now_s();
         for (int i = 0; i < BOUND_TIMES; i++)
             copy_together(m[1], m[0], BOUND_BYTES);
-        rate[1] = (double)BOUND_BYTES * BOUND_TIMES / (now_s() - start) / 1e9;
+        rate[1] = (double)BOUND_BYTES * BOUND_TIMES / (g_now_s() - start) / 1e9;
         double hot = 0;
         for (int i = 0; i < 4 * BOUND_TIMES; i++) {
             char *from = m[0] + i % 4 * (BOUND_BYTES / 4), *to = m[1] + i % 4 * (BOUND_BYTES / 4);
             CU(cudaMemcpy(from, d[0], BOUND_BYTES / 4, cudaMemcpyDeviceToHost));
-            start = now_s();
+            start = g_now_s();
             copy_together(to, from, BOUND_BYTES / 4);
-            hot += now_s() - start;
+            hot += g_now_s() - start;
         }
         rate[2] = (double)BOUND_BYTES * BOUND_TIMES / hot / 1e9;
     }

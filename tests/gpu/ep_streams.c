@@ -388,12 +388,6 @@ static void run_stopped(const MPIX_Ep_config *like) {
     EP(MPIX_Ep_free(&ep));
 }
 
-static double now_s(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /*
  * Over chaos: the threads of the last rank's proxy do not run for some time from their operation `at` on, while kernels of all ranks wait. Less than
  * the time limit: nothing is lost. More: an error on each rank when the limit is over, the GPUs go on, and free ends when the threads have.
@@ -416,22 +410,22 @@ static void run_stalled(const MPIX_Ep_config *like, int at, int ms, double limit
     lane_make(ep, &l);
     lane_shape(&l, 9);
     MPI_Barrier(MPI_COMM_WORLD);
-    double start = now_s(), last = 0;
+    double start = g_now_s(), last = 0;
     for (int i = 0; i < 8 && !kind; i++) {
         lane_fill(&l, 9 + (uint64_t)i);
         CU(cudaStreamSynchronize(l.stream));
-        double begin = now_s();
+        double begin = g_now_s();
         kind = g_kind(MPIX_Ep_route(l.h, &l.r, &l.c));
         kind = kind ? kind : g_kind(MPIX_Ep_dispatch(l.h, &l.in, &l.out));
         kind = kind ? kind : g_kind(MPIX_Ep_combine(l.h, &l.ci, &l.co));
-        last = now_s() - begin;
+        last = g_now_s() - begin;
         if (kind)
             break;
         lane_fetch(&l);
         CU(cudaStreamSynchronize(l.stream));
         lane_check(&l, 9 + (uint64_t)i, "a stalled proxy");
     }
-    double all = now_s() - start;
+    double all = g_now_s() - start;
     CHECK(kind == (late ? MPIX_ERRK_TIMEOUT : 0), "a proxy that stalls %d ms from operation %d on, limit %.1f s: kind %d", ms, at, limit, kind);
     CHECK(all > (late ? limit : ms / 1e3) * 0.8, "a proxy that stalls %d ms: all was over after %.2f s", ms, all);
     CHECK(last < limit + 3, "a proxy that stalls %d ms, limit %.1f s: the call took %.2f s", ms, limit, last);
@@ -440,26 +434,32 @@ static void run_stalled(const MPIX_Ep_config *like, int at, int ms, double limit
     CU(cudaMemsetAsync(l.y, 1, 64, l.stream));
     CU(cudaStreamSynchronize(l.stream));
     MPI_Barrier(MPI_COMM_WORLD);
-    start = now_s();
+    start = g_now_s();
     EP(MPIX_Ep_free(&ep));
-    CHECK(now_s() - start < ms / 1e3 + 3, "free took %.2f s", now_s() - start);
+    CHECK(g_now_s() - start < ms / 1e3 + 3, "free took %.2f s", g_now_s() - start);
     if (rank == 0)
         printf("# proxy stalled %d ms from operation %d on, limit %.1f s: kind %d after %.2f s%s\n", ms, at, limit, kind, all, failures > before ? " FAILED" : "");
+}
+
+/* A context of its own with a time limit, and a lane in it that is filled and routed. */
+static MPIX_Ep lane_routed(const MPIX_Ep_config *like, double limit, lane *l) {
+    MPIX_Ep_config c = *like;
+    MPIX_Ep ep;
+    c.timeout_s = limit;
+    EP(MPIX_Ep_create(MPI_COMM_WORLD, &c, MPI_INFO_NULL, &ep));
+    lane_make(ep, l);
+    lane_shape(l, 9);
+    lane_fill(l, 9);
+    CU(cudaStreamSynchronize(l->stream));
+    EP(MPIX_Ep_route(l->h, &l->r, NULL));
+    return ep;
 }
 
 /* Two hops, two hosts of two ranks: the last rank sends its part and does not go on, so it forwards nothing; its neighbour is told who that is, and
  * the ranks of the other host have all they need. */
 static void run_no_forwarder(const MPIX_Ep_config *like) {
-    MPIX_Ep_config c = *like;
-    MPIX_Ep ep;
     lane l;
-    c.timeout_s = 1;
-    EP(MPIX_Ep_create(MPI_COMM_WORLD, &c, MPI_INFO_NULL, &ep));
-    lane_make(ep, &l);
-    lane_shape(&l, 9);
-    lane_fill(&l, 9);
-    CU(cudaStreamSynchronize(l.stream));
-    EP(MPIX_Ep_route(l.h, &l.r, NULL));
+    MPIX_Ep ep = lane_routed(like, 1, &l);
     if (rank == 3) {
         EP(MPIX_Ep_dispatch_begin_enqueue(l.h, &l.in, &l.out, l.stream));
         CU(cudaStreamSynchronize(l.stream));
@@ -481,16 +481,8 @@ static void run_no_forwarder(const MPIX_Ep_config *like) {
 
 /* The last rank dies. Ranks leave by _exit, since MPI may not be able to finalize; the script looks at what was printed. */
 static void run_killed(const MPIX_Ep_config *like) {
-    MPIX_Ep_config c = *like;
-    MPIX_Ep ep;
     lane l;
-    c.timeout_s = 2;
-    EP(MPIX_Ep_create(MPI_COMM_WORLD, &c, MPI_INFO_NULL, &ep));
-    lane_make(ep, &l);
-    lane_shape(&l, 9);
-    lane_fill(&l, 9);
-    CU(cudaStreamSynchronize(l.stream));
-    EP(MPIX_Ep_route(l.h, &l.r, NULL));
+    lane_routed(like, 2, &l);
     MPI_Barrier(MPI_COMM_WORLD);
     if (rank == size - 1)
         raise(SIGKILL);

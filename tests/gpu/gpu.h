@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #define CU(call)                                                                                                                           \
     do {                                                                                                                                   \
@@ -35,6 +36,12 @@
             fputc('\n', stderr);                                                                                                           \
         }                                                                                                                                  \
     } while (0)
+
+static inline double g_now_s(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
 
 /* The kind of a code, -1 if it is none of the library's. */
 static inline int g_kind(int code) {
