@@ -174,9 +174,10 @@ typedef struct bench_ours {
     int64_t *cumulative;
 } bench_ours;
 
+/* Collective: whether sums of a context can come rounded from other hosts (two hops). */
+int bench_chained(const bench *b, MPIX_Ep ep);
 /* Collective. capacity: most rows that any rank receives in any batch of n tokens. progress: "caller", "thread" or
  * NULL. */
-int bench_chained(const bench *b, MPIX_Ep ep); /* a context in which sums can be rounded on other hosts (two hops); collective */
 void bench_ours_create(const bench *b, long n, long capacity, int buffers, const char *progress, bench_ours *o);
 void bench_ours_free(const bench *b, bench_ours *o);
 /* all: with every output the library has, as verification wants it; otherwise with what an MoE layer needs. */
