@@ -189,8 +189,8 @@ static size_t carve(mpix_ep *ep, mpix_cuda_handle *d, char *at) {
     }
     if (d->ll.on) {
         CUT(ll.sends, e + 1);
-        CUT(ll.claims, tokens);
-        CUT(ll.bits, n * tokens);
+        CUT(ll.claims[0], tokens);
+        CUT(ll.claims[1], n * tokens);
     }
     if (d->ll.expert) {
         CUT(ll.place, n * tokens * (size_t)ep->config.max_topk);

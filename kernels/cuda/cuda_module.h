@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 enum {
-    MPIX_CUDA_ABI = 12,
+    MPIX_CUDA_ABI = 13,
     MPIX_CUDA_RANKS = 32,    /* ranks of a context at most: one lane of a warp each */
     MPIX_CUDA_LANES = 192,   /* blocks of a kernel that signal a peer at most, each by a word of its own */
     MPIX_CUDA_WINDOWS = 256, /* allocations of a context at most */
@@ -102,7 +102,7 @@ typedef struct mpix_cuda_state {
     uint32_t choices[MPIX_CUDA_RANKS]; /* of each rank's experts */
     int64_t limit;                   /* rows of the layout that exist here */
     int32_t learnt;                  /* a dispatch of the routing that is there has told the two */
-    uint32_t bank;                   /* of the last combine: its epoch modulo depth, a division that nobody waits for */
+    uint32_t bank[2];                /* of the last dispatch and combine: the epoch modulo depth, a division that nobody waits for */
     uint64_t waited[MPIX_CUDA_RANKS]; /* by the call that runs, for each rank */
 } mpix_cuda_state;
 
@@ -130,8 +130,7 @@ typedef struct mpix_cuda_ll {
     uint64_t record, row, answer;             /* pitches */
     int64_t most;                             /* answers in a bank */
     uint32_t *sends;                          /* device: [experts] this rank's choices of experts of the same rank before each */
-    uint64_t *claims;                         /* device, dispatch: [max_tokens] the last call that a row was claimed in */
-    uint32_t *bits;                           /* device, combine: [size][max_tokens] a bit for calls of each parity: a row was claimed */
+    uint32_t *claims[2];                      /* device, dispatch: [max_tokens], combine: [size][max_tokens]: a bit for calls of each parity: a row was claimed */
     int32_t *place;                           /* device, EXPERT: [size][max_tokens][max_topk] the row here of each choice that came, -1: none */
 } mpix_cuda_ll;
 

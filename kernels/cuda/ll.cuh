@@ -119,12 +119,12 @@ __device__ __forceinline__ uint32_t ll_started(const mpix_cuda_handle &h, int ki
 __device__ __forceinline__ bool ll_is_last(uint32_t before) { return __shfl_sync(~0u, before, 0) == gridDim.x - 1; }
 
 /* By the clerk, in two parts, so that other loads are under way at the same time. combine: which kind; sends: places are needed. */
-struct ll_asked { uint64_t epoch, taken; uint32_t bank; int failed; bool asks; }; /* bank: combine: the next one, depth for 0 */
+struct ll_asked { uint64_t epoch, taken; uint32_t bank; int failed; bool asks; }; /* bank: the next one, depth for 0 */
 __device__ __forceinline__ ll_asked ll_ask(const mpix_cuda_handle &h, int combine, bool sends) {
     int r = threadIdx.x % 32;
     ll_asked a;
     a.epoch = *(volatile uint64_t *)&h.state->epoch[combine ? MPIX_CUDA_COMBINE : MPIX_CUDA_DISPATCH] + 1;
-    a.bank = combine ? *(volatile uint32_t *)&h.state->bank + 1 : 0;
+    a.bank = *(volatile uint32_t *)&h.state->bank[combine] + 1;
     a.failed = *(volatile int32_t *)h.failed;
     a.asks = sends && r < h.size && r != h.rank;
     a.taken = a.asks ? word_load(ll_taken(h, h.rank, r, combine)) : 0;

@@ -73,18 +73,19 @@ __device__ static void heads_send(const mpix_cuda_handle &h, const mpix_cuda_com
 }
 
 /* EXPERT: the row of each choice of a token, by lane; before it is known how many choices there are. */
-__device__ __forceinline__ int64_t rows_ask(const mpix_cuda_handle &h, int s, int64_t i) {
+template <class F> __device__ __forceinline__ int64_t rows_ask(const mpix_cuda_handle &h, int s, int64_t i) {
     int lane = threadIdx.x % 32;
-    return h.ll.expert && lane < h.max_topk ? h.ll.place[(s * h.max_tokens + i) * h.max_topk + lane] : -1;
+    return F::expert(h) && lane < h.max_topk ? h.ll.place[(s * h.max_tokens + i) * h.max_topk + lane] : -1;
 }
 /* The row of the lane, of a token that came from source s as its i-th; -1: none. */
-__device__ __forceinline__ int64_t row_here(const mpix_cuda_handle &h, const known &k, int s, int64_t i, int64_t asked) {
+template <class F> __device__ __forceinline__ int64_t row_here(const mpix_cuda_handle &h, const known &k, int s, int64_t i, int64_t asked) {
     int lane = threadIdx.x % 32;
-    int64_t row = h.ll.expert ? lane < k.width ? asked : -1 : lane == 0 ? s * h.max_tokens + i : -1;
+    int64_t row = F::expert(h) ? lane < k.width ? asked : -1 : lane == 0 ? s * h.max_tokens + i : -1;
     return row < k.limit ? row : -1;
 }
 
 /* Anything that is not for vectors. A token that came from source s as its i-th, by the workers: to where the answer goes, or not if it is plain. */
+template <class F>
 __device__ static __noinline__ void answer_make(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const known &known, int s, int64_t row,
                                                 int64_t answer, bool to_answer) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, width = known.width;
@@ -100,7 +101,7 @@ __device__ static __noinline__ void answer_make(const mpix_cuda_handle &h, const
         float *to = ll_answer_values(h, s, answer);
         int64_t first = __shfl_sync(~0u, row, 0);
         for (int k = lane; k < width; k += 32)
-            to[k] = h.ll.expert ? row >= 0 ? c.slot_values[row] : 0.0f : c.slot_values[first * width + k];
+            to[k] = F::expert(h) ? row >= 0 ? c.slot_values[row] : 0.0f : c.slot_values[first * width + k];
     }
     if (!mask || !to_answer)
         return;
@@ -140,22 +141,22 @@ __device__ __forceinline__ bool list_make(lists *l, int j, int64_t row, char *to
 }
 
 /* What is left over of other blocks', by the workers. */
-template <int X>
+template <int X, class F>
 __device__ static __noinline__ void answers_steal(const mpix_cuda_handle &h, const mpix_cuda_combine &c, ll_shared *s, const known &k, lists *l,
                                                   uint32_t room) {
     uint32_t u = 0, n = rows_most(h);
     auto exists = [&](uint32_t u) { return place_of(h, u) < k.recv[source_of(h, u)]; };
-    while ((u = ll_steal(h.ll.bits, n, u, s->epoch, s, exists)) < n) {
+    while ((u = ll_steal(h.ll.claims[1], n, u, s->epoch, s, exists)) < n) {
         int from = source_of(h, u);
-        int64_t i = place_of(h, u), answer = answer_of(h, k, from, i, s->bank), row = row_here(h, k, from, i, rows_ask(h, from, i));
+        int64_t i = place_of(h, u), answer = answer_of(h, k, from, i, s->bank), row = row_here<F>(h, k, from, i, rows_ask<F>(h, from, i));
         bool there = __any_sync(~0u, row >= 0);
-        if (c.vectors) {
+        if (F::vectors) {
             if (threadIdx.x < 32)
                 list_make(l, 0, row, ll_answer_row(h, from, answer));
             ll_meet();
             parts_sum<X>(parts_of(c), l, there ? 1 : 0, room, 0);
         } else {
-            answer_make(h, c, k, from, row, answer, true);
+            answer_make<F>(h, c, k, from, row, answer, true);
         }
         ll_meet(); /* the release covers all workers' stores */
         if (threadIdx.x == 0)
@@ -165,7 +166,7 @@ __device__ static __noinline__ void answers_steal(const mpix_cuda_handle &h, con
 }
 
 /* By the workers. asked: for the warp's row of the first round. */
-template <int X>
+template <int X, class F>
 __device__ __forceinline__ void answers_send(const mpix_cuda_handle &h, const mpix_cuda_combine &c, int64_t asked, ll_shared *s, const known &k,
                                              lists *l, uint32_t room) {
     uint64_t epoch = s->epoch;
@@ -178,15 +179,15 @@ __device__ __forceinline__ void answers_send(const mpix_cuda_handle &h, const mp
         int from = u < n ? source_of(h, u) : 0;
         int64_t i = u < n ? place_of(h, u) : 0;
         if (round) {
-            asked = u < n ? rows_ask(h, from, i) : -1;
+            asked = u < n ? rows_ask<F>(h, from, i) : -1;
             ll_sync(LL_BAR_ROUND, LL_WORKERS + 32);
         }
-        bool own = mine(round, warp), there = list_make(l, warp, own ? row_here(h, k, from, i, asked) : -1,
+        bool own = mine(round, warp), there = list_make(l, warp, own ? row_here<F>(h, k, from, i, asked) : -1,
                                                         own ? ll_answer_row(h, from, answer_of(h, k, from, i, s->bank)) : nullptr);
         if (lane == 0)
             s->there[round & 1][warp] = there;
         ll_meet();
-        if (c.vectors) {
+        if (F::vectors) {
             parts_sum<X>(parts_of(c), l, __ballot_sync(~0u, lane < LL_ROUND && l->count[lane < LL_ROUND ? lane : 0] > 0), room, 0);
         } else {
             for (int j = 0; j < LL_ROUND; j++) {
@@ -194,7 +195,7 @@ __device__ __forceinline__ void answers_send(const mpix_cuda_handle &h, const mp
                     continue;
                 uint32_t v = ll_owned(round, j);
                 int64_t at = place_of(h, v);
-                answer_make(h, c, k, source_of(h, v), row_here(h, k, source_of(h, v), at, rows_ask(h, source_of(h, v), at)),
+                answer_make<F>(h, c, k, source_of(h, v), row_here<F>(h, k, source_of(h, v), at, rows_ask<F>(h, source_of(h, v), at)),
                             answer_of(h, k, source_of(h, v), at, s->bank), true);
             }
         }
@@ -203,8 +204,8 @@ __device__ __forceinline__ void answers_send(const mpix_cuda_handle &h, const mp
         else
             ll_arrive(LL_BAR_SENT, LL_WORKERS + 32);
     }
-    if (ll_left(h.ll.bits, n, epoch, exists)) /* lists are free again when all have asked */
-        answers_steal<X>(h, c, s, k, l, room);
+    if (ll_left(h.ll.claims[1], n, epoch, exists)) /* lists are free again when all have asked */
+        answers_steal<X, F>(h, c, s, k, l, room);
 }
 
 /* By the flagger, of the same rounds. The first round's rows are claimed. */
@@ -213,7 +214,7 @@ __device__ static void flags_send(const mpix_cuda_handle &h, const mpix_cuda_com
     uint32_t n = rows_most(h);
     for (uint32_t round = 0; ll_owned(round, 0) < n; round++) {
         if (round) {
-            ll_claim_round(h.ll.bits, n, round, ll_bit(epoch), s);
+            ll_claim_round(h.ll.claims[1], n, round, ll_bit(epoch), s);
             ll_sync(LL_BAR_ROUND, LL_WORKERS + 32);
         }
         uint32_t u = lane < LL_ROUND ? ll_owned(round, lane) : n;
@@ -256,15 +257,15 @@ __device__ __forceinline__ int64_t tokens_here(const mpix_cuda_combine &c) {
     return left > 0 ? (left + gridDim.x - 1) / gridDim.x : 0;
 }
 /* Two loads, one after the other; before it is known what there is. */
-__device__ __forceinline__ void token_ask(const mpix_cuda_handle &h, int64_t t, incoming &o) {
+template <class F> __device__ __forceinline__ void token_ask(const mpix_cuda_handle &h, int64_t t, incoming &o) {
     int lane = threadIdx.x % 32;
     o.goes = lane < h.size && (h.bitmap[t] >> lane & 1);
     o.i = lane < h.size ? ll_place_of(h, t, lane) : 0;
-    o.row = rows_ask(h, h.rank, __shfl_sync(~0u, o.i, h.rank));
+    o.row = rows_ask<F>(h, h.rank, __shfl_sync(~0u, o.i, h.rank));
 }
-__device__ __forceinline__ int64_t token_row(const mpix_cuda_handle &h, const known &k, const incoming &o) {
+template <class F> __device__ __forceinline__ int64_t token_row(const mpix_cuda_handle &h, const known &k, const incoming &o) {
     int64_t i = __shfl_sync(~0u, o.i, h.rank);
-    return __any_sync(~0u, o.goes && (int)(threadIdx.x % 32) == h.rank) ? row_here(h, k, h.rank, i, o.row) : -1;
+    return __any_sync(~0u, o.goes && (int)(threadIdx.x % 32) == h.rank) ? row_here<F>(h, k, h.rank, i, o.row) : -1;
 }
 
 /* By a warp, whose lanes have an answer each of a rank, or none. False: time-out. there: it is a row. */
@@ -280,15 +281,15 @@ __device__ __forceinline__ bool answers_await(const mpix_cuda_handle &h, const m
 }
 
 /* Anything that is not for vectors: the own part goes through the own bank. False: time-out. */
-__device__ static __noinline__ bool token_sum_any(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const known &k, int64_t t, const ll_shared *s,
-                                                  uint64_t start) {
+template <class F>
+__device__ static __noinline__ bool token_sum_any(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const known &k, int64_t t, ll_shared *s, uint64_t start) {
     int lane = threadIdx.x % 32;
     incoming o;
-    token_ask(h, t, o);
-    int64_t row = token_row(h, k, o), answer = ll_answer(h, (int64_t)k.base[lane] + o.i, s->bank);
-    bool plain = !h.ll.expert && is_plain(c), there = false, mine = __any_sync(~0u, row >= 0);
+    token_ask<F>(h, t, o);
+    int64_t row = token_row<F>(h, k, o), answer = ll_answer(h, (int64_t)k.base[lane] + o.i, s->bank);
+    bool plain = !F::expert(h) && is_plain(c), there = false, mine = __any_sync(~0u, row >= 0);
     if (__any_sync(~0u, o.goes && lane == h.rank))
-        answer_make(h, c, k, h.rank, row, __shfl_sync(~0u, answer, h.rank), !plain);
+        answer_make<F>(h, c, k, h.rank, row, __shfl_sync(~0u, answer, h.rank), !plain);
     ll_meet();
     bool ok = answers_await(h, c, o.goes && lane != h.rank, lane, answer, s->epoch, start, &there);
     elem_terms a = {};
@@ -311,7 +312,10 @@ __device__ static __noinline__ bool token_sum_any(const mpix_cuda_handle &h, con
         if (j < c.topk)
             c.out_slots[t * c.topk + j] = id >= 0 && (all >> r & 1) ? __ldcg(ll_answer_values(h, h.rank, at) + j) : 0.0f;
     }
-    return !ll_workers_or(!ok); /* before the own part of the next token, too */
+    if (!ok)
+        s->late = 1; /* of the next token only behind the barrier in its middle, so all have read this one's */
+    ll_meet();       /* before the own part of the next token, too */
+    return !s->late;
 }
 
 /* By the flagger: the answers of the block's tokens from `first` on, m of them, and what is to be added. False: time-out. */
@@ -349,10 +353,11 @@ __device__ __forceinline__ int round_of(const mpix_cuda_combine &c, int64_t firs
     return (int)(left < c.round ? left : c.round);
 }
 /* By the flagger, for tokens_sum. */
+template <class F>
 __device__ static void tokens_watch(const mpix_cuda_handle &h, const mpix_cuda_combine &c, ll_shared *s, const known &k, const lists *own, finals *f) {
     uint64_t start = c.wait_ns ? now_ns() : 0;
     ll_sync(LL_BAR_VERDICT, 64);
-    if (s->bad || !c.vectors)
+    if (s->bad || !F::vectors)
         return;
     for (int64_t first = 0; first < tokens_here(c); first += c.round) {
         ll_sync(LL_BAR_LISTS, LL_WORKERS + 32);
@@ -366,19 +371,17 @@ __device__ static void tokens_watch(const mpix_cuda_handle &h, const mpix_cuda_c
     }
 }
 /* By the workers. */
-template <int X>
+template <int X, class F>
 __device__ __forceinline__ void tokens_sum(const mpix_cuda_handle &h, const mpix_cuda_combine &c, ll_shared *s, const known &k, incoming &o, lists *own,
                                            const finals *f, uint32_t room) {
     int warp = threadIdx.x / 32;
     uint32_t held = room + DEEP * SLOT;
-    if (!c.vectors || s->status) {
+    if (!F::vectors || s->status) {
         uint64_t start = c.wait_ns ? now_ns() : 0;
         ll_sync(LL_BAR_HEADS, LL_WORKERS + 32);
-        for (int64_t i = 0; s->bad == 0 && i < tokens_here(c); i++)
-            if (!token_sum_any(h, c, k, token_of(i), s, start)) {
-                s->late = 1;
+        for (int64_t i = 0; !F::vectors && s->bad == 0 && i < tokens_here(c); i++) /* with a status of its own bad is set */
+            if (!token_sum_any<F>(h, c, k, token_of(i), s, start))
                 break;
-            }
         return;
     }
     if (tokens_here(c) == 0)
@@ -386,8 +389,8 @@ __device__ __forceinline__ void tokens_sum(const mpix_cuda_handle &h, const mpix
     for (int64_t first = 0; first < tokens_here(c); first += c.round) {
         int m = round_of(c, first);
         if (first && warp < m)
-            token_ask(h, token_of(first + warp), o);
-        list_make(own, warp, warp < m ? token_row(h, k, o) : -1, nullptr);
+            token_ask<F>(h, token_of(first + warp), o);
+        list_make(own, warp, warp < m ? token_row<F>(h, k, o) : -1, nullptr);
         ll_meet();
         ll_arrive(LL_BAR_LISTS, LL_WORKERS + 32);
         parts_sum<X>(parts_of(c), own, (1u << m) - 1, room, held); /* needs no verdict */
@@ -403,9 +406,9 @@ __device__ __forceinline__ void tokens_sum(const mpix_cuda_handle &h, const mpix
     }
 }
 
-template <int X>
-__global__ void __launch_bounds__(LL_THREADS) ll_combine_kernel(const __grid_constant__ mpix_cuda_handle h,
-                                                            const __grid_constant__ mpix_cuda_combine c) {
+template <int X, class F>
+__global__ void __launch_bounds__(LL_THREADS, 1) ll_combine_kernel(const __grid_constant__ mpix_cuda_handle h,
+                                                               const __grid_constant__ mpix_cuda_combine c) {
     extern __shared__ __align__(16) char rooms[];
     __shared__ mpix_cuda_ll_head heads[MPIX_CUDA_RANKS];
     __shared__ ll_shared s;
@@ -429,13 +432,13 @@ __global__ void __launch_bounds__(LL_THREADS) ll_combine_kernel(const __grid_con
             s.status = c.status ? c.status : fault ? 1 : 0;
     } else if (warp == LL_FLAGGER) {
         if (sends)
-            ll_claim_round(h.ll.bits, rows_most(h), 0, 3, &s);
+            ll_claim_round(h.ll.claims[1], rows_most(h), 0, 3, &s);
     } else {
         uint32_t u = sends ? ll_owned(0, warp) : ~0u;
         if (u < rows_most(h))
-            asked = rows_ask(h, source_of(h, u), place_of(h, u));
-        if (receives && c.vectors && warp < round_of(c, 0))
-            token_ask(h, token_of(warp), o);
+            asked = rows_ask<F>(h, source_of(h, u), place_of(h, u));
+        if (receives && F::vectors && warp < round_of(c, 0))
+            token_ask<F>(h, token_of(warp), o);
     }
     __syncthreads();
     if (!s.go)
@@ -447,7 +450,7 @@ __global__ void __launch_bounds__(LL_THREADS) ll_combine_kernel(const __grid_con
             ll_say_taken(h, 1, epoch);
         if (fault && ll_is_last(before) && threadIdx.x % 32 == 0)
             ll_report(true, h, fault, 0, -1, told, c.tokens);
-        int how = !receives || ll_heads(h, 1, epoch, s.bank, c.report, c.wait_ns && blockIdx.x == 0, heads, ll_nothing()) ? 0 : 2;
+        int how = !receives || ll_heads(h, 1, epoch, s.bank, c.report, c.wait_ns && blockIdx.x == 0, heads) ? 0 : 2;
         bool last = ll_is_last(before);
         how = how || !receives ? how : answers_judge(h, c, last, heads);
         if (receives) {
@@ -458,22 +461,22 @@ __global__ void __launch_bounds__(LL_THREADS) ll_combine_kernel(const __grid_con
             ll_arrive(LL_BAR_VERDICT, 64);
         }
         if (last && how < 2)
-            ll_count(h, MPIX_CUDA_COMBINE, receives, s, c.report);
+            ll_count(h, 1, receives, s, c.report);
         if (last && sends)
-            ll_claims_clear(h.ll.bits, rows_most(h), epoch);
+            ll_claims_clear(h.ll.claims[1], rows_most(h), epoch);
     } else if (warp == LL_FLAGGER) {
         if (sends && !s.status)
             flags_send(h, c, epoch, &s, k);
         if (receives)
-            tokens_watch(h, c, &s, k, &l, &f);
+            tokens_watch<F>(h, c, &s, k, &l, &f);
     } else {
         uint32_t room = room_of(rooms, c.held);
         if (head)
             heads_send(h, c, s, k);
         if (sends && !s.status)
-            answers_send<X>(h, c, asked, &s, k, &l, room);
+            answers_send<X, F>(h, c, asked, &s, k, &l, room);
         if (receives)
-            tokens_sum<X>(h, c, &s, k, o, &l, &f, room);
+            tokens_sum<X, F>(h, c, &s, k, o, &l, &f, room);
     }
     if (!c.eager)
         return;
@@ -496,12 +499,14 @@ static int vectors_of(const mpix_cuda_combine *c) {
 /* Shared memory that a block can have besides what the kernel has. */
 static size_t room_most(const mpix_cuda_device *d) { return (size_t)d->smem - sizeof(lists) - sizeof(finals) - 4096; }
 
-template <int X> static cudaError_t launch_typed(int blocks, size_t room, const mpix_cuda_handle *h, const mpix_cuda_combine *c, cudaStream_t stream) {
-    cudaError_t err = cudaFuncSetAttribute(ll_combine_kernel<X>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)room);
-    if (err == cudaSuccess)
-        ll_combine_kernel<X><<<blocks, LL_THREADS, room, stream>>>(*h, *c);
-    return err == cudaSuccess ? cudaGetLastError() : err;
-}
+typedef void (*kernel)(mpix_cuda_handle, mpix_cuda_combine);
+typedef ll_form<false, false, false> anything;
+typedef ll_form<false, true, false> slots;
+typedef ll_form<false, true, true> experts;
+/* SLOTS and EXPERT by dtype. */
+static const kernel forms[2][3] = {{ll_combine_kernel<F32, slots>, ll_combine_kernel<F16, slots>, ll_combine_kernel<BF16, slots>},
+                                   {ll_combine_kernel<F32, experts>, ll_combine_kernel<F16, experts>, ll_combine_kernel<BF16, experts>}};
+static const kernel general = ll_combine_kernel<F32, anything>; /* which sums any dtype */
 
 cudaError_t mpix_cuda_ll_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream) {
     int64_t cols = (c->row + LL_PIECE - 1) / LL_PIECE;
@@ -517,14 +522,17 @@ cudaError_t mpix_cuda_ll_combine_launch(const mpix_cuda_device *d, const mpix_cu
     size_t room = c->vectors ? room_bytes(c->held) : 0;
     c->held = c->vectors ? c->held : 0;
     int blocks = ll_blocks(d, c->num_sms);
-    return dtype == F32   ? launch_typed<F32>(blocks, room, h, c, stream)
-           : dtype == F16 ? launch_typed<F16>(blocks, room, h, c, stream)
-                          : launch_typed<BF16>(blocks, room, h, c, stream);
+    kernel form = c->vectors ? forms[h->ll.expert != 0][dtype == F32 ? 0 : dtype == F16 ? 1 : 2] : general;
+    cudaError_t err = cudaFuncSetAttribute(form, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)room);
+    if (err == cudaSuccess)
+        form<<<blocks, LL_THREADS, room, stream>>>(*h, *c);
+    return err == cudaSuccess ? cudaGetLastError() : err;
 }
 
 cudaError_t mpix_cuda_ll_combine_load(void) {
     cudaFuncAttributes a;
-    cudaError_t err = cudaFuncGetAttributes(&a, ll_combine_kernel<F32>);
-    err = err == cudaSuccess ? cudaFuncGetAttributes(&a, ll_combine_kernel<F16>) : err;
-    return err == cudaSuccess ? cudaFuncGetAttributes(&a, ll_combine_kernel<BF16>) : err;
+    cudaError_t err = cudaFuncGetAttributes(&a, general);
+    for (int i = 0; i < 6 && err == cudaSuccess; i++)
+        err = cudaFuncGetAttributes(&a, forms[i / 3][i % 3]);
+    return err;
 }

@@ -35,14 +35,14 @@ __device__ __forceinline__ uint32_t first_row(const mpix_cuda_handle &h, const r
 }
 
 /* By the clerk: what the heads' words say. False: time-out. */
-__device__ static bool counts_take(const mpix_cuda_handle &h, uint64_t epoch, mpix_cuda_status *to, const received &in, const rows_map &map) {
+__device__ static bool counts_take(const mpix_cuda_handle &h, uint64_t epoch, int bank, mpix_cuda_status *to, const received &in, const rows_map &map) {
     enum { FLIGHT = 8 };
-    int lane = threadIdx.x % 32, bank = (int)(epoch % h.ll.depth), n = map.n, s0 = 0, e0 = lane;
-    uint64_t start = now_ns();
+    int lane = threadIdx.x % 32, n = map.n, s0 = 0, e0 = lane;
+    ll_patience patience = {0, 0};
     if (lane < h.size)
         map.before[lane * (n + 1) + n] = in.heads[lane].exist;
     for (bool more = n > 0; more;) {
-        bool there, bad = false;
+        bool there;
         int s, e, whose = -1;
         do {
             uint64_t v[FLIGHT];
@@ -64,12 +64,11 @@ __device__ static bool counts_take(const mpix_cuda_handle &h, uint64_t epoch, mp
                 if (s < h.size)
                     map.before[s * (n + 1) + e] = (uint32_t)v[u];
             }
-            if (!there && (now_ns() - start > h.timeout_ns || *(volatile int32_t *)h.failed)) {
-                status_write(h, to, {MPIX_CUDA_TIMEOUT, 0, whose, 0, 0, 0});
-                *(volatile int32_t *)h.failed = 1;
-                bad = true;
-            }
-            if (__any_sync(~0u, bad))
+            bool late = !__all_sync(~0u, there) && ll_too_long(h, patience);
+            if (late && !there)
+                ll_timed_out(h, whose, to);
+            __syncwarp();
+            if (late)
                 return false;
         } while (!__all_sync(~0u, there));
         s0 = s, e0 = e;
@@ -111,17 +110,18 @@ __device__ static void rows_assign(const mpix_cuda_handle &h, const rows_map &ma
 }
 
 /* Row i of source s, which has come, by a team. */
+template <class F>
 __device__ static void row_take(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const received &in, const rows_map &map, const ll_team &team,
                                 int s, int64_t i, int bank) {
     int lane = threadIdx.x % 32, K = h.max_topk, width = (int)in.heads[s].width;
     int64_t place = ll_place(h, s, i, bank), row = -1, slot = s * h.max_tokens + i;
-    bool lies = !h.ll.expert && s == h.rank; /* there already */
+    bool lies = !F::expert(h) && s == h.rank; /* there already */
     const char *x = ll_row(h, h.rank, place);
     const int32_t *rec = ll_record(h, h.rank, place);
     ll_pieces p;
-    if (c.vectors && !lies) /* asked for together with the record that says where they go */
+    if (F::vectors && !lies) /* asked for together with the record that says where they go */
         ll_load<true>(p, x, c.row, team, 0, false);
-    if (h.ll.expert) {
+    if (F::expert(h)) {
         int local = lane < width ? __ldcg(&rec[1 + lane]) : -1, before = lane < width ? __ldcg(&rec[1 + K + lane]) : 0;
         if (local >= 0)
             row = first_row(h, map, s, local) + (uint32_t)before;
@@ -131,7 +131,7 @@ __device__ static void row_take(const mpix_cuda_handle &h, const mpix_cuda_dispa
         row = slot;
     }
     bool there = row >= 0 && row < c.offer.rows;
-    if (c.vectors && !lies) {
+    if (F::vectors && !lies) {
         uint32_t mask = __ballot_sync(~0u, there);
         for (int round = 0; round < ll_rounds(team, c.row); round++) {
             if (round)
@@ -153,10 +153,10 @@ __device__ static void row_take(const mpix_cuda_handle &h, const mpix_cuda_dispa
             c.src_rank[row] = s;
         if (c.src_token)
             c.src_token[row] = __ldcg(&rec[0]);
-        if (h.ll.expert && c.out_weights)
+        if (F::expert(h) && c.out_weights)
             c.out_weights[row] = __int_as_float(__ldcg(&rec[1 + 2 * K + lane]));
     }
-    for (int k = lane; !h.ll.expert && slot < c.offer.rows && k < width; k += 32) {
+    for (int k = lane; !F::expert(h) && slot < c.offer.rows && k < width; k += 32) {
         if (c.local_ids)
             c.local_ids[slot * in.width + k] = __ldcg(&rec[1 + k]);
         if (c.out_weights)
@@ -165,6 +165,7 @@ __device__ static void row_take(const mpix_cuda_handle &h, const mpix_cuda_dispa
 }
 
 /* Places that have no row: rows [row, end), by a warp. */
+template <class F>
 __device__ static void empties_fill(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, int width, int64_t row, int64_t end) {
     int lane = threadIdx.x % 32;
     if (end > c.offer.rows)
@@ -174,13 +175,13 @@ __device__ static void empties_fill(const mpix_cuda_handle &h, const mpix_cuda_d
             c.src_rank[row] = -1;
         if (lane == 0 && c.src_token)
             c.src_token[row] = -1;
-        for (int k = lane; k < (h.ll.expert ? 1 : width); k += 32) {
+        for (int k = lane; k < (F::expert(h) ? 1 : width); k += 32) {
             if (c.local_ids)
                 c.local_ids[row * width + k] = -1;
             if (c.out_weights)
-                c.out_weights[row * (h.ll.expert ? 1 : width) + k] = 0;
+                c.out_weights[row * (F::expert(h) ? 1 : width) + k] = 0;
         }
-        if (!h.ll.expert)
+        if (!F::expert(h))
             continue;
         char *to = c.out + row * c.out_stride, *scales = c.out_scales + row * c.out_scale_stride;
         bool wide = ((uint64_t)to | (uint64_t)c.row) % 16 == 0;
@@ -213,15 +214,16 @@ __device__ static int batches_judge(const mpix_cuda_handle &h, const mpix_cuda_d
 }
 
 /* By the clerk, while the workers send. 0: all heads are here and fine; 1: the call fails; 2: time-out. */
-__device__ static int heads_receive(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, bool tells, uint64_t epoch, received *in,
+template <class F>
+__device__ static int heads_receive(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, bool tells, uint64_t epoch, int bank, received *in,
                                     const rows_map &map) {
-    if (!ll_heads(h, 0, epoch, c.report, c.wait_ns && blockIdx.x == 0, in->heads))
+    if (!ll_heads(h, 0, epoch, bank, c.report, c.wait_ns && blockIdx.x == 0, in->heads))
         return 2;
     int bad = batches_judge(h, c, tells, in);
     __syncwarp();
-    if (bad || !h.ll.expert)
+    if (bad || !F::expert(h))
         return bad;
-    if (!counts_take(h, epoch, c.report, *in, map))
+    if (!counts_take(h, epoch, bank, c.report, *in, map))
         return 2;
     rows_assign(h, map, in);
     if ((in->total > c.offer.rows && !h.drop) || in->total > 0x7fffffff) {
@@ -233,9 +235,10 @@ __device__ static int heads_receive(const mpix_cuda_handle &h, const mpix_cuda_d
 }
 
 /* By the workers of all blocks. False: time-out. */
-__device__ static bool rows_receive(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, uint64_t epoch, const received &in, const rows_map &map) {
+template <class F>
+__device__ static bool rows_receive(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, uint64_t epoch, int bank, const received &in, const rows_map &map) {
     ll_team team = ll_team_of(c.team[1]);
-    int lane = threadIdx.x % 32, bank = (int)(epoch % h.ll.depth);
+    int lane = threadIdx.x % 32;
     int64_t step = (int64_t)gridDim.x * team.teams, u = ll_idle(team) ? INT64_MAX : (int64_t)team.number * gridDim.x + blockIdx.x, first = 0;
     uint64_t got, start = c.wait_ns ? now_ns() : 0;
     for (int j = 0; j < h.size; j++) { /* own rows first */
@@ -246,28 +249,28 @@ __device__ static bool rows_receive(const mpix_cuda_handle &h, const mpix_cuda_d
                 return false;
             if (c.wait_ns && lane == 0 && s != h.rank)
                 atomicMax((unsigned long long *)&h.state->waited[s], now_ns() - start);
-            row_take(h, c, in, map, team, s, u - first, bank);
+            row_take<F>(h, c, in, map, team, s, u - first, bank);
         }
         first += n;
     }
     /* Meanwhile nobody needs these. */
     int64_t warp = (int64_t)(threadIdx.x / 32) * gridDim.x + blockIdx.x, warps = (int64_t)gridDim.x * LL_WARPS;
-    if (h.ll.expert && h.ll.align > 1)
+    if (F::expert(h) && h.ll.align > 1)
         for (int64_t e = warp; e < h.local_experts; e += warps) {
-            empties_fill(h, c, 1, first_row(h, map, h.size, (int)e), first_row(h, map, 0, (int)e + 1));
+            empties_fill<F>(h, c, 1, first_row(h, map, h.size, (int)e), first_row(h, map, 0, (int)e + 1));
         }
-    else if (!h.ll.expert && (c.src_rank || c.src_token || c.local_ids || c.out_weights))
+    else if (!F::expert(h) && (c.src_rank || c.src_token || c.local_ids || c.out_weights))
         for (int64_t p = warp; p < h.size * h.max_tokens; p += warps)
             if (p % h.max_tokens >= (int64_t)in.heads[p / h.max_tokens].rows)
-                empties_fill(h, c, in.width, p, p + 1);
+                empties_fill<F>(h, c, in.width, p, p + 1);
     return true;
 }
 
 /* A word that may not have come yet (SLOTS); e may be behind the last one. */
-__device__ static uint32_t before_await(const mpix_cuda_handle &h, const received &in, int s, int e, uint64_t epoch, mpix_cuda_status *to) {
+__device__ static uint32_t before_await(const mpix_cuda_handle &h, const received &in, int s, int e, uint64_t epoch, int bank, mpix_cuda_status *to) {
     if (e == h.local_experts)
         return in.heads[s].exist;
-    const uint64_t *p = ll_counts(h, h.rank, s, (int)(epoch % h.ll.depth)) + e;
+    const uint64_t *p = ll_counts(h, h.rank, s, bank) + e;
     uint64_t start = now_ns(), v;
     while (!ll_is(v = ll_look(p), epoch))
         if (now_ns() - start > h.timeout_ns || *(volatile int32_t *)h.failed) {
@@ -279,8 +282,9 @@ __device__ static uint32_t before_await(const mpix_cuda_handle &h, const receive
 }
 
 /* By the first block's clerk, while the workers receive: what this rank has learnt of the routing, and the counts. */
+template <class F>
 __device__ static void routing_learn(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const received &in, const rows_map &map,
-                                     uint64_t epoch) {
+                                     uint64_t epoch, int bank) {
     mpix_cuda_state *st = h.state;
     int n = h.local_experts, lane = threadIdx.x % 32;
     int64_t *counts = h.results + 2, *experts = counts + 2 * h.size, *offsets = experts + n + h.experts;
@@ -297,7 +301,7 @@ __device__ static void routing_learn(const mpix_cuda_handle &h, const mpix_cuda_
     if (!c.counts && !c.cumulative)
         return;
     if (lane < h.size && c.counts) {
-        uint32_t rows = h.ll.expert ? in.heads[lane].exist : in.heads[lane].rows;
+        uint32_t rows = F::expert(h) ? in.heads[lane].exist : in.heads[lane].rows;
         counts[lane] = rows;
         if (c.recv_per_rank)
             c.recv_per_rank[lane] = rows;
@@ -305,7 +309,7 @@ __device__ static void routing_learn(const mpix_cuda_handle &h, const mpix_cuda_
     for (int e = lane; e < n; e += 32) {
         int64_t all = 0;
         for (int s = 0; s < h.size; s++)
-            all += before_await(h, in, s, e + 1, epoch, c.report) - before_await(h, in, s, e, epoch, c.report);
+            all += before_await(h, in, s, e + 1, epoch, bank, c.report) - before_await(h, in, s, e, epoch, bank, c.report);
         if (c.counts)
             experts[e] = all;
         if (c.recv_per_expert)
@@ -313,7 +317,7 @@ __device__ static void routing_learn(const mpix_cuda_handle &h, const mpix_cuda_
         if (c.cumulative)
             c.cumulative[e] += all;
     }
-    for (int e = lane; h.ll.expert && c.counts && e <= n; e += 32) {
+    for (int e = lane; F::expert(h) && c.counts && e <= n; e += 32) {
         offsets[e] = first_row(h, map, 0, e);
         if (c.expert_offset)
             c.expert_offset[e] = offsets[e];
@@ -321,9 +325,9 @@ __device__ static void routing_learn(const mpix_cuda_handle &h, const mpix_cuda_
     __threadfence_system();
 }
 
-template <bool quant>
-__global__ void __launch_bounds__(LL_THREADS) ll_dispatch_kernel(const __grid_constant__ mpix_cuda_handle h,
-                                                            const __grid_constant__ mpix_cuda_dispatch c) {
+template <class F>
+__global__ void __launch_bounds__(LL_THREADS, 1) ll_dispatch_kernel(const __grid_constant__ mpix_cuda_handle h,
+                                                               const __grid_constant__ mpix_cuda_dispatch c) {
     extern __shared__ uint32_t shared[]; /* EXPERT: rows_map */
     __shared__ received in;
     __shared__ ll_shared s;
@@ -345,10 +349,11 @@ __global__ void __launch_bounds__(LL_THREADS) ll_dispatch_kernel(const __grid_co
         if (threadIdx.x % 32 == 0)
             s.status = c.status ? c.status : fault ? 1 : 0;
     } else if (warp == LL_FLAGGER) {
-        ll_flagger_open(h, sends, h.ll.claims, (uint32_t)c.tokens, team.teams, &s);
+        if (sends)
+            ll_claim_round(h.ll.claims[0], (uint32_t)c.tokens, team.teams, 0, 3, &s);
     } else if (sends) {
         if (ll_owned(team.number, team.teams, 0) < c.tokens)
-            token_load<quant>(h, c, team, ll_owned(team.number, team.teams, 0), o);
+            token_load<F>(h, c, team, ll_owned(team.number, team.teams, 0), o);
         if (head)
             heads = batches_ask(h);
     }
@@ -362,25 +367,27 @@ __global__ void __launch_bounds__(LL_THREADS) ll_dispatch_kernel(const __grid_co
             ll_say_taken(h, 0, epoch);
         if (fault && threadIdx.x % 32 == 0)
             ll_report(last, h, fault, 0, -1, tokens, c.tokens);
-        int how = receives ? heads_receive(h, c, last, epoch, &in, map) : 0;
+        int how = receives ? heads_receive<F>(h, c, last, epoch, s.bank, &in, map) : 0;
         if (threadIdx.x % 32 == 0)
             s.bad = how;
         __syncwarp();
         ll_arrive(LL_BAR_HEADS, LL_WORKERS + 32);
         if (last && how < 2)
-            ll_count(h, MPIX_CUDA_DISPATCH, receives, epoch, c.report);
+            ll_count(h, 0, receives, s, c.report);
+        if (last && sends)
+            ll_claims_clear(h.ll.claims[0], h.max_tokens, epoch);
         if (receives && how == 0 && blockIdx.x == 0)
-            routing_learn(h, c, in, map, epoch);
+            routing_learn<F>(h, c, in, map, epoch, s.bank);
     } else if (warp == LL_FLAGGER) {
         if (sends && !s.status)
-            flags_send(h, c, epoch, &s);
+            flags_send<F>(h, c, epoch, &s);
     } else {
         if (head)
-            heads_send(h, c, s.status, epoch, heads);
+            heads_send(h, c, s.status, epoch, s.bank, heads);
         if (sends && !s.status)
-            tokens_send<quant>(h, c, team, o, &s, stolen);
+            tokens_send<F>(h, c, team, o, &s, stolen);
         ll_sync(LL_BAR_HEADS, LL_WORKERS + 32);
-        if (receives && s.bad == 0 && !rows_receive(h, c, epoch, in, map))
+        if (receives && s.bad == 0 && !rows_receive<F>(h, c, epoch, s.bank, in, map))
             s.bad = 2;
     }
     if (!c.eager)
@@ -400,6 +407,12 @@ static int vectors_of(const mpix_cuda_dispatch *c) {
     return bits % 16 == 0 && (!c->quant || c->quant == BF16 || c->quant == F16);
 }
 
+typedef void (*kernel)(mpix_cuda_handle, mpix_cuda_dispatch);
+/* By whether rows are quantised; then: anything, SLOTS and EXPERT 16 bytes at a time. */
+static const kernel forms[2][3] = {
+    {ll_dispatch_kernel<ll_form<false, false, false>>, ll_dispatch_kernel<ll_form<false, true, false>>, ll_dispatch_kernel<ll_form<false, true, true>>},
+    {ll_dispatch_kernel<ll_form<true, false, false>>, ll_dispatch_kernel<ll_form<true, true, false>>, ll_dispatch_kernel<ll_form<true, true, true>>}};
+
 cudaError_t mpix_cuda_ll_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
     c->eager = h->ll.depth == 1 || c->wait_ns != NULL;
     int blocks = ll_blocks(d, c->num_sms), ranks = h->size < h->max_topk ? h->size : h->max_topk;
@@ -407,15 +420,14 @@ cudaError_t mpix_cuda_ll_dispatch_launch(const mpix_cuda_device *d, const mpix_c
     c->team[0] = ll_team_size(blocks > 1 ? blocks - 1 : 1, c->tokens);
     c->team[1] = ll_team_size(blocks, c->tokens * ranks);
     c->vectors = vectors_of(c);
-    if (c->quant)
-        ll_dispatch_kernel<true><<<blocks, LL_THREADS, smem, stream>>>(*h, *c);
-    else
-        ll_dispatch_kernel<false><<<blocks, LL_THREADS, smem, stream>>>(*h, *c);
+    forms[c->quant != 0][c->vectors ? 1 + (h->ll.expert != 0) : 0]<<<blocks, LL_THREADS, smem, stream>>>(*h, *c);
     return cudaGetLastError();
 }
 
 cudaError_t mpix_cuda_ll_dispatch_load(void) {
     cudaFuncAttributes a;
-    cudaError_t err = cudaFuncGetAttributes(&a, ll_dispatch_kernel<false>);
-    return err == cudaSuccess ? cudaFuncGetAttributes(&a, ll_dispatch_kernel<true>) : err;
+    cudaError_t err = cudaSuccess;
+    for (int i = 0; i < 6 && err == cudaSuccess; i++)
+        err = cudaFuncGetAttributes(&a, forms[i / 3][i % 3]);
+    return err;
 }

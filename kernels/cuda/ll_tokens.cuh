@@ -53,8 +53,9 @@ __device__ __forceinline__ batches batches_ask(const mpix_cuda_handle &h) {
         b.before = h.ll.sends[r], b.owner = h.owner[r], b.local = h.local[r];
     return b;
 }
-__device__ __forceinline__ void heads_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, int status, uint64_t epoch, const batches &b) {
-    int bank = (int)(epoch % h.ll.depth), r = threadIdx.x;
+__device__ __forceinline__ void heads_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, int status, uint64_t epoch, int bank,
+                                           const batches &b) {
+    int r = threadIdx.x;
     if (r < h.size) {
         mpix_cuda_ll_head mine = {};
         mine.status = status;
@@ -66,7 +67,7 @@ __device__ __forceinline__ void heads_send(const mpix_cuda_handle &h, const mpix
         mine.hidden = c.hidden;
         mine.at = b.at;
         mine.exist = b.choices;
-        ll_head_put(h, r, 0, epoch, (int)(epoch % h.ll.depth), mine);
+        ll_head_put(h, r, 0, epoch, bank, mine);
     }
     if (r < h.experts && !status)
         ll_put(ll_counts(h, b.owner, h.rank, bank) + b.local, ll_word(b.before, epoch));
@@ -82,25 +83,25 @@ struct outgoing {
 };
 
 __device__ __forceinline__ const char *token_at(const mpix_cuda_dispatch &c, int64_t t) { return c.x + t * c.x_stride; }
-template <bool quant> __device__ __forceinline__ int64_t token_bytes(const mpix_cuda_dispatch &c) { return quant ? c.hidden * 2 : c.row; }
+template <class F> __device__ __forceinline__ int64_t token_bytes(const mpix_cuda_dispatch &c) { return F::quant ? c.hidden * 2 : c.row; }
 
 /* Asks for all of it at once. */
-template <bool quant>
+template <class F>
 __device__ __forceinline__ void token_load(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const ll_team &team, int64_t t, outgoing &o) {
     int lane = threadIdx.x % 32;
     o.map = h.bitmap[t];
     o.i = lane < h.size ? ll_place_of(h, t, lane) : 0;
-    if (c.vectors)
-        ll_load<false>(o.row, token_at(c, t), token_bytes<quant>(c), team, 0, quant);
+    if (F::vectors)
+        ll_load<false>(o.row, token_at(c, t), token_bytes<F>(c), team, 0, F::quant);
 }
 
 /* What travels beside choice k of token t (of none, k = 0 stands for the token), by a thread. */
-__device__ __forceinline__ void choice_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, int64_t t, int k, int bank) {
+template <class F> __device__ __forceinline__ void choice_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, int64_t t, int k, int bank) {
     int K = h.max_topk, id = k < c.topk ? h.ids[t * K + k] : -1;
     uint32_t map = h.bitmap[t];
     float weight = c.weights && k < c.topk ? c.weights[t * c.topk + k] : 0.0f;
     int owner = id >= 0 ? h.owner[id] : -1, local = id >= 0 ? h.local[id] : -1;
-    int before = id >= 0 && h.ll.expert ? (int)(h.expert.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.experts + id] + h.expert.rel[t * K + k]) : 0;
+    int before = id >= 0 && F::expert(h) ? (int)(h.expert.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.experts + id] + h.expert.rel[t * K + k]) : 0;
     for (uint32_t m = map; m; m &= m - 1) {
         int r = __ffs(m) - 1;
         int32_t *rec = ll_record(h, r, ll_place(h, h.rank, ll_place_of(h, t, r), bank));
@@ -109,7 +110,7 @@ __device__ __forceinline__ void choice_send(const mpix_cuda_handle &h, const mpi
         if (k >= c.topk)
             continue;
         rec[1 + k] = owner == r ? local : -1;
-        if (h.ll.expert)
+        if (F::expert(h))
             rec[1 + K + k] = before;
         if (c.weights)
             rec[1 + 2 * K + k] = __float_as_int(weight);
@@ -117,14 +118,14 @@ __device__ __forceinline__ void choice_send(const mpix_cuda_handle &h, const mpi
 }
 
 /* One round of pieces to the places of the lanes in mask. */
-template <bool quant>
+template <class F>
 __device__ __forceinline__ void pieces_send(const mpix_cuda_dispatch &c, const ll_team &team, const ll_pieces &p, int first,
                                             const quant_place &to, uint32_t mask) {
     int lane = threadIdx.x % 32;
-    for (uint32_t m = quant ? 0 : mask; m; m &= m - 1)
+    for (uint32_t m = F::quant ? 0 : mask; m; m &= m - 1)
         ll_store(p, (char *)__shfl_sync(~0u, (unsigned long long)to.row, __ffs(m) - 1), c.row, team, first);
 #pragma unroll
-    for (int u = 0; quant && u < LL_FLIGHT; u++) {
+    for (int u = 0; F::quant && u < LL_FLIGHT; u++) {
         int64_t at = (int64_t)((first + u) * team.warps + team.part) * (LL_PIECE / 2), j = at + lane * 16;
         if (at >= c.hidden)
             break;
@@ -158,7 +159,7 @@ __device__ static __noinline__ void row_send(const mpix_cuda_dispatch &c, ll_tea
 }
 
 /* A token to its places; by a team, which then meets and releases the flags. */
-template <bool quant>
+template <class F>
 __device__ __forceinline__ void token_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const ll_team &team, int64_t t,
                                            outgoing &o, int bank) {
     int lane = threadIdx.x % 32;
@@ -172,38 +173,38 @@ __device__ __forceinline__ void token_send(const mpix_cuda_handle &h, const mpix
         to.row = ll_row(h, lane, place);
         to.scales = to.row + ll_up16(c.row);
     }
-    if (goes && lane == h.rank && !h.ll.expert) { /* its place is known and free */
+    if (goes && lane == h.rank && !F::expert(h)) { /* its place is known and free */
         int64_t row = h.rank * h.max_tokens + o.i;
         to.row = row < c.offer.rows ? c.out + row * c.out_stride : nullptr;
         to.scales = row < c.offer.rows ? c.out_scales + row * c.out_scale_stride : nullptr;
     }
     const char *x = token_at(c, t);
-    if (c.vectors) {
+    if (F::vectors) {
         uint32_t places = __ballot_sync(~0u, to.row != nullptr);
-        pieces_send<quant>(c, team, o.row, 0, to, places);
-        for (int round = 1; round < ll_rounds(team, token_bytes<quant>(c)); round++) {
-            ll_load<false>(o.row, x, token_bytes<quant>(c), team, round * LL_FLIGHT, quant);
-            pieces_send<quant>(c, team, o.row, round * LL_FLIGHT, to, places);
+        pieces_send<F>(c, team, o.row, 0, to, places);
+        for (int round = 1; round < ll_rounds(team, token_bytes<F>(c)); round++) {
+            ll_load<false>(o.row, x, token_bytes<F>(c), team, round * LL_FLIGHT, F::quant);
+            pieces_send<F>(c, team, o.row, round * LL_FLIGHT, to, places);
         }
     } else {
         row_send(c, team, x, to);
     }
-    if (c.scale_row && !quant && team.part == 0)
+    if (c.scale_row && !F::quant && team.part == 0)
         bytes_send(c.scales + t * c.scale_stride, to.row ? to.scales : nullptr, c.scale_row);
 }
 
 /* What is left over of other blocks', by a team. */
-template <bool quant>
-__device__ static __noinline__ void tokens_steal(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, ll_team team, uint64_t epoch,
+template <class F>
+__device__ static __noinline__ void tokens_steal(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, ll_team team, uint64_t epoch, int bank,
                                                  uint32_t *shared) {
-    int lane = threadIdx.x % 32, bank = (int)(epoch % h.ll.depth);
+    int lane = threadIdx.x % 32;
     uint32_t t = 0, n = (uint32_t)c.tokens;
     outgoing o;
-    while ((t = ll_steal(team, h.ll.claims, n, t, epoch, shared, [](uint32_t) { return true; })) < n) {
-        token_load<quant>(h, c, team, t, o);
-        token_send<quant>(h, c, team, t, o, bank);
+    while ((t = ll_steal(team, h.ll.claims[0], n, t, epoch, shared, [](uint32_t) { return true; })) < n) {
+        token_load<F>(h, c, team, t, o);
+        token_send<F>(h, c, team, t, o, bank);
         for (int k = lane; team.part == 0 && (k < c.topk || k == 0); k += 32)
-            choice_send(h, c, t, k, bank);
+            choice_send<F>(h, c, t, k, bank);
         ll_meet(team); /* the release covers the whole team's stores */
         if (team.part == 0 && lane < h.size && (o.map >> lane & 1))
             word_store(ll_flag(h, lane, ll_place(h, h.rank, o.i, bank)), epoch);
@@ -212,7 +213,7 @@ __device__ static __noinline__ void tokens_steal(const mpix_cuda_handle &h, cons
 }
 
 /* By the workers. o: of the team's first token, which it has asked for. */
-template <bool quant>
+template <class F>
 __device__ __forceinline__ void tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const ll_team &team, outgoing &o,
                                             ll_shared *s, uint32_t *shared) {
     uint64_t epoch = s->epoch;
@@ -221,38 +222,38 @@ __device__ __forceinline__ void tokens_send(const mpix_cuda_handle &h, const mpi
         uint32_t t = ll_owned(team.number, team.teams, round);
         if (round) {
             if (t < n)
-                token_load<quant>(h, c, team, t, o);
+                token_load<F>(h, c, team, t, o);
             ll_sync(LL_BAR_ROUND, LL_WORKERS + 32);
         }
-        if (t < n && s->got[round & 1][team.number])
-            token_send<quant>(h, c, team, t, o, (int)(epoch % h.ll.depth));
+        if (t < n && ll_got(s, round, team.number, epoch))
+            token_send<F>(h, c, team, t, o, s->bank);
         if (ll_owned(0, 1, (round + 1) * team.teams) < n)
             ll_sync(LL_BAR_SENT, LL_WORKERS + 32); /* before the flagger claims more */
         else
             ll_arrive(LL_BAR_SENT, LL_WORKERS + 32);
     }
-    if (ll_left(h.ll.claims, n, epoch, [](uint32_t) { return true; }) && !ll_idle(team))
-        tokens_steal<quant>(h, c, team, epoch, shared);
+    if (ll_left(h.ll.claims[0], n, epoch, [](uint32_t) { return true; }) && !ll_idle(team))
+        tokens_steal<F>(h, c, team, epoch, s->bank, shared);
 }
 
 /* By the flagger: of the same rounds records and flags. The first round's rows are claimed. */
+template <class F>
 __device__ static void flags_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, uint64_t epoch, ll_shared *s) {
-    int lane = threadIdx.x % 32, bank = (int)(epoch % h.ll.depth), teams = LL_WARPS / c.team[0], each = c.topk > 0 ? c.topk : 1;
+    int lane = threadIdx.x % 32, bank = s->bank, teams = LL_WARPS / c.team[0], each = c.topk > 0 ? c.topk : 1;
     uint32_t n = (uint32_t)c.tokens;
     for (uint32_t round = 0; ll_owned(0, 1, round * teams) < n; round++) {
         if (round) {
-            ll_claim_round(h.ll.claims, n, teams, round, epoch, s);
+            ll_claim_round(h.ll.claims[0], n, teams, round, ll_bit(epoch), s);
             ll_sync(LL_BAR_ROUND, LL_WORKERS + 32);
         }
-        const int *got = s->got[round & 1];
         for (int j = lane; j < teams * each; j += 32)
-            if (got[j / each])
-                choice_send(h, c, ll_owned(j / each, teams, round), j % each, bank);
+            if (ll_got(s, round, j / each, epoch))
+                choice_send<F>(h, c, ll_owned(j / each, teams, round), j % each, bank);
         uint64_t *flag = nullptr;
         for (int j0 = 0; j0 < teams * h.size; j0 += 32) {
             int j = j0 + lane, r = j % h.size;
             uint32_t t = ll_owned(j / h.size, teams, round);
-            bool goes = j < teams * h.size && got[j / h.size] && (h.bitmap[t] >> r & 1);
+            bool goes = j < teams * h.size && ll_got(s, round, j / h.size, epoch) && (h.bitmap[t] >> r & 1);
             flag = goes ? ll_flag(h, r, ll_place(h, h.rank, ll_place_of(h, t, r), bank)) : nullptr;
             if (j0 == 0) {
                 __syncwarp();
