@@ -118,7 +118,7 @@ static int window_size_ll(const MPIX_Ep_config *c, const mpix_params *params, in
 }
 
 /* The same in GPU memory, where control words and banks are one window per handle. */
-static int window_size_gpu(const MPIX_Ep_config *c, const mpix_params *params, int ranks, MPI_Count *bytes) {
+static int window_size_gpu(const MPIX_Ep_config *c, const mpix_params *params, int ranks, int ranks_per_host, MPI_Count *bytes) {
     mpix_ep_placement placement;
     mpix_ep_ctl_layout layout;
     mpix_cuda_ll ll;
@@ -128,7 +128,8 @@ static int window_size_gpu(const MPIX_Ep_config *c, const mpix_params *params, i
     mpix_ep_ll_ctl_layout(&layout, ranks, c->depth, params->max_handles);
     kind = mpix_ep_gpu_ll_geometry(c, &placement, &ll);
     mpix_ep_placement_free(&placement);
-    *bytes = kind ? *bytes : (MPI_Count)(layout.total + ll.bytes);
+    if (!kind)
+        *bytes = (MPI_Count)(layout.total + ll.bytes + (ranks_per_host < ranks ? mpix_ep_gpu_far_bytes(c, params, &ll, ranks, ranks_per_host) : 0));
     return kind;
 }
 
@@ -147,7 +148,7 @@ int PMPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_
     if (!kind)
         kind = mpix_params_read(&params);
     if (!kind && c.mode == MPIX_EP_LL && c.memkind == MPIX_EP_CUDA)
-        return mpix_boot_raise(NULL, window_size_gpu(&c, &params, ranks, bytes));
+        return mpix_boot_raise(NULL, window_size_gpu(&c, &params, ranks, ranks_per_host, bytes));
     if (!kind && c.mode == MPIX_EP_LL)
         return mpix_boot_raise(NULL, window_size_ll(&c, &params, ranks, ranks - ranks_per_host, bytes));
     if (kind)
@@ -174,7 +175,7 @@ int PMPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_
     mpix_ep_ctl_layout_init(&layout, ranks, c.num_experts, c.depth, params.max_handles, answered);
     *bytes = (MPI_Count)(most * (size_t)c.depth + layout.total);
     if (ranks_per_host < ranks && c.memkind == MPIX_EP_CUDA) {
-        *bytes += (MPI_Count)mpix_ep_gpu_far_bytes(&c, &params, ranks, ranks_per_host);
+        *bytes += (MPI_Count)mpix_ep_gpu_far_bytes(&c, &params, NULL, ranks, ranks_per_host);
     } else if (ranks_per_host < ranks) { /* send buffer and mirror */
         int nchunks;
         size_t chunk = mpix_ep_far_chunks(&c, &params, ranks, &nchunks);

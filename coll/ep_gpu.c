@@ -86,10 +86,10 @@ static int create_local(mpix_ep *ep) {
 }
 
 static int create_checks(mpix_ep *ep) {
-    const char *alone = ep->config.mode == MPIX_EP_LL              ? "config.mode = MPIX_EP_LL"
-                        : ep->config.layout == MPIX_EP_EXPERT      ? "config.layout = MPIX_EP_EXPERT"
-                        : ep->config.num_sms == MPIX_EP_SMS_NONE   ? "config.num_sms = MPIX_EP_SMS_NONE"
-                                                                   : NULL;
+    const char *alone = ep->config.mode == MPIX_EP_LL            ? NULL
+                        : ep->config.layout == MPIX_EP_EXPERT    ? "config.layout = MPIX_EP_EXPERT"
+                        : ep->config.num_sms == MPIX_EP_SMS_NONE ? "config.num_sms = MPIX_EP_SMS_NONE"
+                                                                 : NULL;
     if (ep->boot->nhosts > 1 && alone)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.memkind", "MPIX_EP_CUDA on %d hosts: proxied peers with %s are not in this version, MPIX_EP_COMPACT in MPIX_EP_HT is",
                          ep->boot->nhosts, alone);

@@ -104,7 +104,7 @@ int mpix_ep_gpu_far_handle(struct mpix_ep_handle *handle, mpix_cuda_handle *d);
 int mpix_ep_gpu_far_begin(struct mpix_ep_handle *handle, const mpix_cuda_handle *d, char *why);
 void mpix_ep_gpu_far_end(struct mpix_ep_handle *handle, const mpix_cuda_handle *d);
 const char *mpix_ep_gpu_far_memory(const mpix_ep *ep); /* what the first handle's window is, and why; NULL: there is none */
-size_t mpix_ep_gpu_far_bytes(const MPIX_Ep_config *config, const mpix_params *params, int ranks, int ranks_per_host);
+size_t mpix_ep_gpu_far_bytes(const MPIX_Ep_config *config, const mpix_params *params, const mpix_cuda_ll *ll, int ranks, int ranks_per_host);
 
 /* Low latency (ep_gpu_ll.c). geometry: sizes and places of a handle's window, equal on all ranks; UNSUPPORTED or NO_MEM. */
 int mpix_ep_gpu_ll_geometry(const MPIX_Ep_config *config, const mpix_ep_placement *placement, mpix_cuda_ll *ll);

@@ -11,7 +11,8 @@
  *
  * What a window needs: a block per rank twice (as in the GPU's window, and its mirrors), and for each proxied peer room for a batch twice (what comes
  * from there, what is packed for there), of max_tokens items each, and with two hops for as many of combine's requests. If all routings take two hops
- * (two_hops=on), only for peers of which one forwards for the other.
+ * (two_hops=on), only for peers of which one forwards for the other. In low latency there is room for a batch of each kind, and of what comes for each
+ * bank (kernels/cuda/ll_far.cu).
  */
 #include "config.h"
 
@@ -162,7 +163,7 @@ static int has_room(const mpix_ep *ep, int r, int p) {
     const int *host_of = ep->boot->host_of;
     if (host_of[p] == host_of[r])
         return 0;
-    return ep->params.two_hops != MPIX_HOPS_ON || mpix_ep_hop_forwarder(ep->boot, r, host_of[p]) == p ||
+    return ep->config.mode == MPIX_EP_LL || ep->params.two_hops != MPIX_HOPS_ON || mpix_ep_hop_forwarder(ep->boot, r, host_of[p]) == p ||
            mpix_ep_hop_forwarder(ep->boot, p, host_of[r]) == r;
 }
 
@@ -181,7 +182,7 @@ static void far_hops(const mpix_ep *ep, mpix_cuda_far *f) {
     int shared = 0;
     for (int h = 0; h < f->nhosts; h++)
         shared |= (f->host[h] & (f->host[h] - 1)) != 0;
-    f->hops = ep->params.two_hops == MPIX_HOPS_ON || (ep->params.two_hops == MPIX_HOPS_AUTO && shared);
+    f->hops = ep->config.mode != MPIX_EP_LL && (ep->params.two_hops == MPIX_HOPS_ON || (ep->params.two_hops == MPIX_HOPS_AUTO && shared));
     f->saves = ep->params.two_hops == MPIX_HOPS_ON ? -1 : (int64_t)least + ((double)(int64_t)least < least);
     f->here_host = host_of[ep->rank];
     for (int h = 0; h < f->nhosts; h++)
@@ -193,18 +194,34 @@ static void far_hops(const mpix_ep *ep, mpix_cuda_far *f) {
     }
 }
 
-/* Sizes and places in a window, where blocks and what comes are alike on all ranks. block: bytes of a rank's block in the GPU's window. The window's bytes. */
-static size_t far_layout(const MPIX_Ep_config *c, size_t ranks, size_t npeers, size_t block, int hops, mpix_cuda_far *f) {
+/* Low latency: bytes of a batch, and the rooms. */
+static void far_rooms_ll(const MPIX_Ep_config *c, const mpix_cuda_ll *ll, mpix_cuda_far *f) {
+    size_t tokens = (size_t)c->max_tokens;
+    f->batch[0] = up(MPIX_CUDA_LL_HEAD + ll->counts_bytes + tokens * (ll->row + 16 + ll->record), 128);
+    f->batch[1] = up(MPIX_CUDA_LL_HEAD + tokens * (ll->answer + 16 + up(4 * (size_t)c->max_topk, 16)), 128);
+    f->room = (size_t)c->depth * (f->batch[0] + f->batch[1]);
+}
+
+/* Of a window with room for so many peers. */
+static size_t far_bytes(const mpix_cuda_far *f, size_t npeers) {
+    return f->land + npeers * (f->room + (f->batch[1] ? f->batch[0] + f->batch[1] : f->room));
+}
+
+/* Sizes and places in a window, where blocks and what comes are alike on all ranks. block: bytes of a rank's block in the GPU's window; ll: in low latency.
+ * The window's bytes. */
+static size_t far_layout(const MPIX_Ep_config *c, size_t ranks, size_t npeers, size_t block, int hops, const mpix_cuda_ll *ll, mpix_cuda_far *f) {
     size_t topk = (size_t)c->max_topk, item = up((size_t)c->max_row_bytes + 32 + up(8 + (hops ? 12 : 8) * topk, 16), 128);
     f->arrived = block;
     f->block = up(f->arrived + 3 * MPIX_CUDA_FAR_CHUNKS * sizeof(uint64_t), 128);
     f->ask = up(8 + 8 * topk, 16);
     f->asks = up((size_t)c->max_tokens * item + 1, 4096); /* in a room, so that land and room are alike on all ranks */
     f->room = f->asks + (hops ? up((size_t)c->max_tokens * f->ask + 1, 4096) : 0);
+    if (ll)
+        far_rooms_ll(c, ll, f);
     f->out = up(f->block * ranks, 4096);
     f->land = up(f->out + f->block * ranks, 4096);
     f->pack = f->land + npeers * f->room;
-    return f->pack + npeers * f->room;
+    return far_bytes(f, npeers);
 }
 
 /* The same with who is where. */
@@ -216,16 +233,16 @@ static size_t far_geometry(const mpix_ep *ep, mpix_cuda_handle *d) {
         f->there[r] = room_of(ep, r, ep->rank);
     }
     far_hops(ep, f);
-    return far_layout(&ep->config, (size_t)ep->size, room_of(ep, ep->rank, ep->size), d->block, f->hops, f);
+    return far_layout(&ep->config, (size_t)ep->size, room_of(ep, ep->rank, ep->size), d->block, f->hops, d->ll.on ? &d->ll : NULL, f);
 }
 
-size_t mpix_ep_gpu_far_bytes(const MPIX_Ep_config *c, const mpix_params *params, int ranks, int ranks_per_host) {
-    mpix_cuda_far f;
+size_t mpix_ep_gpu_far_bytes(const MPIX_Ep_config *c, const mpix_params *params, const mpix_cuda_ll *ll, int ranks, int ranks_per_host) {
+    mpix_cuda_far f = {0};
     size_t hosts = (size_t)(ranks + ranks_per_host - 1) / (size_t)ranks_per_host, peers = (size_t)(ranks - ranks_per_host);
     size_t block = up(sizeof(mpix_cuda_words) + 4 * sizeof(mpix_cuda_offer) + 2 * up(16 + 4 * ((size_t)ranks + (size_t)c->num_experts + hosts), 64), 128);
     int hops = params->two_hops == MPIX_HOPS_ON || (params->two_hops == MPIX_HOPS_AUTO && ranks_per_host > 1);
     /* of equal hosts a rank exchanges batches with one rank of each other host */
-    return far_layout(c, (size_t)ranks, params->two_hops == MPIX_HOPS_ON ? hosts - 1 : peers, block, hops, &f);
+    return far_layout(c, (size_t)ranks, params->two_hops == MPIX_HOPS_ON && !ll ? hosts - 1 : peers, block, hops && !ll, ll, &f);
 }
 
 /* The window in GPU memory. 0, or a kind with the reason in why, and nothing is left. */
@@ -353,19 +370,29 @@ int mpix_ep_gpu_far_handle(struct mpix_ep_handle *handle, mpix_cuda_handle *d) {
     mpix_gpu_queues_local(far->queues, f->local, slot->mem, slot->base, slot->bytes);
     for (int r = 0; r < ep->size; r++)
         if (ep->far->is[r]) {
-            mpix_gpu_queues_remote(far->queues, f->remote + r, r, slot->rmem[r], 0, f->land + 2 * room_of(ep, r, ep->size) * f->room, 0);
+            mpix_gpu_queues_remote(far->queues, f->remote + r, r, slot->rmem[r], 0, far_bytes(f, room_of(ep, r, ep->size)), 0);
             if (slot->theirs >> r & 1)
                 mpix_gpu_queues_remote_gpu(far->queues, f->remote + r);
         }
     return 0;
 }
 
-/* The device's state is there: it goes on counting where the slot's last handle ended. */
+/* The device's state is there: it goes on counting where the slot's last handle ended. In low latency all that mapped peers have sent was taken then. */
 int mpix_ep_gpu_far_begin(struct mpix_ep_handle *handle, const mpix_cuda_handle *d, char *why) {
-    mpix_ep_gpu *gpu = handle->ep->gpu;
+    mpix_ep *ep = handle->ep;
+    mpix_ep_gpu *gpu = ep->gpu;
     if (!gpu->far)
         return 0;
-    return gpu->ops->copy(&gpu->device, d->state->epoch, gpu->far->slots[handle->slot].epochs, sizeof d->state->epoch, why);
+    const uint64_t *epochs = gpu->far->slots[handle->slot].epochs;
+    int kind = gpu->ops->copy(&gpu->device, d->state->epoch, epochs, sizeof d->state->epoch, why);
+    if (kind || !d->ll.on)
+        return kind;
+    const uint64_t taken[2] = {epochs[MPIX_CUDA_DISPATCH], epochs[MPIX_CUDA_COMBINE]}, depth = (uint64_t)d->ll.depth;
+    const uint32_t bank[2] = {(uint32_t)(taken[0] % depth), (uint32_t)(taken[1] % depth)};
+    kind = gpu->ops->copy(&gpu->device, d->state->bank, bank, sizeof bank, why);
+    for (int r = 0; r < ep->size && !kind; r++)
+        kind = gpu->ops->copy(&gpu->device, d->window[ep->rank] + d->ll.block * (uint64_t)r, taken, sizeof taken, why);
+    return kind;
 }
 
 void mpix_ep_gpu_far_end(struct mpix_ep_handle *handle, const mpix_cuda_handle *d) {

@@ -114,6 +114,23 @@ __device__ inline bool far_post(const mpix_cuda_handle &h, int r, uint64_t from,
     return true;
 }
 
+/* The word alone. */
+__device__ inline bool far_word_post(const mpix_cuda_handle &h, int r, uint64_t word, uint64_t value, mpix_cuda_status *to) {
+    const mpix_dev_peer &p = h.far.queue->peers[r];
+    const mpix_dev_fifo &f = h.far.queue->fifo[p.fifo];
+    unsigned long long number;
+    if (!mpix_dev_claim(f, 1, h.timeout_ns, &number)) {
+        far_give_up(h, r, to);
+        return false;
+    }
+    mpix_dev_fence_sys();
+    mpix_dev_store(f, number, (unsigned long long)MPIX_DEV_CMD_WORD | (unsigned long long)(h.far.remote + r) << 3 | word / 8 << 19, value);
+    atomicMax((unsigned long long *)&h.far.last[r], number + 1);
+    mpix_dev_note(p, number + 1);
+    mpix_dev_refresh(f, number, 1);
+    return true;
+}
+
 /* A part of this rank's block at r, from the mirror, and the word that tells of it. */
 __device__ inline bool far_publish(const mpix_cuda_handle &h, int r, uint64_t at, uint64_t bytes, uint64_t word, uint64_t epoch, mpix_cuda_status *to) {
     return far_post(h, r, far_out(h, r) + at, h.far.block * h.rank + at, bytes, h.far.block * h.rank + word, epoch, to);

@@ -41,6 +41,10 @@ cudaError_t mpix_cuda_ll_dispatch_load(void);
 cudaError_t mpix_cuda_ll_combine_load(void);
 cudaError_t mpix_cuda_ll_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream);
 cudaError_t mpix_cuda_ll_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream);
+/* Around them where some peers are reached through the proxy. */
+cudaError_t mpix_cuda_ll_far_load(void);
+cudaError_t mpix_cuda_ll_far_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream);
+cudaError_t mpix_cuda_ll_far_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream);
 /* Records to the caller's arrays, if any of them is wanted. */
 cudaError_t mpix_cuda_unpack_launch(const mpix_cuda_handle *h, const mpix_cuda_dispatch *c, int sms, cudaStream_t stream);
 cudaError_t mpix_cuda_p2p_load(void);

@@ -44,6 +44,17 @@
 enum { LL_WARPS = 14, LL_WORKERS = 32 * LL_WARPS, LL_CLERK = LL_WARPS, LL_FLAGGER, LL_THREADS = LL_WORKERS + 64 };
 #define LL_EMPTY (1ull << 63) /* of an answer's flag: the token has no row there, all were dropped */
 
+/*
+ * What a kernel is made for: rows that are quantised; that are moved 16 bytes at a time, and then the layout, which is asked for otherwise; some peers
+ * are reached through the proxy (ll_far.cuh). Machine code that is not in an instruction cache costs as much as the loads of a call: some 100 KB
+ * instead of 200 were 1.5 to 2.5 us of dispatch (doc/performance.md).
+ */
+template <bool QUANT, bool VECTORS, bool EXPERT, bool FAR = false> struct ll_form {
+    static constexpr bool quant = QUANT, vectors = VECTORS;
+    static __device__ __forceinline__ bool expert(const mpix_cuda_handle &h) { return VECTORS ? EXPERT : h.ll.expert != 0; }
+    static __device__ __forceinline__ bool far(const mpix_cuda_handle &h, int r) { return FAR && r < h.size && (h.far.is >> r & 1); }
+};
+
 __device__ __forceinline__ char *ll_block(const mpix_cuda_handle &h, int owner, int source) { return h.window[owner] + h.ll.block * source; }
 __device__ __forceinline__ uint64_t *ll_taken(const mpix_cuda_handle &h, int owner, int source, int combine) {
     return (uint64_t *)ll_block(h, owner, source) + combine;
@@ -73,10 +84,10 @@ __device__ __forceinline__ uint64_t *ll_flag(const mpix_cuda_handle &h, int owne
 __device__ __forceinline__ int32_t *ll_record(const mpix_cuda_handle &h, int owner, int64_t place) {
     return (int32_t *)(h.window[owner] + h.ll.records + place * h.ll.record);
 }
+__host__ __device__ __forceinline__ int64_t ll_up16(int64_t n) { return (n + 15) / 16 * 16; } /* scales lie behind the row */
 __device__ __forceinline__ char *ll_row(const mpix_cuda_handle &h, int owner, int64_t place) {
     return h.window[owner] + h.ll.rows + place * h.ll.row;
 }
-__device__ __forceinline__ int64_t ll_up16(int64_t n) { return (n + 15) / 16 * 16; } /* scales lie behind the row */
 /* An answer of combine. */
 __device__ __forceinline__ int64_t ll_answer(const mpix_cuda_handle &h, int64_t i, int bank) { return bank * h.ll.most + i; }
 __device__ __forceinline__ uint64_t *ll_answer_flag(const mpix_cuda_handle &h, int owner, int64_t answer) {
@@ -87,6 +98,28 @@ __device__ __forceinline__ char *ll_answer_row(const mpix_cuda_handle &h, int ow
 }
 __device__ __forceinline__ float *ll_answer_values(const mpix_cuda_handle &h, int owner, int64_t answer) {
     return (float *)(h.window[owner] + h.ll.values) + answer * h.max_topk;
+}
+
+/* ---- what is packed for a proxied peer r, in host memory (ll_far.cuh) ---- */
+/* Where the items of a batch begin, behind the head and, in dispatch, the counts; and how they lie: row and scales, or row, flag and slot values. */
+__device__ __forceinline__ uint64_t ll_items_at(const mpix_cuda_handle &h, int combine) { return MPIX_CUDA_LL_HEAD + (combine ? 0 : h.ll.counts_bytes); }
+struct ll_item { uint64_t beside, pitch; }; /* beside: dispatch: the record; combine: the flag, the values 16 bytes behind it */
+__host__ __device__ __forceinline__ ll_item ll_item_of(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c) {
+    uint64_t beside = (uint64_t)(ll_up16(c.row) + ll_up16(c.scale_row));
+    return {beside, beside + h.ll.record};
+}
+__host__ __device__ __forceinline__ ll_item ll_item_of(const mpix_cuda_handle &h, const mpix_cuda_combine &c) {
+    uint64_t beside = (uint64_t)ll_up16(c.row);
+    return {beside, beside + 16 + (uint64_t)ll_up16(4 * h.max_topk)};
+}
+__device__ __forceinline__ uint64_t ll_far_out(const mpix_cuda_handle &h, int r, int combine) {
+    return h.far.pack + (h.far.batch[0] + h.far.batch[1]) * h.far.slot[r] + (combine ? h.far.batch[0] : 0);
+}
+__device__ __forceinline__ uint64_t *ll_far_head(const mpix_cuda_handle &h, int r, int combine) {
+    return (uint64_t *)(h.far.window + ll_far_out(h, r, combine));
+}
+template <class C> __device__ __forceinline__ char *ll_far_item(const mpix_cuda_handle &h, const C &c, int r, int combine, int64_t i) {
+    return h.far.window + ll_far_out(h, r, combine) + ll_items_at(h, combine) + (uint64_t)i * ll_item_of(h, c).pitch;
 }
 
 /* Place of token t among those that go to rank r. */
@@ -145,9 +178,10 @@ __device__ __forceinline__ bool ll_may_go(const mpix_cuda_handle &h, int combine
     }
     return __all_sync(~0u, ok);
 }
-/* By one thread for one rank. */
+/* By one thread for rank r. */
+template <class F>
 __device__ __forceinline__ void ll_head_put(const mpix_cuda_handle &h, int r, int combine, uint64_t epoch, int bank, const mpix_cuda_ll_head &mine) {
-    uint64_t *to = ll_head(h, r, h.rank, combine, bank);
+    uint64_t *to = F::far(h, r) ? ll_far_head(h, r, combine) : ll_head(h, r, h.rank, combine, bank);
     delay(h, 2 + r);
 #pragma unroll
     for (unsigned i = 0; i < sizeof mine / 4; i++)
@@ -155,9 +189,9 @@ __device__ __forceinline__ void ll_head_put(const mpix_cuda_handle &h, int r, in
 }
 
 /* By the first block's clerk, when its call has started: the one before has ended. */
-__device__ __forceinline__ void ll_say_taken(const mpix_cuda_handle &h, int combine, uint64_t epoch) {
+template <class F> __device__ __forceinline__ void ll_say_taken(const mpix_cuda_handle &h, int combine, uint64_t epoch) {
     int r = threadIdx.x % 32;
-    if (r < h.size && r != h.rank)
+    if (r < h.size && r != h.rank && !F::far(h, r))
         word_store(ll_taken(h, r, h.rank, combine), epoch - 1);
     __syncwarp();
 }
@@ -198,11 +232,11 @@ __device__ inline bool ll_last(const mpix_cuda_handle &h, int kind) {
     return __shfl_sync(~0u, before, 0) == gridDim.x - 1;
 }
 /* By the last block's first warp. Says `taken`; adds up what was waited. */
-__device__ inline void ll_end(const mpix_cuda_handle &h, int combine, uint64_t epoch, int64_t *wait_ns) {
+template <class F> __device__ inline void ll_end(const mpix_cuda_handle &h, int combine, uint64_t epoch, int64_t *wait_ns) {
     int r = threadIdx.x;
     if (r < h.size) {
         delay(h, 52 + r);
-        if (r != h.rank)
+        if (r != h.rank && !F::far(h, r))
             word_store(ll_taken(h, r, h.rank, combine), epoch);
         if (wait_ns) {
             if (r != h.rank)

@@ -1,18 +1,9 @@
 /*
  * ll_call.cuh - low latency: what both calls share of how a block waits, claims rows, and starts and ends. The protocol is in ll.cuh.
- *
- * Forms. Machine code that is not in an instruction cache costs as much as the loads of a call, so a kernel is made for one layout, and for rows that
- * can be moved 16 bytes at a time or for all others: some 100 KB instead of 200 were 1.5 to 2.5 us of dispatch (doc/performance.md).
  */
 #ifndef MPIX_KERNELS_CUDA_LL_CALL_CUH
 #define MPIX_KERNELS_CUDA_LL_CALL_CUH
 #include "ll.cuh"
-
-/* What a kernel is made for: rows that are quantised; that are moved 16 bytes at a time, and then the layout, which is asked for otherwise. */
-template <bool QUANT, bool VECTORS, bool EXPERT> struct ll_form {
-    static constexpr bool quant = QUANT, vectors = VECTORS;
-    static __device__ __forceinline__ bool expert(const mpix_cuda_handle &h) { return VECTORS ? EXPERT : h.ll.expert != 0; }
-};
 
 /* ---- waiting ---- */
 /* Between two looks there is nothing but the look itself: whether it takes too long is asked now and then, as that takes as long as a look. */

@@ -59,6 +59,7 @@ __device__ __forceinline__ int source_of(const mpix_cuda_handle &h, uint32_t u) 
 __device__ __forceinline__ int64_t place_of(const mpix_cuda_handle &h, uint32_t u) { return u % (uint32_t)h.max_tokens; }
 
 /* By the first block's workers. */
+template <class F>
 __device__ static void heads_send(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const ll_shared &s, const known &k) {
     int r = threadIdx.x;
     if (r >= h.size)
@@ -69,7 +70,7 @@ __device__ static void heads_send(const mpix_cuda_handle &h, const mpix_cuda_com
     mine.rows = s.status ? 0 : k.recv[r];
     mine.dtype = c.offer.dtype;
     mine.hidden = c.hidden;
-    ll_head_put(h, r, 1, s.epoch, s.bank, mine);
+    ll_head_put<F>(h, r, 1, s.epoch, s.bank, mine);
 }
 
 /* EXPERT: the row of each choice of a token, by lane; before it is known how many choices there are. */
@@ -84,10 +85,25 @@ template <class F> __device__ __forceinline__ int64_t row_here(const mpix_cuda_h
     return row < k.limit ? row : -1;
 }
 
-/* Anything that is not for vectors. A token that came from source s as its i-th, by the workers: to where the answer goes, or not if it is plain. */
+/* Where the parts of an answer go; row null: nowhere. */
+struct answer { char *row; float *values; uint64_t *flag; };
+__device__ __forceinline__ answer own_answer(const mpix_cuda_handle &h, int64_t n) {
+    return {ll_answer_row(h, h.rank, n), ll_answer_values(h, h.rank, n), nullptr};
+}
+/* That for the i-th token of a source. */
 template <class F>
-__device__ static __noinline__ void answer_make(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const known &known, int s, int64_t row,
-                                                int64_t answer, bool to_answer) {
+__device__ __forceinline__ answer answer_of(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const known &k, int source, int64_t i, int bank) {
+    if (F::far(h, source)) {
+        char *item = ll_far_item(h, c, source, 1, i), *beside = item + ll_item_of(h, c).beside;
+        return {item, (float *)(beside + 16), (uint64_t *)beside};
+    }
+    int64_t n = ll_answer(h, (int64_t)k.reply[source] + i, bank);
+    return {ll_answer_row(h, source, n), ll_answer_values(h, source, n), ll_answer_flag(h, source, n)};
+}
+
+/* Anything that is not for vectors: the sum of a token's rows, a row of each lane, by the workers. */
+template <class F>
+__device__ static __noinline__ void answer_make(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const known &known, int64_t row, answer to_answer) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, width = known.width;
     elem_terms a = {};
     a.there = row >= 0;
@@ -98,14 +114,14 @@ __device__ static __noinline__ void answer_make(const mpix_cuda_handle &h, const
     }
     uint32_t mask = __ballot_sync(~0u, a.there);
     if (c.slot_values && mask && warp == LL_WARPS / 2) {
-        float *to = ll_answer_values(h, s, answer);
+        float *to = to_answer.values;
         int64_t first = __shfl_sync(~0u, row, 0);
         for (int k = lane; k < width; k += 32)
             to[k] = F::expert(h) ? row >= 0 ? c.slot_values[row] : 0.0f : c.slot_values[first * width + k];
     }
-    if (!mask || !to_answer)
+    if (!mask || !to_answer.row)
         return;
-    a.y = ll_answer_row(h, s, answer);
+    a.y = to_answer.row;
     if (is_plain(c) && __popc(mask) == 1) {
         const char *x = (const char *)__shfl_sync(~0u, (unsigned long long)a.x, __ffs(mask) - 1);
         int64_t n, at = ll_part(c.row, &n);
@@ -121,9 +137,6 @@ __device__ static __noinline__ void answer_make(const mpix_cuda_handle &h, const
     rows_sum(a);
 }
 
-__device__ __forceinline__ int64_t answer_of(const mpix_cuda_handle &h, const known &k, int source, int64_t i, int bank) {
-    return ll_answer(h, (int64_t)k.reply[source] + i, bank);
-}
 __device__ __forceinline__ parts parts_of(const mpix_cuda_combine &c) {
     return {c.x, c.row_weights, c.x_stride, c.row, (int)((c.row + LL_PIECE - 1) / LL_PIECE)};
 }
@@ -148,19 +161,20 @@ __device__ static __noinline__ void answers_steal(const mpix_cuda_handle &h, con
     auto exists = [&](uint32_t u) { return place_of(h, u) < k.recv[source_of(h, u)]; };
     while ((u = ll_steal(h.ll.claims[1], n, u, s->epoch, s, exists)) < n) {
         int from = source_of(h, u);
-        int64_t i = place_of(h, u), answer = answer_of(h, k, from, i, s->bank), row = row_here<F>(h, k, from, i, rows_ask<F>(h, from, i));
+        int64_t i = place_of(h, u), row = row_here<F>(h, k, from, i, rows_ask<F>(h, from, i));
+        answer to = answer_of<F>(h, c, k, from, i, s->bank);
         bool there = __any_sync(~0u, row >= 0);
         if (F::vectors) {
             if (threadIdx.x < 32)
-                list_make(l, 0, row, ll_answer_row(h, from, answer));
+                list_make(l, 0, row, to.row);
             ll_meet();
             parts_sum<X>(parts_of(c), l, there ? 1 : 0, room, 0);
         } else {
-            answer_make<F>(h, c, k, from, row, answer, true);
+            answer_make<F>(h, c, k, row, to);
         }
         ll_meet(); /* the release covers all workers' stores */
         if (threadIdx.x == 0)
-            word_store(ll_answer_flag(h, from, answer), s->epoch | (there ? 0 : LL_EMPTY));
+            word_store(to.flag, s->epoch | (there ? 0 : LL_EMPTY));
         __syncwarp();
     }
 }
@@ -183,7 +197,7 @@ __device__ __forceinline__ void answers_send(const mpix_cuda_handle &h, const mp
             ll_sync(LL_BAR_ROUND, LL_WORKERS + 32);
         }
         bool own = mine(round, warp), there = list_make(l, warp, own ? row_here<F>(h, k, from, i, asked) : -1,
-                                                        own ? ll_answer_row(h, from, answer_of(h, k, from, i, s->bank)) : nullptr);
+                                                        own ? answer_of<F>(h, c, k, from, i, s->bank).row : nullptr);
         if (lane == 0)
             s->there[round & 1][warp] = there;
         ll_meet();
@@ -195,8 +209,8 @@ __device__ __forceinline__ void answers_send(const mpix_cuda_handle &h, const mp
                     continue;
                 uint32_t v = ll_owned(round, j);
                 int64_t at = place_of(h, v);
-                answer_make<F>(h, c, k, source_of(h, v), row_here<F>(h, k, source_of(h, v), at, rows_ask<F>(h, source_of(h, v), at)),
-                            answer_of(h, k, source_of(h, v), at, s->bank), true);
+                answer_make<F>(h, c, k, row_here<F>(h, k, source_of(h, v), at, rows_ask<F>(h, source_of(h, v), at)),
+                               answer_of<F>(h, c, k, source_of(h, v), at, s->bank));
             }
         }
         if (ll_owned(round + 1, 0) < n)
@@ -209,6 +223,7 @@ __device__ __forceinline__ void answers_send(const mpix_cuda_handle &h, const mp
 }
 
 /* By the flagger, of the same rounds. The first round's rows are claimed. */
+template <class F>
 __device__ static void flags_send(const mpix_cuda_handle &h, const mpix_cuda_combine &c, uint64_t epoch, ll_shared *s, const known &k) {
     int lane = threadIdx.x % 32;
     uint32_t n = rows_most(h);
@@ -226,7 +241,7 @@ __device__ static void flags_send(const mpix_cuda_handle &h, const mpix_cuda_com
         __threadfence_system(); /* covers what all workers have stored before that barrier */
         if (mine) {
             delay(h, 20 + from);
-            ll_put(ll_answer_flag(h, from, answer_of(h, k, from, i, s->bank)), epoch | (s->there[round & 1][lane] ? 0 : LL_EMPTY));
+            ll_put(answer_of<F>(h, c, k, from, i, s->bank).flag, epoch | (s->there[round & 1][lane] ? 0 : LL_EMPTY));
         }
         __syncwarp();
     }
@@ -286,15 +301,19 @@ __device__ static __noinline__ bool token_sum_any(const mpix_cuda_handle &h, con
     int lane = threadIdx.x % 32;
     incoming o;
     token_ask<F>(h, t, o);
-    int64_t row = token_row<F>(h, k, o), answer = ll_answer(h, (int64_t)k.base[lane] + o.i, s->bank);
+    int64_t row = token_row<F>(h, k, o), number = ll_answer(h, (int64_t)k.base[lane] + o.i, s->bank);
     bool plain = !F::expert(h) && is_plain(c), there = false, mine = __any_sync(~0u, row >= 0);
-    if (__any_sync(~0u, o.goes && lane == h.rank))
-        answer_make<F>(h, c, k, h.rank, row, __shfl_sync(~0u, answer, h.rank), !plain);
+    if (__any_sync(~0u, o.goes && lane == h.rank)) {
+        answer own = own_answer(h, __shfl_sync(~0u, number, h.rank));
+        if (plain)
+            own.row = nullptr;
+        answer_make<F>(h, c, k, row, own);
+    }
     ll_meet();
-    bool ok = answers_await(h, c, o.goes && lane != h.rank, lane, answer, s->epoch, start, &there);
+    bool ok = answers_await(h, c, o.goes && lane != h.rank, lane, number, s->epoch, start, &there);
     elem_terms a = {};
     a.there = lane == h.rank ? mine : there;
-    a.x = lane == h.rank && plain ? c.x + (h.rank * h.max_tokens + o.i) * c.x_stride : ll_answer_row(h, h.rank, answer);
+    a.x = lane == h.rank && plain ? c.x + (h.rank * h.max_tokens + o.i) * c.x_stride : ll_answer_row(h, h.rank, number);
     a.w = 1.0f;
     a.xdtype = c.offer.dtype;
     a.ydtype = c.ydtype;
@@ -308,7 +327,7 @@ __device__ static __noinline__ bool token_sum_any(const mpix_cuda_handle &h, con
     uint32_t all = __ballot_sync(~0u, a.there);
     for (int k0 = 0; ok && c.out_slots && threadIdx.x < 32 && k0 < c.topk; k0 += 32) {
         int j = k0 + lane, id = j < c.topk ? h.ids[t * h.max_topk + j] : -1, r = id >= 0 ? h.owner[id] : 0;
-        int64_t at = __shfl_sync(~0u, answer, r);
+        int64_t at = __shfl_sync(~0u, number, r);
         if (j < c.topk)
             c.out_slots[t * c.topk + j] = id >= 0 && (all >> r & 1) ? __ldcg(ll_answer_values(h, h.rank, at) + j) : 0.0f;
     }
@@ -447,7 +466,7 @@ __global__ void __launch_bounds__(LL_THREADS, 1) ll_combine_kernel(const __grid_
     if (warp == LL_CLERK) {
         uint32_t before = ll_started(h, MPIX_CUDA_COMBINE);
         if (head)
-            ll_say_taken(h, 1, epoch);
+            ll_say_taken<F>(h, 1, epoch);
         if (fault && ll_is_last(before) && threadIdx.x % 32 == 0)
             ll_report(true, h, fault, 0, -1, told, c.tokens);
         int how = !receives || ll_heads(h, 1, epoch, s.bank, c.report, c.wait_ns && blockIdx.x == 0, heads) ? 0 : 2;
@@ -466,13 +485,13 @@ __global__ void __launch_bounds__(LL_THREADS, 1) ll_combine_kernel(const __grid_
             ll_claims_clear(h.ll.claims[1], rows_most(h), epoch);
     } else if (warp == LL_FLAGGER) {
         if (sends && !s.status)
-            flags_send(h, c, epoch, &s, k);
+            flags_send<F>(h, c, epoch, &s, k);
         if (receives)
             tokens_watch<F>(h, c, &s, k, &l, &f);
     } else {
         uint32_t room = room_of(rooms, c.held);
         if (head)
-            heads_send(h, c, s, k);
+            heads_send<F>(h, c, s, k);
         if (sends && !s.status)
             answers_send<X, F>(h, c, asked, &s, k, &l, room);
         if (receives)
@@ -482,7 +501,7 @@ __global__ void __launch_bounds__(LL_THREADS, 1) ll_combine_kernel(const __grid_
         return;
     __syncthreads();
     if (receives && s.bad < 2 && !s.late && threadIdx.x < 32 && ll_last(h, MPIX_CUDA_COMBINE))
-        ll_end(h, 1, epoch, c.wait_ns);
+        ll_end<F>(h, 1, epoch, c.wait_ns);
 }
 
 /* Whether rows can be summed 16 bytes at a time; places in windows are aligned. */
@@ -500,13 +519,14 @@ static int vectors_of(const mpix_cuda_combine *c) {
 static size_t room_most(const mpix_cuda_device *d) { return (size_t)d->smem - sizeof(lists) - sizeof(finals) - 4096; }
 
 typedef void (*kernel)(mpix_cuda_handle, mpix_cuda_combine);
-typedef ll_form<false, false, false> anything;
-typedef ll_form<false, true, false> slots;
-typedef ll_form<false, true, true> experts;
-/* SLOTS and EXPERT by dtype. */
-static const kernel forms[2][3] = {{ll_combine_kernel<F32, slots>, ll_combine_kernel<F16, slots>, ll_combine_kernel<BF16, slots>},
-                                   {ll_combine_kernel<F32, experts>, ll_combine_kernel<F16, experts>, ll_combine_kernel<BF16, experts>}};
-static const kernel general = ll_combine_kernel<F32, anything>; /* which sums any dtype */
+/* By whether some peers are reached through the proxy, layout and dtype; then what sums anything. */
+#define FORMS(far)                                                                                                                                          \
+    {{ll_combine_kernel<F32, ll_form<false, true, false, far>>, ll_combine_kernel<F16, ll_form<false, true, false, far>>,                                   \
+      ll_combine_kernel<BF16, ll_form<false, true, false, far>>},                                                                                           \
+     {ll_combine_kernel<F32, ll_form<false, true, true, far>>, ll_combine_kernel<F16, ll_form<false, true, true, far>>,                                     \
+      ll_combine_kernel<BF16, ll_form<false, true, true, far>>}}
+static const kernel forms[2][2][3] = {FORMS(false), FORMS(true)};
+static const kernel general[2] = {ll_combine_kernel<F32, ll_form<false, false, false>>, ll_combine_kernel<F32, ll_form<false, false, false, true>>};
 
 cudaError_t mpix_cuda_ll_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream) {
     int64_t cols = (c->row + LL_PIECE - 1) / LL_PIECE;
@@ -522,7 +542,7 @@ cudaError_t mpix_cuda_ll_combine_launch(const mpix_cuda_device *d, const mpix_cu
     size_t room = c->vectors ? room_bytes(c->held) : 0;
     c->held = c->vectors ? c->held : 0;
     int blocks = ll_blocks(d, c->num_sms);
-    kernel form = c->vectors ? forms[h->ll.expert != 0][dtype == F32 ? 0 : dtype == F16 ? 1 : 2] : general;
+    kernel form = c->vectors ? forms[h->far.is != 0][h->ll.expert != 0][dtype == F32 ? 0 : dtype == F16 ? 1 : 2] : general[h->far.is != 0];
     cudaError_t err = cudaFuncSetAttribute(form, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)room);
     if (err == cudaSuccess)
         form<<<blocks, LL_THREADS, room, stream>>>(*h, *c);
@@ -531,8 +551,8 @@ cudaError_t mpix_cuda_ll_combine_launch(const mpix_cuda_device *d, const mpix_cu
 
 cudaError_t mpix_cuda_ll_combine_load(void) {
     cudaFuncAttributes a;
-    cudaError_t err = cudaFuncGetAttributes(&a, general);
-    for (int i = 0; i < 6 && err == cudaSuccess; i++)
-        err = cudaFuncGetAttributes(&a, forms[i / 3][i % 3]);
+    cudaError_t err = cudaSuccess;
+    for (int i = 0; i < 14 && err == cudaSuccess; i++)
+        err = cudaFuncGetAttributes(&a, i < 12 ? forms[i / 6][i / 3 % 2][i % 3] : general[i - 12]);
     return err;
 }

@@ -364,7 +364,7 @@ __global__ void __launch_bounds__(LL_THREADS, 1) ll_dispatch_kernel(const __grid
     if (warp == LL_CLERK) {
         bool last = ll_is_last(ll_started(h, MPIX_CUDA_DISPATCH));
         if (head)
-            ll_say_taken(h, 0, epoch);
+            ll_say_taken<F>(h, 0, epoch);
         if (fault && threadIdx.x % 32 == 0)
             ll_report(last, h, fault, 0, -1, tokens, c.tokens);
         int how = receives ? heads_receive<F>(h, c, last, epoch, s.bank, &in, map) : 0;
@@ -383,7 +383,7 @@ __global__ void __launch_bounds__(LL_THREADS, 1) ll_dispatch_kernel(const __grid
             flags_send<F>(h, c, epoch, &s);
     } else {
         if (head)
-            heads_send(h, c, s.status, epoch, s.bank, heads);
+            heads_send<F>(h, c, s.status, epoch, s.bank, heads);
         if (sends && !s.status)
             tokens_send<F>(h, c, team, o, &s, stolen);
         ll_sync(LL_BAR_HEADS, LL_WORKERS + 32);
@@ -394,7 +394,7 @@ __global__ void __launch_bounds__(LL_THREADS, 1) ll_dispatch_kernel(const __grid
         return;
     __syncthreads();
     if (receives && s.bad < 2 && threadIdx.x < 32 && ll_last(h, MPIX_CUDA_DISPATCH))
-        ll_end(h, 0, epoch, c.wait_ns);
+        ll_end<F>(h, 0, epoch, c.wait_ns);
 }
 
 /* Whether rows can be moved 16 bytes at a time; places in windows are aligned. */
@@ -408,10 +408,12 @@ static int vectors_of(const mpix_cuda_dispatch *c) {
 }
 
 typedef void (*kernel)(mpix_cuda_handle, mpix_cuda_dispatch);
-/* By whether rows are quantised; then: anything, SLOTS and EXPERT 16 bytes at a time. */
-static const kernel forms[2][3] = {
-    {ll_dispatch_kernel<ll_form<false, false, false>>, ll_dispatch_kernel<ll_form<false, true, false>>, ll_dispatch_kernel<ll_form<false, true, true>>},
-    {ll_dispatch_kernel<ll_form<true, false, false>>, ll_dispatch_kernel<ll_form<true, true, false>>, ll_dispatch_kernel<ll_form<true, true, true>>}};
+/* By whether rows are quantised; then: anything, SLOTS and EXPERT 16 bytes at a time, anything with peers that are reached through the proxy. */
+enum { FORM_ANY, FORM_SLOTS, FORM_EXPERT, FORM_FAR, FORMS };
+static const kernel forms[2][FORMS] = {{ll_dispatch_kernel<ll_form<false, false, false>>, ll_dispatch_kernel<ll_form<false, true, false>>,
+                                        ll_dispatch_kernel<ll_form<false, true, true>>, ll_dispatch_kernel<ll_form<false, false, false, true>>},
+                                       {ll_dispatch_kernel<ll_form<true, false, false>>, ll_dispatch_kernel<ll_form<true, true, false>>,
+                                        ll_dispatch_kernel<ll_form<true, true, true>>, ll_dispatch_kernel<ll_form<true, false, false, true>>}};
 
 cudaError_t mpix_cuda_ll_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
     c->eager = h->ll.depth == 1 || c->wait_ns != NULL;
@@ -420,14 +422,15 @@ cudaError_t mpix_cuda_ll_dispatch_launch(const mpix_cuda_device *d, const mpix_c
     c->team[0] = ll_team_size(blocks > 1 ? blocks - 1 : 1, c->tokens);
     c->team[1] = ll_team_size(blocks, c->tokens * ranks);
     c->vectors = vectors_of(c);
-    forms[c->quant != 0][c->vectors ? 1 + (h->ll.expert != 0) : 0]<<<blocks, LL_THREADS, smem, stream>>>(*h, *c);
+    int form = h->far.is ? FORM_FAR : !c->vectors ? FORM_ANY : h->ll.expert ? FORM_EXPERT : FORM_SLOTS;
+    forms[c->quant != 0][form]<<<blocks, LL_THREADS, smem, stream>>>(*h, *c);
     return cudaGetLastError();
 }
 
 cudaError_t mpix_cuda_ll_dispatch_load(void) {
     cudaFuncAttributes a;
     cudaError_t err = cudaSuccess;
-    for (int i = 0; i < 6 && err == cudaSuccess; i++)
-        err = cudaFuncGetAttributes(&a, forms[i / 3][i % 3]);
+    for (int i = 0; i < 2 * FORMS && err == cudaSuccess; i++)
+        err = cudaFuncGetAttributes(&a, forms[i / FORMS][i % FORMS]);
     return err;
 }

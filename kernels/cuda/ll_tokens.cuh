@@ -42,6 +42,9 @@ __device__ __forceinline__ int ll_rounds(const ll_team &t, int64_t n) {
     return (int)((n + bytes - 1) / bytes);
 }
 
+template <class F> __device__ __forceinline__ uint64_t *counts_at(const mpix_cuda_handle &h, int owner, int bank) {
+    return F::far(h, owner) ? ll_far_head(h, owner, 0) + MPIX_CUDA_LL_HEAD / 8 : ll_counts(h, owner, h.rank, bank);
+}
 /* By the first block's workers: what comes, to everybody. What the heads are made of, of thread r and, by turns, of thread e. */
 struct batches { uint32_t rows, at, choices, before; int owner, local; };
 __device__ __forceinline__ batches batches_ask(const mpix_cuda_handle &h) {
@@ -53,6 +56,7 @@ __device__ __forceinline__ batches batches_ask(const mpix_cuda_handle &h) {
         b.before = h.ll.sends[r], b.owner = h.owner[r], b.local = h.local[r];
     return b;
 }
+template <class F>
 __device__ __forceinline__ void heads_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, int status, uint64_t epoch, int bank,
                                            const batches &b) {
     int r = threadIdx.x;
@@ -67,12 +71,12 @@ __device__ __forceinline__ void heads_send(const mpix_cuda_handle &h, const mpix
         mine.hidden = c.hidden;
         mine.at = b.at;
         mine.exist = b.choices;
-        ll_head_put(h, r, 0, epoch, bank, mine);
+        ll_head_put<F>(h, r, 0, epoch, bank, mine);
     }
     if (r < h.experts && !status)
-        ll_put(ll_counts(h, b.owner, h.rank, bank) + b.local, ll_word(b.before, epoch));
+        ll_put(counts_at<F>(h, b.owner, bank) + b.local, ll_word(b.before, epoch));
     for (int e = r + LL_WORKERS; e < h.experts && !status; e += LL_WORKERS)
-        ll_put(ll_counts(h, h.owner[e], h.rank, bank) + h.local[e], ll_word(h.ll.sends[e], epoch));
+        ll_put(counts_at<F>(h, h.owner[e], bank) + h.local[e], ll_word(h.ll.sends[e], epoch));
 }
 
 /* What a worker has to know and to hold of a token. Of lane r: the place at rank r. */
@@ -104,7 +108,8 @@ template <class F> __device__ __forceinline__ void choice_send(const mpix_cuda_h
     int before = id >= 0 && F::expert(h) ? (int)(h.expert.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.experts + id] + h.expert.rel[t * K + k]) : 0;
     for (uint32_t m = map; m; m &= m - 1) {
         int r = __ffs(m) - 1;
-        int32_t *rec = ll_record(h, r, ll_place(h, h.rank, ll_place_of(h, t, r), bank));
+        int64_t i = ll_place_of(h, t, r);
+        int32_t *rec = F::far(h, r) ? (int32_t *)(ll_far_item(h, c, r, 0, i) + ll_item_of(h, c).beside) : ll_record(h, r, ll_place(h, h.rank, i, bank));
         if (k == 0)
             rec[0] = (int32_t)t;
         if (k >= c.topk)
@@ -170,7 +175,7 @@ __device__ __forceinline__ void token_send(const mpix_cuda_handle &h, const mpix
     if (!mask)
         return;
     if (goes) {
-        to.row = ll_row(h, lane, place);
+        to.row = F::far(h, lane) ? ll_far_item(h, c, lane, 0, o.i) : ll_row(h, lane, place);
         to.scales = to.row + ll_up16(c.row);
     }
     if (goes && lane == h.rank && !F::expert(h)) { /* its place is known and free */
@@ -206,7 +211,7 @@ __device__ static __noinline__ void tokens_steal(const mpix_cuda_handle &h, cons
         for (int k = lane; team.part == 0 && (k < c.topk || k == 0); k += 32)
             choice_send<F>(h, c, t, k, bank);
         ll_meet(team); /* the release covers the whole team's stores */
-        if (team.part == 0 && lane < h.size && (o.map >> lane & 1))
+        if (team.part == 0 && lane < h.size && (o.map >> lane & 1) && !F::far(h, lane))
             word_store(ll_flag(h, lane, ll_place(h, h.rank, o.i, bank)), epoch);
         __syncwarp();
     }
@@ -253,7 +258,7 @@ __device__ static void flags_send(const mpix_cuda_handle &h, const mpix_cuda_dis
         for (int j0 = 0; j0 < teams * h.size; j0 += 32) {
             int j = j0 + lane, r = j % h.size;
             uint32_t t = ll_owned(j / h.size, teams, round);
-            bool goes = j < teams * h.size && ll_got(s, round, j / h.size, epoch) && (h.bitmap[t] >> r & 1);
+            bool goes = j < teams * h.size && ll_got(s, round, j / h.size, epoch) && (h.bitmap[t] >> r & 1) && !F::far(h, r);
             flag = goes ? ll_flag(h, r, ll_place(h, h.rank, ll_place_of(h, t, r), bank)) : nullptr;
             if (j0 == 0) {
                 __syncwarp();

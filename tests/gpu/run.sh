@@ -52,7 +52,11 @@ for transport in shmem chaos:shmem; do
     run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=$transport ep_gpu 20
     run 4 MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=off MPIX_EP_TRANSPORT=$transport ep_gpu 10
     run 4 MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on MPIX_EP_TRANSPORT=$transport ep_gpu 10
+    run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=$transport ep_ll all 12 50
+    run 4 MPIX_EP_HOSTS=2 MPIX_EP_TRANSPORT=$transport ep_ll all 8 10
 done
+run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem MPIX_EP_SIGNAL=counted MPIX_EP_PROXY_THREADS=2 MPIX_EP_GPU_DELAY_US=20 ep_ll all 8 20
+run 6 MPIX_EP_HOSTS=3 MPIX_EP_TWO_HOPS=on MPIX_EP_TRANSPORT=shmem ep_ll shapes 4
 run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem MPIX_EP_SIGNAL=counted MPIX_EP_CHUNK_BYTES=1024 ep_gpu 10
 run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem MPIX_EP_GPU_MEMORY=ipc ep_gpu 5
 echo "check-gpu: mpix_ep_info says which memory the network uses"
@@ -120,13 +124,16 @@ if [ -x examples/moe_layer ] && ! ./examples/moe_layer --help | grep -q "not in 
     for layout in slots expert; do
         echo "check-gpu: 2 ranks: moe_layer --memory cuda --mode ll, $layout"
         timeout 600 "$MPIX_MPIRUN" 2 examples/moe_layer --data "$MPIX_SRCDIR/data/moe_layer" --memory cuda --mode ll --layout $layout --backward --repeat 2
+        echo "check-gpu: 2 ranks, proxied: moe_layer --memory cuda --mode ll, $layout"
+        MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem timeout 600 "$MPIX_MPIRUN" 2 examples/moe_layer --data "$MPIX_SRCDIR/data/moe_layer" --memory cuda --mode ll --layout $layout --repeat 2
     done
 fi
 # The launcher must let the other live (see tests/mpi/run.sh); its exit status says nothing, what the rank that is left says counts.
-for program in ep_streams ep_ll proxied hops; do
+for program in ep_streams ep_ll proxied ll_proxied hops; do
     reach=auto np=2 hosts=0 hops=auto
     echo "check-gpu: $program killed"
     [ $program != proxied ] || { program=ep_streams; reach=proxied; }
+    [ $program != ll_proxied ] || { program=ep_ll; reach=proxied; }
     [ $program != hops ] || { program=ep_streams; np=4; hosts=2; hops=on; }
     MPIX_EP_REACH=$reach MPIX_EP_HOSTS=$hosts MPIX_EP_TWO_HOPS=$hops MPIX_EP_TRANSPORT=shmem OMPI_MCA_orte_enable_recovery=1 OMPI_MCA_btl=self,tcp OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_pml=ob1 \
         timeout 120 "$MPIX_MPIRUN" $np "./tests/gpu/$program" killed 2>&1 | tee tests/gpu/killed.log | grep "$program:" || true
