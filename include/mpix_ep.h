@@ -279,7 +279,9 @@ typedef struct {
  *     depth * (R * T * (L + 36 + 8 * K) + T * min(K, R) * (L + 28 + 4 * K)  +  R * 1024 + 8192)  +  max_handles * R * (96 * depth + 64) + 4096,
  * and with F proxied ranks a send buffer of (T * min(K, F) + F * T) * (L + 36 + 8 * K) + F * 1024 + 8192 bytes.
  * In GPU memory, with X experts on the rank that has most:
- *     depth * (R * T * (L + 60 + 12 * K) + T * min(K, R) * (L + 24 + 4 * K)  +  R * (4 * X + 256))  +  2048  +  max_handles * R * (96 * depth + 64) + 4096.
+ *     depth * (R * T * (L + 60 + 12 * K) + T * min(K, R) * (L + 24 + 4 * K)  +  R * (4 * X + 256))  +  2048  +  max_handles * R * (96 * depth + 64) + 4096,
+ * and with F proxied ranks as much as this on the network's side (parameter gpu_net_memory):
+ *     F * (depth + 1) * (T * (2 * L + 124 + 16 * K) + 8 * X + 640)  +  2 * R * (8 * E + 16 * R + 17000) + 8192.
  *
  * @param[in]  config          as for MPIX_Ep_create
  * @param[in]  ranks           size of the communicator, >= 1
