@@ -31,7 +31,7 @@
  * two_hops=on, only for peers of which one forwards for the other; below 32 GiB of a handle); dispatch outputs, and
  * in COMPACT combine inputs, lie in memory from MPIX_Ep_alloc; ids, other rows and outputs in any memory of the context's device; counts
  * also in host memory (pinned for ..._enqueue); in EXPERT max_topk at most 32. Mode LL there: rows and counts in any memory of the device, at most
- * 32 ranks of one host. What returns MPIX_ERRK_UNSUPPORTED: masking, set_mask; in
+ * 32 ranks, of one host or of several (memory of proxied peers: MPIX_Ep_window_size; below 32 GiB of a handle). What returns MPIX_ERRK_UNSUPPORTED: masking, set_mask; in
  * mode HT MPIX_EP_SLOTS, a wire dtype other than x's (but see MPIX_Ep_combine_in), MPIX_Ep_combine_buffer; in mode LL MPIX_EP_COMPACT, the
  * counts of route that tell what is received, combine's in.topk_weights, MPIX_Ep_combine_buffer in the EXPERT layout; the ..._enqueue calls
  * in host memory; in GPU memory dispatch's conversion of dtypes but to fp8, its counts in mode HT, several hosts but for COMPACT in mode HT with multiprocessors, in mode LL MPIX_EP_SMS_NONE and, in the EXPERT layout,
