@@ -355,6 +355,9 @@ int mpix_ep_gpu_far_handle(struct mpix_ep_handle *handle, mpix_cuda_handle *d) {
         return 0;
     far_slot *slot = &far->slots[handle->slot];
     size_t bytes = far_geometry(ep, d);
+    if (f->batch[0] > UINT32_MAX || f->batch[1] > UINT32_MAX) /* one command each; alike on all ranks */
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_tokens", "MPIX_EP_LL in GPU memory among proxied peers: a batch of %lld tokens may have %llu bytes, 2^32 - 1 can be had in this version",
+                         (long long)ep->config.max_tokens, (unsigned long long)(f->batch[0] > f->batch[1] ? f->batch[0] : f->batch[1]));
     int kind = slot->base ? 0 : slot_make(ep, slot, bytes);
     if (kind)
         slot_free(ep, slot);
