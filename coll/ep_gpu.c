@@ -87,12 +87,14 @@ static int create_local(mpix_ep *ep) {
 
 static int create_checks(mpix_ep *ep) {
     const char *alone = ep->config.mode == MPIX_EP_LL            ? NULL
-                        : ep->config.layout == MPIX_EP_EXPERT    ? "config.layout = MPIX_EP_EXPERT"
-                        : ep->config.num_sms == MPIX_EP_SMS_NONE ? "config.num_sms = MPIX_EP_SMS_NONE"
+                        : ep->config.num_sms == MPIX_EP_SMS_NONE ? "config.num_sms = MPIX_EP_SMS_NONE (kernels pack what goes to them)"
                                                                  : NULL;
     if (ep->boot->nhosts > 1 && alone)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.memkind", "MPIX_EP_CUDA on %d hosts: proxied peers with %s are not in this version, MPIX_EP_COMPACT in MPIX_EP_HT is",
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.memkind", "MPIX_EP_CUDA on %d hosts: proxied peers with %s are not in this version, MPIX_EP_HT with multiprocessors is",
                          ep->boot->nhosts, alone);
+    if (ep->boot->nhosts > 1 && ep->config.mode != MPIX_EP_LL && ep->config.layout == MPIX_EP_EXPERT &&
+        ep->params.two_hops == MPIX_HOPS_ON)
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "two_hops", "two_hops=on: MPIX_EP_CUDA with config.layout = MPIX_EP_EXPERT takes one hop in this version; two_hops=auto or off does too");
     if (ep->size > MPIX_CUDA_RANKS)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "comm", "MPIX_EP_CUDA: %d ranks, at most %d in this version", ep->size, MPIX_CUDA_RANKS);
     if (ep->config.layout == MPIX_EP_EXPERT && ep->config.max_topk > 32)
@@ -209,12 +211,17 @@ static size_t carve(mpix_ep *ep, mpix_cuda_handle *d, char *at) {
     return used;
 }
 
+int64_t mpix_ep_gpu_expert_chunk(int64_t tokens, int ranks) {
+    int64_t chunk = MPIX_CUDA_BLOCK_TOKENS;
+    while ((tokens + chunk - 1) / chunk * ranks > MPIX_CUDA_CHUNKS)
+        chunk *= 2;
+    return chunk;
+}
+
 /* What the EXPERT layout adds to a window; d->block and d->meta are set, meta ends the window so far. The window's size. */
 static size_t expert_geometry(mpix_ep *ep, mpix_cuda_handle *d) {
     mpix_cuda_expert *x = &d->expert;
-    int64_t tokens = ep->config.max_tokens, chunk = MPIX_CUDA_BLOCK_TOKENS;
-    while ((tokens + chunk - 1) / chunk * ep->size > MPIX_CUDA_CHUNKS)
-        chunk *= 2;
+    int64_t tokens = ep->config.max_tokens, chunk = mpix_ep_gpu_expert_chunk(tokens, ep->size);
     x->on = 1;
     x->align = (int32_t)ep->placement.align;
     x->chunk = (int32_t)chunk;

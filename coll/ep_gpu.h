@@ -94,6 +94,10 @@ int mpix_ep_gpu_engines_create(mpix_ep *ep, mpix_cuda_handle *d, char *why);
 void mpix_ep_gpu_engines_free(mpix_ep *ep, mpix_cuda_handle *d);
 int mpix_ep_gpu_engines_counts(struct mpix_ep_handle *handle);
 
+/* What an item between proxied peers holds in the EXPERT layout, in rows of max_row_bytes: partial sums in float. */
+enum { MPIX_EP_GPU_FAR_PARTIAL = 2 };
+/* Tokens of a chunk in the EXPERT layout. */
+int64_t mpix_ep_gpu_expert_chunk(int64_t tokens, int ranks);
 /* Proxied peers (ep_gpu_far.c); nothing where there are none. create, handle: collective, end in agreement; handle: d->block is final, and hosts are
  * filled in anyhow. begin, end: of a handle's counting in its slot. settle: waits, with a bound, until the proxy has moved what finished kernels have queued.
  * bytes: of a handle's window. */

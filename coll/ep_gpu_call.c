@@ -257,6 +257,10 @@ static int combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in, M
     c->offer.at[MPIX_CUDA_AT_X].stride = (uint64_t)in->x.stride; /* read from there too where no peer does */
     c->offer.at[MPIX_CUDA_AT_SCALES].stride = (uint64_t)in->x.scale_stride;
     size_t slot = sizeof(float) * (size_t)(handle->topk > 0 ? handle->topk : 1); /* the agreed width is known on the device only */
+    int fp8 = in->x.dtype == MPIX_EP_F8E4M3 || in->x.dtype == MPIX_EP_F8E5M2;
+    if (expert && ep->gpu->far && fp8 && in->hidden > ep->config.max_row_bytes * MPIX_EP_GPU_FAR_PARTIAL / 4)
+        return mpix_fail(MPIX_ERRK_ARG, "in.hidden", "in.hidden = %lld: partial sums of fp8 rows travel to proxied peers in float, at most %d * config.max_row_bytes = %lld bytes a row",
+                         (long long)in->hidden, MPIX_EP_GPU_FAR_PARTIAL, (long long)ep->config.max_row_bytes * MPIX_EP_GPU_FAR_PARTIAL);
     if (expert) { /* the rows' rank sums them, so they may lie anywhere; partial sums in float where wire asks for it */
         c->choice_weights = in->topk_weights;
         c->offer.flags = (in->wire == MPIX_EP_F32 && in->x.dtype != MPIX_EP_F32 ? MPIX_CUDA_OFFER_EXACT : 0) |

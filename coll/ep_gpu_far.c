@@ -11,8 +11,9 @@
  *
  * What a window needs: a block per rank twice (as in the GPU's window, and its mirrors), and for each proxied peer room for a batch twice (what comes
  * from there, what is packed for there), of max_tokens items each, and with two hops for as many of combine's requests. If all routings take two hops
- * (two_hops=on), only for peers of which one forwards for the other. In low latency there is room for a batch of each kind, and of what comes for each
- * bank (kernels/cuda/ll_far.cu).
+ * (two_hops=on), only for peers of which one forwards for the other. In the EXPERT layout, which takes one hop, there are requests too, and an item may be
+ * a partial sum in float of rows of two bytes, so it has room for twice max_row_bytes. In low latency there is room for a batch of each kind, and of what
+ * comes for each bank (kernels/cuda/ll_far.cu).
  */
 #include "config.h"
 
@@ -182,7 +183,8 @@ static void far_hops(const mpix_ep *ep, mpix_cuda_far *f) {
     int shared = 0;
     for (int h = 0; h < f->nhosts; h++)
         shared |= (f->host[h] & (f->host[h] - 1)) != 0;
-    f->hops = ep->config.mode != MPIX_EP_LL && (ep->params.two_hops == MPIX_HOPS_ON || (ep->params.two_hops == MPIX_HOPS_AUTO && shared));
+    f->hops = ep->config.mode != MPIX_EP_LL && ep->config.layout != MPIX_EP_EXPERT &&
+              (ep->params.two_hops == MPIX_HOPS_ON || (ep->params.two_hops == MPIX_HOPS_AUTO && shared));
     f->saves = ep->params.two_hops == MPIX_HOPS_ON ? -1 : (int64_t)least + ((double)(int64_t)least < least);
     f->here_host = host_of[ep->rank];
     for (int h = 0; h < f->nhosts; h++)
@@ -210,12 +212,14 @@ static size_t far_bytes(const mpix_cuda_far *f, size_t npeers) {
 /* Sizes and places in a window, where blocks and what comes are alike on all ranks. block: bytes of a rank's block in the GPU's window; ll: in low latency.
  * The window's bytes. */
 static size_t far_layout(const MPIX_Ep_config *c, size_t ranks, size_t npeers, size_t block, int hops, const mpix_cuda_ll *ll, mpix_cuda_far *f) {
-    size_t topk = (size_t)c->max_topk, item = up((size_t)c->max_row_bytes + 32 + up(8 + (hops ? 12 : 8) * topk, 16), 128);
+    int expert = !ll && c->layout == MPIX_EP_EXPERT;
+    size_t topk = (size_t)c->max_topk, row = (size_t)c->max_row_bytes * (expert ? MPIX_EP_GPU_FAR_PARTIAL : 1);
+    size_t item = up(row + 32 + up(8 + (hops ? 12 : 8) * topk, 16), 128);
     f->arrived = block;
     f->block = up(f->arrived + 3 * MPIX_CUDA_FAR_CHUNKS * sizeof(uint64_t), 128);
     f->ask = up(8 + 8 * topk, 16);
     f->asks = up((size_t)c->max_tokens * item + 1, 4096); /* in a room, so that land and room are alike on all ranks */
-    f->room = f->asks + (hops ? up((size_t)c->max_tokens * f->ask + 1, 4096) : 0);
+    f->room = f->asks + (hops || expert ? up((size_t)c->max_tokens * f->ask + 1, 4096) : 0);
     if (ll)
         far_rooms_ll(c, ll, f);
     f->out = up(f->block * ranks, 4096);
@@ -240,7 +244,12 @@ size_t mpix_ep_gpu_far_bytes(const MPIX_Ep_config *c, const mpix_params *params,
     mpix_cuda_far f = {0};
     size_t hosts = (size_t)(ranks + ranks_per_host - 1) / (size_t)ranks_per_host, peers = (size_t)(ranks - ranks_per_host);
     size_t block = up(sizeof(mpix_cuda_words) + 4 * sizeof(mpix_cuda_offer) + 2 * up(16 + 4 * ((size_t)ranks + (size_t)c->num_experts + hosts), 64), 128);
-    int hops = params->two_hops == MPIX_HOPS_ON || (params->two_hops == MPIX_HOPS_AUTO && ranks_per_host > 1);
+    int hops = c->layout != MPIX_EP_EXPERT && (params->two_hops == MPIX_HOPS_ON || (params->two_hops == MPIX_HOPS_AUTO && ranks_per_host > 1));
+    if (!ll && c->layout == MPIX_EP_EXPERT) {
+        int64_t chunk = mpix_ep_gpu_expert_chunk(c->max_tokens, ranks);
+        size_t chunks = (size_t)((c->max_tokens + chunk - 1) / chunk);
+        block = up(up(block + 4 * (chunks + 1), 64) + 16 * chunks, 128);
+    }
     /* of equal hosts a rank exchanges batches with one rank of each other host */
     return far_layout(c, (size_t)ranks, params->two_hops == MPIX_HOPS_ON && !ll ? hosts - 1 : peers, block, hops && !ll, ll, &f);
 }

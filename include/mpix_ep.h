@@ -26,15 +26,16 @@
  *    listed by `mpix_ep_info --params`. An info key that starts with mpix_ep_ and is unknown or does not parse is MPIX_ERRK_ARG.
  *
  * State of this version: modes HT and LL in host memory; ranks of one host map each other's memory, ranks of other hosts are reached through
- * a proxy over RDMA (parameter transport). In GPU memory (MPIX_EP_CUDA): mode HT, at most 32 ranks, of one host or, in COMPACT, of several (through
+ * a proxy over RDMA (parameter transport). In GPU memory (MPIX_EP_CUDA): mode HT, at most 32 ranks, of one host or of several (through
  * pinned host memory of 2 * max_tokens * (max_row_bytes + 8 * max_topk + 200) bytes per proxied peer and handle, with 20 for 8 where two hops are possible and, with
- * two_hops=on, only for peers of which one forwards for the other; below 32 GiB of a handle); dispatch outputs, and
+ * two_hops=on, only for peers of which one forwards for the other; in EXPERT of 2 * max_tokens * (2 * max_row_bytes + 16 * max_topk + 220) bytes, and combine's fp8
+ * rows have at most max_row_bytes / 2 elements; below 32 GiB of a handle); dispatch outputs, and
  * in COMPACT combine inputs, lie in memory from MPIX_Ep_alloc; ids, other rows and outputs in any memory of the context's device; counts
  * also in host memory (pinned for ..._enqueue); in EXPERT max_topk at most 32. Mode LL there: rows and counts in any memory of the device, at most
  * 32 ranks, of one host or of several (memory of proxied peers: MPIX_Ep_window_size; below 32 GiB of a handle). What returns MPIX_ERRK_UNSUPPORTED: masking, set_mask; in
  * mode HT MPIX_EP_SLOTS, a wire dtype other than x's (but see MPIX_Ep_combine_in), MPIX_Ep_combine_buffer; in mode LL MPIX_EP_COMPACT, the
  * counts of route that tell what is received, combine's in.topk_weights, MPIX_Ep_combine_buffer in the EXPERT layout; the ..._enqueue calls
- * in host memory; in GPU memory dispatch's conversion of dtypes but to fp8, its counts in mode HT, several hosts but for COMPACT in mode HT with multiprocessors, in mode LL MPIX_EP_SMS_NONE and, in the EXPERT layout,
+ * in host memory; in GPU memory dispatch's conversion of dtypes but to fp8, its counts in mode HT, several hosts in mode HT with MPIX_EP_SMS_NONE or, in EXPERT, two_hops=on, in mode LL MPIX_EP_SMS_NONE and, in the EXPERT layout,
  * more than 11000 experts of a rank times ranks, rows that peers reach elsewhere
  * than in memory from MPIX_Ep_alloc, a
  * build or machine without CUDA.
@@ -128,7 +129,7 @@ typedef struct {
     int depth;        /**< HT: batches in flight per context whose rows or row data must be staged. LL: dispatches, and combines, in flight per
                            handle. 0: 2; at most 64 */
     int num_sms;      /**< multiprocessors that a dispatch or combine takes at most; 0: COMPACT 15, the fewest that were fastest (60 to
-                           make rows fp8 on the way and to sum fp8 rows, 20 in combine where there are no bulk loads), EXPERT all, since each row is copied or read several times in local memory; LL 60,
+                           make rows fp8 on the way and to sum fp8 rows, 20 in combine where there are no bulk loads), EXPERT all, since each row is copied or read several times in local memory, among proxied peers 60; LL 60,
                            so that calls of two handles can wait at once; MPIX_EP_SMS_NONE: copy engines move the
                            rows. Must be 0 with MPIX_EP_HOST. Ranks may differ in it, but not in MPIX_EP_SMS_NONE */
     int overflow;     /**< MPIX_EP_OVERFLOW_ERROR or MPIX_EP_OVERFLOW_DROP */

@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 enum {
-    MPIX_CUDA_ABI = 14,
+    MPIX_CUDA_ABI = 15,
     MPIX_CUDA_RANKS = 32,    /* ranks of a context at most: one lane of a warp each */
     MPIX_CUDA_LANES = 192,   /* blocks of a kernel that signal a peer at most, each by a word of its own */
     MPIX_CUDA_WINDOWS = 256, /* allocations of a context at most */
@@ -104,6 +104,7 @@ typedef struct mpix_cuda_state {
     int32_t learnt;                  /* a dispatch of the routing that is there has told the two */
     uint32_t bank[2];                /* of the last dispatch and combine: the epoch modulo depth, a division that nobody waits for */
     uint64_t waited[MPIX_CUDA_RANKS]; /* by the call that runs, for each rank */
+    uint32_t asked;                  /* EXPERT among proxied peers: tokens whose requests warps have taken, as `item` */
 } mpix_cuda_state;
 
 /*

@@ -10,21 +10,10 @@
  * peers' READYs, only the second kernel for rows, so no block waits for one that may not have started. Own rows and padding need no
  * READY but this rank's own, which the order of its stream gives.
  */
-#include "expert.cuh"
+#include "expert_rows.cuh"
 #include "launch.h"
 #include "quant.cuh"
 #include "ring.cuh"
-
-/* What a lane knows about the rank of its number. */
-struct target { char *x, *scales; int64_t stride, scale_stride, rows; int32_t flags; };
-
-__device__ static target target_of(const mpix_cuda_handle &h, const mpix_cuda_offer &o, int r) {
-    target t = {nullptr, nullptr, 0, 0, 0, 0};
-    if (r < h.size)
-        t = {place_at(h, r, o.at[MPIX_CUDA_AT_X]), place_at(h, r, o.at[MPIX_CUDA_AT_SCALES]), (int64_t)o.at[MPIX_CUDA_AT_X].stride,
-             (int64_t)o.at[MPIX_CUDA_AT_SCALES].stride, o.rows, o.flags};
-    return t;
-}
 
 /* ---- feeds ---- */
 /* This rank's tokens to the lowest row at each other rank: lane r. */
@@ -87,17 +76,6 @@ template <class FN> __device__ static void each_of(int64_t n, int each, int64_t 
         fn(i / each, (int)(i % each));
 }
 
-/* The width of accesses that all addresses allow. */
-__device__ __forceinline__ int access_of(uint64_t bits) { return bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 1; }
-__device__ __forceinline__ void copy_access(char *to, const char *from, int k, int access) {
-    if (access == 16)
-        ((uint4 *)to)[k] = ((const uint4 *)from)[k];
-    else if (access == 4)
-        ((uint32_t *)to)[k] = ((const uint32_t *)from)[k];
-    else
-        to[k] = from[k];
-}
-
 /* To the peers: scales beside the lowest row, weights into records. to: in shared memory. */
 __device__ static void beside_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const target *to, int64_t begin, int64_t step) {
     uint64_t bits = (uint64_t)c.scales | (uint64_t)c.scale_stride | (uint64_t)c.scale_row;
@@ -138,36 +116,6 @@ __device__ static void beside_own(const mpix_cuda_handle &h, const mpix_cuda_dis
         pair_record rec = record_of(h, h.rank, first + i);
         rec.weights[k] = c.weights[(int64_t)*rec.token * K + k];
     });
-}
-
-/* Zeros between the experts' rows; by warps, an expert each. */
-__device__ static void padding_fill(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const target &own, int warp, int warps) {
-    int lane = threadIdx.x % 32;
-    int access = access_of((uint64_t)own.x | (uint64_t)own.stride | (uint64_t)c.row | (c.scale_row ? (uint64_t)own.scales | (uint64_t)own.scale_stride | (uint64_t)c.scale_row : 0));
-    auto zero = [&](char *to, int64_t n) {
-        for (int64_t i = lane; i < n / access; i += 32) {
-            if (access == 16)
-                ((uint4 *)to)[i] = {0, 0, 0, 0};
-            else if (access == 4)
-                ((uint32_t *)to)[i] = 0;
-            else
-                to[i] = 0;
-        }
-    };
-    for (int e = warp; e < h.local_experts; e += warps) {
-        int64_t end = h.expert.offset[e + 1];
-        for (int64_t row = h.expert.offset[e] + h.recv_expert[e]; row < end && row < own.rows; row++) {
-            zero(own.x + row * own.stride, c.row);
-            if (c.scale_row)
-                zero(own.scales + row * own.scale_stride, c.scale_row);
-            if (lane == 0 && c.src_rank)
-                c.src_rank[row] = -1;
-            if (lane == 0 && c.src_token)
-                c.src_token[row] = -1;
-            if (lane == 0 && c.out_weights)
-                c.out_weights[row] = 0;
-        }
-    }
 }
 
 /* Rows that become fp8: each token once, to the lowest row at each other rank and to all of this rank's own. `own`: this rank. */
@@ -374,6 +322,12 @@ template <class K> static cudaError_t launch(K kernel, const form &f, size_t mor
     return cudaGetLastError();
 }
 
+cudaError_t mpix_cuda_expand_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, int sms, cudaStream_t stream) {
+    int bulk;
+    form f = form_of(d, c, sms, true, &bulk);
+    return bulk ? launch(expand_kernel<1>, f, order_bytes(h), h, c, stream) : launch(expand_kernel<0>, f, order_bytes(h), h, c, stream);
+}
+
 cudaError_t mpix_cuda_expert_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
     int sms = c->num_sms > 0 && c->num_sms < d->sms ? c->num_sms : d->sms, bulk; /* expansion is a matter of local memory: all by default */
     if (sms > MPIX_CUDA_LANES)
@@ -385,11 +339,7 @@ cudaError_t mpix_cuda_expert_dispatch_launch(const mpix_cuda_device *d, const mp
         form f = form_of(d, c, sms, !c->quant && ((uint64_t)c->x | (uint64_t)c->x_stride) % 16 == 0, &bulk);
         err = bulk ? launch(expert_send_kernel<1>, f, 0, h, c, stream) : launch(expert_send_kernel<0>, f, 0, h, c, stream);
     }
-    if (c->part != MPIX_CUDA_BEGIN && err == cudaSuccess) {
-        form f = form_of(d, c, sms, true, &bulk);
-        err = bulk ? launch(expand_kernel<1>, f, order_bytes(h), h, c, stream) : launch(expand_kernel<0>, f, order_bytes(h), h, c, stream);
-    }
-    return err;
+    return c->part != MPIX_CUDA_BEGIN && err == cudaSuccess ? mpix_cuda_expand_launch(d, h, c, sms, stream) : err;
 }
 
 cudaError_t mpix_cuda_expert_dispatch_load(void) {

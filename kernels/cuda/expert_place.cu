@@ -4,11 +4,14 @@
  *
  * Right to write. Records of a route are written after the receiver's counts of that route were seen, which it sends in the order of
  * its stream after everything that reads earlier records: so one bank is enough. Whoever reads them has first seen READY or ROWS of
- * this rank (a release by a later kernel of this rank's stream), so they need no signal of their own.
+ * this rank (a release by a later kernel of this rank's stream), so they need no signal of their own. Proxied ranks get theirs with rows
+ * and requests (far_expert.cuh).
  */
 #include "expert.cuh"
 #include "launch.h"
 
+/* FAR: some ranks are proxied. */
+template <int FAR>
 __global__ void __launch_bounds__(256) place_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_route c) {
     const mpix_cuda_expert &x = h.expert;
     if (*(volatile int32_t *)h.failed || !h.state->routed)
@@ -20,7 +23,7 @@ __global__ void __launch_bounds__(256) place_kernel(const __grid_constant__ mpix
         int k = (int)(i % K), id = h.ids[t * h.max_topk + k], owner = id >= 0 ? h.owner[id] : -1;
         int32_t row = id < 0 ? -1 : (int32_t)(x.base[id] + x.blk[(size_t)(t / MPIX_CUDA_BLOCK_TOKENS) * h.experts + id] + x.rel[t * h.max_topk + k]);
         x.row[t * h.max_topk + k] = row;
-        for (uint32_t m = h.bitmap[t]; m; m &= m - 1) {
+        for (uint32_t m = FAR ? h.bitmap[t] & ~h.far.is : h.bitmap[t]; m; m &= m - 1) {
             int r = __ffs(m) - 1;
             pair_record rec = record_of(h, r, row_of(h, t, r));
             rec.rows[k] = owner == r ? row : -1;
@@ -44,6 +47,8 @@ __global__ void __launch_bounds__(256) place_kernel(const __grid_constant__ mpix
     for (int64_t i = first; i < (int64_t)(x.chunks + 1) * h.size; i += step) { /* pairs before each chunk */
         int64_t t = i / h.size * x.chunk;
         int r = (int)(i % h.size);
+        if (FAR && (h.far.is >> r & 1))
+            continue;
         uint32_t n = t < c.tokens ? h.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.size + r] : h.state->send[r];
         starts_of(h, r, h.rank)[i / h.size] = n;
     }
@@ -53,11 +58,16 @@ cudaError_t mpix_cuda_place_launch(const mpix_cuda_device *d, const mpix_cuda_ha
     int64_t n = c->tokens * (c->topk > h->size ? c->topk : h->size), blocks = (n + 255) / 256;
     if (blocks < 4)
         blocks = 4;
-    place_kernel<<<(unsigned)(blocks < 2 * d->sms ? blocks : 2 * d->sms), 256, 0, stream>>>(*h, *c);
+    unsigned grid = (unsigned)(blocks < 2 * d->sms ? blocks : 2 * d->sms);
+    if (h->far.is)
+        place_kernel<1><<<grid, 256, 0, stream>>>(*h, *c);
+    else
+        place_kernel<0><<<grid, 256, 0, stream>>>(*h, *c);
     return cudaGetLastError();
 }
 
 cudaError_t mpix_cuda_place_load(void) {
     cudaFuncAttributes a;
-    return cudaFuncGetAttributes(&a, place_kernel);
+    cudaError_t err = cudaFuncGetAttributes(&a, place_kernel<0>);
+    return err == cudaSuccess ? cudaFuncGetAttributes(&a, place_kernel<1>) : err;
 }

@@ -9,6 +9,8 @@
 enum { MPIX_CUDA_SMS = 15, MPIX_CUDA_VECTOR_SMS = 20 }; /* VECTOR: combine where there are no bulk loads */
 /* Low latency: blocks that fill a multiprocessor each. So few that calls of two handles can wait at once, and others find room. */
 enum { MPIX_CUDA_LL_SMS = 60 };
+/* EXPERT among proxied peers: likewise, since all blocks wait for the peers. */
+enum { MPIX_CUDA_FAR_EXPERT_SMS = 60 };
 
 /* Loads all kernels on the current device. */
 cudaError_t mpix_cuda_route_load(void);
@@ -23,6 +25,8 @@ cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_
 /* EXPERT layout; place follows route. */
 cudaError_t mpix_cuda_place_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, const mpix_cuda_route *c, cudaStream_t stream);
 cudaError_t mpix_cuda_expert_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream);
+/* Its second kernel, on so many multiprocessors. */
+cudaError_t mpix_cuda_expand_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, int sms, cudaStream_t stream);
 cudaError_t mpix_cuda_expert_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream);
 /* Rows by copy engines (engines.cu); route follows the route kernel. */
 cudaError_t mpix_cuda_engines_load(void);
@@ -36,6 +40,10 @@ cudaError_t mpix_cuda_far_dispatch_load(void);
 cudaError_t mpix_cuda_far_combine_load(void);
 cudaError_t mpix_cuda_far_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream);
 cudaError_t mpix_cuda_far_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream);
+cudaError_t mpix_cuda_far_expert_dispatch_load(void);
+cudaError_t mpix_cuda_far_expert_combine_load(void);
+cudaError_t mpix_cuda_far_expert_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream);
+cudaError_t mpix_cuda_far_expert_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream);
 /* Low latency. */
 cudaError_t mpix_cuda_ll_dispatch_load(void);
 cudaError_t mpix_cuda_ll_combine_load(void);

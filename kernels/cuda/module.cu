@@ -88,7 +88,8 @@ static int m_open(int device, mpix_cuda_device *out, char *why) {
         (err = mpix_cuda_expert_dispatch_load()) != cudaSuccess || (err = mpix_cuda_expert_combine_load()) != cudaSuccess ||
         (err = mpix_cuda_engines_load()) != cudaSuccess || (err = mpix_cuda_ll_dispatch_load()) != cudaSuccess ||
         (err = mpix_cuda_ll_combine_load()) != cudaSuccess || (err = mpix_cuda_ll_far_load()) != cudaSuccess || (err = mpix_cuda_far_dispatch_load()) != cudaSuccess ||
-        (err = mpix_cuda_far_combine_load()) != cudaSuccess || (err = mpix_cuda_p2p_load()) != cudaSuccess)
+        (err = mpix_cuda_far_combine_load()) != cudaSuccess || (err = mpix_cuda_far_expert_dispatch_load()) != cudaSuccess ||
+        (err = mpix_cuda_far_expert_combine_load()) != cudaSuccess || (err = mpix_cuda_p2p_load()) != cudaSuccess)
         return fail(KIND_UNSUPPORTED, why, "the kernels can't be loaded", err);
     out->major = prop.major;
     out->minor = prop.minor;
@@ -352,6 +353,7 @@ static int m_route(const mpix_cuda_device *d, const mpix_cuda_handle *h, const m
 static int m_dispatch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, void *stream, char *why) {
     on_device guard(d->ordinal);
     cudaError_t err = h->ll.on ? (h->far.is ? mpix_cuda_ll_far_dispatch_launch : mpix_cuda_ll_dispatch_launch)(d, h, c, (cudaStream_t)stream)
+                      : h->expert.on && h->far.is ? mpix_cuda_far_expert_dispatch_launch(d, h, c, (cudaStream_t)stream)
                       : h->expert.on ? mpix_cuda_expert_dispatch_launch(d, h, c, (cudaStream_t)stream)
                       : h->engines.on ? mpix_cuda_engines_dispatch_launch(d, h, c, (cudaStream_t)stream)
                       : h->far.is     ? mpix_cuda_far_dispatch_launch(d, h, c, (cudaStream_t)stream)
@@ -361,6 +363,7 @@ static int m_dispatch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix
 static int m_combine(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, void *stream, char *why) {
     on_device guard(d->ordinal);
     cudaError_t err = h->ll.on ? (h->far.is ? mpix_cuda_ll_far_combine_launch : mpix_cuda_ll_combine_launch)(d, h, c, (cudaStream_t)stream)
+                      : h->expert.on && h->far.is ? mpix_cuda_far_expert_combine_launch(d, h, c, (cudaStream_t)stream)
                       : h->expert.on ? mpix_cuda_expert_combine_launch(d, h, c, (cudaStream_t)stream)
                       : h->engines.on ? mpix_cuda_engines_combine_launch(d, h, c, (cudaStream_t)stream)
                       : h->far.is     ? mpix_cuda_far_combine_launch(d, h, c, (cudaStream_t)stream)

@@ -123,7 +123,7 @@ static const mpix_param_desc param_table[] = {
      "How peers of the same host are reached: by mapping their memory, or as if they were on another host.",
      FIELD(reach)},
     {"two_hops", "enum", "auto|on|off", "auto",
-     "Mode HT, several ranks per host (GPU memory: COMPACT): rows cross the network once per host and a rank there forwards them; combine returns one "
+     "Mode HT, several ranks per host (GPU memory: COMPACT; EXPERT refuses on): rows cross the network once per host and a rank there forwards them; combine returns one "
      "partial sum per host. auto: where a routing's duplication makes it worth while. Equal on all ranks.",
      FIELD(two_hops)},
     {"two_hops_chunks", "int", "1..16", "4", "With two hops in host memory: chunks that a forwarding rank has for each rank that sends through it; equal on all ranks.",

@@ -440,7 +440,7 @@ int main(int argc, char **argv) {
         c.max_topk = 8;
         c.num_experts = s.experts;
         c.max_tokens = 700;
-        c.max_row_bytes = 40000;
+        c.max_row_bytes = s.hidden * 8 + 1024 < 40000 ? s.hidden * 8 + 1024 : 40000; /* memory for proxied peers goes by it */
         c.timeout_s = 60;
         c.memkind = MPIX_EP_CUDA;
         c.num_sms = i % 4 == 3 ? 1 + i % 20 : 0;

@@ -18,7 +18,7 @@
 
 enum { TOKENS = 96, TOPK = 4, EXPERTS = 24, HIDDEN = 512 };
 
-static int rank, size, devices, failures, none, expert;
+static int rank, size, devices, failures, none, expert, far; /* far: some peers are proxied */
 
 /* Rows that a rank receives at most. */
 static size_t most_rows(void) { return (size_t)TOKENS * (size_t)size * (expert ? TOPK : 1); }
@@ -197,7 +197,8 @@ static void run_graph(MPIX_Ep ep, lane *l) {
     EP(MPIX_Ep_combine_enqueue(l->h, &l->ci, &l->co, l->stream));
     CU(cudaStreamEndCapture(l->stream, &graph));
     CU(cudaGraphGetNodes(graph, NULL, &nodes));
-    CHECK(nodes <= 2 * 4 + (expert ? 5 : 4), "%zu kernels for two turns and a split one", nodes);
+    CHECK(nodes <= 2 * 4 + (expert ? far ? 6 : 5 : 4), /* EXPERT: two for a dispatch and for a route, among proxied peers two for its second half */
+          "%zu kernels for two turns and a split one", nodes);
     CU(cudaGraphInstantiate(&exec, graph, 0));
     for (uint64_t i = 0; i < 12; i++) {
         lane_fill(l, 100 + i);
@@ -528,6 +529,10 @@ int main(int argc, char **argv) {
     MPIX_Ep ep;
     lane l[2];
     EP(MPIX_Ep_create(MPI_COMM_WORLD, &c, MPI_INFO_NULL, &ep));
+    MPIX_Ep_peer peer;
+    MPIX_INIT(&peer);
+    EP(MPIX_Ep_get_peer(ep, (rank + size / 2) % size, &peer));
+    far = peer.reach == MPIX_EP_REACH_PROXIED;
     lane_make(ep, &l[0]);
     lane_make(ep, &l[1]);
     if (!strcmp(what, "all")) {
