@@ -78,6 +78,14 @@ run 2 p2p_gpu
 run 2 MPIX_EP_GPU_MEMORY=ipc p2p_gpu
 run 2 MPIX_EP_P2P_GPU_KERNEL=0 p2p_gpu
 run 4 p2p_gpu
+# EXPERT among proxied peers: sums are compared with host memory's, which must take one hop too
+for transport in shmem chaos:shmem; do
+    run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=$transport ep_expert 12
+    run 4 MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=off MPIX_EP_TRANSPORT=$transport ep_expert 8
+done
+run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem MPIX_EP_SIGNAL=counted MPIX_EP_CHUNK_BYTES=1024 ep_expert 6
+run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem MPIX_EP_PROXY_THREADS=3 MPIX_EP_CHUNK_BYTES=4096 ep_expert 6
+run 4 MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=off MPIX_EP_TRANSPORT=shmem MPIX_EP_GPU_PARTIAL_BYTES=0 MPIX_EP_GPU_DELAY_US=20 ep_expert 6 3
 export MPIX_EP_TIMEOUT=60
 run 1 p2p_device
 run 2 p2p_device
@@ -105,6 +113,9 @@ run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem MPIX_EP_PROXY_THREADS=3 MPIX
 run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_PROXY_THREADS=1 ep_streams stalled
 run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_PROXY_THREADS=2 MPIX_EP_CHUNK_BYTES=4096 ep_streams stalled
 run 2 ep_streams all 200 expert
+run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem ep_streams all 50 expert
+run 4 MPIX_EP_HOSTS=2 MPIX_EP_TRANSPORT=shmem ep_streams all 20 expert
+run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_PROXY_THREADS=2 MPIX_EP_CHUNK_BYTES=4096 ep_streams stalled 0 expert
 run 4 ep_streams all 20 expert
 run 2 ep_streams all 200 none
 run 4 ep_streams all 20 none

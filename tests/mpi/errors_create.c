@@ -110,6 +110,32 @@ static void no_cuda_module(void)
     MPI_Info_free(&info);
 }
 
+/* What GPU memory does not have among proxied peers is told before its module is opened. */
+static void cuda_proxied(void)
+{
+    static const struct { int layout, sms; const char *hops, *arg, *texts[3]; } cases[] = {
+        {MPIX_EP_COMPACT, MPIX_EP_SMS_NONE, "auto", "config.memkind", {"MPIX_EP_SMS_NONE", "kernels pack", NULL}},
+        {MPIX_EP_EXPERT, MPIX_EP_SMS_NONE, "off", "config.memkind", {"MPIX_EP_SMS_NONE", "kernels pack", NULL}},
+        {MPIX_EP_EXPERT, 0, "on", "two_hops", {"MPIX_EP_EXPERT", "one hop", NULL}},
+        {MPIX_EP_EXPERT, 0, "auto", "config.memkind", {"/nowhere", NULL, NULL}}};
+    for (size_t i = 0; t_size > 1 && i < sizeof cases / sizeof *cases; i++) {
+        MPIX_Ep_config config;
+        MPI_Info info;
+        e_config(&config, cases[i].layout);
+        config.memkind = MPIX_EP_CUDA;
+        config.num_sms = cases[i].sms;
+        config.max_topk = 8;
+        MPI_Info_create(&info);
+        MPI_Info_set(info, "mpix_ep_cuda_module", "/nowhere/libmpixep_cuda.so");
+        MPI_Info_set(info, "mpix_ep_reach", "proxied");
+        MPI_Info_set(info, "mpix_ep_transport", "shmem");
+        MPI_Info_set(info, "mpix_ep_two_hops", cases[i].hops);
+        t_where("create: GPU memory among proxied peers, case %zu", i);
+        refused(&config, info, 1, 0, MPIX_ERRK_UNSUPPORTED, cases[i].arg, cases[i].texts);
+        MPI_Info_free(&info);
+    }
+}
+
 static void pointers(void)
 {
     for (int alone = 0; alone <= (t_size > 1); alone++) {
@@ -330,6 +356,7 @@ void e_create_all(void)
     window_size();
     spoiled_configs();
     no_cuda_module();
+    cuda_proxied();
     pointers();
     infos();
     environment();
