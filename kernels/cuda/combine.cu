@@ -351,9 +351,7 @@ cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_
     c->offer.lanes = sms; /* of the kernel that reads */
     if (c->part == MPIX_CUDA_BEGIN)
         sms = 1;
-    uint64_t bits = (uint64_t)c->x | (uint64_t)c->x_stride | (uint64_t)c->y | (uint64_t)c->y_stride | (uint64_t)(c->hidden * size);
-    for (int b = 0; b < c->num_bias; b++)
-        bits |= (uint64_t)c->bias[b] | (uint64_t)c->bias_stride[b];
+    uint64_t bits = mpix_cuda_combine_bits(c, c->hidden * size);
     int fast = (c->xdtype == F32 || c->xdtype == F16 || c->xdtype == BF16) && c->ydtype == c->xdtype && bits % 16 == 0 &&
                c->tokens * (c->hidden * size / 256 + 1) < 1 << 30;
     if (rows_f8 && c->hidden % 16 == 0 && bits % 16 == 0 && (c->ydtype == F32 || c->ydtype == F16 || c->ydtype == BF16)) {

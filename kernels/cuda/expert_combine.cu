@@ -145,26 +145,16 @@ template <class SUM> static cudaError_t launch(int sms, const mpix_cuda_handle *
 }
 
 cudaError_t mpix_cuda_expert_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream) {
-    int sms = c->num_sms > 0 && c->num_sms < d->sms ? c->num_sms : d->sms, size = c->xdtype == F32 ? 4 : 2; /* sums here are a matter of local memory */
+    int sms = c->num_sms > 0 && c->num_sms < d->sms ? c->num_sms : d->sms; /* sums here are a matter of local memory */
     if (sms > MPIX_CUDA_LANES)
         sms = MPIX_CUDA_LANES;
     c->offer.lanes = sms;
     if (c->part == MPIX_CUDA_BEGIN)
         sms = 1;
-    uint64_t bits = (uint64_t)c->x | (uint64_t)c->x_stride | (uint64_t)c->y | (uint64_t)c->y_stride | (uint64_t)(c->hidden * size);
-    for (int b = 0; b < c->num_bias; b++)
-        bits |= (uint64_t)c->bias[b] | (uint64_t)c->bias_stride[b];
     /* Pieces of a row are the units of work: a chunk is complete when all pieces of its pairs are. */
     c->piece = PIECE;
     c->pieces = (int)((c->hidden + c->piece - 1) / c->piece);
-    if (c->xdtype == F64)
-        return launch<any_sum<double>>(sms, h, c, stream);
-    if (c->ydtype != c->xdtype || bits % 16)
-        return launch<any_sum<float>>(sms, h, c, stream);
-    return c->xdtype == F32    ? launch<vec_sum<F32>>(sms, h, c, stream)
-           : c->xdtype == F16  ? launch<vec_sum<F16>>(sms, h, c, stream)
-           : c->xdtype == BF16 ? launch<vec_sum<BF16>>(sms, h, c, stream)
-                               : launch<any_sum<float>>(sms, h, c, stream);
+    return sum_choose(c, [&](auto sum) { return launch<decltype(sum)>(sms, h, c, stream); });
 }
 
 template <class SUM> static cudaError_t load(void) {
@@ -173,11 +163,5 @@ template <class SUM> static cudaError_t load(void) {
 }
 
 cudaError_t mpix_cuda_expert_combine_load(void) {
-    cudaError_t (*const all[])(void) = {load<any_sum<double>>, load<any_sum<float>>, load<vec_sum<F32>>, load<vec_sum<F16>>, load<vec_sum<BF16>>};
-    for (auto one : all) {
-        cudaError_t err = one();
-        if (err != cudaSuccess)
-            return err;
-    }
-    return cudaSuccess;
+    return sum_each([](auto sum) { return load<decltype(sum)>(); });
 }

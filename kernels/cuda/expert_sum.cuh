@@ -2,6 +2,7 @@
 #ifndef MPIX_KERNELS_CUDA_EXPERT_SUM_CUH
 #define MPIX_KERNELS_CUDA_EXPERT_SUM_CUH
 #include "expert_combine.cuh"
+#include "launch.h"
 
 enum { THREADS = 512, PUSHERS = 6, PIECE = 3584 }; /* warps that push first; columns of a unit of work; see doc/performance.md */
 
@@ -260,5 +261,25 @@ __device__ static void form_choose(const mpix_cuda_handle &h, const mpix_cuda_co
     g.slots = room < h.expert.chunks ? (int)room : h.expert.chunks;
     if (g.slots < 1)
         g.slots = 1;
+}
+
+/* ---- launches ---- */
+/* run(sum) with the sum that the call's dtypes, addresses and strides allow; with every one, until the first error. */
+template <class RUN> static cudaError_t sum_choose(const mpix_cuda_combine *c, const RUN &run) {
+    if (c->xdtype == F64)
+        return run(any_sum<double>());
+    if (c->ydtype != c->xdtype || mpix_cuda_combine_bits(c, c->hidden * (c->xdtype == F32 ? 4 : 2)) % 16)
+        return run(any_sum<float>());
+    return c->xdtype == F32    ? run(vec_sum<F32>())
+           : c->xdtype == F16  ? run(vec_sum<F16>())
+           : c->xdtype == BF16 ? run(vec_sum<BF16>())
+                               : run(any_sum<float>());
+}
+template <class RUN> static cudaError_t sum_each(const RUN &run) {
+    cudaError_t err = run(any_sum<double>());
+    err = err == cudaSuccess ? run(any_sum<float>()) : err;
+    err = err == cudaSuccess ? run(vec_sum<F32>()) : err;
+    err = err == cudaSuccess ? run(vec_sum<F16>()) : err;
+    return err == cudaSuccess ? run(vec_sum<BF16>()) : err;
 }
 #endif

@@ -170,6 +170,18 @@ __device__ inline bool far_offers_carry(const mpix_cuda_handle &h, uint64_t at, 
     return __all_sync(~0u, fine);
 }
 
+/* Dispatch, by the lead: READY, with what this rank finds wrong (own_status), and the proxied ranks' passed on. False: the context has failed. */
+__device__ inline bool far_ready(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, int status, uint64_t epoch) {
+    mpix_cuda_offer mine = c.offer;
+    mine.status = status;
+    if (threadIdx.x % 32 == 0 && !c.offer.status && status == 1)
+        report(h, routing_fault(h, c.tokens, c.topk), 0, -1, h.state->tokens, c.tokens);
+    else if (threadIdx.x % 32 == 0 && !c.offer.status && status == 2)
+        report(h, MPIX_CUDA_CAPACITY, 0, -1, h.state->recv_total, c.capacity);
+    return far_offers_send(h, mine, h.ready, offsetof(mpix_cuda_words, ready), epoch, c.report) &&
+           far_offers_carry(h, h.ready, offsetof(mpix_cuda_words, ready), epoch, c.report);
+}
+
 /* By the lead: passes on the chunks that come. rows: of lane r's batch, 0: none is awaited. False: the context has failed. */
 __device__ inline bool far_chunks_carry(const mpix_cuda_handle &h, int kind, uint64_t epoch, int64_t rows, int64_t per_chunk, int64_t *wait_ns,
                                         mpix_cuda_status *to) {

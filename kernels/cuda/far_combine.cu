@@ -351,10 +351,7 @@ cudaError_t mpix_cuda_far_combine_launch(const mpix_cuda_device *d, const mpix_c
     c->batch = far_batch_of(h, c->row, c->scale_row, 4 + 4 * (int64_t)h->max_topk);
     c->hop_batch = far_batch_of(h, rows_f8 ? 2 * c->hidden : c->row, 0, 4 * (int64_t)h->max_topk);
     c->ask_batch = far_items_of(h, h->far.ask);
-    uint64_t bits = (uint64_t)c->x | (uint64_t)c->x_stride | (uint64_t)c->y | (uint64_t)c->y_stride | (uint64_t)c->row;
-    for (int b = 0; b < c->num_bias; b++)
-        bits |= (uint64_t)c->bias[b] | (uint64_t)c->bias_stride[b];
-    bool fast = bits % 16 == 0 && c->row < 1 << 30;
+    bool fast = mpix_cuda_combine_bits(c, c->row) % 16 == 0 && c->row < 1 << 30;
     if (fast && rows_f8 && (c->ydtype == F32 || c->ydtype == F16 || c->ydtype == BF16))
         return c->ydtype == F32   ? launch_far<F8, F32>(sms, h, c, stream)
                : c->ydtype == F16 ? launch_far<F8, F16>(sms, h, c, stream)

@@ -132,19 +132,8 @@ __global__ void __launch_bounds__(512) far_dispatch_kernel(const __grid_constant
     const uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
     int status = own_status(h, c), bad = call_refused(h, c.report) ? 2 : 0;
     bad = __any_sync(~0u, bad) ? 2 : 0;
-    if (lead && sends && !bad) {
-        mpix_cuda_offer mine = c.offer;
-        mine.status = status;
-        mine.lanes = gridDim.x;
-        if (lane == 0 && !c.offer.status && status == 1)
-            report(h, routing_fault(h, c.tokens, c.topk), 0, -1, h.state->tokens, c.tokens);
-        else if (lane == 0 && !c.offer.status && status == 2)
-            report(h, MPIX_CUDA_CAPACITY, 0, -1, h.state->recv_total, c.capacity);
-        bad = far_offers_send(h, mine, h.ready, offsetof(mpix_cuda_words, ready), epoch, c.report) &&
-                      far_offers_carry(h, h.ready, offsetof(mpix_cuda_words, ready), epoch, c.report)
-                  ? 0
-                  : 2;
-    }
+    if (lead && sends && !bad && !far_ready(h, c, status, epoch))
+        bad = 2;
     mpix_cuda_offer o;
     if (!bad)
         bad = offers_wait(h, c.offer, h.ready, offsetof(mpix_cuda_words, ready), epoch, nullptr, c.report, &o);

@@ -293,22 +293,12 @@ cudaError_t mpix_cuda_far_expert_combine_launch(const mpix_cuda_device *d, const
     c->offer.lanes = sms;
     if (c->part == MPIX_CUDA_BEGIN)
         sms = 1;
-    uint64_t bits = (uint64_t)c->x | (uint64_t)c->x_stride | (uint64_t)c->y | (uint64_t)c->y_stride | (uint64_t)(c->hidden * (c->xdtype == F32 ? 4 : 2));
-    for (int b = 0; b < c->num_bias; b++)
-        bits |= (uint64_t)c->bias[b] | (uint64_t)c->bias_stride[b];
     c->piece = PIECE;
     c->pieces = (int)((c->hidden + c->piece - 1) / c->piece);
     c->batch = far_batch_of(h, c->hidden * (small ? 2 : wide), 0, values); /* the two forms of partial sums (form_choose) */
     c->hop_batch = far_batch_of(h, c->hidden * wide, 0, values);
     c->ask_batch = far_items_of(h, h->far.ask);
-    if (c->xdtype == F64)
-        return launch<any_sum<double>>(sms, h, c, stream);
-    if (c->ydtype != c->xdtype || bits % 16)
-        return launch<any_sum<float>>(sms, h, c, stream);
-    return c->xdtype == F32    ? launch<vec_sum<F32>>(sms, h, c, stream)
-           : c->xdtype == F16  ? launch<vec_sum<F16>>(sms, h, c, stream)
-           : c->xdtype == BF16 ? launch<vec_sum<BF16>>(sms, h, c, stream)
-                               : launch<any_sum<float>>(sms, h, c, stream);
+    return sum_choose(c, [&](auto sum) { return launch<decltype(sum)>(sms, h, c, stream); });
 }
 
 template <class SUM> static cudaError_t load(void) {
@@ -317,11 +307,5 @@ template <class SUM> static cudaError_t load(void) {
 }
 
 cudaError_t mpix_cuda_far_expert_combine_load(void) {
-    cudaError_t (*const all[])(void) = {load<any_sum<double>>, load<any_sum<float>>, load<vec_sum<F32>>, load<vec_sum<F16>>, load<vec_sum<BF16>>};
-    for (auto one : all) {
-        cudaError_t err = one();
-        if (err != cudaSuccess)
-            return err;
-    }
-    return cudaSuccess;
+    return sum_each([](auto sum) { return load<decltype(sum)>(); });
 }

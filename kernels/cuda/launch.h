@@ -12,6 +12,14 @@ enum { MPIX_CUDA_LL_SMS = 60 };
 /* EXPERT among proxied peers: likewise, since all blocks wait for the peers. */
 enum { MPIX_CUDA_FAR_EXPERT_SMS = 60 };
 
+/* Combine: the low bits of all addresses and strides that a sum with rows of row bytes touches: whether it can be made 16 bytes at a time. */
+static inline uint64_t mpix_cuda_combine_bits(const mpix_cuda_combine *c, int64_t row) {
+    uint64_t bits = (uint64_t)c->x | (uint64_t)c->x_stride | (uint64_t)c->y | (uint64_t)c->y_stride | (uint64_t)row;
+    for (int b = 0; b < c->num_bias; b++)
+        bits |= (uint64_t)c->bias[b] | (uint64_t)c->bias_stride[b];
+    return bits;
+}
+
 /* Loads all kernels on the current device. */
 cudaError_t mpix_cuda_route_load(void);
 cudaError_t mpix_cuda_dispatch_load(void);

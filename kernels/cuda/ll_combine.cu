@@ -297,7 +297,8 @@ __device__ __forceinline__ bool answers_await(const mpix_cuda_handle &h, const m
 
 /* Anything that is not for vectors: the own part goes through the own bank. False: time-out. */
 template <class F>
-__device__ static __noinline__ bool token_sum_any(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const known &k, int64_t t, ll_shared *s, uint64_t start) {
+__device__ static __noinline__ bool token_sum_any(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const known &k, int64_t t, ll_shared *s,
+                                                  uint64_t start) {
     int lane = threadIdx.x % 32;
     incoming o;
     token_ask<F>(h, t, o);

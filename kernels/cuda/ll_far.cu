@@ -176,8 +176,9 @@ static cudaError_t stages_launch(const mpix_cuda_handle *h, far_call c, int stag
 }
 
 /* A call, or a half of it, around its kernel. */
+template <class C> using launcher = cudaError_t (*)(const mpix_cuda_device *, const mpix_cuda_handle *, C *, cudaStream_t);
 template <class C>
-static cudaError_t call_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, C *c, far_call far, cudaError_t (*kernel)(const mpix_cuda_device *, const mpix_cuda_handle *, C *, cudaStream_t), cudaStream_t stream) {
+static cudaError_t call_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, C *c, far_call far, launcher<C> kernel, cudaStream_t stream) {
     const int part = c->part, sends = part != MPIX_CUDA_END, receives = part != MPIX_CUDA_BEGIN;
     cudaError_t err = sends ? stages_launch(h, far, GATE, c->num_sms, stream) : cudaSuccess;
     c->part = MPIX_CUDA_BEGIN;
@@ -196,11 +197,11 @@ static cudaError_t call_launch(const mpix_cuda_device *d, const mpix_cuda_handle
 
 cudaError_t mpix_cuda_ll_far_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
     far_call far = {0, 0, c->row, c->scale_row, ll_item_of(*h, *c), c->wait_ns, c->report};
-    return call_launch(d, h, c, far, mpix_cuda_ll_dispatch_launch, stream);
+    return call_launch<mpix_cuda_dispatch>(d, h, c, far, mpix_cuda_ll_dispatch_launch, stream);
 }
 cudaError_t mpix_cuda_ll_far_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream) {
     far_call far = {1, 0, c->row, 0, ll_item_of(*h, *c), c->wait_ns, c->report};
-    return call_launch(d, h, c, far, mpix_cuda_ll_combine_launch, stream);
+    return call_launch<mpix_cuda_combine>(d, h, c, far, mpix_cuda_ll_combine_launch, stream);
 }
 
 cudaError_t mpix_cuda_ll_far_load(void) {
