@@ -86,12 +86,9 @@ static int create_local(mpix_ep *ep) {
 }
 
 static int create_checks(mpix_ep *ep) {
-    const char *alone = ep->config.mode == MPIX_EP_LL            ? NULL
-                        : ep->config.num_sms == MPIX_EP_SMS_NONE ? "config.num_sms = MPIX_EP_SMS_NONE (kernels pack what goes to them)"
-                                                                 : NULL;
-    if (ep->boot->nhosts > 1 && alone)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.memkind", "MPIX_EP_CUDA on %d hosts: proxied peers with %s are not in this version, MPIX_EP_HT with multiprocessors is",
-                         ep->boot->nhosts, alone);
+    if (ep->boot->nhosts > 1 && ep->config.num_sms == MPIX_EP_SMS_NONE)
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.memkind", "MPIX_EP_CUDA on %d hosts: proxied peers with config.num_sms = MPIX_EP_SMS_NONE are not in this version, since kernels pack what goes to them",
+                         ep->boot->nhosts);
     if (ep->boot->nhosts > 1 && ep->config.mode != MPIX_EP_LL && ep->config.layout == MPIX_EP_EXPERT &&
         ep->params.two_hops == MPIX_HOPS_ON)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "two_hops", "two_hops=on: MPIX_EP_CUDA with config.layout = MPIX_EP_EXPERT takes one hop in this version; two_hops=auto or off does too");
