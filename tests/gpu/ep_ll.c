@@ -12,13 +12,13 @@
 #include <signal.h>
 #include <unistd.h>
 
-enum { MOST = 48, TOPK = 8, ROW = 4096, TURNS = 3 }; /* TURNS: more than depth, so that banks are used again */
+enum { MOST = 48, TOPK = 8, ROW = 4096, TURNS = 4 }; /* TURNS: more than depth, so that banks are used again */
 
 static int rank, size, devices, failures;
 
 typedef struct shape {
     uint64_t seed;
-    int layout, experts, topk, holes, align, drop, indtype, dtype, scales, ydtype, wire, weights, slots, roww, bias, how, buffer, bits, capacity_cut, sms;
+    int layout, experts, topk, holes, align, drop, indtype, dtype, scales, ydtype, wire, weights, slots, roww, bias, how, buffer, bits, capacity_cut, sms, depth;
     int64_t hidden, tokens[64], rows;
     size_t xrow, row, srow, yrow; /* bytes */
 } shape;
@@ -231,6 +231,7 @@ static void config_fill(MPIX_Ep_config *c, const shape *s, int cuda) {
     c->overflow = s->drop ? MPIX_EP_OVERFLOW_DROP : MPIX_EP_OVERFLOW_ERROR;
     c->max_tokens = MOST;
     c->max_row_bytes = ROW * 8;
+    c->depth = s->depth;
     c->timeout_s = 60;
 }
 
@@ -260,6 +261,7 @@ static void run_shapes(int rounds) {
         s.how = (int)g_range(&rng, 0, 3);
         s.bits = g_range(&rng, 0, 1) ? 64 : 32;
         s.sms = g_range(&rng, 0, 1) ? 0 : (int)g_range(&rng, 1, 40);
+        s.depth = 1 + (i + 1) % 3;
         s.buffer = s.layout == MPIX_EP_SLOTS && !s.scales && g_range(&rng, 0, 1);
         s.xrow = (size_t)s.hidden * (size_t)bytes_of(s.indtype);
         s.row = (size_t)s.hidden * (size_t)bytes_of(s.dtype);
@@ -283,11 +285,17 @@ static void run_shapes(int rounds) {
         EP(MPIX_Ep_handle_create(host, &hh));
         int before = failures;
         run_shape(hg, hh, &s);
+        if (i % 2 == 0 || i % 5 == 0) { /* a handle in the place of one that has made calls */
+            EP(MPIX_Ep_handle_free(&hg));
+            EP(MPIX_Ep_handle_create(gpu, &hg));
+            s.seed++;
+            run_shape(hg, hh, &s);
+        }
         if (failures > before)
             fprintf(stderr, "rank %d: round %d: layout %d dtype %d -> %d scales %d y %d wire %d hidden %lld experts %d topk %d tokens %lld how %d drop %d rows "
-                    "%lld buffer %d roww %d slots %d bias %d align %d sms %d\n", rank, i, s.layout, s.indtype, s.dtype, s.scales, s.ydtype, s.wire,
+                    "%lld buffer %d roww %d slots %d bias %d align %d sms %d depth %d\n", rank, i, s.layout, s.indtype, s.dtype, s.scales, s.ydtype, s.wire,
                     (long long)s.hidden, s.experts, s.topk, (long long)s.tokens[rank], s.how, s.drop, (long long)s.rows, s.buffer, s.roww, s.slots, s.bias,
-                    s.align, s.sms);
+                    s.align, s.sms, s.depth);
         EP(MPIX_Ep_handle_free(&hg));
         EP(MPIX_Ep_free(&gpu));
         EP(MPIX_Ep_free(&host));
