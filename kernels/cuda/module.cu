@@ -352,22 +352,12 @@ static int m_route(const mpix_cuda_device *d, const mpix_cuda_handle *h, const m
 }
 static int m_dispatch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, void *stream, char *why) {
     on_device guard(d->ordinal);
-    cudaError_t err = h->ll.on ? (h->far.is ? mpix_cuda_ll_far_dispatch_launch : mpix_cuda_ll_dispatch_launch)(d, h, c, (cudaStream_t)stream)
-                      : h->expert.on && h->far.is ? mpix_cuda_far_expert_dispatch_launch(d, h, c, (cudaStream_t)stream)
-                      : h->expert.on ? mpix_cuda_expert_dispatch_launch(d, h, c, (cudaStream_t)stream)
-                      : h->engines.on ? mpix_cuda_engines_dispatch_launch(d, h, c, (cudaStream_t)stream)
-                      : h->far.is     ? mpix_cuda_far_dispatch_launch(d, h, c, (cudaStream_t)stream)
-                                      : mpix_cuda_dispatch_launch(d, h, c, (cudaStream_t)stream);
+    cudaError_t err = mpix_cuda_dispatch_choose(h)(d, h, c, (cudaStream_t)stream);
     return launched(err, why, "launching dispatch");
 }
 static int m_combine(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, void *stream, char *why) {
     on_device guard(d->ordinal);
-    cudaError_t err = h->ll.on ? (h->far.is ? mpix_cuda_ll_far_combine_launch : mpix_cuda_ll_combine_launch)(d, h, c, (cudaStream_t)stream)
-                      : h->expert.on && h->far.is ? mpix_cuda_far_expert_combine_launch(d, h, c, (cudaStream_t)stream)
-                      : h->expert.on ? mpix_cuda_expert_combine_launch(d, h, c, (cudaStream_t)stream)
-                      : h->engines.on ? mpix_cuda_engines_combine_launch(d, h, c, (cudaStream_t)stream)
-                      : h->far.is     ? mpix_cuda_far_combine_launch(d, h, c, (cudaStream_t)stream)
-                                      : mpix_cuda_combine_launch(d, h, c, (cudaStream_t)stream);
+    cudaError_t err = mpix_cuda_combine_choose(h)(d, h, c, (cudaStream_t)stream);
     return launched(err, why, "launching combine");
 }
 static int m_engines_create(const mpix_cuda_device *d, int split, void **copies, char *why) {
