@@ -1,0 +1,43 @@
+# tests/emu/ - `make check-emu`: the CUDA module's kernels compiled for a processor (emu.h), under tests of tests/gpu. Needs CUDA's headers, perl, no GPU.
+EXTRA_DIST += tests/emu/check tests/emu/emu.cpp tests/emu/emu.h tests/emu/emu_memory.h tests/emu/prepare.pl tests/emu/runtime.cpp
+if HAVE_CUDA
+emu_units = tests/emu/combine.emu.o tests/emu/dispatch.emu.o tests/emu/expert_combine.emu.o tests/emu/expert_dispatch.emu.o tests/emu/expert_place.emu.o \
+	tests/emu/far_combine.emu.o tests/emu/far_dispatch.emu.o tests/emu/far_expert_combine.emu.o tests/emu/far_expert_dispatch.emu.o \
+	tests/emu/ll_combine.emu.o tests/emu/ll_dispatch.emu.o tests/emu/ll_far.emu.o tests/emu/route.emu.o
+emu_own = tests/emu/emu.own.o tests/emu/runtime.own.o
+emu_headers = $(top_srcdir)/tests/emu/emu.h $(top_srcdir)/tests/emu/emu_memory.h
+# The same bytes as on a GPU: no fused multiplications and additions. The sources are nvcc's to warn of.
+EMU_COMPILE = $(CXX) -std=c++17 -O1 -g -ffp-contract=off -fPIC -w -Itests/emu/src -I$(top_srcdir)/tests/emu -I$(top_srcdir)/include \
+	-isystem $(CUDA_HOME_USED)/include -include $(top_srcdir)/tests/emu/emu.h
+
+tests/emu/src/stamp: tests/emu/prepare.pl $(cuda_units) $(cuda_deps)
+	$(AM_V_GEN)rm -rf tests/emu/src && $(MKDIR_P) tests/emu/src && for f in $(cuda_units) $(cuda_deps); do $(PERL) $(top_srcdir)/tests/emu/prepare.pl tests/emu/src \
+	  $(top_srcdir)/$$f || exit 1; done && touch $@
+$(emu_units): tests/emu/src/stamp $(emu_headers)
+	$(AM_V_CXX)$(EMU_COMPILE) -x c++ -c -o $@ tests/emu/src/`basename $@ .emu.o`.cu
+$(emu_own): tests/emu/src/stamp tests/emu/emu.cpp tests/emu/runtime.cpp $(emu_headers)
+	$(AM_V_CXX)$(EMU_COMPILE) -c -o $@ $(top_srcdir)/tests/emu/`basename $@ .own.o`.cpp
+tests/emu/libemu.so: $(emu_units) $(emu_own)
+	$(AM_V_CXXLD)$(CXX) -shared -Wl,-z,defs -o $@ $(emu_units) $(emu_own)
+
+EXTRA_PROGRAMS += tests/emu/ep_expert tests/emu/ep_gpu tests/emu/ep_ll
+EMU_LIBS = libmpixep.la $(MPI_LIBS) $(abs_builddir)/tests/emu/libemu.so -lm
+tests_emu_ep_expert_SOURCES = tests/gpu/ep_expert.c tests/gpu/gpu.h
+tests_emu_ep_expert_CPPFLAGS = $(GPU_CPPFLAGS)
+tests_emu_ep_expert_LDADD = $(EMU_LIBS)
+tests_emu_ep_gpu_SOURCES = tests/gpu/ep_gpu.c tests/gpu/gpu.h
+tests_emu_ep_gpu_CPPFLAGS = $(GPU_CPPFLAGS)
+tests_emu_ep_gpu_LDADD = $(EMU_LIBS)
+tests_emu_ep_ll_SOURCES = tests/gpu/ep_ll.c tests/gpu/gpu.h
+tests_emu_ep_ll_CPPFLAGS = $(GPU_CPPFLAGS)
+tests_emu_ep_ll_LDADD = $(EMU_LIBS)
+CLEANFILES += $(emu_units) $(emu_own) tests/emu/libemu.so tests/emu/src/*
+
+check-emu: libmpixep.la tests/emu/libemu.so
+	@$(MAKE) $(AM_MAKEFLAGS) tests/emu/ep_expert tests/emu/ep_gpu tests/emu/ep_ll tests/probe_size
+	@$(AM_TESTS_ENVIRONMENT) $(top_srcdir)/tests/emu/check
+else
+check-emu:
+	@echo "SKIP: check-emu: this build has no CUDA module (configure found no nvcc)"
+endif
+.PHONY: check-emu
