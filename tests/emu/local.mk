@@ -5,9 +5,12 @@ emu_units = tests/emu/combine.emu.o tests/emu/dispatch.emu.o tests/emu/expert_co
 	tests/emu/far_combine.emu.o tests/emu/far_dispatch.emu.o tests/emu/far_expert_combine.emu.o tests/emu/far_expert_dispatch.emu.o \
 	tests/emu/ll_combine.emu.o tests/emu/ll_dispatch.emu.o tests/emu/ll_far.emu.o tests/emu/route.emu.o
 emu_own = tests/emu/emu.own.o tests/emu/runtime.own.o
+if !SANITIZED
+EMU_DEFS = -Wl,-z,defs
+endif
 emu_headers = $(top_srcdir)/tests/emu/emu.h $(top_srcdir)/tests/emu/emu_memory.h
 # The same bytes as on a GPU: no fused multiplications and additions. The sources are nvcc's to warn of.
-EMU_COMPILE = $(CXX) -std=c++17 -O1 -g -ffp-contract=off -fPIC -w -Itests/emu/src -I$(top_srcdir)/tests/emu -I$(top_srcdir)/include \
+EMU_COMPILE = $(CXX) -std=c++17 -O1 -g $(MPIX_SANITIZE) -ffp-contract=off -fPIC -w -Itests/emu/src -I$(top_srcdir)/tests/emu -I$(top_srcdir)/include \
 	-isystem $(CUDA_HOME_USED)/include -include $(top_srcdir)/tests/emu/emu.h
 
 tests/emu/src/stamp: tests/emu/prepare.pl $(cuda_units) $(cuda_deps)
@@ -18,7 +21,7 @@ $(emu_units): tests/emu/src/stamp $(emu_headers)
 $(emu_own): tests/emu/src/stamp tests/emu/emu.cpp tests/emu/runtime.cpp $(emu_headers)
 	$(AM_V_CXX)$(EMU_COMPILE) -c -o $@ $(top_srcdir)/tests/emu/`basename $@ .own.o`.cpp
 tests/emu/libemu.so: $(emu_units) $(emu_own)
-	$(AM_V_CXXLD)$(CXX) -shared -Wl,-z,defs -o $@ $(emu_units) $(emu_own)
+	$(AM_V_CXXLD)$(CXX) -shared $(MPIX_SANITIZE) $(EMU_DEFS) -o $@ $(emu_units) $(emu_own)
 
 EXTRA_PROGRAMS += tests/emu/ep_expert tests/emu/ep_gpu tests/emu/ep_ll
 EMU_LIBS = libmpixep.la $(MPI_LIBS) $(abs_builddir)/tests/emu/libemu.so -lm

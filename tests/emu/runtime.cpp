@@ -25,9 +25,10 @@ static unsigned long long captures;
 void emu_memory_note(void *p, size_t bytes, int kind) { known()[(const char *)p] = {bytes, kind}; }
 void emu_memory_forget(void *p) { known().erase((const char *)p); }
 void *emu_memory_make(size_t bytes, int kind) {
-    void *p = bytes > EMU_MOST ? NULL : aligned_alloc(256, (bytes + 511) / 256 * 256);
-    if (p)
-        emu_memory_note(p, (bytes + 511) / 256 * 256, kind);
+    void *p = NULL;
+    if (bytes > EMU_MOST || posix_memalign(&p, 256, bytes ? bytes : 1)) /* to the byte, for sanitizers */
+        return NULL;
+    emu_memory_note(p, bytes, kind);
     return p;
 }
 void emu_memory_free(void *p) {
