@@ -344,10 +344,7 @@ cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_
     int bulk = d->major >= 9 && c->path != MPIX_CUDA_PATH_VECTOR;
     /* fp8 rows are a matter of arithmetic, not of the link; asynchronous loads need a few more than bulk loads. */
     int sms = c->num_sms ? c->num_sms : rows_f8 ? 4 * MPIX_CUDA_SMS : bulk ? MPIX_CUDA_SMS : MPIX_CUDA_VECTOR_SMS;
-    if (sms > d->sms)
-        sms = d->sms;
-    if (sms > MPIX_CUDA_LANES)
-        sms = MPIX_CUDA_LANES;
+    sms = mpix_cuda_blocks(d, sms);
     c->offer.lanes = sms; /* of the kernel that reads */
     if (c->part == MPIX_CUDA_BEGIN)
         sms = 1;

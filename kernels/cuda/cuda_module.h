@@ -189,7 +189,7 @@ typedef struct mpix_cuda_far {
     uint8_t host_of[MPIX_CUDA_RANKS], via[MPIX_CUDA_RANKS];
     uint64_t ask, asks;            /* combine's requests: bytes of one, where they are in a room */
     uint32_t *rel, *blk;           /* device: [tokens][hosts], [blocks][hosts], as the handle's are by rank */
-    uint64_t batch[2];             /* low latency (ll_far.cuh): bytes of a batch of dispatch, of combine */
+    uint64_t batch[2];             /* low latency (ll_far.cu): bytes of a batch of dispatch, of combine */
 } mpix_cuda_far;
 
 /* How rows lie in a batch of a proxied peer: row, scales, record, each item from a multiple of 128 bytes on. Alike at both ends. */

@@ -376,10 +376,7 @@ cudaError_t mpix_cuda_unpack_launch(const mpix_cuda_handle *h, const mpix_cuda_d
 
 cudaError_t mpix_cuda_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
     int sms = c->num_sms ? c->num_sms : c->quant ? 4 * MPIX_CUDA_SMS : MPIX_CUDA_SMS; /* to quantise takes more of them than to copy */
-    if (sms > d->sms)
-        sms = d->sms;
-    if (sms > MPIX_CUDA_LANES)
-        sms = MPIX_CUDA_LANES;
+    sms = mpix_cuda_blocks(d, sms);
     c->offer.lanes = sms;
     if (c->part == MPIX_CUDA_END) {
         dispatch_end_kernel<<<1, 1024, 0, stream>>>(*h, *c);

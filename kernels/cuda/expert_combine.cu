@@ -145,9 +145,7 @@ template <class SUM> static cudaError_t launch(int sms, const mpix_cuda_handle *
 }
 
 cudaError_t mpix_cuda_expert_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream) {
-    int sms = c->num_sms > 0 && c->num_sms < d->sms ? c->num_sms : d->sms; /* sums here are a matter of local memory */
-    if (sms > MPIX_CUDA_LANES)
-        sms = MPIX_CUDA_LANES;
+    int sms = mpix_cuda_blocks(d, c->num_sms > 0 ? c->num_sms : d->sms); /* sums here are a matter of local memory */
     c->offer.lanes = sms;
     if (c->part == MPIX_CUDA_BEGIN)
         sms = 1;

@@ -329,9 +329,7 @@ cudaError_t mpix_cuda_expand_launch(const mpix_cuda_device *d, const mpix_cuda_h
 }
 
 cudaError_t mpix_cuda_expert_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
-    int sms = c->num_sms > 0 && c->num_sms < d->sms ? c->num_sms : d->sms, bulk; /* expansion is a matter of local memory: all by default */
-    if (sms > MPIX_CUDA_LANES)
-        sms = MPIX_CUDA_LANES;
+    int sms = mpix_cuda_blocks(d, c->num_sms > 0 ? c->num_sms : d->sms), bulk; /* expansion is a matter of local memory: all by default */
     c->senders = sms < MPIX_CUDA_SMS || c->quant ? sms : MPIX_CUDA_SMS;
     c->offer.lanes = c->senders;
     cudaError_t err = cudaSuccess;

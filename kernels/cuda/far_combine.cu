@@ -339,10 +339,7 @@ template <int HOW, int X> static cudaError_t launch_far(int sms, const mpix_cuda
 cudaError_t mpix_cuda_far_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream) {
     int rows_f8 = c->xdtype == F8E4M3 || c->xdtype == F8E5M2, size = c->xdtype == F64 ? 8 : c->xdtype == F32 ? 4 : rows_f8 ? 1 : 2;
     int sms = c->num_sms ? c->num_sms : rows_f8 ? 4 * MPIX_CUDA_SMS : MPIX_CUDA_SMS;
-    if (sms > d->sms)
-        sms = d->sms;
-    if (sms > MPIX_CUDA_LANES)
-        sms = MPIX_CUDA_LANES;
+    sms = mpix_cuda_blocks(d, sms);
     c->offer.lanes = sms;
     if (c->part == MPIX_CUDA_BEGIN)
         sms = 1;

@@ -171,10 +171,7 @@ __global__ void __launch_bounds__(512) far_dispatch_kernel(const __grid_constant
 
 cudaError_t mpix_cuda_far_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
     int sms = c->num_sms ? c->num_sms : c->quant ? 4 * MPIX_CUDA_SMS : MPIX_CUDA_SMS;
-    if (sms > d->sms)
-        sms = d->sms;
-    if (sms > MPIX_CUDA_LANES)
-        sms = MPIX_CUDA_LANES;
+    sms = mpix_cuda_blocks(d, sms);
     c->offer.lanes = sms;
     c->batch = far_batch_of(h, c->row, c->scale_row, (int64_t)h->meta_record);
     c->hop_batch = far_batch_of(h, c->row, c->scale_row, HOP_IDS + 12 * (int64_t)h->max_topk);

@@ -286,10 +286,7 @@ template <class SUM> static cudaError_t launch(int sms, const mpix_cuda_handle *
 cudaError_t mpix_cuda_far_expert_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream) {
     int sms = c->num_sms > 0 ? c->num_sms : MPIX_CUDA_FAR_EXPERT_SMS, small = c->xdtype == BF16 || c->xdtype == F16;
     int64_t values = 4 * (int64_t)h->max_topk, wide = c->xdtype == F64 ? 8 : 4;
-    if (sms > d->sms)
-        sms = d->sms;
-    if (sms > MPIX_CUDA_LANES)
-        sms = MPIX_CUDA_LANES;
+    sms = mpix_cuda_blocks(d, sms);
     c->offer.lanes = sms;
     if (c->part == MPIX_CUDA_BEGIN)
         sms = 1;

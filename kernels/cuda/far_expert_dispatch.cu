@@ -146,10 +146,7 @@ __global__ void __launch_bounds__(512) far_expert_dispatch_kernel(const __grid_c
 
 cudaError_t mpix_cuda_far_expert_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
     int sms = c->num_sms > 0 ? c->num_sms : MPIX_CUDA_FAR_EXPERT_SMS;
-    if (sms > d->sms)
-        sms = d->sms;
-    if (sms > MPIX_CUDA_LANES)
-        sms = MPIX_CUDA_LANES;
+    sms = mpix_cuda_blocks(d, sms);
     c->offer.lanes = sms;
     c->batch = far_batch_of(h, c->row, c->scale_row, 8 + 8 * (int64_t)h->max_topk);
     far_expert_dispatch_kernel<<<sms, 512, 0, stream>>>(*h, *c);

@@ -12,6 +12,12 @@ enum { MPIX_CUDA_LL_SMS = 60 };
 /* EXPERT among proxied peers: likewise, since all blocks wait for the peers. */
 enum { MPIX_CUDA_FAR_EXPERT_SMS = 60 };
 
+/* So many blocks that signal peers, of a wish. */
+static inline int mpix_cuda_blocks(const mpix_cuda_device *d, int wish) {
+    int most = d->sms < MPIX_CUDA_LANES ? d->sms : MPIX_CUDA_LANES;
+    return wish < most ? wish : most;
+}
+
 /* Combine: the low bits of all addresses and strides that a sum with rows of row bytes touches: whether it can be made 16 bytes at a time. */
 static inline uint64_t mpix_cuda_combine_bits(const mpix_cuda_combine *c, int64_t row) {
     uint64_t bits = (uint64_t)c->x | (uint64_t)c->x_stride | (uint64_t)c->y | (uint64_t)c->y_stride | (uint64_t)row;

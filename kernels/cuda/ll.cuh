@@ -46,7 +46,7 @@ enum { LL_WARPS = 14, LL_WORKERS = 32 * LL_WARPS, LL_CLERK = LL_WARPS, LL_FLAGGE
 
 /*
  * What a kernel is made for: rows that are quantised; that are moved 16 bytes at a time, and then the layout, which is asked for otherwise; some peers
- * are reached through the proxy (ll_far.cuh). Machine code that is not in an instruction cache costs as much as the loads of a call: some 100 KB
+ * are reached through the proxy (ll_far.cu). Machine code that is not in an instruction cache costs as much as the loads of a call: some 100 KB
  * instead of 200 were 1.5 to 2.5 us of dispatch (doc/performance.md).
  */
 template <bool QUANT, bool VECTORS, bool EXPERT, bool FAR = false> struct ll_form {
@@ -100,7 +100,7 @@ __device__ __forceinline__ float *ll_answer_values(const mpix_cuda_handle &h, in
     return (float *)(h.window[owner] + h.ll.values) + answer * h.max_topk;
 }
 
-/* ---- what is packed for a proxied peer r, in host memory (ll_far.cuh) ---- */
+/* ---- what is packed for a proxied peer r, in host memory (ll_far.cu) ---- */
 /* Where the items of a batch begin, behind the head and, in dispatch, the counts; and how they lie: row and scales, or row, flag and slot values. */
 __device__ __forceinline__ uint64_t ll_items_at(const mpix_cuda_handle &h, int combine) { return MPIX_CUDA_LL_HEAD + (combine ? 0 : h.ll.counts_bytes); }
 struct ll_item { uint64_t beside, pitch; }; /* beside: dispatch: the record; combine: the flag, the values 16 bytes behind it */

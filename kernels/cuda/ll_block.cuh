@@ -31,31 +31,13 @@ __device__ __forceinline__ void ll_claim_round(uint32_t *claims, uint32_t n, uin
 template <class F>
 __device__ inline uint32_t ll_steal(uint32_t *claims, uint32_t n, uint32_t from, uint64_t epoch, ll_shared *s, F there) {
     if (threadIdx.x < 32) {
-        uint32_t lane = threadIdx.x, bit = ll_bit(epoch), u = n;
-        for (uint32_t u0 = from; u0 < n && u == n; u0 += 32) {
-            uint32_t mask;
-            while ((mask = __ballot_sync(~0u, u0 + lane < n && there(u0 + lane) && !(*(volatile uint32_t *)&claims[u0 + lane] & bit)))) {
-                uint32_t at = u0 + __ffs(mask) - 1, before = lane == 0 ? atomicOr(&claims[at], bit) : 0;
-                if (!(__shfl_sync(~0u, before, 0) & bit)) {
-                    u = at;
-                    break;
-                }
-            }
-        }
-        if (lane == 0)
+        uint32_t u = ll_claim_next(threadIdx.x, claims, n, from, epoch, there);
+        if (threadIdx.x == 0)
             s->stolen = u;
     }
     ll_meet();
     return s->stolen;
 }
-/* By the workers: whether any row is left. */
-template <class F> __device__ inline bool ll_left(const uint32_t *claims, uint32_t n, uint64_t epoch, F there) {
-    bool left = false;
-    for (uint32_t u = threadIdx.x; u < n; u += LL_WORKERS)
-        left |= !(*(volatile const uint32_t *)&claims[u] & ll_bit(epoch)) && there(u);
-    return ll_workers_or(left);
-}
-
 /* This worker's part of n bytes, in pieces of 512: where it begins; its size. */
 __device__ __forceinline__ int64_t ll_part(int64_t n, int64_t *bytes) {
     int64_t piece = ((n + LL_WARPS - 1) / LL_WARPS + 511) / 512 * 512, at = threadIdx.x / 32 * piece, left = n - at;

@@ -113,6 +113,28 @@ __device__ inline void ll_claims_clear(uint32_t *claims, int64_t n, uint64_t epo
 __device__ __forceinline__ bool ll_got(const ll_shared *s, uint32_t round, int j, uint64_t epoch) {
     return !(s->claimed[round & 1][j] & ll_bit(epoch));
 }
+/* By a warp: claims the first row from `from` on that nobody had claimed; n: there is none. there(u): whether there is such a row. */
+template <class F> __device__ __forceinline__ uint32_t ll_claim_next(uint32_t lane, uint32_t *claims, uint32_t n, uint32_t from, uint64_t epoch, F there) {
+    uint32_t bit = ll_bit(epoch), u = n;
+    for (uint32_t u0 = from; u0 < n && u == n; u0 += 32) {
+        uint32_t mask;
+        while ((mask = __ballot_sync(~0u, u0 + lane < n && there(u0 + lane) && !(*(volatile uint32_t *)&claims[u0 + lane] & bit)))) {
+            uint32_t at = u0 + __ffs(mask) - 1, before = lane == 0 ? atomicOr(&claims[at], bit) : 0;
+            if (!(__shfl_sync(~0u, before, 0) & bit)) {
+                u = at;
+                break;
+            }
+        }
+    }
+    return u;
+}
+/* By the workers: whether any row is left. */
+template <class F> __device__ inline bool ll_left(const uint32_t *claims, uint32_t n, uint64_t epoch, F there) {
+    bool left = false;
+    for (uint32_t u = threadIdx.x; u < n; u += LL_WORKERS)
+        left |= !(*(volatile const uint32_t *)&claims[u] & ll_bit(epoch)) && there(u);
+    return ll_workers_or(left);
+}
 
 /* ---- the end ---- */
 /* By the last-started block's clerk, when it has found the verdict. ends: with this kernel. */

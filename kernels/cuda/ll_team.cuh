@@ -40,31 +40,13 @@ __device__ __forceinline__ void ll_claim_round(uint32_t *claims, uint32_t n, int
 template <class F>
 __device__ inline uint32_t ll_steal(const ll_team &t, uint32_t *claims, uint32_t n, uint32_t from, uint64_t epoch, uint32_t *shared, F there) {
     if (t.part == 0) {
-        uint32_t lane = threadIdx.x % 32, bit = ll_bit(epoch), u = n;
-        for (uint32_t u0 = from; u0 < n && u == n; u0 += 32) {
-            uint32_t mask;
-            while ((mask = __ballot_sync(~0u, u0 + lane < n && there(u0 + lane) && !(*(volatile uint32_t *)&claims[u0 + lane] & bit)))) {
-                uint32_t at = u0 + __ffs(mask) - 1, before = lane == 0 ? atomicOr(&claims[at], bit) : 0;
-                if (!(__shfl_sync(~0u, before, 0) & bit)) {
-                    u = at;
-                    break;
-                }
-            }
-        }
-        if (lane == 0)
+        uint32_t u = ll_claim_next(threadIdx.x % 32, claims, n, from, epoch, there);
+        if (threadIdx.x % 32 == 0)
             shared[t.number] = u;
     }
     ll_meet(t);
     return shared[t.number];
 }
-/* By the workers: whether any row is left. */
-template <class F> __device__ inline bool ll_left(const uint32_t *claims, uint32_t n, uint64_t epoch, F there) {
-    bool left = false;
-    for (uint32_t u = threadIdx.x; u < n; u += LL_WORKERS)
-        left |= !(*(volatile const uint32_t *)&claims[u] & ll_bit(epoch)) && there(u);
-    return ll_workers_or(left);
-}
-
 /* This warp's part of n bytes, in pieces of 512: where it begins; its size. */
 __device__ __forceinline__ int64_t ll_part(const ll_team &t, int64_t n, int64_t *bytes) {
     int64_t piece = ((n + t.warps - 1) / t.warps + 511) / 512 * 512, at = t.part * piece, left = n - at;
