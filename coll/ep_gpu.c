@@ -208,34 +208,34 @@ static size_t carve(mpix_ep *ep, mpix_cuda_handle *d, char *at) {
     return used;
 }
 
-int64_t mpix_ep_gpu_expert_chunk(int64_t tokens, int ranks) {
+size_t mpix_ep_gpu_expert_block(size_t block, int64_t tokens, int ranks, mpix_cuda_expert *x) {
     int64_t chunk = MPIX_CUDA_BLOCK_TOKENS;
     while ((tokens + chunk - 1) / chunk * ranks > MPIX_CUDA_CHUNKS)
         chunk *= 2;
-    return chunk;
+    x->chunk = (int32_t)chunk;
+    x->chunks = (int32_t)((tokens + chunk - 1) / chunk);
+    x->starts = block;
+    x->arrived = up(x->starts + 4 * ((size_t)x->chunks + 1), 64);
+    x->freed = x->arrived + 8 * (size_t)x->chunks;
+    return up(x->freed + 8 * (size_t)x->chunks, 128);
 }
 
 /* What the EXPERT layout adds to a window; d->block and d->meta are set, meta ends the window so far. The window's size. */
 static size_t expert_geometry(mpix_ep *ep, mpix_cuda_handle *d) {
     mpix_cuda_expert *x = &d->expert;
-    int64_t tokens = ep->config.max_tokens, chunk = mpix_ep_gpu_expert_chunk(tokens, ep->size);
+    int64_t tokens = ep->config.max_tokens;
     x->on = 1;
     x->align = (int32_t)ep->placement.align;
-    x->chunk = (int32_t)chunk;
-    x->chunks = (int32_t)((tokens + chunk - 1) / chunk);
     x->pairs = tokens * ep->size;
     if (d->rows_limit >= 0 && x->pairs > d->rows_limit) /* a pair has a row at least */
         x->pairs = d->rows_limit;
-    x->starts = d->block;
-    x->arrived = up(x->starts + 4 * ((size_t)x->chunks + 1), 64);
-    x->freed = x->arrived + 8 * (size_t)x->chunks;
-    d->block = up(x->freed + 8 * (size_t)x->chunks, 128);
+    d->block = mpix_ep_gpu_expert_block(d->block, tokens, ep->size, x);
     d->meta = up(d->block * (size_t)ep->size, 256);
     d->meta_record = up(12 * (size_t)ep->config.max_topk + 4, 16);
     x->values = up(d->meta + d->meta_record * (size_t)x->pairs, 256);
     x->partial = up(x->values + 4 * (size_t)tokens * (size_t)ep->config.max_topk + 1, 4096);
     /* Partial sums of a peer: all of a batch if that fits, a chunk at least. In float a row of fp8 is four times as long, of bf16 twice. */
-    size_t row = up(4 * (size_t)ep->config.max_row_bytes, 16), least = (size_t)chunk * row, all = (size_t)x->chunks * least;
+    size_t row = up(4 * (size_t)ep->config.max_row_bytes, 16), least = (size_t)x->chunk * row, all = (size_t)x->chunks * least;
     size_t peers = ep->size > 1 ? (size_t)ep->size - 1 : 1, room = ep->params.gpu_partial_bytes / peers;
     x->partial_bytes = ep->size == 1 ? 0 : up(room < least ? least : room < all ? room : all, 4096);
     return x->partial + x->partial_bytes * (size_t)(ep->size - 1) + 1;

@@ -96,8 +96,8 @@ int mpix_ep_gpu_engines_counts(struct mpix_ep_handle *handle);
 
 /* What an item between proxied peers holds in the EXPERT layout, in rows of max_row_bytes: partial sums in float. */
 enum { MPIX_EP_GPU_FAR_PARTIAL = 2 };
-/* Tokens of a chunk in the EXPERT layout. */
-int64_t mpix_ep_gpu_expert_chunk(int64_t tokens, int ranks);
+/* What the EXPERT layout adds to a source's block of so many bytes: its chunks and where they are told of. The block's bytes then. */
+size_t mpix_ep_gpu_expert_block(size_t block, int64_t tokens, int ranks, mpix_cuda_expert *x);
 /* Proxied peers (ep_gpu_far.c); nothing where there are none. create, handle: collective, end in agreement; handle: d->block is final, and hosts are
  * filled in anyhow. begin, end: of a handle's counting in its slot. settle: waits, with a bound, until the proxy has moved what finished kernels have queued.
  * bytes: of a handle's window. */

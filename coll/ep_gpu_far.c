@@ -245,11 +245,9 @@ size_t mpix_ep_gpu_far_bytes(const MPIX_Ep_config *c, const mpix_params *params,
     size_t hosts = (size_t)(ranks + ranks_per_host - 1) / (size_t)ranks_per_host, peers = (size_t)(ranks - ranks_per_host);
     size_t block = up(sizeof(mpix_cuda_words) + 4 * sizeof(mpix_cuda_offer) + 2 * up(16 + 4 * ((size_t)ranks + (size_t)c->num_experts + hosts), 64), 128);
     int hops = c->layout != MPIX_EP_EXPERT && (params->two_hops == MPIX_HOPS_ON || (params->two_hops == MPIX_HOPS_AUTO && ranks_per_host > 1));
-    if (!ll && c->layout == MPIX_EP_EXPERT) {
-        int64_t chunk = mpix_ep_gpu_expert_chunk(c->max_tokens, ranks);
-        size_t chunks = (size_t)((c->max_tokens + chunk - 1) / chunk);
-        block = up(up(block + 4 * (chunks + 1), 64) + 16 * chunks, 128);
-    }
+    mpix_cuda_expert x;
+    if (!ll && c->layout == MPIX_EP_EXPERT)
+        block = mpix_ep_gpu_expert_block(block, c->max_tokens, ranks, &x);
     /* of equal hosts a rank exchanges batches with one rank of each other host */
     return far_layout(c, (size_t)ranks, params->two_hops == MPIX_HOPS_ON && !ll ? hosts - 1 : peers, block, hops && !ll, ll, &f);
 }
