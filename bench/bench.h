@@ -248,7 +248,7 @@ typedef struct bench_ll_time {
     bench_stats stats;
     double speedup; /* against MPI, 0: not compared */
 } bench_ll_time;
-enum { BENCH_LL_TIMES = 24 };
+enum { BENCH_LL_TIMES = 32 };
 
 /* What one call sends over the network, counted by the library (MPIX_Ep_get_peer). */
 typedef struct bench_net {

@@ -3,8 +3,10 @@
  *
  * A call by itself: events around it on its stream, behind one call of its kind that lines the ranks' GPUs up, so that it does not count how
  * far the hosts are apart; it contains what the events and the start of a kernel cost. Blocks of ten of each kind alternate as in measure.c.
- * In a graph: a replay of a graph of IN_GRAPH calls between events, and a call's mean share of it; replays of all kinds alternate. HT's dispatch
- * comes with its route, which exchanges the counts that LL does not need; the baseline's counts are known, and it is not put into graphs.
+ * In a graph: a replay of a graph of IN_GRAPH calls between events, and a call's mean share of it; replays of all kinds alternate. LL's dispatch
+ * is measured with a routing that is there, and with its route, as a layer calls it whose router has just chosen; HT's comes with its route,
+ * which exchanges the counts that LL does not need. The baseline's counts are known, and it is not put into graphs. A route is never last before
+ * a combine, which needs a dispatch.
  */
 #include "config.h"
 
@@ -20,13 +22,17 @@
 
 enum { IN_GRAPH = 20, LEAST_REPLAYS = 10 };
 enum { ROUTE = 1, DISPATCH = 2, COMBINE = 4, FP8 = 8, BASE = 16 };
-enum { LL_DISPATCH, LL_COMBINE, LL_BOTH, LL_FP8, HT_DISPATCH, HT_COMBINE, HT_BOTH, BASE_DISPATCH, BASE_COMBINE, KINDS };
+enum { LL_ROUTE, LL_DISPATCH, LL_COMBINE, LL_BOTH, LL_FP8, LL_ROUTED, LL_ROUTED_FP8, LL_ALL, HT_DISPATCH, HT_COMBINE, HT_BOTH, BASE_DISPATCH, BASE_COMBINE, KINDS };
 
 static const struct kind { const char *name, *in_graph; int what; } kinds[KINDS] = {
+    {"ll route", "ll route, graph", ROUTE},
     {"ll dispatch", "ll dispatch, graph", DISPATCH},
     {"ll combine", "ll combine, graph", COMBINE},
     {"ll dispatch + combine", "ll dispatch + combine, graph", DISPATCH | COMBINE},
     {"ll dispatch to fp8", "ll dispatch to fp8, graph", DISPATCH | FP8},
+    {"ll route + dispatch", "ll route + dispatch, graph", ROUTE | DISPATCH},
+    {"ll route + dispatch to fp8", "ll route + dispatch to fp8, graph", ROUTE | DISPATCH | FP8},
+    {"ll route + dispatch + combine", "ll route + dispatch + combine, graph", ROUTE | DISPATCH | COMBINE},
     {"ht route + dispatch", "ht route + dispatch, graph", ROUTE | DISPATCH},
     {"ht combine", "ht combine, graph", COMBINE},
     {"ht route + dispatch + combine", "ht route + dispatch + combine, graph", ROUTE | DISPATCH | COMBINE},
@@ -44,7 +50,7 @@ static cuda_run *run_of(ll_times *l, int kind) { return kind < HT_DISPATCH ? &l-
 
 static int wanted(const ll_times *l, int kind) {
     int dtype = l->b->opt.dtype;
-    if (kind == LL_FP8)
+    if (kinds[kind].what & FP8)
         return dtype == MPIX_EP_BF16 || dtype == MPIX_EP_F16 || dtype == MPIX_EP_F32;
     return kind < BASE_DISPATCH || l->ht.has_base;
 }
