@@ -12,14 +12,15 @@
 #include <signal.h>
 #include <unistd.h>
 
-enum { MOST = 48, TOPK = 8, ROW = 4096, TURNS = 4 }; /* TURNS: more than depth, so that banks are used again */
+/* LARGE: tokens of a batch that the kernel for small ones may not take; EXPERTS_MOST: likewise. TURNS: more than depth, so that banks are used again. */
+enum { MOST = 48, LARGE = 700, TOPK = 8, ROW = 4096, EXPERTS_MOST = 1100, TURNS = 4 };
 
 static int rank, size, devices, failures;
 
 typedef struct shape {
     uint64_t seed;
     int layout, experts, topk, holes, align, drop, indtype, dtype, scales, ydtype, wire, weights, slots, roww, bias, how, buffer, bits, capacity_cut, sms, depth;
-    int64_t hidden, tokens[64], rows;
+    int64_t hidden, most, tokens[64], rows;
     size_t xrow, row, srow, yrow; /* bytes */
 } shape;
 
@@ -97,7 +98,8 @@ static void run_shape(MPIX_Ep_handle hg, MPIX_Ep_handle hh, const shape *s) {
          st = both_make((size_t)cap * 8), ow = both_make(cells * 4), cum = both_make((size_t)local * 8);
     both z = both_make((size_t)cap * s->row), zs = both_make((size_t)cap * s->srow), zw = both_make((size_t)cap * 4), zv = both_make(cells * 4);
     both y = both_make((size_t)T * s->yrow), ys = both_make((size_t)(T * K * 4)), bias = both_make((size_t)T * s->yrow);
-    MPI_Count per_rank[2][64], per_expert[2][512], offset[2][513];
+    MPI_Count per_rank[2][64], per_expert[2][EXPERTS_MOST], offset[2][EXPERTS_MOST + 1], sends[2][3][EXPERTS_MOST];
+    both in_rank = both_make((size_t)(T * size));
     cudaStream_t stream;
     CU(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     for (int64_t t = 0; t < T; t++) {
@@ -119,10 +121,22 @@ static void run_shape(MPIX_Ep_handle hg, MPIX_Ep_handle hh, const shape *s) {
     r.num_tokens = T;
     r.topk = (int)K;
     r.idx_bits = s->bits;
-    r.ids = ids.dev;
-    EP(MPIX_Ep_route(hg, &r, NULL));
-    r.ids = ids.host;
-    EP(MPIX_Ep_route(hh, &r, NULL));
+    both_poison(&in_rank);
+    memset(sends, 0xA5, sizeof sends);
+    for (int side = 0; side < 2; side++) { /* GPU, host */
+        MPIX_Ep_counts counts;
+        MPIX_INIT(&counts);
+        counts.send_per_rank = sends[side][0];
+        counts.send_per_expert = sends[side][1];
+        if (s->seed % 3 == 0) /* which takes the kernel for large batches */
+            counts.send_per_host = sends[side][2];
+        counts.token_in_rank = (void *)(side ? in_rank.host : in_rank.dev);
+        r.ids = side ? ids.host : ids.dev;
+        EP(MPIX_Ep_route(side ? hh : hg, &r, s->seed % 4 ? &counts : NULL));
+    }
+    CHECK(!memcmp(sends[0], sends[1], sizeof sends[0]), "send_per_rank, send_per_expert or send_per_host differs");
+    both_compare(&in_rank, "token_in_rank");
+    both_free(&in_rank);
     for (int turn = 0; turn < TURNS; turn++) {
         uint64_t seed = s->seed + 100 * (uint64_t)turn;
         for (int64_t t = 0; t < T; t++) {
@@ -185,7 +199,7 @@ static void run_shape(MPIX_Ep_handle hg, MPIX_Ep_handle hh, const shape *s) {
         MPIX_Ep_rows buffer = {0};
         if (s->buffer) {
             EP(MPIX_Ep_combine_buffer(hg, &buffer));
-            CU(cudaMemcpy2D(buffer.data, (size_t)buffer.stride, z.dev, s->row, s->row, (size_t)cap < (size_t)(size * MOST) ? (size_t)cap : (size_t)(size * MOST),
+            CU(cudaMemcpy2D(buffer.data, (size_t)buffer.stride, z.dev, s->row, s->row, (size_t)(cap < size * s->most ? cap : size * s->most),
                             cudaMemcpyDefault));
         }
         MPIX_Ep_combine_in ci;
@@ -229,8 +243,8 @@ static void config_fill(MPIX_Ep_config *c, const shape *s, int cuda) {
     c->num_experts = s->experts;
     c->expert_align = s->layout == MPIX_EP_EXPERT ? s->align : 0;
     c->overflow = s->drop ? MPIX_EP_OVERFLOW_DROP : MPIX_EP_OVERFLOW_ERROR;
-    c->max_tokens = MOST;
-    c->max_row_bytes = ROW * 8;
+    c->max_tokens = s->most;
+    c->max_row_bytes = s->most > MOST ? 64 * 8 : ROW * 8;
     c->depth = s->depth;
     c->timeout_s = 60;
 }
@@ -241,12 +255,15 @@ static void run_shapes(int rounds) {
         uint64_t rng = g_mix((uint64_t)i + 311);
         shape s = {.seed = rng, .layout = i % 2 ? MPIX_EP_EXPERT : MPIX_EP_SLOTS};
         s.dtype = s.indtype = dtypes[i % 9];
-        s.experts = (int)g_range(&rng, size, 64);
+        s.most = i % 5 == 3 ? LARGE : MOST;
+        s.experts = (int)g_range(&rng, size, s.most > MOST ? EXPERTS_MOST : 64);
         s.topk = (int)g_range(&rng, 1, s.experts < TOPK ? s.experts : TOPK);
         s.holes = g_range(&rng, 0, 2) ? 0 : 40;
         s.align = g_range(&rng, 0, 1) ? 1 : 8;
         s.drop = g_range(&rng, 0, 3) == 0;
         s.hidden = g_range(&rng, 0, 2) == 0 ? g_range(&rng, 1, 300) : i % 7 == 6 ? ROW : 16 * g_range(&rng, 1, 100);
+        if (s.most > MOST)
+            s.hidden = s.hidden % 64 + 1;
         s.scales = s.dtype >= MPIX_EP_F8E4M3 ? (int)g_range(&rng, 0, 2) : 0;
         if (s.scales && g_range(&rng, 0, 2))
             s.indtype = g_range(&rng, 0, 2) ? MPIX_EP_BF16 : MPIX_EP_F32; /* quantised on the way */
@@ -270,8 +287,8 @@ static void run_shapes(int rounds) {
             s.srow = (size_t)((s.hidden + 127) / 128);
         s.yrow = (size_t)s.hidden * (size_t)bytes_of(s.ydtype);
         for (int r = 0; r < size; r++)
-            s.tokens[r] = g_range(&rng, 0, 4) == 0 ? 0 : g_range(&rng, 1, MOST);
-        s.rows = s.layout == MPIX_EP_SLOTS ? size * MOST : size * MOST * s.topk + 8 * s.experts;
+            s.tokens[r] = g_range(&rng, 0, 4) == 0 ? 0 : g_range(&rng, 1, s.most);
+        s.rows = s.layout == MPIX_EP_SLOTS ? size * s.most : size * s.most * s.topk + 8 * s.experts;
         if (s.drop)
             s.rows = g_range(&rng, 1, s.rows / 3);
         MPIX_Ep gpu, host;
