@@ -112,6 +112,7 @@ int mpix_ep_gpu_route(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, con
         c.bits = r.idx_bits;
         c.stride = r.ids_stride ? r.ids_stride : (int64_t)r.topk * r.idx_bits / 8;
         c.ids = r.ids;
+        c.counts = s.call && s.call->ncopies > 0;
     }
     c.report = s.report;
     handle->routed = !kind;

@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 enum {
-    MPIX_CUDA_ABI = 15,
+    MPIX_CUDA_ABI = 16,
     MPIX_CUDA_RANKS = 32,    /* ranks of a context at most: one lane of a warp each */
     MPIX_CUDA_LANES = 192,   /* blocks of a kernel that signal a peer at most, each by a word of its own */
     MPIX_CUDA_WINDOWS = 256, /* allocations of a context at most */
@@ -223,7 +223,7 @@ typedef struct mpix_cuda_handle {
 
 typedef struct mpix_cuda_route {
     int64_t tokens, stride;
-    int32_t topk, bits, status, pad;
+    int32_t topk, bits, status, counts; /* counts: the host wants them in results */
     const void *ids;
     mpix_cuda_status *report;
     /* outputs that the device can write; NULL: none */

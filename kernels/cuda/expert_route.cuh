@@ -14,8 +14,26 @@ struct counts_head { int32_t status, topk; int64_t tokens; };
 __device__ static uint32_t *counts_at(const mpix_cuda_handle &h, int owner, int source, uint64_t epoch) {
     return (uint32_t *)(block_of(h, owner, source) + h.counts + (epoch & 1) * h.counts_bytes);
 }
-__device__ static uint32_t choices_of(const mpix_cuda_handle &h, uint64_t epoch, int source, int expert) {
-    return *(const volatile uint32_t *)(counts_at(h, h.rank, source, epoch) + sizeof(counts_head) / 4 + h.size + expert);
+__device__ __forceinline__ uint32_t choices_of(const mpix_cuda_handle &h, uint64_t epoch, int source, int expert) {
+    return __ldcg(counts_at(h, h.rank, source, epoch) + sizeof(counts_head) / 4 + h.size + expert);
+}
+/* All sources' choices of an expert; before: of those below this rank. */
+struct choices { uint32_t all, before; };
+__device__ static choices choices_count(const mpix_cuda_handle &h, uint64_t epoch, int expert) {
+    enum { FLIGHT = 8 };
+    choices n = {0, 0};
+    for (int s0 = 0; s0 < h.size; s0 += FLIGHT) {
+        uint32_t v[FLIGHT];
+#pragma unroll
+        for (int i = 0; i < FLIGHT; i++)
+            v[i] = s0 + i < h.size ? choices_of(h, epoch, s0 + i, expert) : 0;
+#pragma unroll
+        for (int i = 0; i < FLIGHT; i++) {
+            n.all += v[i];
+            n.before += s0 + i < h.rank ? v[i] : 0;
+        }
+    }
+    return n;
 }
 
 /* A rank that would receive more rows than it may. */
@@ -82,58 +100,82 @@ __device__ static void experts_scan(const mpix_cuda_handle &h, int nblocks) {
     __syncthreads();
 }
 
-/* Rows that come from a source. */
+/* Rows that come from a source, by a warp. */
 __device__ static int64_t experts_from(const mpix_cuda_handle &h, uint64_t epoch, int source) {
     int64_t sum = 0;
-    for (int e = 0; e < h.local_experts; e++)
+#pragma unroll 4
+    for (int e = threadIdx.x % 32; e < h.local_experts; e += 32)
         sum += choices_of(h, epoch, source, h.mine[e]);
+    for (int d = 16; d; d /= 2)
+        sum += __shfl_xor_sync(~0u, sum, d);
     return sum;
+}
+
+/* This rank's rows of its i-th expert begin there. */
+__device__ __forceinline__ void offset_set(const mpix_cuda_handle &h, const mpix_cuda_route &c, int i, int64_t row) {
+    h.expert.offset[i] = row;
+    if (c.counts)
+        h.results[2 + 2 * h.size + h.local_experts + h.experts + i] = row;
+    if (c.expert_offset)
+        c.expert_offset[i] = row;
+}
+
+/* By a warp, of n experts from e0 on, which `count` and `owner` tell of: rank r's rows of each begin behind those of experts before, which are `total`. */
+__device__ static int64_t experts_place(const mpix_cuda_handle &h, const mpix_cuda_route &c, const choices *count, const uint8_t *owner, int e0, int n,
+                                        int r, int64_t total) {
+    const mpix_cuda_expert &x = h.expert;
+    int lane = threadIdx.x % 32;
+    for (int i0 = 0; i0 < n; i0 += 32) {
+        int i = i0 + lane, e = e0 + i;
+        bool its = i < n && owner[i] == r;
+        choices of = its ? count[i] : choices{0, 0};
+        int64_t rows = ((int64_t)of.all + x.align - 1) / x.align * x.align, sum = rows;
+        for (int d = 1; d < 32; d *= 2) {
+            int64_t up = __shfl_up_sync(~0u, sum, d);
+            sum += lane >= d ? up : 0;
+        }
+        if (its) {
+            int64_t start = total + sum - rows;
+            x.base[e] = (uint32_t)(start + of.before);
+            if (r == h.rank)
+                offset_set(h, c, h.local[e], start);
+        }
+        total += __shfl_sync(~0u, sum, 31);
+    }
+    return total;
 }
 
 /* By the last block, when all counts are here: experts ascending, sources ascending in each, each expert's rows begin aligned. */
 __device__ static void experts_use(const mpix_cuda_handle &h, const mpix_cuda_route &c, uint64_t epoch) {
-    const mpix_cuda_expert &x = h.expert;
-    int lane = threadIdx.x % 32;
-    int64_t *offset_results = h.results + 2 + 2 * h.size + h.local_experts + h.experts;
-    for (int r = threadIdx.x / 32; r < h.size; r += WARPS) { /* a warp per rank */
-        int64_t total = 0;
-        for (int e0 = 0; e0 < h.experts; e0 += 32) {
-            int e = e0 + lane;
-            bool its = e < h.experts && h.owner[e] == r;
-            uint32_t all = 0, before = 0;
-            for (int s = 0; its && s < h.size; s++) {
-                uint32_t n = choices_of(h, epoch, s, e);
-                before += s < h.rank ? n : 0;
-                all += n;
-            }
-            int64_t n = ((int64_t)all + x.align - 1) / x.align * x.align, s = n;
-            for (int d = 1; d < 32; d *= 2) {
-                int64_t up = __shfl_up_sync(~0u, s, d);
-                s += lane >= d ? up : 0;
-            }
-            if (its) {
-                int64_t start = total + s - n;
-                x.base[e] = (uint32_t)(start + before);
-                if (r == h.rank) {
-                    x.offset[h.local[e]] = start;
-                    offset_results[h.local[e]] = start;
-                    if (c.expert_offset)
-                        c.expert_offset[h.local[e]] = start;
-                }
-            }
-            total += __shfl_sync(~0u, s, 31);
+    enum { AT_ONCE = 512, EACH = MPIX_CUDA_RANKS / WARPS }; /* a warp has a rank in each WARPS */
+    __shared__ choices count[AT_ONCE];
+    __shared__ uint8_t owner[AT_ONCE];
+    int warp = threadIdx.x / 32;
+    int64_t total[EACH] = {0};
+    for (int e0 = 0; e0 < h.experts; e0 += AT_ONCE) {
+        int n = h.experts - e0 < AT_ONCE ? h.experts - e0 : (int)AT_ONCE;
+        for (int i = threadIdx.x; i < n; i += THREADS) {
+            owner[i] = (uint8_t)h.owner[e0 + i];
+            count[i] = choices_count(h, epoch, e0 + i);
         }
-        if (lane == 0) {
-            limit_check(h, r, total);
-            if (total > 0x7fffffff) /* rows are numbered by 32 bits */
-                report(h, MPIX_CUDA_ROWS_LIMIT, 0, -1, total, 0x7fffffff);
-        }
-        if (lane == 0 && r == h.rank) {
-            h.state->recv_total = total;
-            x.offset[h.local_experts] = total;
-            offset_results[h.local_experts] = total;
-            if (c.expert_offset)
-                c.expert_offset[h.local_experts] = total;
+        __syncthreads();
+#pragma unroll
+        for (int j = 0; j < EACH; j++)
+            if (warp + j * WARPS < h.size)
+                total[j] = experts_place(h, c, count, owner, e0, n, warp + j * WARPS, total[j]);
+        __syncthreads();
+    }
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        int r = warp + j * WARPS;
+        if (r >= h.size || threadIdx.x % 32)
+            continue;
+        limit_check(h, r, total[j]);
+        if (total[j] > 0x7fffffff) /* rows are numbered by 32 bits */
+            report(h, MPIX_CUDA_ROWS_LIMIT, 0, -1, total[j], 0x7fffffff);
+        if (r == h.rank) {
+            h.state->recv_total = total[j];
+            offset_set(h, c, h.local_experts, total[j]);
         }
     }
     __syncthreads();

@@ -93,33 +93,36 @@ __device__ static void blocks_scan(uint32_t *blk, int n, int nblocks, uint32_t *
     __syncthreads();
 }
 
+/* Where this rank writes its counts for p. */
+__device__ __forceinline__ uint32_t *counts_out(const mpix_cuda_handle &h, int p, uint64_t epoch) {
+    return far_is(h, p) ? (uint32_t *)(h.far.window + far_out(h, p) + h.counts + (epoch & 1) * h.counts_bytes) : counts_at(h, p, h.rank, epoch);
+}
 __device__ static void counts_send(const mpix_cuda_handle &h, const mpix_cuda_route &c, const uint32_t *send, uint64_t epoch) {
+    const int head = sizeof(counts_head) / 4;
     int status = h.state->err ? 1 : c.status, to = threadIdx.x;
-    uint64_t bank = h.counts + (epoch & 1) * h.counts_bytes;
-    for (int p = 0; p < h.size; p++) {
-        uint32_t *n = far_is(h, p) ? (uint32_t *)(h.far.window + far_out(h, p) + bank) : counts_at(h, p, h.rank, epoch);
-        if (threadIdx.x == 0) {
-            counts_head head = {status, c.topk, c.tokens};
-            *(counts_head *)n = head;
-        }
-        n += sizeof(counts_head) / 4;
-        for (int i = threadIdx.x; i < h.size; i += THREADS)
-            n[i] = send[i];
-        for (int i = threadIdx.x; i < h.experts; i += THREADS)
-            n[h.size + i] = __ldcg(&h.histogram[i]);
-        if (h.far.hops && (int)threadIdx.x < h.far.nhosts)
-            n[h.size + h.experts + threadIdx.x] = h.state->hosts[threadIdx.x];
+    if (to < h.size)
+        *(counts_head *)counts_out(h, to, epoch) = {status, c.topk, c.tokens};
+    for (int i = threadIdx.x; i < h.size * h.size; i += THREADS)
+        counts_out(h, i / h.size, epoch)[head + i % h.size] = send[i % h.size];
+    for (int i = threadIdx.x; i < h.experts; i += THREADS) {
+        uint32_t n = __ldcg(&h.histogram[i]);
+        for (int p = 0; p < h.size; p++)
+            counts_out(h, p, epoch)[head + h.size + i] = n;
     }
+    for (int p = 0; h.far.hops && p < h.size; p++)
+        if ((int)threadIdx.x < h.far.nhosts)
+            counts_out(h, p, epoch)[head + h.size + h.experts + threadIdx.x] = h.state->hosts[threadIdx.x];
     __syncthreads(); /* a release behind it covers what the whole block wrote */
     if (far_is(h, to))
-        far_publish(h, to, bank, h.counts_bytes, offsetof(mpix_cuda_words, route), epoch, c.report);
+        far_publish(h, to, h.counts + (epoch & 1) * h.counts_bytes, h.counts_bytes, offsetof(mpix_cuda_words, route), epoch, c.report);
     else if (to < h.size)
         word_store(&words_of(h, to, h.rank)->route, epoch);
     for (int i = threadIdx.x; i < h.experts; i += THREADS) {
         int64_t n = (int64_t)__ldcg(&h.histogram[i]);
         if (c.send_per_expert)
             c.send_per_expert[i] = n;
-        h.results[2 + 2 * h.size + h.local_experts + i] = n;
+        if (c.counts)
+            h.results[2 + 2 * h.size + h.local_experts + i] = n;
         h.histogram[i] = 0; /* for the next route */
     }
 }
@@ -168,73 +171,84 @@ __device__ static void hops_choose(const mpix_cuda_handle &h, const uint32_t (*r
         h.state->hop = h.far.saves < 0 || (hop + hop / 4 < flat && (int64_t)(flat - hop) >= h.far.saves);
 }
 
+/* By the first warp, a lane for each rank: what the ranks have for each other. rows: [source][to]. */
+__device__ static void peers_use(const mpix_cuda_handle &h, const mpix_cuda_route &c, const uint32_t (*rows)[MPIX_CUDA_RANKS], uint64_t epoch) {
+    mpix_cuda_state *st = h.state;
+    int r = threadIdx.x;
+    bool is = r < h.size;
+    counts_head head = {};
+    uint32_t come = 0, base = 0, all = 0;
+    if (is) {
+        const uint32_t *n = counts_at(h, h.rank, r, epoch);
+        head = {(int32_t)__ldcg(n), (int32_t)__ldcg(n + 1), __ldcg((const int64_t *)(n + 2))};
+        come = rows[r][h.rank];
+        for (int s = 0; s < h.size; s++) { /* where mine begin there, and whether all fit */
+            base += s < h.rank ? rows[s][r] : 0;
+            all += rows[s][r];
+        }
+    }
+    uint32_t first = come, some = __ballot_sync(~0u, is && head.tokens > 0);
+    int width = some ? __shfl_sync(~0u, head.topk, __ffs(some) - 1) : c.topk;
+    for (int d = 1; d < 32; d *= 2) {
+        uint32_t up = __shfl_up_sync(~0u, first, d);
+        first += r >= d ? up : 0;
+    }
+    if (is && head.status && r != h.rank)
+        report(h, MPIX_CUDA_REMOTE, 0, r, head.status, 0);
+    if (is && head.tokens > 0 && head.topk != width)
+        report(h, MPIX_CUDA_TOPK, 0, r, head.topk, width);
+    if (is) {
+        if (!h.expert.on)
+            limit_check(h, r, all);
+        st->recv[r] = come;
+        st->first[r] = first - come;
+        st->base[r] = base;
+    }
+    uint32_t total = __shfl_sync(~0u, first, 31);
+    __syncwarp();
+    if (r)
+        return;
+    if (!h.expert.on)
+        st->recv_total = total;
+    st->width = width;
+    st->topk = c.topk;
+    st->tokens = c.tokens;
+    st->routed = !st->err && !c.status;
+    if (c.counts)
+        h.results[0] = st->recv_total;
+    if (c.recv_total)
+        *c.recv_total = st->recv_total;
+}
+
 /* All counts are here: what they mean for this rank. */
 __device__ static void counts_use(const mpix_cuda_handle &h, const mpix_cuda_route &c, const uint32_t *send, uint64_t epoch) {
     __shared__ uint32_t rows[MPIX_CUDA_RANKS][MPIX_CUDA_RANKS]; /* [source][to] */
-    __shared__ counts_head heads[MPIX_CUDA_RANKS];
     for (int i = threadIdx.x; i < h.size * h.size; i += THREADS)
-        rows[i / h.size][i % h.size] = *(const volatile uint32_t *)(counts_at(h, h.rank, i / h.size, epoch) + sizeof(counts_head) / 4 + i % h.size);
-    if ((int)threadIdx.x < h.size) {
-        const volatile uint32_t *n = counts_at(h, h.rank, threadIdx.x, epoch);
-        heads[threadIdx.x] = {(int32_t)n[0], (int32_t)n[1], *(const volatile int64_t *)(n + 2)};
-    }
+        rows[i / h.size][i % h.size] = __ldcg(counts_at(h, h.rank, i / h.size, epoch) + sizeof(counts_head) / 4 + i % h.size);
     __syncthreads();
-    mpix_cuda_state *st = h.state;
-    const int head = sizeof(counts_head) / 4;
     if (h.expert.on)
         experts_use(h, c, epoch);
     hops_choose(h, rows, epoch);
-    if (threadIdx.x == 0) {
-        int width = -1, first = -1;
-        uint32_t total = 0;
-        for (int s = 0; s < h.size; s++) {
-            int status = heads[s].status, topk = heads[s].topk;
-            int64_t tokens = heads[s].tokens;
-            if (status && s != h.rank)
-                report(h, MPIX_CUDA_REMOTE, 0, s, status, 0);
-            if (tokens > 0 && first < 0)
-                first = s, width = topk;
-            else if (tokens > 0 && topk != width)
-                report(h, MPIX_CUDA_TOPK, 0, s, topk, width);
-            st->recv[s] = rows[s][h.rank];
-            st->first[s] = total;
-            total += rows[s][h.rank];
-        }
-        if (!h.expert.on)
-            st->recv_total = total;
-        st->width = width < 0 ? c.topk : width;
-        st->topk = c.topk;
-        st->tokens = c.tokens;
-        for (int r = 0; r < h.size; r++) { /* every rank's rows: where mine begin, and whether they fit */
-            uint32_t base = 0, all = 0;
-            for (int s = 0; s < h.size; s++) {
-                base += s < h.rank ? rows[s][r] : 0;
-                all += rows[s][r];
-            }
-            st->base[r] = base;
-            if (!h.expert.on)
-                limit_check(h, r, all);
-        }
-        st->routed = !st->err && !c.status;
-        h.results[0] = st->recv_total;
-        if (c.recv_total)
-            *c.recv_total = st->recv_total;
-    }
-    for (int r = threadIdx.x; r < h.size; r += THREADS) {
+    if (threadIdx.x < 32)
+        peers_use(h, c, rows, epoch);
+    for (int r = threadIdx.x / 32; r < h.size; r += WARPS) {
         int64_t came = h.expert.on ? experts_from(h, epoch, r) : rows[r][h.rank];
-        h.results[2 + r] = came;
-        h.results[2 + h.size + r] = send[r];
+        if (threadIdx.x % 32)
+            continue;
+        if (c.counts) {
+            h.results[2 + r] = came;
+            h.results[2 + h.size + r] = send[r];
+        }
         if (c.recv_per_rank)
             c.recv_per_rank[r] = came;
         if (c.send_per_rank)
             c.send_per_rank[r] = send[r];
     }
     for (int e = threadIdx.x; e < h.local_experts; e += THREADS) {
-        int64_t sum = 0;
-        for (int s = 0; s < h.size; s++)
-            sum += *(const volatile uint32_t *)(counts_at(h, h.rank, s, epoch) + head + h.size + h.mine[e]);
+        int64_t sum = choices_count(h, epoch, h.mine[e]).all;
         h.recv_expert[e] = sum;
-        h.results[2 + 2 * h.size + e] = sum;
+        if (c.counts)
+            h.results[2 + 2 * h.size + e] = sum;
         if (c.recv_per_expert)
             c.recv_per_expert[e] = sum;
     }
@@ -266,12 +280,14 @@ __device__ static void ll_finish(const mpix_cuda_handle &h, const mpix_cuda_rout
     for (int e = threadIdx.x; e < h.experts; e += THREADS) {
         uint32_t n = __ldcg(&h.histogram[e]);
         h.histogram[e] = 0; /* for the next route */
-        h.results[2 + 2 * h.size + h.local_experts + e] = n;
+        if (c.counts)
+            h.results[2 + 2 * h.size + h.local_experts + e] = n;
         if (c.send_per_expert)
             c.send_per_expert[e] = n;
     }
     if ((int)threadIdx.x < h.size) {
-        h.results[2 + h.size + threadIdx.x] = send[threadIdx.x];
+        if (c.counts)
+            h.results[2 + h.size + threadIdx.x] = send[threadIdx.x];
         if (c.send_per_rank)
             c.send_per_rank[threadIdx.x] = send[threadIdx.x];
     }
@@ -287,7 +303,8 @@ __device__ static void ll_finish(const mpix_cuda_handle &h, const mpix_cuda_rout
     st->recv_total = h.size * h.max_tokens; /* SLOTS */
     st->learnt = 0;
     st->routed = !st->err && !c.status;
-    h.results[0] = st->recv_total;
+    if (c.counts)
+        h.results[0] = st->recv_total;
     if (c.recv_total)
         *c.recv_total = st->recv_total;
 }
