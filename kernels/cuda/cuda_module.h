@@ -281,6 +281,7 @@ typedef struct mpix_cuda_device {
     int ordinal, major, minor, sms, smem; /* smem: bytes a block can have */
     int vmm;                              /* allocations with POSIX descriptors can be had */
     int dmabuf;                           /* memory can be exported as dma-buf */
+    int early;                            /* kernels can be launched before the one in front of them has ended */
     int rdma_order;                       /* kernels that run see writes of network devices in their order */
     char name[64];
     unsigned char uuid[16];

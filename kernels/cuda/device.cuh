@@ -26,6 +26,20 @@ __device__ __forceinline__ void fence_async() {
 #endif
 }
 
+/* ---- kernels that are launched before the one in front of them has ended (mpix_cuda_launch_early) ---- */
+/* First of all: until what is in front of this kernel in its stream has ended, and what that wrote is there. */
+__device__ __forceinline__ void grid_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+/* The next kernel may be launched, to wait there. */
+__device__ __forceinline__ void grid_next() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 /* ---- bulk copies (sm_90) ---- */
 __device__ __forceinline__ uint32_t smem_at(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 #if __CUDA_ARCH__ >= 900
@@ -246,19 +260,21 @@ __device__ inline bool lanes_wait(const mpix_cuda_handle &h, int words, uint64_t
     return !__syncthreads_or(bad);
 }
 
-/* By one thread of the last block, when everything else is done. */
-__device__ inline void call_end(const mpix_cuda_handle &h, int kind, uint64_t epoch, mpix_cuda_status *to) {
+/* By one thread of the last block, when everything else is done. err: the state's, since when nothing was reported. */
+__device__ inline void call_end(const mpix_cuda_handle &h, int kind, uint64_t epoch, mpix_cuda_status *to, int err) {
     counters_reset(h, kind);
     h.state->epoch[kind] = epoch;
-    h.state->outcome[kind] = h.state->err;
-    if (h.state->err)
+    h.state->outcome[kind] = err;
+    if (err)
         status_write(h, to, h.state->status);
     h.state->err = 0;
 }
+__device__ inline void call_end(const mpix_cuda_handle &h, int kind, uint64_t epoch, mpix_cuda_status *to) { call_end(h, kind, epoch, to, h.state->err); }
 
-/* A call of a context that has failed does nothing. True: it has. */
-__device__ inline bool call_refused(const mpix_cuda_handle &h, mpix_cuda_status *to) {
-    if (!*(volatile int32_t *)h.failed) {
+/* A call of a context that has failed does nothing. True: it has. failed: the context's word. */
+__device__ __forceinline__ int context_failed(const mpix_cuda_handle &h) { return *(volatile int32_t *)h.failed; }
+__device__ inline bool call_refused(const mpix_cuda_handle &h, mpix_cuda_status *to, int failed) {
+    if (!failed) {
         delay(h, 51);
         return false;
     }
@@ -266,6 +282,7 @@ __device__ inline bool call_refused(const mpix_cuda_handle &h, mpix_cuda_status 
         status_write(h, to, {MPIX_CUDA_FAILED, 0, -1, 0, 0, 0});
     return true;
 }
+__device__ inline bool call_refused(const mpix_cuda_handle &h, mpix_cuda_status *to) { return call_refused(h, to, context_failed(h)); }
 
 /* Whether the routing can serve a call of so many tokens: a call in a graph keeps the numbers that it was captured with. 0: yes. */
 __device__ inline int routing_fault(const mpix_cuda_handle &h, int64_t tokens, int topk) {

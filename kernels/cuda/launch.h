@@ -18,6 +18,23 @@ static inline int mpix_cuda_blocks(const mpix_cuda_device *d, int wish) {
     return wish < most ? wish : most;
 }
 
+/* Launches a kernel that begins with grid_wait(). Where the device can, its blocks are there when the kernel in front of it has said grid_next(), or has ended. */
+template <class... P, class... A>
+static inline cudaError_t mpix_cuda_launch_early(const mpix_cuda_device *d, void (*kernel)(P...), int blocks, int threads, size_t smem, cudaStream_t stream,
+                                                 const A &...args) {
+    cudaLaunchAttribute early = {};
+    cudaLaunchConfig_t config = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = smem;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = d->early ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
 /* Combine: the low bits of all addresses and strides that a sum with rows of row bytes touches: whether it can be made 16 bytes at a time. */
 static inline uint64_t mpix_cuda_combine_bits(const mpix_cuda_combine *c, int64_t row) {
     uint64_t bits = (uint64_t)c->x | (uint64_t)c->x_stride | (uint64_t)c->y | (uint64_t)c->y_stride | (uint64_t)row;
@@ -33,7 +50,7 @@ cudaError_t mpix_cuda_combine_load(void);
 cudaError_t mpix_cuda_place_load(void);
 cudaError_t mpix_cuda_expert_dispatch_load(void);
 cudaError_t mpix_cuda_expert_combine_load(void);
-cudaError_t mpix_cuda_route_launch(const mpix_cuda_handle *h, const mpix_cuda_route *c, cudaStream_t stream);
+cudaError_t mpix_cuda_route_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, const mpix_cuda_route *c, cudaStream_t stream);
 cudaError_t mpix_cuda_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream);
 cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream);
 /* EXPERT layout; place follows route. */
@@ -58,7 +75,10 @@ cudaError_t mpix_cuda_far_expert_dispatch_load(void);
 cudaError_t mpix_cuda_far_expert_combine_load(void);
 cudaError_t mpix_cuda_far_expert_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream);
 cudaError_t mpix_cuda_far_expert_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream);
-/* Low latency. */
+/* Low latency. fits: ll_route serves the batch, route otherwise. */
+int mpix_cuda_ll_route_fits(const mpix_cuda_handle *h, const mpix_cuda_route *c);
+cudaError_t mpix_cuda_ll_route_load(void);
+cudaError_t mpix_cuda_ll_route_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, const mpix_cuda_route *c, cudaStream_t stream);
 cudaError_t mpix_cuda_ll_dispatch_load(void);
 cudaError_t mpix_cuda_ll_combine_load(void);
 cudaError_t mpix_cuda_ll_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream);

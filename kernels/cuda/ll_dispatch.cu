@@ -340,6 +340,7 @@ __global__ void __launch_bounds__(LL_THREADS, 1) ll_dispatch_kernel(const __grid
     batches heads;
     int fault = 0;
     int64_t tokens = 0;
+    grid_wait();
     if (warp == LL_CLERK) {
         int routed = h.state->routed, topk = h.state->topk;
         tokens = h.state->tokens;
@@ -423,8 +424,7 @@ cudaError_t mpix_cuda_ll_dispatch_launch(const mpix_cuda_device *d, const mpix_c
     c->team[1] = ll_team_size(blocks, c->tokens * ranks);
     c->vectors = vectors_of(c);
     int form = h->far.is ? FORM_FAR : !c->vectors ? FORM_ANY : h->ll.expert ? FORM_EXPERT : FORM_SLOTS;
-    forms[c->quant != 0][form]<<<blocks, LL_THREADS, smem, stream>>>(*h, *c);
-    return cudaGetLastError();
+    return mpix_cuda_launch_early(d, forms[c->quant != 0][form], blocks, LL_THREADS, smem, stream, *h, *c);
 }
 
 cudaError_t mpix_cuda_ll_dispatch_load(void) {

@@ -1,7 +1,7 @@
 # kernels/cuda/ - the CUDA module, loaded by dlopen from where the library is. The runtime is linked statically, the driver not at all.
 cuda_units = kernels/cuda/combine.cu kernels/cuda/dispatch.cu kernels/cuda/engines.cu kernels/cuda/expert_combine.cu kernels/cuda/expert_dispatch.cu \
 	kernels/cuda/expert_place.cu kernels/cuda/far_combine.cu kernels/cuda/far_dispatch.cu kernels/cuda/far_expert_combine.cu kernels/cuda/far_expert_dispatch.cu \
-	kernels/cuda/ll_combine.cu kernels/cuda/ll_dispatch.cu kernels/cuda/ll_far.cu \
+	kernels/cuda/ll_combine.cu kernels/cuda/ll_dispatch.cu kernels/cuda/ll_far.cu kernels/cuda/ll_route.cu \
 	kernels/cuda/module.cu kernels/cuda/p2p.cu kernels/cuda/route.cu
 cuda_headers = kernels/cuda/copy.cuh kernels/cuda/device.cuh kernels/cuda/elem.cuh kernels/cuda/engines.cuh kernels/cuda/expert.cuh \
 	kernels/cuda/expert_combine.cuh kernels/cuda/expert_rows.cuh kernels/cuda/expert_sum.cuh kernels/cuda/far.cuh kernels/cuda/far_expert.cuh kernels/cuda/hop.cuh kernels/cuda/quant.cuh kernels/cuda/sums.cuh \
@@ -28,6 +28,7 @@ kernels/cuda/engines.nv.o: kernels/cuda/engines.cu $(cuda_deps)
 kernels/cuda/ll_combine.nv.o: kernels/cuda/ll_combine.cu $(cuda_deps)
 kernels/cuda/ll_dispatch.nv.o: kernels/cuda/ll_dispatch.cu $(cuda_deps)
 kernels/cuda/ll_far.nv.o: kernels/cuda/ll_far.cu $(cuda_deps)
+kernels/cuda/ll_route.nv.o: kernels/cuda/ll_route.cu $(cuda_deps)
 kernels/cuda/module.nv.o: kernels/cuda/module.cu $(cuda_deps)
 kernels/cuda/p2p.nv.o: kernels/cuda/p2p.cu $(cuda_deps)
 kernels/cuda/route.nv.o: kernels/cuda/route.cu $(cuda_deps)

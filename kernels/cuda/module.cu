@@ -83,7 +83,7 @@ static int m_open(int device, mpix_cuda_device *out, char *why) {
         return KIND_UNSUPPORTED;
     }
     /* Kernels are loaded now: loading one at its first launch may wait for the kernels that run, and those may be waiting for it. */
-    if ((err = mpix_cuda_route_load()) != cudaSuccess || (err = mpix_cuda_dispatch_load()) != cudaSuccess ||
+    if ((err = mpix_cuda_route_load()) != cudaSuccess || (err = mpix_cuda_ll_route_load()) != cudaSuccess || (err = mpix_cuda_dispatch_load()) != cudaSuccess ||
         (err = mpix_cuda_combine_load()) != cudaSuccess || (err = mpix_cuda_place_load()) != cudaSuccess ||
         (err = mpix_cuda_expert_dispatch_load()) != cudaSuccess || (err = mpix_cuda_expert_combine_load()) != cudaSuccess ||
         (err = mpix_cuda_engines_load()) != cudaSuccess || (err = mpix_cuda_ll_dispatch_load()) != cudaSuccess ||
@@ -107,7 +107,8 @@ static int m_open(int device, mpix_cuda_device *out, char *why) {
     }
     if (!symbol("cuStreamBatchMemOp", &drv.batch_ops))
         drv.batch_ops = nullptr;
-    int exports = 0, order = 0;
+    int exports = 0, order = 0, driver = 0;
+    out->early = prop.major >= 9 && cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12030; /* in graphs, too */
     if (drv.attribute && symbol("cuMemGetHandleForAddressRange", &drv.range_handle))
         drv.attribute(&exports, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, out->ordinal);
     if (drv.attribute)
@@ -343,7 +344,7 @@ static void m_device_sync(const mpix_cuda_device *d) {
 static int launched(cudaError_t err, char *why, const char *what) { return err == cudaSuccess ? 0 : fail(KIND_TRANSPORT, why, what, err); }
 static int m_route(const mpix_cuda_device *d, const mpix_cuda_handle *h, const mpix_cuda_route *c, void *stream, char *why) {
     on_device guard(d->ordinal);
-    cudaError_t err = mpix_cuda_route_launch(h, c, (cudaStream_t)stream);
+    cudaError_t err = mpix_cuda_route_launch(d, h, c, (cudaStream_t)stream);
     if (err == cudaSuccess && h->expert.on)
         err = mpix_cuda_place_launch(d, h, c, (cudaStream_t)stream);
     if (err == cudaSuccess && h->engines.on)

@@ -368,7 +368,9 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ 
         call_end(h, MPIX_CUDA_ROUTE, epoch, c.report);
 }
 
-cudaError_t mpix_cuda_route_launch(const mpix_cuda_handle *h, const mpix_cuda_route *c, cudaStream_t stream) {
+cudaError_t mpix_cuda_route_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, const mpix_cuda_route *c, cudaStream_t stream) {
+    if (h->ll.on && mpix_cuda_ll_route_fits(h, c))
+        return mpix_cuda_ll_route_launch(d, h, c, stream);
     unsigned blocks = (unsigned)((c->tokens + THREADS - 1) / THREADS);
     route_kernel<<<blocks ? blocks : 1, THREADS, 0, stream>>>(*h, *c);
     return cudaGetLastError();

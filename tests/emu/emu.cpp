@@ -275,7 +275,7 @@ static int m_event_sync(device, void *, char *) { return 0; }
 static int m_stream_wait(device, void *, void *, char *) { return 0; }
 static void m_device_sync(device) {}
 static int m_route(device d, const mpix_cuda_handle *h, const mpix_cuda_route *c, void *, char *) {
-    mpix_cuda_route_launch(h, c, 0);
+    mpix_cuda_route_launch(d, h, c, 0);
     if (h->expert.on)
         mpix_cuda_place_launch(d, h, c, 0);
     return 0;

@@ -199,5 +199,11 @@ static inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t s) {
 #define cudaFuncGetAttributes(...) cudaSuccess
 #define cudaFuncSetAttribute(...) cudaSuccess
 #define cudaGetLastError() cudaSuccess
+struct emu_config { emu_place emu_here; size_t dynamicSmemBytes; cudaStream_t stream; cudaLaunchAttribute *attrs; unsigned numAttrs; }; /* gridDim, blockDim */
+#define cudaLaunchConfig_t emu_config
+template <class... P, class... A> static inline cudaError_t cudaLaunchKernelEx(const emu_config *c, void (*kernel)(P...), const A &...a) {
+    emu_launch_as(c->gridDim.x, c->blockDim.x, c->dynamicSmemBytes, kernel, a...);
+    return cudaSuccess;
+}
 #define cudaOccupancyMaxActiveBlocksPerMultiprocessor(to, ...) (*(to) = 1, cudaSuccess)
 #endif

@@ -3,7 +3,7 @@ EXTRA_DIST += tests/emu/check tests/emu/emu.cpp tests/emu/emu.h tests/emu/emu_me
 if HAVE_CUDA
 emu_units = tests/emu/combine.emu.o tests/emu/dispatch.emu.o tests/emu/expert_combine.emu.o tests/emu/expert_dispatch.emu.o tests/emu/expert_place.emu.o \
 	tests/emu/far_combine.emu.o tests/emu/far_dispatch.emu.o tests/emu/far_expert_combine.emu.o tests/emu/far_expert_dispatch.emu.o \
-	tests/emu/ll_combine.emu.o tests/emu/ll_dispatch.emu.o tests/emu/ll_far.emu.o tests/emu/route.emu.o
+	tests/emu/ll_combine.emu.o tests/emu/ll_dispatch.emu.o tests/emu/ll_far.emu.o tests/emu/ll_route.emu.o tests/emu/route.emu.o
 emu_own = tests/emu/emu.own.o tests/emu/runtime.own.o
 if !SANITIZED
 EMU_DEFS = -Wl,-z,defs

@@ -12,7 +12,7 @@ my @names = ( # of instructions, the first that matches
     [qr/^mov\.u64 %0, %globaltimer/, 'emu_clock'], [qr/^fence\./, 'emu_fence'], [qr/^atom\..*\.add\./, 'emu_fetch_add'],
     [qr/^atom\..*\.inc\./, 'emu_fetch_inc'], [qr/^red\..*\.add\./, 'emu_add'], [qr/^red\..*\.max\./, 'emu_max'],
     [qr/barrier\.cta\.red\.or/, 'emu_barrier_or'], [qr/^barrier\.cta\.sync/, 'emu_barrier_sync'], [qr/^barrier\.cta\.arrive/, 'emu_barrier_arrive'],
-    [qr/^cp\.async\.c[ga]\..* 16;/, 'emu_copy<16>'], [qr/^cp\.async\.c[ga]\..* 4;/, 'emu_copy<4>'], [qr/^cp\.async\.(commit|wait)/, 'emu_nothing'],
+    [qr/^cp\.async\.c[ga]\..* 16;/, 'emu_copy<16>'], [qr/^cp\.async\.c[ga]\..* 4;/, 'emu_copy<4>'], [qr/^(cp\.async\.(commit|wait)|griddepcontrol)/, 'emu_nothing'],
     [qr/^ld\.shared\.v4/, 'emu_shared_load'], [qr/^ld\.shared\.f32/, 'emu_shared_word'], [qr/^st\.shared\.v4/, 'emu_shared_store']);
 
 # Operands of an asm section: "constraint"(expression), ...

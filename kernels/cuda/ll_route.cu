@@ -1,0 +1,203 @@
+/*
+ * ll_route.cu - routing of a low-latency batch on the device: one block, which keeps in shared memory what the blocks of route.cu tell each other.
+ *
+ * A thread has a choice, not a token: its id is loaded at once, and its rank looked up in a table in shared memory, so the call is two loads deep.
+ * Counts are of bits: of each rank and, in EXPERT, of each expert a map of the tokens that go there. What is written is what route.cu writes, which serves
+ * batches that are larger than fits here.
+ */
+#include "device.cuh"
+#include "launch.h"
+
+enum { ROUTE_THREADS = 1024, ROUTE_WARPS = ROUTE_THREADS / 32, ROUTE_CHOICES = 4 * ROUTE_THREADS, ROUTE_TOKENS = 1024, ROUTE_EXPERTS = 1024,
+       ROUTE_MAPS = 32768, /* bytes of the experts' maps */
+       BLOCK_WORDS = MPIX_CUDA_BLOCK_TOKENS / 32 };
+
+/* Words of a map; from one expert's map to the next one's, an odd number, so that they begin in different banks. */
+__host__ __device__ __forceinline__ int map_words(int64_t tokens) { return (int)((tokens + 31) / 32); }
+__host__ __device__ __forceinline__ int map_pitch(int64_t tokens) { return map_words(tokens) | 1; }
+
+/* Bits of the words [from, to). */
+__device__ __forceinline__ uint32_t bits_of(const uint32_t *map, int stride, int from, int to) {
+    uint32_t n = 0;
+    for (int w = from; w < to; w++)
+        n += __popc(map[w * stride]);
+    return n;
+}
+/* Tokens of the map before t in t's block of MPIX_CUDA_BLOCK_TOKENS. */
+__device__ __forceinline__ uint32_t before_in_block(const uint32_t *map, int stride, int t) {
+    int w = t / 32;
+    return bits_of(map, stride, w / BLOCK_WORDS * BLOCK_WORDS, w) + __popc(map[w * stride] & ((1u << t % 32) - 1));
+}
+
+/* By a warp: of rank r's experts, how many choices come before each. */
+__device__ static void sends_count(const mpix_cuda_handle &h, const uint8_t *owner, const uint32_t *chosen, int r) {
+    enum { AT_ONCE = 8 }; /* sums that do not wait for each other */
+    int lane = threadIdx.x % 32;
+    uint32_t before = 0; /* experts of a rank are numbered in the order of all */
+    for (int e0 = lane; e0 - lane < h.experts; e0 += 32 * AT_ONCE) {
+        uint32_t n[AT_ONCE], sum[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            int e = e0 + 32 * i;
+            sum[i] = n[i] = e < h.experts && owner[e] == r ? chosen[e] : 0;
+        }
+#pragma unroll
+        for (int d = 1; d < 32; d *= 2)
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                uint32_t up = __shfl_up_sync(~0u, sum[i], d);
+                sum[i] += lane >= d ? up : 0;
+            }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            int e = e0 + 32 * i;
+            if (e < h.experts && owner[e] == r)
+                h.ll.sends[e] = before + sum[i] - n[i];
+            before += __shfl_sync(~0u, sum[i], 31);
+        }
+    }
+    if (lane == 0)
+        h.state->choices[r] = before;
+}
+
+/* By the first warp, a lane for each rank that is sent n tokens. err: the state's. */
+__device__ static void state_write(const mpix_cuda_handle &h, const mpix_cuda_route &c, uint32_t n, uint64_t epoch, int err) {
+    mpix_cuda_state *st = h.state;
+    int r = threadIdx.x;
+    uint32_t sum = n;
+    for (int d = 1; d < 32; d *= 2) {
+        uint32_t up = __shfl_up_sync(~0u, sum, d);
+        sum += r >= d ? up : 0;
+    }
+    if (r < h.size) {
+        st->send[r] = n;
+        st->base[r] = sum - n;
+        if (c.send_per_rank)
+            c.send_per_rank[r] = n;
+        if (c.counts)
+            h.results[2 + h.size + r] = n;
+    }
+    if (r)
+        return;
+    st->topk = st->width = c.topk;
+    st->tokens = c.tokens;
+    st->recv_total = h.size * h.max_tokens; /* SLOTS */
+    st->learnt = 0;
+    st->routed = !err && !c.status;
+    if (c.counts)
+        h.results[0] = h.size * h.max_tokens;
+    if (c.recv_total)
+        *c.recv_total = h.size * h.max_tokens;
+    call_end(h, MPIX_CUDA_ROUTE, epoch, c.report, err);
+}
+
+__global__ void __launch_bounds__(ROUTE_THREADS) ll_route_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_route c) {
+    enum { EACH = ROUTE_CHOICES / ROUTE_THREADS };
+    extern __shared__ uint32_t maps[]; /* EXPERT: [experts], of map_pitch words each */
+    __shared__ uint32_t ranks[ROUTE_TOKENS], goes[ROUTE_TOKENS / 32][MPIX_CUDA_RANKS], chosen[ROUTE_EXPERTS]; /* ranks: of a token; goes: a map for each rank */
+    __shared__ uint8_t owner[ROUTE_EXPERTS];
+    int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, n = (int)c.tokens, words = map_words(n), pitch = map_pitch(n), choices = n * c.topk;
+    grid_wait();
+    grid_next();
+    int64_t id[EACH];
+    int token[EACH], k[EACH], failed = context_failed(h), err = 0;
+    uint64_t epoch = h.state->epoch[MPIX_CUDA_ROUTE] + 1;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        int j = i * ROUTE_THREADS + tid;
+        token[i] = k[i] = 0, id[i] = -1;
+        if (j < choices) {
+            token[i] = j / c.topk, k[i] = j - token[i] * c.topk;
+            const char *at = (const char *)c.ids + token[i] * c.stride;
+            id[i] = c.bits == 64 ? ((const int64_t *)at)[k[i]] : ((const int32_t *)at)[k[i]];
+        }
+    }
+    for (int e = tid; e < h.experts; e += ROUTE_THREADS) {
+        owner[e] = (uint8_t)h.owner[e];
+        chosen[e] = 0;
+    }
+    for (int t = tid; t < words * 32; t += ROUTE_THREADS)
+        ranks[t] = 0;
+    for (int i = tid; h.ll.expert && i < h.experts * pitch; i += ROUTE_THREADS)
+        maps[i] = 0;
+    if (call_refused(h, c.report, failed))
+        return;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        if (i * ROUTE_THREADS + tid >= choices)
+            continue;
+        if (id[i] < -1 || id[i] >= h.experts) { /* never an index, whether the caller wants to hear of it or not */
+            if (h.check)
+                report(h, MPIX_CUDA_BAD_ID, 0, -1, token[i], id[i]);
+            id[i] = -1;
+        }
+        h.ids[token[i] * h.max_topk + k[i]] = (int32_t)id[i];
+        if (id[i] < 0)
+            continue;
+        atomicOr(&ranks[token[i]], 1u << owner[id[i]]);
+        atomicAdd(&chosen[id[i]], 1u);
+        if (h.ll.expert)
+            atomicOr(&maps[id[i] * pitch + token[i] / 32], 1u << token[i] % 32);
+    }
+    __syncthreads();
+    if (tid == 0)
+        err = *(volatile int32_t *)&h.state->err; /* all reports have been made */
+    if (warp < words) {
+        int t = warp * 32 + lane;
+        uint32_t map = ranks[t], mine = 0;
+        for (int r = 0; r < h.size; r++) {
+            uint32_t mask = __ballot_sync(~0u, map >> r & 1);
+            mine = lane == r ? mask : mine;
+            if (c.token_in_rank && t < n)
+                c.token_in_rank[t * h.size + r] = map >> r & 1;
+        }
+        goes[warp][lane] = mine;
+        if (t < n)
+            h.bitmap[t] = map;
+    }
+    if (ROUTE_WARPS - 1 - warp < h.size)
+        sends_count(h, owner, chosen, ROUTE_WARPS - 1 - warp);
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        if (h.ll.expert && id[i] >= 0)
+            h.expert.rel[token[i] * h.max_topk + k[i]] = (uint8_t)before_in_block(&maps[id[i] * pitch], 1, token[i]);
+    for (int e = tid; e < h.experts; e += ROUTE_THREADS) {
+        uint32_t sum = 0;
+        for (int b = 0; h.ll.expert && b * BLOCK_WORDS < words; b++) {
+            h.expert.blk[(size_t)b * h.experts + e] = sum;
+            sum += bits_of(&maps[e * pitch], 1, b * BLOCK_WORDS, min((b + 1) * BLOCK_WORDS, words));
+        }
+        if (c.send_per_expert)
+            c.send_per_expert[e] = chosen[e];
+        if (c.counts)
+            h.results[2 + 2 * h.size + h.local_experts + e] = chosen[e];
+    }
+    __syncthreads();
+    for (int i = tid; i < n * h.size; i += ROUTE_THREADS) {
+        int t = i / h.size;
+        h.rel[i] = before_in_block(&goes[0][i - t * h.size], MPIX_CUDA_RANKS, t);
+    }
+    for (int i = tid; i < (words + BLOCK_WORDS - 1) / BLOCK_WORDS * h.size; i += ROUTE_THREADS)
+        h.blk[i] = bits_of(&goes[0][i % h.size], MPIX_CUDA_RANKS, 0, i / h.size * BLOCK_WORDS);
+    if (warp == 0)
+        state_write(h, c, lane < h.size ? bits_of(&goes[0][lane], MPIX_CUDA_RANKS, 0, words) : 0, epoch, err);
+}
+
+static size_t maps_bytes(const mpix_cuda_handle *h, const mpix_cuda_route *c) {
+    return h->ll.expert ? (size_t)h->experts * (size_t)map_pitch(c->tokens) * sizeof(uint32_t) : 0;
+}
+
+int mpix_cuda_ll_route_fits(const mpix_cuda_handle *h, const mpix_cuda_route *c) {
+    return c->tokens <= ROUTE_TOKENS && h->experts <= ROUTE_EXPERTS && (c->topk == 0 || c->tokens <= ROUTE_CHOICES / c->topk) &&
+           maps_bytes(h, c) <= ROUTE_MAPS && !c->send_per_host;
+}
+
+cudaError_t mpix_cuda_ll_route_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, const mpix_cuda_route *c, cudaStream_t stream) {
+    return mpix_cuda_launch_early(d, ll_route_kernel, 1, ROUTE_THREADS, maps_bytes(h, c), stream, *h, *c);
+}
+
+cudaError_t mpix_cuda_ll_route_load(void) {
+    cudaFuncAttributes a;
+    return cudaFuncGetAttributes(&a, ll_route_kernel);
+}
