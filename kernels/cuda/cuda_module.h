@@ -253,6 +253,7 @@ typedef struct mpix_cuda_dispatch {
     int32_t counts, pad; /* the host wants them */
     int64_t *recv_per_rank, *recv_per_expert, *expert_offset; /* outputs that the device can write; NULL: none */
     int32_t team[2];     /* filled in by the module: warps that share a row, in the two halves */
+    int32_t shares;      /* likewise: blocks that share a received row, each some of its places; 0 or 1: none do */
     int32_t vectors;     /* likewise: everything is aligned for 16 bytes at a time */
     int32_t eager;       /* likewise: `taken` is said at the call's end */
     mpix_cuda_far_batch batch, hop_batch; /* likewise; hop_batch: to a host's forwarder */

@@ -109,10 +109,10 @@ __device__ static void rows_assign(const mpix_cuda_handle &h, const rows_map &ma
     __syncwarp();
 }
 
-/* Row i of source s, which has come, by a team. */
+/* Row i of source s, which has come, by a team. EXPERT: of the places that it goes to those whose turn it is: each c.shares-th from `share` on. */
 template <class F>
 __device__ static void row_take(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const received &in, const rows_map &map, const ll_team &team,
-                                int s, int64_t i, int bank) {
+                                int s, int64_t i, int share, int bank) {
     int lane = threadIdx.x % 32, K = h.max_topk, width = (int)in.heads[s].width;
     int64_t place = ll_place(h, s, i, bank), row = -1, slot = s * h.max_tokens + i;
     bool lies = !F::expert(h) && s == h.rank; /* there already */
@@ -125,12 +125,16 @@ __device__ static void row_take(const mpix_cuda_handle &h, const mpix_cuda_dispa
         int local = lane < width ? __ldcg(&rec[1 + lane]) : -1, before = lane < width ? __ldcg(&rec[1 + K + lane]) : 0;
         if (local >= 0)
             row = first_row(h, map, s, local) + (uint32_t)before;
-        if (team.part == 0 && lane < width)
+        if (team.part == 0 && share == 0 && lane < width)
             h.ll.place[slot * K + lane] = (int32_t)row;
     } else if (lane == 0) {
         row = slot;
     }
     bool there = row >= 0 && row < c.offer.rows;
+    if (F::expert(h) && c.shares > 1) {
+        uint32_t before = __popc(__ballot_sync(~0u, there) & ((1u << lane) - 1));
+        there = there && before % c.shares == share;
+    }
     if (F::vectors && !lies) {
         uint32_t mask = __ballot_sync(~0u, there);
         for (int round = 0; round < ll_rounds(team, c.row); round++) {
@@ -238,8 +242,9 @@ __device__ static int heads_receive(const mpix_cuda_handle &h, const mpix_cuda_d
 template <class F>
 __device__ static bool rows_receive(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, uint64_t epoch, int bank, const received &in, const rows_map &map) {
     ll_team team = ll_team_of(c.team[1]);
-    int lane = threadIdx.x % 32;
-    int64_t step = (int64_t)gridDim.x * team.teams, u = ll_idle(team) ? INT64_MAX : (int64_t)team.number * gridDim.x + blockIdx.x, first = 0;
+    int lane = threadIdx.x % 32, shares = F::expert(h) ? c.shares : 1, share = shares > 1 ? blockIdx.x % shares : 0;
+    int64_t blocks = shares > 1 ? gridDim.x / shares : gridDim.x, block = shares > 1 ? blockIdx.x / shares : blockIdx.x;
+    int64_t step = blocks * team.teams, u = ll_idle(team) || block >= blocks ? INT64_MAX : team.number * blocks + block, first = 0;
     uint64_t got, start = c.wait_ns ? now_ns() : 0;
     for (int j = 0; j < h.size; j++) { /* own rows first */
         int s = (h.rank + j) % h.size;
@@ -249,7 +254,7 @@ __device__ static bool rows_receive(const mpix_cuda_handle &h, const mpix_cuda_d
                 return false;
             if (c.wait_ns && lane == 0 && s != h.rank)
                 atomicMax((unsigned long long *)&h.state->waited[s], now_ns() - start);
-            row_take<F>(h, c, in, map, team, s, u - first, bank);
+            row_take<F>(h, c, in, map, team, s, u - first, share, bank);
         }
         first += n;
     }
@@ -422,6 +427,8 @@ cudaError_t mpix_cuda_ll_dispatch_launch(const mpix_cuda_device *d, const mpix_c
     size_t smem = h->ll.expert ? 4 * ((size_t)h->local_experts + 1) * ((size_t)h->size + 1) : 0;
     c->team[0] = ll_team_size(blocks > 1 ? blocks - 1 : 1, c->tokens);
     c->team[1] = ll_team_size(blocks, c->tokens * ranks);
+    c->shares = blocks / (c->tokens * ranks > 0 ? c->tokens * ranks : 1); /* blocks for each row of a small batch */
+    c->shares = c->shares > c->topk ? c->topk : c->shares;
     c->vectors = vectors_of(c);
     int form = h->far.is ? FORM_FAR : !c->vectors ? FORM_ANY : h->ll.expert ? FORM_EXPERT : FORM_SLOTS;
     return mpix_cuda_launch_early(d, forms[c->quant != 0][form], blocks, LL_THREADS, smem, stream, *h, *c);
