@@ -79,17 +79,19 @@ __device__ __forceinline__ void heads_send(const mpix_cuda_handle &h, const mpix
         ll_put(counts_at<F>(h, h.owner[e], bank) + h.local[e], ll_word(h.ll.sends[e], epoch));
 }
 
-/* What a worker has to know and to hold of a token. Of lane r: the place at rank r. */
-struct outgoing {
-    uint32_t map;
-    int64_t i;
-    ll_pieces row;
-};
-
 __device__ __forceinline__ const char *token_at(const mpix_cuda_dispatch &c, int64_t t) { return c.x + t * c.x_stride; }
 template <class F> __device__ __forceinline__ int64_t token_bytes(const mpix_cuda_dispatch &c) { return F::quant ? c.hidden * 2 : c.row; }
 
-/* Asks for all of it at once. */
+/* What a worker has to know and to hold of a token. Of lane r: the token's place at rank r, and where that is in the first bank; null: nothing goes there. */
+struct outgoing {
+    uint32_t map;
+    int64_t i;
+    quant_place to;
+    uint64_t banks; /* bytes from one bank to the next */
+    ll_pieces row;
+};
+
+/* Asks for all of it at once. What needs no epoch is found out here, while the call can't be made yet. */
 template <class F>
 __device__ __forceinline__ void token_load(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const ll_team &team, int64_t t, outgoing &o) {
     int lane = threadIdx.x % 32;
@@ -97,6 +99,22 @@ __device__ __forceinline__ void token_load(const mpix_cuda_handle &h, const mpix
     o.i = lane < h.size ? ll_place_of(h, t, lane) : 0;
     if (F::vectors)
         ll_load<false>(o.row, token_at(c, t), token_bytes<F>(c), team, 0, F::quant);
+    o.to = {nullptr, nullptr};
+    o.banks = 0;
+    if (lane >= h.size || !(o.map >> lane & 1))
+        return;
+    if (F::far(h, lane)) {
+        o.to.row = ll_far_item(h, c, lane, 0, o.i);
+    } else if (lane == h.rank && !F::expert(h)) { /* its place is known and free */
+        int64_t row = h.rank * h.max_tokens + o.i;
+        if (row < c.offer.rows)
+            o.to = {c.out + row * c.out_stride, c.out_scales + row * c.out_scale_stride};
+        return;
+    } else {
+        o.to.row = ll_row(h, lane, ll_place(h, h.rank, o.i, 0));
+        o.banks = h.size * h.max_tokens * h.ll.row;
+    }
+    o.to.scales = o.to.row + ll_up16(c.row);
 }
 
 /* What travels beside choice k of token t (of none, k = 0 stands for the token), by a thread. */
@@ -167,25 +185,12 @@ __device__ static __noinline__ void row_send(const mpix_cuda_dispatch &c, ll_tea
 template <class F>
 __device__ __forceinline__ void token_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const ll_team &team, int64_t t,
                                            outgoing &o, int bank) {
-    int lane = threadIdx.x % 32;
-    bool goes = lane < h.size && (o.map >> lane & 1);
-    int64_t place = ll_place(h, h.rank, o.i, bank);
-    uint32_t mask = __ballot_sync(~0u, goes);
-    quant_place to = {nullptr, nullptr};
-    if (!mask)
-        return;
-    if (goes) {
-        to.row = F::far(h, lane) ? ll_far_item(h, c, lane, 0, o.i) : ll_row(h, lane, place);
-        to.scales = to.row + ll_up16(c.row);
-    }
-    if (goes && lane == h.rank && !F::expert(h)) { /* its place is known and free */
-        int64_t row = h.rank * h.max_tokens + o.i;
-        to.row = row < c.offer.rows ? c.out + row * c.out_stride : nullptr;
-        to.scales = row < c.offer.rows ? c.out_scales + row * c.out_scale_stride : nullptr;
-    }
+    uint32_t places = __ballot_sync(~0u, o.to.row != nullptr);
+    quant_place to = {o.to.row + bank * o.banks, o.to.scales + bank * o.banks};
     const char *x = token_at(c, t);
+    if (!places)
+        return;
     if (F::vectors) {
-        uint32_t places = __ballot_sync(~0u, to.row != nullptr);
         pieces_send<F>(c, team, o.row, 0, to, places);
         for (int round = 1; round < ll_rounds(team, token_bytes<F>(c)); round++) {
             ll_load<false>(o.row, x, token_bytes<F>(c), team, round * LL_FLIGHT, F::quant);
