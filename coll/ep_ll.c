@@ -11,9 +11,14 @@
 
 static size_t up4096(size_t n) { return (n + 4095) & ~(size_t)4095; }
 
+/* Of an answer: its row, or where that is read in place (PULL) what the record has instead: numbers and weights of rows. */
+static size_t answer_row(const MPIX_Ep_config *c) {
+    size_t row = mpix_ep_up16((size_t)c->max_row_bytes), numbers = 8 * (size_t)c->max_topk;
+    return row > numbers ? row : numbers;
+}
 size_t mpix_ep_ll_answer_bytes(const MPIX_Ep_config *c, size_t n) {
     return sizeof(mpix_ep_ll_head) + mpix_ep_up64((n + MPIX_EP_LL_BLOCK - 1) / MPIX_EP_LL_BLOCK * 8) +
-           mpix_ep_up64(n * (4 + 4 * (size_t)c->max_topk)) + mpix_ep_up64(n * mpix_ep_up16((size_t)c->max_row_bytes));
+           mpix_ep_up64(n * (4 + 4 * (size_t)c->max_topk)) + mpix_ep_up64(n * answer_row(c));
 }
 
 void mpix_ep_ll_sizes(const MPIX_Ep_config *c, int ranks, int far_peers, mpix_ep_ll *ll) {
@@ -27,7 +32,7 @@ void mpix_ep_ll_sizes(const MPIX_Ep_config *c, int ranks, int far_peers, mpix_ep
     size_t answers = tokens * (k < size ? k : size), sent = tokens * (k < far ? k : far), head = sizeof(mpix_ep_ll_head) + 4 * 64;
     ll->region = head + mpix_ep_up64(8 * ((tokens + MPIX_EP_LL_BLOCK - 1) / MPIX_EP_LL_BLOCK)) + mpix_ep_up64(tokens * batch_row);
     ll->bank[0] = up4096(ll->region * size);
-    ll->bank[1] = up4096(size * (head + 8) + answers * (8 + 4 + 4 * k + mpix_ep_up16(row)));
+    ll->bank[1] = up4096(size * (head + 8) + answers * (8 + 4 + 4 * k + answer_row(c)));
     ll->at[1] = ll->bank[0] * (size_t)c->depth;
     ll->slot_bytes = ll->at[1] + ll->bank[1] * (size_t)c->depth;
     if (far > 0) {
@@ -54,6 +59,10 @@ int mpix_ep_ll_create(mpix_ep *ep, int far_peers) {
                          ep->params.max_handles, (long long)ep->config.max_tokens);
     if (far_peers > 0 && !(ep->ll->slots = calloc((size_t)ep->params.max_handles, sizeof *ep->ll->slots)))
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d handle slots", ep->params.max_handles);
+    ep->ll->part_bytes = mpix_ep_up64((size_t)ep->config.max_row_bytes);
+    size_t parts = (size_t)(ep->size < ep->config.max_topk ? ep->size : ep->config.max_topk);
+    if (!ep->gpu && !(ep->ll->parts = aligned_alloc(64, parts * ep->ll->part_bytes)))
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %zu rows of %lld bytes", parts, (long long)ep->config.max_row_bytes);
     return 0;
 }
 
@@ -128,6 +137,7 @@ void mpix_ep_ll_free(mpix_ep *ep) {
             slot_close(ep, &ll->slots[s]);
     }
     free(ll->slots);
+    free(ll->parts);
     free(ll);
     ep->ll = NULL;
 }

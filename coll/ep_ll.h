@@ -28,7 +28,8 @@
  * block's flag; one that does not see it yet does not wait. An offer is used only by the sender's call of the same epoch, and the receiver's
  * call is complete only when all its blocks are here; the slot is written again for e + depth, after the receiver's own call e is complete.
  * In combine, SLOTS rows that are sent as they are and that peers can map are not written at all: the head says where they lie (PULL), and the
- * call is complete when their readers have said `taken`.
+ * call is complete when their readers have said `taken`. EXPERT rows that peers can map are not either where there are many: the records then have
+ * the numbers of a token's rows and their weights behind the slot values, and the owner makes what the experts' rank would have sent.
  *
  * Why nothing is overwritten before it was read: the batch of e in a place is written after `taken` e - depth was seen, and that word was
  * written after the batch e - depth was read for the last time; so a flag of e - depth can't be confused either. A counter of the counted
@@ -54,7 +55,7 @@ typedef struct mpix_ep_ll_head {
     uint32_t flags;
     uint32_t rows;       /* in this batch */
     uint32_t width;      /* choices per token */
-    uint32_t exist;      /* PULL: the first rows, which exist; others were dropped */
+    uint32_t exist;      /* PULL: the first rows, which exist; others were dropped (EXPERT: all that there are) */
     int32_t dtype, scale_kind;
     uint64_t hidden;
     uint64_t reply;      /* dispatch: the answer's offset in the sender's combine bank; PULL: of the first row in its window */
@@ -94,6 +95,8 @@ typedef struct mpix_ep_ll {
     size_t tx_bytes[2];
     size_t committed;
     mpix_ep_ll_slot *slots;     /* [max_handles], NULL without proxied peers */
+    char *parts;                /* combine: sums of a token's rows at each of its ranks, of which each is part_bytes; made here instead of there */
+    size_t part_bytes;
 } mpix_ep_ll;
 
 /* Of a handle: what dispatch has learnt about the routing that is there. */
@@ -125,7 +128,7 @@ typedef struct mpix_ep_ll_part {
     int64_t direct_rows;
     int direct_block;           /* this block goes there */
     const char *pulled;         /* combine: its rows are read where they lie */
-    uint32_t pulled_stride, flags;
+    uint32_t pulled_stride, flags, exist; /* exist: rows there */
 } mpix_ep_ll_part;
 
 static inline size_t mpix_ep_up64(size_t n) { return (n + 63) & ~(size_t)63; }

@@ -5,8 +5,10 @@
  * SEND   for each source, in the order in which its tokens came: the sum of the token's rows (choices ascending, weighted with row_weights),
  *        rounded to the wire's dtype, straight into the owner's bank. So a token returns once per rank. A single row that needs no
  *        weight and no rounding is copied. SLOTS rows that need neither, in MPIX_Ep_combine_buffer or memory from MPIX_Ep_alloc, are not even
- *        copied: the owner reads them there.
- * SUM    tokens in order, each as soon as its ranks' parts are here: ranks ascending, then the biases, rounded once.
+ *        copied: the owner reads them there. EXPERT rows there that need no rounding are read by the owner too, if they are many (ll_pull_bytes): then what
+ *        counts is how often a row crosses the caches, and its sum would do so twice more.
+ * SUM    tokens in order, each as soon as its ranks' parts are here: ranks ascending, then the biases, rounded once. A part that nobody has sent, of
+ *        this rank's own rows or of EXPERT rows that are read, is made first, in memory that stays in the cache.
  * READ   only if peers read this rank's buffer: until they have.
  *
  * The result is y = round(sum over ranks ascending of wire(sum over choices ascending of w * x) + bias), bitwise the same for mapped, proxied
@@ -87,7 +89,11 @@ static void rows_check(mpix_ep_call *call) {
 static int pull_place(mpix_ep_call *call, mpix_ep_place *place) {
     const MPIX_Ep_combine_in *in = &call->combine.in;
     size_t rows = (size_t)call->ll_rows;
-    if (is_expert(call) || rows == 0 || !is_plain(call) || in->x.scale_kind || in->x.stride > UINT32_MAX)
+    if (rows == 0 || in->wire != in->x.dtype || in->x.scale_kind || in->x.stride > UINT32_MAX)
+        return 0;
+    int64_t others = call->ll_rows - call->handle->ll->recv_rank[call->ep->rank]; /* own ones that were dropped count, too */
+    size_t bytes = others > 0 ? (size_t)others * mpix_ep_row_bytes(&in->x, in->hidden) : 0;
+    if (is_expert(call) ? bytes <= call->ep->params.ll_pull_bytes : !is_plain(call))
         return 0;
     return mpix_ep_find(call->ep, in->x.data, (rows - 1) * (size_t)in->x.stride + mpix_ep_row_bytes(&in->x, in->hidden), (uint64_t)in->x.stride, place);
 }
@@ -109,6 +115,21 @@ static void record_write(mpix_ep_call *call, int s, int64_t i) {
             ((float *)record)[1 + k] = row >= 0 ? values[row] : 0;
     }
     record[0] = present;
+    if (!is_expert(call) || part->out.row)
+        return;
+    record += 1 + (values ? h->width : 0); /* the owner reads the rows */
+    for (int k = 0; k < most; k++) {
+        int64_t row = row_at(call, s, i, k);
+        record[k] = (int32_t)row;
+        if (call->combine.in.row_weights && row >= 0)
+            ((float *)record)[most + k] = call->combine.in.row_weights[row];
+    }
+}
+
+/* Bytes of a record in a batch whose head has these flags. */
+static size_t record_bytes(const mpix_ep_call *call, uint32_t flags, size_t width) {
+    size_t pulled = is_expert(call) && flags & MPIX_EP_LL_PULL ? width * (flags & MPIX_EP_LL_WEIGHTS ? 2 : 1) : 0;
+    return 4 * (1 + (flags & MPIX_EP_LL_SLOTS ? width : 0) + pulled);
 }
 
 static void batches_begin(mpix_ep_call *call) {
@@ -117,14 +138,13 @@ static void batches_begin(mpix_ep_call *call) {
     const MPIX_Ep_combine_in *in = &call->combine.in;
     mpix_ep_place place = {0};
     int pull = pull_place(call, &place);
-    size_t row = mpix_dtype_size(in->wire) * (size_t)in->hidden, record = 4, tx = ep->ll->tx_bytes[0];
-    if (in->slot_values)
-        record += 4 * (size_t)h->width;
+    size_t row = mpix_dtype_size(in->wire) * (size_t)in->hidden, tx = ep->ll->tx_bytes[0];
+    uint32_t flags = in->slot_values ? MPIX_EP_LL_SLOTS : 0, pulls = flags | MPIX_EP_LL_PULL | (is_expert(call) && in->row_weights ? MPIX_EP_LL_WEIGHTS : 0);
     for (int s = 0; s < ep->size; s++) {
         mpix_ep_ll_part *part = &call->ll[s];
         int far = mpix_ep_is_far(ep, s), pulled = pull && !far && s != ep->rank;
         *part = (mpix_ep_ll_part){.n = -1, .total = h->n[s]};
-        part->out = mpix_ep_ll_shape_of(part->total, record, 0, pulled ? 0 : row, !far);
+        part->out = mpix_ep_ll_shape_of(part->total, record_bytes(call, pulled ? pulls : flags, (size_t)h->width), 0, pulled ? 0 : row, !far);
         part->to = far ? ep->ll->slots[call->handle->slot].tx + tx : mpix_ep_ll_bank(call, s) + h->reply[s];
         tx += far ? mpix_ep_up64(part->out.bytes) : 0;
         call->ll_pulled += pulled && part->total > 0;
@@ -133,15 +153,15 @@ static void batches_begin(mpix_ep_call *call) {
     }
     for (int i = 1; i <= ep->size; i++) {
         int s = (ep->rank + i) % ep->size;
-        mpix_ep_ll_head head = {.width = (uint32_t)h->width, .flags = in->slot_values ? MPIX_EP_LL_SLOTS : 0, .rows = (uint32_t)call->ll[s].total,
+        mpix_ep_ll_head head = {.width = (uint32_t)h->width, .flags = flags, .rows = (uint32_t)call->ll[s].total,
                                 .dtype = in->wire, .hidden = (uint64_t)in->hidden};
         if (pull && s != ep->rank && !mpix_ep_is_far(ep, s)) {
-            head.flags |= MPIX_EP_LL_PULL;
+            int64_t first = is_expert(call) ? 0 : (int64_t)s * ep->config.max_tokens, exist = call->ll_rows - first;
+            head.flags = pulls;
             head.window = place.window;
-            int64_t exist = call->ll_rows - (int64_t)s * ep->config.max_tokens;
-            head.exist = (uint32_t)(exist < 0 ? 0 : exist < call->ll[s].total ? exist : call->ll[s].total);
+            head.exist = (uint32_t)(exist < 0 ? 0 : is_expert(call) || exist < call->ll[s].total ? exist : call->ll[s].total);
             head.stride = (uint32_t)place.stride;
-            head.reply = place.off + place.stride * (uint64_t)s * (uint64_t)ep->config.max_tokens;
+            head.reply = place.off + place.stride * (uint64_t)first;
         }
         mpix_ep_ll_head_send(call, s, &head);
     }
@@ -150,20 +170,20 @@ static void batches_begin(mpix_ep_call *call) {
     call->ll_streaming = mpix_ep_ll_streams(ep, (size_t)h->first[ep->size] * row);
 }
 
-/* A token's sum here. Own plain rows stay where they are. */
+/* A token's sum here. Own rows stay where they are. */
 static void row_send(mpix_ep_call *call, int s, int64_t i) {
     mpix_ep *ep = call->ep;
     const MPIX_Ep_combine_in *in = &call->combine.in;
     const mpix_ep_ll_part *part = &call->ll[s];
-    int n = terms_fill(call, s, i), plain = is_plain(call) && n == 1, streaming = s != ep->rank && call->ll_streaming;
+    int n = s == ep->rank ? 0 : terms_fill(call, s, i);
     void *dst = part->to + part->out.rows_at + (size_t)i * part->out.row;
     mpix_row_sum sum = {.y = dst, .nterms = n, .terms = ep->terms};
-    if (n == 0 || (plain && s == ep->rank))
+    if (n == 0)
         return;
-    if (plain)
-        ep->rows->copy(ep->terms[0].x, mpix_ep_row_bytes(&in->x, in->hidden), &dst, 1, streaming);
+    if (is_plain(call) && n == 1)
+        ep->rows->copy(ep->terms[0].x, mpix_ep_row_bytes(&in->x, in->hidden), &dst, 1, call->ll_streaming);
     else
-        ep->rows->sum(&sum, in->x.dtype, in->x.scale_kind, in->wire, (size_t)in->hidden, streaming);
+        ep->rows->sum(&sum, in->x.dtype, in->x.scale_kind, in->wire, (size_t)in->hidden, call->ll_streaming);
 }
 
 /* One piece; 1: all is sent. */
@@ -206,6 +226,7 @@ static void head_check(mpix_ep_call *call, int peer, const mpix_ep_ll_head *head
         return;
     const mpix_ep_place place = {head->reply, head->stride, head->window, 1};
     part->pulled_stride = head->stride;
+    part->exist = head->exist;
     part->pulled = mpix_ep_resolve(ep, peer, &place, (size_t)(head->exist - 1) * head->stride + mpix_dtype_size(in->wire) * (size_t)in->hidden);
     if (!part->pulled)
         mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, ep->boot->hostnames[peer], "rank %d offers %u rows at %llu in window %u, "
@@ -226,7 +247,7 @@ static int answers_take(mpix_ep_call *call) {
                 mpix_ep_peer_seen(call, p, status, NULL);
             if (!head)
                 continue;
-            size_t record = 4 + (head->flags & MPIX_EP_LL_SLOTS ? 4 * (size_t)head->width : 0);
+            size_t record = record_bytes(call, head->flags, head->width);
             part->n = head->rows;
             part->flags = head->flags;
             part->in = mpix_ep_ll_shape_of(part->n, record, 0, head->flags & MPIX_EP_LL_PULL ? 0 : mpix_dtype_size(head->dtype) * (size_t)head->hidden,
@@ -241,18 +262,46 @@ static int answers_take(mpix_ep_call *call) {
     return call->nseen == ep->size;
 }
 
-static const char *answer_of(const mpix_ep_call *call, const mpix_ep_entry *e) {
-    const mpix_ep_ll_part *part = &call->ll[e->rank];
-    if (part->pulled)
-        return part->pulled + (size_t)e->row * part->pulled_stride;
-    if (e->rank == call->ep->rank && is_plain(call) && terms_fill(call, e->rank, e->row) == 1)
-        return call->ep->terms[0].x;
-    return part->from + part->in.rows_at + (size_t)e->row * part->in.row;
-}
-
 static const int32_t *record_of(const mpix_ep_call *call, const mpix_ep_entry *e) {
     const mpix_ep_ll_part *part = &call->ll[e->rank];
     return (const int32_t *)(const void *)(part->from + part->in.records_at + (size_t)e->row * part->in.record);
+}
+
+/* Fills ep->terms with a token's rows at a rank where they are read; returns how many. */
+static int terms_pull(mpix_ep_call *call, const mpix_ep_entry *e) {
+    const mpix_ep_ll_part *part = &call->ll[e->rank];
+    int n = 0, width = call->handle->plan->topk;
+    const int32_t *rows = record_of(call, e) + 1 + (part->flags & MPIX_EP_LL_SLOTS ? width : 0);
+    for (int k = 0; k < width; k++) {
+        if (rows[k] < 0)
+            continue;
+        if ((uint32_t)rows[k] >= part->exist) {
+            mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_INTERNAL, e->rank, call->ep->boot->hostnames[e->rank], "rank %d names row %d of %u", e->rank, rows[k], part->exist));
+            return 0;
+        }
+        mpix_row_term *term = &call->ep->terms[n++];
+        *term = (mpix_row_term){.x = part->pulled + (size_t)rows[k] * part->pulled_stride, .group = 0};
+        if (part->flags & MPIX_EP_LL_WEIGHTS)
+            memcpy(&term->w[term->nw++], rows + width + k, sizeof(float));
+    }
+    return n;
+}
+
+/* What a rank has for a token; i: the rank's number among the token's. A part that nobody has sent is made here, alike but for the place. */
+static const void *answer_of(mpix_ep_call *call, const mpix_ep_entry *e, int64_t i) {
+    mpix_ep *ep = call->ep;
+    const mpix_ep_ll_part *part = &call->ll[e->rank];
+    const MPIX_Ep_combine_in *in = &call->combine.in;
+    int own = e->rank == ep->rank;
+    if (!own && part->pulled && !is_expert(call))
+        return part->pulled + (size_t)e->row * part->pulled_stride;
+    if (!own && !part->pulled)
+        return part->from + part->in.rows_at + (size_t)e->row * part->in.row;
+    mpix_row_sum sum = {.y = ep->ll->parts + (size_t)i * ep->ll->part_bytes, .nterms = own ? terms_fill(call, e->rank, e->row) : terms_pull(call, e), .terms = ep->terms};
+    if (sum.nterms == 1 && ep->terms[0].nw == 0 && in->wire == in->x.dtype)
+        return ep->terms[0].x;
+    ep->rows->sum(&sum, in->x.dtype, own ? in->x.scale_kind : MPIX_EP_NO_SCALES, in->wire, (size_t)in->hidden, 0);
+    return sum.y;
 }
 
 static void token_slots(mpix_ep_call *call, int64_t t) {
@@ -280,7 +329,7 @@ static void token_sum(mpix_ep_call *call, int64_t t) {
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
         const mpix_ep_entry *e = &plan->entries[i];
         if (record_of(call, e)[0] > 0) /* otherwise all its rows there were dropped */
-            ep->sums[sum.nterms++] = (mpix_row_term){.x = answer_of(call, e), .group = e->rank};
+            ep->sums[sum.nterms++] = (mpix_row_term){.x = answer_of(call, e, i - plan->first[t]), .group = e->rank};
     }
     ep->rows->sum(&sum, in->wire, MPIX_EP_NO_SCALES, out->y.dtype, (size_t)in->hidden, call->streaming);
 }

@@ -49,6 +49,10 @@ static const mpix_param_desc param_table[] = {
     {"stream_bytes", "bytes", "0 or more, suffix k, m or g", "0",
      "With stores=auto, a call that writes more than this uses streaming stores; 0: decided from the cache's size.",
      FIELD(stream_bytes)},
+    {"ll_pull_bytes", "bytes", "0 or more, suffix k, m or g", "1m",
+     "Mode LL in host memory, EXPERT: a combine whose rank has more than this of rows for others, in memory from MPIX_Ep_alloc and not to be converted, lets them read the rows where they "
+     "lie, and waits for that; otherwise it writes a sum per token.",
+     FIELD(ll_pull_bytes)},
     {"caches", "enum", "auto|shared|apart", "auto",
      "Whether the ranks of this host share their last cache, as far as the choice of stores goes; auto: what hwloc says of their bindings (a virtual "
      "machine's may be untrue).",

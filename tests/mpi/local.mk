@@ -16,6 +16,8 @@ MPI_TESTS = \
 	tests/mpi/ep_stress_ll.3.test \
 	tests/mpi/ep_random_ll.5.test \
 	tests/mpi/ep_random_ll_mixed.4.test \
+	tests/mpi/ep_random_ll_pull.2.test \
+	tests/mpi/ep_random_ll_pull.5.test \
 	tests/mpi/ep_random_ll_counted.2.test \
 	tests/mpi/ep_random_ll_chaos.3.test \
 	tests/mpi/ep_faults_stopped_ucx.3.test \

@@ -43,6 +43,11 @@ ep_random_ll) # low latency, HT contexts beside
     program=ep_random
     set -- --mode ll --iterations $((scale * 15 / 100 + 2)) --seed $np
     ;;
+ep_random_ll_pull) # EXPERT rows are read by their tokens' owners wherever that can be
+    program=ep_random
+    export MPIX_EP_LL_PULL_BYTES=0
+    set -- --mode ll --iterations $((scale * 3 / 2 + 2)) --seed $((np + 20))
+    ;;
 ep_stress_ll) # low latency
     program=ep_stress
     set -- --mode ll --rounds $((scale * 10))
