@@ -3,7 +3,7 @@
  *
  * START    waits until the places of this epoch's bank are free at all ranks, which they are in the steady state.
  * SEND     heads and records of all batches first, so that receivers know early what comes; then one pass over the tokens, each read (or
- *          converted) once. The batches for proxied ranks are packed in the same pass and leave as one message each.
+ *          converted) once. SLOTS: own rows go to the output in this pass. The batches for proxied ranks are packed in it and leave as one message each.
  * RECEIVE  SLOTS: each source's rows are copied as they come. EXPERT: as soon as all heads are here, since a row's place depends on
  *          what all sources send. A source whose rows are copied is told so.
  *
@@ -128,11 +128,18 @@ static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales)
     mpix_ep *ep = call->ep;
     const mpix_ep_plan *plan = call->handle->plan;
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
-    void **dst = ep->dst, **sdst = ep->dst + ep->config.max_topk + 1;
+    const MPIX_Ep_rows *out = &call->dispatch.out.x;
+    void **dst = ep->dst, **sdst = ep->dst + ep->config.max_topk + 1, *own = NULL, *own_scales = NULL;
     int n = 0, converts = mpix_ep_converts(call), slots = !is_expert(call);
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
         const mpix_ep_entry *e = &plan->entries[i];
         const mpix_ep_ll_part *part = &call->ll[e->rank];
+        if (e->rank == ep->rank && slots) { /* its place in the output is known */
+            int64_t to = ep->rank * ep->config.max_tokens + e->row;
+            own = to < call->ll_rows ? (char *)out->data + to * out->stride : NULL;
+            own_scales = own && scales ? (char *)out->scales + to * out->scale_stride : NULL;
+            continue;
+        }
         if (e->rank == ep->rank && !converts)
             continue; /* is read where the caller has it */
         if (slots && e->rank != ep->rank && e->row % MPIX_EP_LL_BLOCK == 0 && !mpix_ep_is_far(ep, e->rank))
@@ -145,6 +152,11 @@ static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales)
         }
         dst[n] = part->to + part->out.rows_at + (size_t)e->row * part->out.row;
         sdst[n++] = part->to + part->out.scales_at + (size_t)e->row * part->out.scales;
+    }
+    if (own && converts) {
+        dst[n] = own;
+        sdst[n++] = own_scales;
+        own = NULL;
     }
     const char *x = (const char *)in->x.data + t * in->x.stride, *s = scales && in->x.scales ? (const char *)in->x.scales + t * in->x.scale_stride : NULL;
     if (converts && n == 1) {
@@ -159,6 +171,10 @@ static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales)
         ep->rows->copy(x, row, dst, n, call->ll_streaming);
     if (n > 0 && scales)
         ep->rows->copy(s, scales, sdst, n, 0);
+    if (own) /* while it is in the cache */
+        ep->rows->copy(x, row, &own, 1, call->streaming);
+    if (own && scales)
+        ep->rows->copy(s, scales, &own_scales, 1, 0);
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++)
         mpix_ep_ll_row_sent(call, plan->entries[i].rank);
 }
@@ -353,7 +369,7 @@ static void row_take(mpix_ep_call *call, int s, int64_t i, size_t row_bytes, siz
         ep->dst[ep->config.max_topk + 1 + n++] = out->x.scales ? (char *)out->x.scales + row * out->x.scale_stride : NULL;
         row_note(call, s, row, record, width, rows ? k : -1, weights);
     }
-    if (n == 0 || mpix_ep_ll_row_direct(call, s, i))
+    if (n == 0 || (!rows && s == ep->rank) || mpix_ep_ll_row_direct(call, s, i)) /* it lies there */
         return;
     ep->rows->copy(x, row_bytes, ep->dst, n, call->streaming);
     if (scale_bytes)
