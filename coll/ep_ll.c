@@ -11,14 +11,9 @@
 
 static size_t up4096(size_t n) { return (n + 4095) & ~(size_t)4095; }
 
-/* Of an answer: its row, or where that is read in place (PULL) what the record has instead: numbers and weights of rows. */
-static size_t answer_row(const MPIX_Ep_config *c) {
-    size_t row = mpix_ep_up16((size_t)c->max_row_bytes), numbers = 8 * (size_t)c->max_topk;
-    return row > numbers ? row : numbers;
-}
 size_t mpix_ep_ll_answer_bytes(const MPIX_Ep_config *c, size_t n) {
     return sizeof(mpix_ep_ll_head) + mpix_ep_up64((n + MPIX_EP_LL_BLOCK - 1) / MPIX_EP_LL_BLOCK * 8) +
-           mpix_ep_up64(n * (4 + 4 * (size_t)c->max_topk)) + mpix_ep_up64(n * answer_row(c));
+           mpix_ep_up64(n * (4 + 4 * (size_t)c->max_topk)) + mpix_ep_up64(n * mpix_ep_up16((size_t)c->max_row_bytes));
 }
 
 void mpix_ep_ll_sizes(const MPIX_Ep_config *c, int ranks, int far_peers, mpix_ep_ll *ll) {
@@ -32,7 +27,7 @@ void mpix_ep_ll_sizes(const MPIX_Ep_config *c, int ranks, int far_peers, mpix_ep
     size_t answers = tokens * (k < size ? k : size), sent = tokens * (k < far ? k : far), head = sizeof(mpix_ep_ll_head) + 4 * 64;
     ll->region = head + mpix_ep_up64(8 * ((tokens + MPIX_EP_LL_BLOCK - 1) / MPIX_EP_LL_BLOCK)) + mpix_ep_up64(tokens * batch_row);
     ll->bank[0] = up4096(ll->region * size);
-    ll->bank[1] = up4096(size * (head + 8) + answers * (8 + 4 + 4 * k + answer_row(c)));
+    ll->bank[1] = up4096(size * (head + 8) + answers * (8 + 4 + 4 * k + mpix_ep_up16(row)));
     ll->at[1] = ll->bank[0] * (size_t)c->depth;
     ll->slot_bytes = ll->at[1] + ll->bank[1] * (size_t)c->depth;
     if (far > 0) {

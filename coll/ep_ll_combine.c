@@ -95,6 +95,9 @@ static int pull_place(mpix_ep_call *call, mpix_ep_place *place) {
     size_t bytes = others > 0 ? (size_t)others * mpix_ep_row_bytes(&in->x, in->hidden) : 0;
     if (is_expert(call) ? bytes <= call->ep->params.ll_pull_bytes : !is_plain(call))
         return 0;
+    /* Numbers and weights of its rows stand where a token's sum would. */
+    if (is_expert(call) && 4 * (size_t)call->handle->ll->width * (in->row_weights ? 2 : 1) > mpix_ep_up16((size_t)call->ep->config.max_row_bytes))
+        return 0;
     return mpix_ep_find(call->ep, in->x.data, (rows - 1) * (size_t)in->x.stride + mpix_ep_row_bytes(&in->x, in->hidden), (uint64_t)in->x.stride, place);
 }
 

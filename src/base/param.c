@@ -49,7 +49,7 @@ static const mpix_param_desc param_table[] = {
     {"stream_bytes", "bytes", "0 or more, suffix k, m or g", "0",
      "With stores=auto, a call that writes more than this uses streaming stores; 0: decided from the cache's size.",
      FIELD(stream_bytes)},
-    {"ll_pull_bytes", "bytes", "0 or more, suffix k, m or g", "1m",
+    {"ll_pull_bytes", "bytes", "0 or more, suffix k, m or g", "1048576",
      "Mode LL in host memory, EXPERT: a combine whose rank has more than this of rows for others, in memory from MPIX_Ep_alloc and not to be converted, lets them read the rows where they "
      "lie, and waits for that; otherwise it writes a sum per token.",
      FIELD(ll_pull_bytes)},

@@ -34,6 +34,7 @@ typedef struct mpix_params {
     int stores;   /* auto | ordinary | streaming: for rows; default auto */
     size_t stream_bytes; /* auto stores: stream when a call writes more than this; 0: from the size of the cache; units
                             k m g */
+    size_t ll_pull_bytes;  /* mode LL, EXPERT: combine's rows are read by their owners if a rank has more of them; units k, m, g */
     int caches;   /* auto | shared | apart: whether this host's ranks have a cache in common; default auto */
     int isa;             /* auto | portable | avx2 | avx512 */
     int huge_pages;      /* no | try: explicit huge pages for windows; default try */
@@ -62,7 +63,6 @@ typedef struct mpix_params {
     int p2p_memory;      /* host | cuda: what MPIX_P2p_alloc gives */
     int p2p_gpu_kernel;  /* bytes of a piece in GPU memory that a kernel copies at most */
     int reach;           /* auto | proxied: treat peers of the same host as not mappable */
-    size_t ll_pull_bytes;  /* mode LL, EXPERT: combine's rows are read by their owners if a rank has more of them; units k, m, g */
     int two_hops;          /* auto | on | off: a row crosses the network once per host */
     int two_hops_chunks;   /* chunks that a forwarder keeps for each rank it serves, 1..16 */
     size_t two_hops_bytes; /* auto: bytes per rank that must be saved at least */
