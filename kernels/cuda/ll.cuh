@@ -67,6 +67,9 @@ __device__ __forceinline__ uint64_t ll_look(const uint64_t *p) {
     asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
 }
+__device__ __forceinline__ void ll_look_two(const uint64_t *p, uint64_t v[2]) { /* p: a multiple of 16 */
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(v[0]), "=l"(v[1]) : "l"(p) : "memory");
+}
 __device__ __forceinline__ void ll_put(uint64_t *p, uint64_t v) { asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
 __device__ __forceinline__ uint64_t *ll_head(const mpix_cuda_handle &h, int owner, int source, int combine, int bank) {
     return (uint64_t *)(ll_block(h, owner, source) + 64 + (combine * h.ll.depth + bank) * MPIX_CUDA_LL_HEAD);

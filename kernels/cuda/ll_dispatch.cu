@@ -34,36 +34,39 @@ __device__ __forceinline__ uint32_t first_row(const mpix_cuda_handle &h, const r
     return row;
 }
 
-/* By the clerk: what the heads' words say. False: time-out. */
+/* By the clerk: what the heads' words say, two at a time: a warp takes longer for its instructions than for the loads. False: time-out. */
 __device__ static bool counts_take(const mpix_cuda_handle &h, uint64_t epoch, int bank, mpix_cuda_status *to, const received &in, const rows_map &map) {
-    enum { FLIGHT = 8 };
-    int lane = threadIdx.x % 32, n = map.n, s0 = 0, e0 = lane;
+    enum { FLIGHT = 4 };
+    int lane = threadIdx.x % 32, n = map.n, s0 = 0, e0 = 2 * lane; /* of the words that are looked at next; e0 is even */
+    const char *words = h.window[h.rank] + h.ll.counts + bank * h.ll.counts_bytes;
     ll_patience patience = {0, 0};
+    auto settle = [&] { /* in the source that the word is of */
+        while (e0 >= n && s0 < h.size)
+            e0 -= n + n % 2, s0++;
+    };
+    settle();
     if (lane < h.size)
         map.before[lane * (n + 1) + n] = in.heads[lane].exist;
-    for (bool more = n > 0; more;) {
+    while (__any_sync(~0u, s0 < h.size)) {
+        uint64_t v[FLIGHT][2];
+        int s[FLIGHT], e[FLIGHT], whose;
         bool there;
-        int s, e, whose = -1;
+#pragma unroll
+        for (int u = 0; u < FLIGHT; u++) {
+            s[u] = s0, e[u] = e0;
+            e0 += 64;
+            settle();
+        }
         do {
-            uint64_t v[FLIGHT];
-            there = true;
-            s = s0, e = e0;
+            there = true, whose = -1;
 #pragma unroll
-            for (int u = 0; u < FLIGHT; u++, e += 32) {
-                while (e >= n && s < h.size)
-                    e -= n, s++;
-                v[u] = s < h.size ? ll_look(ll_counts(h, h.rank, s, bank) + e) : ll_word(0, epoch);
-            }
-            s = s0, e = e0;
+            for (int u = 0; u < FLIGHT; u++)
+                if (s[u] < h.size)
+                    ll_look_two((const uint64_t *)(words + h.ll.block * s[u]) + e[u], v[u]);
 #pragma unroll
-            for (int u = 0; u < FLIGHT; u++, e += 32) {
-                while (e >= n && s < h.size)
-                    e -= n, s++;
-                if (!ll_is(v[u], epoch))
-                    there = false, whose = s;
-                if (s < h.size)
-                    map.before[s * (n + 1) + e] = (uint32_t)v[u];
-            }
+            for (int u = 0; u < FLIGHT; u++)
+                if (s[u] < h.size && !(ll_is(v[u][0], epoch) && (ll_is(v[u][1], epoch) || e[u] + 1 == n)))
+                    there = false, whose = s[u];
             bool late = !__all_sync(~0u, there) && ll_too_long(h, patience);
             if (late && !there)
                 ll_timed_out(h, whose, to);
@@ -71,8 +74,14 @@ __device__ static bool counts_take(const mpix_cuda_handle &h, uint64_t epoch, in
             if (late)
                 return false;
         } while (!__all_sync(~0u, there));
-        s0 = s, e0 = e;
-        more = __any_sync(~0u, s0 < h.size && !(s0 == h.size - 1 && e0 >= n));
+#pragma unroll
+        for (int u = 0; u < FLIGHT; u++)
+            if (s[u] < h.size) {
+                uint32_t *before = map.before + s[u] * (n + 1) + e[u];
+                before[0] = (uint32_t)v[u][0];
+                if (e[u] + 1 < n)
+                    before[1] = (uint32_t)v[u][1];
+            }
     }
     __syncwarp();
     return true;
@@ -238,23 +247,30 @@ __device__ static int heads_receive(const mpix_cuda_handle &h, const mpix_cuda_d
     return 0;
 }
 
+/* Which rows a team receives: the first, of all sources' one after the other, and each step-th from there on; of them which share of the places. */
+struct taking { ll_team team; int64_t first, step; int share; };
+template <class F> __device__ __forceinline__ taking taking_of(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c) {
+    ll_team team = ll_team_of(c.team[1]);
+    int shares = F::expert(h) ? c.shares : 1, share = shares > 1 ? blockIdx.x % shares : 0;
+    int64_t blocks = shares > 1 ? gridDim.x / shares : gridDim.x, block = shares > 1 ? blockIdx.x / shares : blockIdx.x;
+    return {team, ll_idle(team) || block >= blocks ? INT64_MAX : team.number * blocks + block, blocks * team.teams, share};
+}
 /* By the workers of all blocks. False: time-out. */
 template <class F>
-__device__ static bool rows_receive(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, uint64_t epoch, int bank, const received &in, const rows_map &map) {
-    ll_team team = ll_team_of(c.team[1]);
-    int lane = threadIdx.x % 32, shares = F::expert(h) ? c.shares : 1, share = shares > 1 ? blockIdx.x % shares : 0;
-    int64_t blocks = shares > 1 ? gridDim.x / shares : gridDim.x, block = shares > 1 ? blockIdx.x / shares : blockIdx.x;
-    int64_t step = blocks * team.teams, u = ll_idle(team) || block >= blocks ? INT64_MAX : team.number * blocks + block, first = 0;
+__device__ static bool rows_receive(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, uint64_t epoch, int bank, const received &in, const rows_map &map,
+                                    const taking &t) {
+    int lane = threadIdx.x % 32;
+    int64_t u = t.first, first = 0;
     uint64_t got, start = c.wait_ns ? now_ns() : 0;
     for (int j = 0; j < h.size; j++) { /* own rows first */
         int s = (h.rank + j) % h.size;
         int64_t n = in.heads[s].rows;
-        for (; u < first + n; u += step) {
+        for (; u < first + n; u += t.step) {
             if (!ll_await(h, lane == 0 ? ll_flag(h, h.rank, ll_place(h, s, u - first, bank)) : nullptr, epoch, s, c.report, &got))
                 return false;
             if (c.wait_ns && lane == 0 && s != h.rank)
                 atomicMax((unsigned long long *)&h.state->waited[s], now_ns() - start);
-            row_take<F>(h, c, in, map, team, s, u - first, share, bank);
+            row_take<F>(h, c, in, map, t.team, s, u - first, t.share, bank);
         }
         first += n;
     }
@@ -392,8 +408,9 @@ __global__ void __launch_bounds__(LL_THREADS, 1) ll_dispatch_kernel(const __grid
             heads_send<F>(h, c, s.status, epoch, s.bank, heads);
         if (sends && !s.status)
             tokens_send<F>(h, c, team, o, &s, stolen);
+        taking takes = taking_of<F>(h, c);
         ll_sync(LL_BAR_HEADS, LL_WORKERS + 32);
-        if (receives && s.bad == 0 && !rows_receive<F>(h, c, epoch, s.bank, in, map))
+        if (receives && s.bad == 0 && !rows_receive<F>(h, c, epoch, s.bank, in, map, takes))
             s.bad = 2;
     }
     if (!c.eager)

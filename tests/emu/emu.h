@@ -129,6 +129,10 @@ template <class T> static inline void emu_load(T &to, const void *p) {
     emu_yield();
     to = (T)__atomic_load_n((const uint64_t *)p, __ATOMIC_ACQUIRE);
 }
+static inline void emu_load_two(uint64_t &a, uint64_t &b, const uint64_t *p) {
+    emu_load(a, p);
+    b = __atomic_load_n(p + 1, __ATOMIC_ACQUIRE);
+}
 static inline void emu_store(void *p, uint64_t v) { __atomic_store_n((uint64_t *)p, v, __ATOMIC_RELEASE); }
 /* The reader looks at both halves by themselves (fifo.h). */
 static inline void emu_store_two(void *p, uint64_t a, uint64_t b) {

@@ -8,7 +8,7 @@ use warnings;
 use File::Basename;
 
 my @names = ( # of instructions, the first that matches
-    [qr/^ld\.(acquire|relaxed)\./, 'emu_load'], [qr/^st\.(release|relaxed)\..*\.v2\./, 'emu_store_two'], [qr/^st\.(release|relaxed)\./, 'emu_store'],
+    [qr/^ld\.relaxed\..*\.v2\./, 'emu_load_two'], [qr/^ld\.(acquire|relaxed)\./, 'emu_load'], [qr/^st\.(release|relaxed)\..*\.v2\./, 'emu_store_two'], [qr/^st\.(release|relaxed)\./, 'emu_store'],
     [qr/^mov\.u64 %0, %globaltimer/, 'emu_clock'], [qr/^fence\./, 'emu_fence'], [qr/^atom\..*\.add\./, 'emu_fetch_add'],
     [qr/^atom\..*\.inc\./, 'emu_fetch_inc'], [qr/^red\..*\.add\./, 'emu_add'], [qr/^red\..*\.max\./, 'emu_max'],
     [qr/barrier\.cta\.red\.or/, 'emu_barrier_or'], [qr/^barrier\.cta\.sync/, 'emu_barrier_sync'], [qr/^barrier\.cta\.arrive/, 'emu_barrier_arrive'],
