@@ -54,9 +54,8 @@ int mpix_ep_ll_create(mpix_ep *ep, int far_peers) {
                          ep->params.max_handles, (long long)ep->config.max_tokens);
     if (far_peers > 0 && !(ep->ll->slots = calloc((size_t)ep->params.max_handles, sizeof *ep->ll->slots)))
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d handle slots", ep->params.max_handles);
-    ep->ll->part_bytes = mpix_ep_up64((size_t)ep->config.max_row_bytes);
     size_t parts = (size_t)(ep->size < ep->config.max_topk ? ep->size : ep->config.max_topk);
-    if (!ep->gpu && !(ep->ll->parts = aligned_alloc(64, parts * ep->ll->part_bytes)))
+    if (!ep->gpu && !(ep->ll->parts = aligned_alloc(64, parts * mpix_ep_up64((size_t)ep->config.max_row_bytes))))
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %zu rows of %lld bytes", parts, (long long)ep->config.max_row_bytes);
     return 0;
 }

@@ -95,8 +95,7 @@ typedef struct mpix_ep_ll {
     size_t tx_bytes[2];
     size_t committed;
     mpix_ep_ll_slot *slots;     /* [max_handles], NULL without proxied peers */
-    char *parts;                /* combine: sums of a token's rows at each of its ranks, of which each is part_bytes; made here instead of there */
-    size_t part_bytes;
+    char *parts;                /* combine: sums of a token's rows at each of its ranks, made here instead of there; a place has mpix_ep_up64(max_row_bytes) */
 } mpix_ep_ll;
 
 /* Of a handle: what dispatch has learnt about the routing that is there. */

@@ -300,7 +300,7 @@ static const void *answer_of(mpix_ep_call *call, const mpix_ep_entry *e, int64_t
         return part->pulled + (size_t)e->row * part->pulled_stride;
     if (!own && !part->pulled)
         return part->from + part->in.rows_at + (size_t)e->row * part->in.row;
-    mpix_row_sum sum = {.y = ep->ll->parts + (size_t)i * ep->ll->part_bytes, .nterms = own ? terms_fill(call, e->rank, e->row) : terms_pull(call, e), .terms = ep->terms};
+    mpix_row_sum sum = {.y = ep->ll->parts + (size_t)i * mpix_ep_up64((size_t)ep->config.max_row_bytes), .nterms = own ? terms_fill(call, e->rank, e->row) : terms_pull(call, e), .terms = ep->terms};
     if (sum.nterms == 1 && ep->terms[0].nw == 0 && in->wire == in->x.dtype)
         return ep->terms[0].x;
     ep->rows->sum(&sum, in->x.dtype, own ? in->x.scale_kind : MPIX_EP_NO_SCALES, in->wire, (size_t)in->hidden, 0);
