@@ -95,20 +95,23 @@ cudaError_t mpix_cuda_p2p_tail(const mpix_cuda_tail *tail, cudaStream_t stream);
 cudaError_t mpix_cuda_p2p_add(uint64_t *word, uint64_t add, uint64_t *old, const mpix_cuda_tail *tail, cudaStream_t stream);
 
 /* Whose launchers a handle's calls are. */
-typedef cudaError_t mpix_cuda_dispatch_launcher(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream);
-typedef cudaError_t mpix_cuda_combine_launcher(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream);
-static inline mpix_cuda_dispatch_launcher *mpix_cuda_dispatch_choose(const mpix_cuda_handle *h) {
-    return h->ll.on       ? h->far.is ? mpix_cuda_ll_far_dispatch_launch : mpix_cuda_ll_dispatch_launch
-           : h->expert.on ? h->far.is ? mpix_cuda_far_expert_dispatch_launch : mpix_cuda_expert_dispatch_launch
-           : h->engines.on ? mpix_cuda_engines_dispatch_launch
-           : h->far.is     ? mpix_cuda_far_dispatch_launch
-                           : mpix_cuda_dispatch_launch;
-}
-static inline mpix_cuda_combine_launcher *mpix_cuda_combine_choose(const mpix_cuda_handle *h) {
-    return h->ll.on       ? h->far.is ? mpix_cuda_ll_far_combine_launch : mpix_cuda_ll_combine_launch
-           : h->expert.on ? h->far.is ? mpix_cuda_far_expert_combine_launch : mpix_cuda_expert_combine_launch
-           : h->engines.on ? mpix_cuda_engines_combine_launch
-           : h->far.is     ? mpix_cuda_far_combine_launch
-                           : mpix_cuda_combine_launch;
+typedef struct mpix_cuda_launchers {
+    cudaError_t (*dispatch)(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream);
+    cudaError_t (*combine)(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream);
+} mpix_cuda_launchers;
+static inline mpix_cuda_launchers mpix_cuda_launchers_of(const mpix_cuda_handle *h) {
+    if (h->ll.on && h->far.is)
+        return {mpix_cuda_ll_far_dispatch_launch, mpix_cuda_ll_far_combine_launch};
+    if (h->ll.on)
+        return {mpix_cuda_ll_dispatch_launch, mpix_cuda_ll_combine_launch};
+    if (h->expert.on && h->far.is)
+        return {mpix_cuda_far_expert_dispatch_launch, mpix_cuda_far_expert_combine_launch};
+    if (h->expert.on)
+        return {mpix_cuda_expert_dispatch_launch, mpix_cuda_expert_combine_launch};
+    if (h->engines.on)
+        return {mpix_cuda_engines_dispatch_launch, mpix_cuda_engines_combine_launch};
+    if (h->far.is)
+        return {mpix_cuda_far_dispatch_launch, mpix_cuda_far_combine_launch};
+    return {mpix_cuda_dispatch_launch, mpix_cuda_combine_launch};
 }
 #endif

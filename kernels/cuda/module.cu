@@ -61,6 +61,12 @@ struct on_device {
     }
 };
 
+static cudaError_t (*const loads[])(void) = {
+    mpix_cuda_route_load, mpix_cuda_ll_route_load, mpix_cuda_dispatch_load, mpix_cuda_combine_load, mpix_cuda_place_load,
+    mpix_cuda_expert_dispatch_load, mpix_cuda_expert_combine_load, mpix_cuda_engines_load, mpix_cuda_ll_dispatch_load, mpix_cuda_ll_combine_load,
+    mpix_cuda_ll_far_load, mpix_cuda_far_dispatch_load, mpix_cuda_far_combine_load, mpix_cuda_far_expert_dispatch_load,
+    mpix_cuda_far_expert_combine_load, mpix_cuda_p2p_load};
+
 static int m_open(int device, mpix_cuda_device *out, char *why) {
     int n = 0, current = 0;
     cudaError_t err = cudaGetDeviceCount(&n);
@@ -83,13 +89,9 @@ static int m_open(int device, mpix_cuda_device *out, char *why) {
         return KIND_UNSUPPORTED;
     }
     /* Kernels are loaded now: loading one at its first launch may wait for the kernels that run, and those may be waiting for it. */
-    if ((err = mpix_cuda_route_load()) != cudaSuccess || (err = mpix_cuda_ll_route_load()) != cudaSuccess || (err = mpix_cuda_dispatch_load()) != cudaSuccess ||
-        (err = mpix_cuda_combine_load()) != cudaSuccess || (err = mpix_cuda_place_load()) != cudaSuccess ||
-        (err = mpix_cuda_expert_dispatch_load()) != cudaSuccess || (err = mpix_cuda_expert_combine_load()) != cudaSuccess ||
-        (err = mpix_cuda_engines_load()) != cudaSuccess || (err = mpix_cuda_ll_dispatch_load()) != cudaSuccess ||
-        (err = mpix_cuda_ll_combine_load()) != cudaSuccess || (err = mpix_cuda_ll_far_load()) != cudaSuccess || (err = mpix_cuda_far_dispatch_load()) != cudaSuccess ||
-        (err = mpix_cuda_far_combine_load()) != cudaSuccess || (err = mpix_cuda_far_expert_dispatch_load()) != cudaSuccess ||
-        (err = mpix_cuda_far_expert_combine_load()) != cudaSuccess || (err = mpix_cuda_p2p_load()) != cudaSuccess)
+    for (size_t i = 0; i < sizeof loads / sizeof *loads && err == cudaSuccess; i++)
+        err = loads[i]();
+    if (err != cudaSuccess)
         return fail(KIND_UNSUPPORTED, why, "the kernels can't be loaded", err);
     out->major = prop.major;
     out->minor = prop.minor;
@@ -353,12 +355,12 @@ static int m_route(const mpix_cuda_device *d, const mpix_cuda_handle *h, const m
 }
 static int m_dispatch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, void *stream, char *why) {
     on_device guard(d->ordinal);
-    cudaError_t err = mpix_cuda_dispatch_choose(h)(d, h, c, (cudaStream_t)stream);
+    cudaError_t err = mpix_cuda_launchers_of(h).dispatch(d, h, c, (cudaStream_t)stream);
     return launched(err, why, "launching dispatch");
 }
 static int m_combine(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, void *stream, char *why) {
     on_device guard(d->ordinal);
-    cudaError_t err = mpix_cuda_combine_choose(h)(d, h, c, (cudaStream_t)stream);
+    cudaError_t err = mpix_cuda_launchers_of(h).combine(d, h, c, (cudaStream_t)stream);
     return launched(err, why, "launching combine");
 }
 static int m_engines_create(const mpix_cuda_device *d, int split, void **copies, char *why) {

@@ -280,8 +280,8 @@ static int m_route(device d, const mpix_cuda_handle *h, const mpix_cuda_route *c
         mpix_cuda_place_launch(d, h, c, 0);
     return 0;
 }
-static int m_dispatch(device d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, void *, char *) { return mpix_cuda_dispatch_choose(h)(d, h, c, 0) != cudaSuccess; }
-static int m_combine(device d, const mpix_cuda_handle *h, mpix_cuda_combine *c, void *, char *) { return mpix_cuda_combine_choose(h)(d, h, c, 0) != cudaSuccess; }
+static int m_dispatch(device d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, void *, char *) { return mpix_cuda_launchers_of(h).dispatch(d, h, c, 0) != cudaSuccess; }
+static int m_combine(device d, const mpix_cuda_handle *h, mpix_cuda_combine *c, void *, char *) { return mpix_cuda_launchers_of(h).combine(d, h, c, 0) != cudaSuccess; }
 /* Copies by engines are streams' work. */
 static int m_engines_create(device, int, void **, char *why) {
     snprintf(why, MPIX_CUDA_WHY, "copy engines are not emulated");
