@@ -40,6 +40,15 @@ __device__ __forceinline__ void grid_next() {
 #endif
 }
 
+/* By a warp: the sum of the lanes up to and with this one. */
+template <class T> __device__ __forceinline__ T lanes_sum(T v, int lane) {
+    for (int d = 1; d < 32; d *= 2) {
+        T up = __shfl_up_sync(~0u, v, d);
+        v += lane >= d ? up : 0;
+    }
+    return v;
+}
+
 /* ---- bulk copies (sm_90) ---- */
 __device__ __forceinline__ uint32_t smem_at(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 #if __CUDA_ARCH__ >= 900

@@ -43,10 +43,7 @@ __device__ inline void order_fill(const mpix_cuda_handle &h, pair_order &o, char
             const volatile uint32_t *starts = starts_of(h, h.rank, i % h.size);
             v = starts[i / h.size + 1] - starts[i / h.size];
         }
-        for (int d = 1; d < 32; d *= 2) {
-            uint32_t up = __shfl_up_sync(~0u, v, d);
-            v += lane >= d ? up : 0;
-        }
+        v = lanes_sum(v, lane);
         if (lane == 31)
             o.sums[w] = v;
         __syncthreads();

@@ -129,11 +129,7 @@ __device__ static int64_t experts_place(const mpix_cuda_handle &h, const mpix_cu
         int i = i0 + lane, e = e0 + i;
         bool its = i < n && owner[i] == r;
         choices of = its ? count[i] : choices{0, 0};
-        int64_t rows = ((int64_t)of.all + x.align - 1) / x.align * x.align, sum = rows;
-        for (int d = 1; d < 32; d *= 2) {
-            int64_t up = __shfl_up_sync(~0u, sum, d);
-            sum += lane >= d ? up : 0;
-        }
+        int64_t rows = ((int64_t)of.all + x.align - 1) / x.align * x.align, sum = lanes_sum(rows, lane);
         if (its) {
             int64_t start = total + sum - rows;
             x.base[e] = (uint32_t)(start + of.before);

@@ -100,11 +100,7 @@ __device__ static void rows_assign(const mpix_cuda_handle &h, const rows_map &ma
             uint32_t all = 0;
             for (int s = 0; e < n && s < h.size; s++)
                 all += map.before[s * (n + 1) + e + 1] - map.before[s * (n + 1) + e];
-            uint32_t pad = (uint32_t)((h.ll.align - all % h.ll.align) % h.ll.align), sum = pad;
-            for (int d = 1; d < 32; d *= 2) {
-                uint32_t up = __shfl_up_sync(~0u, sum, d);
-                sum += lane >= d ? up : 0;
-            }
+            uint32_t pad = (uint32_t)((h.ll.align - all % h.ll.align) % h.ll.align), sum = lanes_sum(pad, lane);
             if (e < n)
                 map.padded[e] = (uint32_t)pads + sum - pad;
             pads += __shfl_sync(~0u, sum, min(31, n - 1 - e0));

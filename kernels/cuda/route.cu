@@ -78,11 +78,7 @@ __device__ static void blocks_scan(uint32_t *blk, int n, int nblocks, uint32_t *
     for (int r = threadIdx.x / 32; r < n; r += WARPS) {
         uint32_t sum = 0;
         for (int b0 = 0; b0 < nblocks; b0 += 32) {
-            uint32_t here = b0 + lane < nblocks ? __ldcg(&blk[(b0 + lane) * n + r]) : 0, s = here;
-            for (int d = 1; d < 32; d *= 2) {
-                uint32_t up = __shfl_up_sync(~0u, s, d);
-                s += lane >= d ? up : 0;
-            }
+            uint32_t here = b0 + lane < nblocks ? __ldcg(&blk[(b0 + lane) * n + r]) : 0, s = lanes_sum(here, lane);
             if (b0 + lane < nblocks)
                 blk[(b0 + lane) * n + r] = sum + s - here;
             sum += __shfl_sync(~0u, s, 31);
@@ -187,12 +183,9 @@ __device__ static void peers_use(const mpix_cuda_handle &h, const mpix_cuda_rout
             all += rows[s][r];
         }
     }
-    uint32_t first = come, some = __ballot_sync(~0u, is && head.tokens > 0);
+    uint32_t some = __ballot_sync(~0u, is && head.tokens > 0);
     int width = some ? __shfl_sync(~0u, head.topk, __ffs(some) - 1) : c.topk;
-    for (int d = 1; d < 32; d *= 2) {
-        uint32_t up = __shfl_up_sync(~0u, first, d);
-        first += r >= d ? up : 0;
-    }
+    uint32_t first = lanes_sum(come, r);
     if (is && head.status && r != h.rank)
         report(h, MPIX_CUDA_REMOTE, 0, r, head.status, 0);
     if (is && head.tokens > 0 && head.topk != width)
