@@ -5,7 +5,7 @@
  * Counts are of bits: of each rank and, in EXPERT, of each expert a map of the tokens that go there. What is written is what route.cu writes, which serves
  * batches that are larger than fits here.
  */
-#include "device.cuh"
+#include "ll_route.cuh"
 #include "launch.h"
 
 enum { ROUTE_THREADS = 1024, ROUTE_WARPS = ROUTE_THREADS / 32, ROUTE_CHOICES = 4 * ROUTE_THREADS, ROUTE_TOKENS = 1024, ROUTE_EXPERTS = 1024,
@@ -27,68 +27,6 @@ __device__ __forceinline__ uint32_t bits_of(const uint32_t *map, int stride, int
 __device__ __forceinline__ uint32_t before_in_block(const uint32_t *map, int stride, int t) {
     int w = t / 32;
     return bits_of(map, stride, w / BLOCK_WORDS * BLOCK_WORDS, w) + __popc(map[w * stride] & ((1u << t % 32) - 1));
-}
-
-/* By a warp: of rank r's experts, how many choices come before each. */
-__device__ static void sends_count(const mpix_cuda_handle &h, const uint8_t *owner, const uint32_t *chosen, int r) {
-    enum { AT_ONCE = 8 }; /* sums that do not wait for each other */
-    int lane = threadIdx.x % 32;
-    uint32_t before = 0; /* experts of a rank are numbered in the order of all */
-    for (int e0 = lane; e0 - lane < h.experts; e0 += 32 * AT_ONCE) {
-        uint32_t n[AT_ONCE], sum[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            int e = e0 + 32 * i;
-            sum[i] = n[i] = e < h.experts && owner[e] == r ? chosen[e] : 0;
-        }
-#pragma unroll
-        for (int d = 1; d < 32; d *= 2)
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                uint32_t up = __shfl_up_sync(~0u, sum[i], d);
-                sum[i] += lane >= d ? up : 0;
-            }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            int e = e0 + 32 * i;
-            if (e < h.experts && owner[e] == r)
-                h.ll.sends[e] = before + sum[i] - n[i];
-            before += __shfl_sync(~0u, sum[i], 31);
-        }
-    }
-    if (lane == 0)
-        h.state->choices[r] = before;
-}
-
-/* By the first warp, a lane for each rank that is sent n tokens. err: the state's. */
-__device__ static void state_write(const mpix_cuda_handle &h, const mpix_cuda_route &c, uint32_t n, uint64_t epoch, int err) {
-    mpix_cuda_state *st = h.state;
-    int r = threadIdx.x;
-    uint32_t sum = n;
-    for (int d = 1; d < 32; d *= 2) {
-        uint32_t up = __shfl_up_sync(~0u, sum, d);
-        sum += r >= d ? up : 0;
-    }
-    if (r < h.size) {
-        st->send[r] = n;
-        st->base[r] = sum - n;
-        if (c.send_per_rank)
-            c.send_per_rank[r] = n;
-        if (c.counts)
-            h.results[2 + h.size + r] = n;
-    }
-    if (r)
-        return;
-    st->topk = st->width = c.topk;
-    st->tokens = c.tokens;
-    st->recv_total = h.size * h.max_tokens; /* SLOTS */
-    st->learnt = 0;
-    st->routed = !err && !c.status;
-    if (c.counts)
-        h.results[0] = h.size * h.max_tokens;
-    if (c.recv_total)
-        *c.recv_total = h.size * h.max_tokens;
-    call_end(h, MPIX_CUDA_ROUTE, epoch, c.report, err);
 }
 
 __global__ void __launch_bounds__(ROUTE_THREADS) ll_route_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_route c) {
@@ -157,7 +95,7 @@ __global__ void __launch_bounds__(ROUTE_THREADS) ll_route_kernel(const __grid_co
             h.bitmap[t] = map;
     }
     if (ROUTE_WARPS - 1 - warp < h.size)
-        sends_count(h, owner, chosen, ROUTE_WARPS - 1 - warp);
+        ll_sends_count(h, ROUTE_WARPS - 1 - warp, [&](int e) { return (int)owner[e]; }, [&](int e) { return chosen[e]; });
 #pragma unroll
     for (int i = 0; i < EACH; i++)
         if (h.ll.expert && id[i] >= 0)
@@ -180,8 +118,11 @@ __global__ void __launch_bounds__(ROUTE_THREADS) ll_route_kernel(const __grid_co
     }
     for (int i = tid; i < (words + BLOCK_WORDS - 1) / BLOCK_WORDS * h.size; i += ROUTE_THREADS)
         h.blk[i] = bits_of(&goes[0][i % h.size], MPIX_CUDA_RANKS, 0, i / h.size * BLOCK_WORDS);
-    if (warp == 0)
-        state_write(h, c, lane < h.size ? bits_of(&goes[0][lane], MPIX_CUDA_RANKS, 0, words) : 0, epoch, err);
+    if (warp)
+        return;
+    ll_routed(h, c, lane < h.size ? bits_of(&goes[0][lane], MPIX_CUDA_RANKS, 0, words) : 0, err);
+    if (tid == 0)
+        call_end(h, MPIX_CUDA_ROUTE, epoch, c.report, err);
 }
 
 static size_t maps_bytes(const mpix_cuda_handle *h, const mpix_cuda_route *c) {

@@ -5,7 +5,7 @@ cuda_units = kernels/cuda/combine.cu kernels/cuda/dispatch.cu kernels/cuda/engin
 	kernels/cuda/module.cu kernels/cuda/p2p.cu kernels/cuda/route.cu
 cuda_headers = kernels/cuda/copy.cuh kernels/cuda/device.cuh kernels/cuda/elem.cuh kernels/cuda/engines.cuh kernels/cuda/expert.cuh \
 	kernels/cuda/expert_combine.cuh kernels/cuda/expert_rows.cuh kernels/cuda/expert_sum.cuh kernels/cuda/far.cuh kernels/cuda/far_expert.cuh kernels/cuda/hop.cuh kernels/cuda/quant.cuh kernels/cuda/sums.cuh \
-	kernels/cuda/expert_route.cuh kernels/cuda/launch.h kernels/cuda/ll.cuh kernels/cuda/ll_block.cuh kernels/cuda/ll_call.cuh kernels/cuda/ll_room.cuh kernels/cuda/ll_sum.cuh kernels/cuda/ll_team.cuh \
+	kernels/cuda/expert_route.cuh kernels/cuda/launch.h kernels/cuda/ll.cuh kernels/cuda/ll_block.cuh kernels/cuda/ll_call.cuh kernels/cuda/ll_room.cuh kernels/cuda/ll_route.cuh kernels/cuda/ll_sum.cuh kernels/cuda/ll_team.cuh \
 	kernels/cuda/ll_tokens.cuh kernels/cuda/ring.cuh
 cuda_deps = kernels/cuda/cuda_module.h include/mpix_device.cuh include/mpix_device.h $(cuda_headers)
 EXTRA_DIST += $(cuda_units) $(cuda_headers)

@@ -12,6 +12,7 @@
 #include "expert_route.cuh"
 #include "far.cuh"
 #include "launch.h"
+#include "ll_route.cuh"
 
 enum { COUNTED_HERE = 1024 }; /* so many experts are counted in shared memory first */
 
@@ -249,26 +250,8 @@ __device__ static void counts_use(const mpix_cuda_handle &h, const mpix_cuda_rou
 
 /* Low latency, by the last block: ranks exchange nothing; what this rank sends, and where it wants its answers. */
 __device__ static void ll_finish(const mpix_cuda_handle &h, const mpix_cuda_route &c, const uint32_t *send) {
-    mpix_cuda_state *st = h.state;
-    int lane = threadIdx.x % 32;
-    for (int r = threadIdx.x / 32; r < h.size; r += WARPS) { /* experts of a rank are numbered in the order of all */
-        uint32_t before = 0;
-#pragma unroll 4
-        for (int e0 = 0; e0 < h.experts; e0 += 32) {
-            int e = e0 + lane;
-            bool its = e < h.experts && h.owner[e] == r;
-            uint32_t n = its ? __ldcg(&h.histogram[e]) : 0, sum = n;
-            for (int d = 1; d < 32; d *= 2) {
-                uint32_t up = __shfl_up_sync(~0u, sum, d);
-                sum += lane >= d ? up : 0;
-            }
-            if (its)
-                h.ll.sends[e] = before + sum - n;
-            before += __shfl_sync(~0u, sum, 31);
-        }
-        if (lane == 0)
-            st->choices[r] = before;
-    }
+    for (int r = threadIdx.x / 32; r < h.size; r += WARPS)
+        ll_sends_count(h, r, [&](int e) { return h.owner[e]; }, [&](int e) { return __ldcg(&h.histogram[e]); });
     __syncthreads();
     for (int e = threadIdx.x; e < h.experts; e += THREADS) {
         uint32_t n = __ldcg(&h.histogram[e]);
@@ -278,28 +261,8 @@ __device__ static void ll_finish(const mpix_cuda_handle &h, const mpix_cuda_rout
         if (c.send_per_expert)
             c.send_per_expert[e] = n;
     }
-    if ((int)threadIdx.x < h.size) {
-        if (c.counts)
-            h.results[2 + h.size + threadIdx.x] = send[threadIdx.x];
-        if (c.send_per_rank)
-            c.send_per_rank[threadIdx.x] = send[threadIdx.x];
-    }
-    if (threadIdx.x)
-        return;
-    uint32_t at = 0;
-    for (int r = 0; r < h.size; r++) {
-        st->base[r] = at;
-        at += send[r];
-    }
-    st->topk = st->width = c.topk;
-    st->tokens = c.tokens;
-    st->recv_total = h.size * h.max_tokens; /* SLOTS */
-    st->learnt = 0;
-    st->routed = !st->err && !c.status;
-    if (c.counts)
-        h.results[0] = st->recv_total;
-    if (c.recv_total)
-        *c.recv_total = st->recv_total;
+    if (threadIdx.x < 32)
+        ll_routed(h, c, (int)threadIdx.x < h.size ? send[threadIdx.x] : 0, h.state->err);
 }
 
 __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_route c) {
