@@ -63,6 +63,7 @@ include tests/unit/p2p.mk
 include tests/unit/proxy.mk
 include tests/unit/verbs.mk
 include tests/mpi/local.mk
+include tests/faults/local.mk
 include tests/model/local.mk
 include tests/rdma-vm/local.mk
 

@@ -1,0 +1,1 @@
+# tests/faults/alloc.mk - see tests/faults/local.mk.

@@ -1,0 +1,1 @@
+# tests/faults/blame.mk - see tests/faults/local.mk.

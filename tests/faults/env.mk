@@ -1,0 +1,1 @@
+# tests/faults/env.mk - see tests/faults/local.mk.

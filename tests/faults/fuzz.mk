@@ -1,0 +1,1 @@
+# tests/faults/fuzz.mk - see tests/faults/local.mk.

@@ -1,0 +1,1 @@
+# tests/faults/gpu.mk - see tests/faults/local.mk.

@@ -1,0 +1,1 @@
+# tests/faults/life.mk - see tests/faults/local.mk.

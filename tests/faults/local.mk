@@ -1,0 +1,20 @@
+# tests/faults/ - what happens at the edges: failed allocations, dead and stopped peers, other environments, forks.
+#
+# A topic has a makefile of its own here, a program or more, and scripts that `make check` runs.
+#   TESTS        every kind of case, in the time that .ci/run has
+#   FULL_TESTS   `make check-full`: all cases, minutes
+# A line `covers: FAULT | PATH, PATH | TEST` in a comment of a test says which cells of doc/faults.md it fills.
+FULL_TESTS =
+include tests/faults/alloc.mk
+include tests/faults/blame.mk
+include tests/faults/env.mk
+include tests/faults/fuzz.mk
+include tests/faults/gpu.mk
+include tests/faults/life.mk
+include tests/faults/p2p.mk
+include tests/faults/waits.mk
+include tests/faults/world.mk
+
+check-full: $(check_PROGRAMS) $(check_DATA) $(check_LTLIBRARIES)
+	@if test -n '$(strip $(FULL_TESTS))'; then $(MAKE) $(AM_MAKEFLAGS) check TESTS='$(FULL_TESTS)'; fi
+.PHONY: check-full

@@ -1,0 +1,1 @@
+# tests/faults/p2p.mk - see tests/faults/local.mk.

@@ -1,0 +1,1 @@
+# tests/faults/waits.mk - see tests/faults/local.mk.

@@ -1,0 +1,1 @@
+# tests/faults/world.mk - see tests/faults/local.mk.
