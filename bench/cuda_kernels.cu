@@ -9,7 +9,7 @@
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
-enum { BYTES, F64, F32, F16, BF16, F8E4M3, F8E5M2 }; /* MPIX_EP_* */
+enum { F64 = 1, F32, F16, BF16, F8E4M3, F8E5M2, BYTES }; /* MPIX_EP_* */
 enum { COUNT_THREADS = 1024, THREADS = 512, BLOCKS = 528 };
 
 /* Block r: tokens that go to rank r, 1024 at a time. */

@@ -19,8 +19,11 @@ static int is_fp8(int dtype) { return dtype == MPIX_EP_F8E4M3 || dtype == MPIX_E
 
 static int check_dtype(const MPIX_Ep_rows *rows, const char *name) {
     char arg[32];
+    if (rows->dtype == 0)
+        return BAD("dtype", "%s.dtype is not set: give one of MPIX_EP_F64 .. MPIX_EP_BYTES", name);
     if (mpix_dtype_size(rows->dtype) == 0)
-        return BAD("dtype", "%s.dtype = %d is not one of MPIX_EP_BYTES (0) .. MPIX_EP_F8E5M2 (%d)", name, rows->dtype, MPIX_EP_F8E5M2);
+        return BAD("dtype", "%s.dtype = %d is not one of MPIX_EP_F64 (%d) .. MPIX_EP_BYTES (%d)", name,
+                   rows->dtype, MPIX_EP_F64, MPIX_EP_BYTES);
     if (rows->scale_kind < MPIX_EP_NO_SCALES || rows->scale_kind > MPIX_EP_SCALES_UE8M0)
         return BAD("scale_kind", "%s.scale_kind = %d is not in [0, %d]", name, rows->scale_kind, MPIX_EP_SCALES_UE8M0);
     if (rows->scale_kind && !is_fp8(rows->dtype))

@@ -39,13 +39,13 @@ module mpix_ep
         enumerator :: MPIX_EP_SMS_NONE = -1
     end enum
     enum, bind(c)
-        enumerator :: MPIX_EP_BYTES = 0
         enumerator :: MPIX_EP_F64 = 1
         enumerator :: MPIX_EP_F32 = 2
         enumerator :: MPIX_EP_F16 = 3
         enumerator :: MPIX_EP_BF16 = 4
         enumerator :: MPIX_EP_F8E4M3 = 5
         enumerator :: MPIX_EP_F8E5M2 = 6
+        enumerator :: MPIX_EP_BYTES = 7
     end enum
     enum, bind(c)
         enumerator :: MPIX_EP_NO_SCALES = 0

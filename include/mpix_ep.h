@@ -98,8 +98,19 @@ enum { MPIX_EP_HOST, MPIX_EP_CUDA };
  */
 enum { MPIX_EP_SMS_NONE = -1 };
 
-/** Element types of rows. BYTES: opaque, hidden counts bytes. F8E4M3 is the "fn" variant (no infinities). */
-enum { MPIX_EP_BYTES, MPIX_EP_F64, MPIX_EP_F32, MPIX_EP_F16, MPIX_EP_BF16, MPIX_EP_F8E4M3, MPIX_EP_F8E5M2 };
+/**
+ * Element types of rows. 0 is none: an input whose dtype was forgotten is MPIX_ERRK_ARG.
+ * F8E4M3 is the "fn" variant (no infinities). BYTES: opaque, hidden counts bytes.
+ */
+enum {
+    MPIX_EP_F64 = 1,
+    MPIX_EP_F32,
+    MPIX_EP_F16,
+    MPIX_EP_BF16,
+    MPIX_EP_F8E4M3,
+    MPIX_EP_F8E5M2,
+    MPIX_EP_BYTES
+};
 
 /** Scales of fp8 rows, one per 128 channels, ceil(hidden / 128) per row: 4-byte floats, or 1-byte powers of two (exponent + 127). */
 enum { MPIX_EP_NO_SCALES, MPIX_EP_SCALES_F32, MPIX_EP_SCALES_UE8M0 };
@@ -111,7 +122,7 @@ enum { MPIX_EP_OVERFLOW_ERROR, MPIX_EP_OVERFLOW_DROP };
 typedef struct {
     void *data;             /**< first row; aligned to the element size; may be NULL if there are no rows */
     MPI_Count stride;       /**< bytes from row to row, a multiple of the element size, >= hidden * element size; 0: dense */
-    int dtype;              /**< MPIX_EP_BYTES ...; in an output 0 means the input's */
+    int dtype;              /**< MPIX_EP_F64 ...; required in an input; in an output 0 means the input's */
     int scale_kind;         /**< MPIX_EP_NO_SCALES ...; scales only with an fp8 dtype */
     void *scales;           /**< first row's scales; NULL without scales */
     MPI_Count scale_stride; /**< bytes from one row's scales to the next's; 0: dense */

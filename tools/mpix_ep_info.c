@@ -123,7 +123,7 @@ static int info_word(const char *name, const char *text, const char *const words
 
 static void info_shape_option(info_request *req, int opt, const char *name, const char *text) {
     static const char *const layouts[] = {"compact", "expert"};
-    const char *dtypes[MPIX_EP_F8E5M2 + 1];
+    const char *dtypes[MPIX_EP_BYTES];
 
     req->shape = 1;
     switch (opt) {
@@ -138,9 +138,9 @@ static void info_shape_option(info_request *req, int opt, const char *name, cons
     case OPT_MAX_RECV_ROWS: req->config.max_recv_rows = (MPI_Count)info_number(name, text, 0, 1LL << 46); break;
     case OPT_DEPTH: req->config.depth = (int)info_number(name, text, 0, INT_MAX); break;
     default:
-        for (int i = 0; i <= MPIX_EP_F8E5M2; i++)
-            dtypes[i] = mpix_dtype_name(i);
-        req->dtype = info_word(name, text, dtypes, MPIX_EP_F8E5M2 + 1);
+        for (int i = 0; i < MPIX_EP_BYTES; i++)
+            dtypes[i] = mpix_dtype_name(MPIX_EP_F64 + i);
+        req->dtype = MPIX_EP_F64 + info_word(name, text, dtypes, MPIX_EP_BYTES);
     }
 }
 

@@ -5,7 +5,7 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
-enum { BYTES, F64, F32, F16, BF16, F8E4M3, F8E5M2 }; /* as in mpix_ep.h */
+enum { F64 = 1, F32, F16, BF16, F8E4M3, F8E5M2, BYTES }; /* as in mpix_ep.h */
 
 __device__ __forceinline__ float bf16_up(uint16_t b) { return __uint_as_float((uint32_t)b << 16); }
 __device__ __forceinline__ uint16_t bf16_down(float f) {

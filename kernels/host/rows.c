@@ -40,7 +40,7 @@ static const struct {
     [MPIX_EP_F8E5M2] = {1, "f8e5m2"},
 };
 
-static int dtype_known(int dtype) { return dtype >= 0 && dtype < (int)(sizeof dtypes / sizeof *dtypes); }
+static int dtype_known(int dtype) { return dtype > 0 && dtype < (int)(sizeof dtypes / sizeof *dtypes); }
 
 size_t mpix_dtype_size(int dtype) { return dtype_known(dtype) ? dtypes[dtype].size : 0; }
 

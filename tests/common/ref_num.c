@@ -24,13 +24,13 @@ static const format *find(int dtype)
 
 size_t ref_size(int dtype)
 {
-    static const size_t sizes[] = {1, 8, 4, 2, 2, 1, 1};
+    static const size_t sizes[] = {0, 8, 4, 2, 2, 1, 1, 1};
     return sizes[dtype];
 }
 
 const char *ref_name(int dtype)
 {
-    static const char *const names[] = {"bytes", "f64", "f32", "f16", "bf16", "f8e4m3", "f8e5m2"};
+    static const char *const names[] = {"none", "f64", "f32", "f16", "bf16", "f8e4m3", "f8e5m2", "bytes"};
     return names[dtype];
 }
 

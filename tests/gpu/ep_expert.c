@@ -389,15 +389,15 @@ static void shape_make(shape *s, int i) {
     s->topk = (int)g_range(&rng, 1, s->experts < 8 ? s->experts : 8);
     s->holes = g_range(&rng, 0, 2) ? 0 : 40;
     s->hidden = g_range(&rng, 0, 2) == 0 ? g_range(&rng, 1, 300) : i % 10 == 9 ? 7168 / 4 * g_range(&rng, 1, 4) : 8 * g_range(&rng, 1, 200);
-    s->scales = s->oscales = s->zscales = s->dtype >= MPIX_EP_F8E4M3 ? (int)g_range(&rng, 0, 2) : 0;
-    s->ydtype = s->zdtype >= MPIX_EP_F8E4M3 || s->zdtype == MPIX_EP_BYTES ? MPIX_EP_BF16 : g_range(&rng, 0, 3) ? s->zdtype : MPIX_EP_F32;
+    s->scales = s->oscales = s->zscales = is_fp8(s->dtype) ? (int)g_range(&rng, 0, 2) : 0;
+    s->ydtype = is_fp8(s->zdtype) || s->zdtype == MPIX_EP_BYTES ? MPIX_EP_BF16 : g_range(&rng, 0, 3) ? s->zdtype : MPIX_EP_F32;
     s->pad = g_range(&rng, 0, 1) ? 16 : 0;
     s->weights = (int)g_range(&rng, 0, 1);
     s->slots = (int)g_range(&rng, 0, 1);
     s->roww = g_range(&rng, 0, 2) == 0;
     s->choicew = (int)g_range(&rng, 0, 1);
     s->bias = g_range(&rng, 0, 2) == 0 ? (int)g_range(&rng, 1, 2) : 0;
-    s->exact = g_range(&rng, 0, 1) && (s->zdtype == MPIX_EP_BF16 || s->zdtype == MPIX_EP_F16 || s->zdtype == MPIX_EP_F32 || s->zdtype >= MPIX_EP_F8E4M3);
+    s->exact = g_range(&rng, 0, 1) && (s->zdtype == MPIX_EP_BF16 || s->zdtype == MPIX_EP_F16 || s->zdtype == MPIX_EP_F32 || is_fp8(s->zdtype));
     s->how = (int)g_range(&rng, 0, HOWS - 1);
     s->bits = g_range(&rng, 0, 1) ? 64 : 32;
     s->align = g_range(&rng, 0, 1) ? (int)g_range(&rng, 1, 16) : 1;

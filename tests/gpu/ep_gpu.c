@@ -281,7 +281,7 @@ static void run_shape(MPIX_Ep gpu, MPIX_Ep_handle hg, MPIX_Ep_handle hh, const s
             }
         }
         if (hosts > 1 && (hops == 1 || (hops == 0 && !s->drop))) { /* two hops: a request of 80 bytes and a sum, of fp8 rows in bf16, without scales */
-            int64_t part = up(s->row * (s->dtype >= MPIX_EP_F8E4M3 ? 2 : 1), 16);
+            int64_t part = up(s->row * (is_fp8(s->dtype) ? 2 : 1), 16);
             check_bytes("combine", sent_bytes(gpu) - before, between, hops ? up(part + 4 * 8, 128) + 80 : up(up(s->row, 16) + up(s->srow, 16) + 4 + 4 * 8, 128));
         }
         char *gy = down(y, (size_t)T * yrow);
@@ -440,8 +440,8 @@ int main(int argc, char **argv) {
         s.holes = g_range(&rng, 0, 2) ? 0 : 40;
         s.hidden = g_range(&rng, 0, 2) == 0 ? g_range(&rng, 1, 300) : i % 10 == 9 ? 7168 / 4 * g_range(&rng, 1, 2) : 8 * g_range(&rng, 1, 200);
         s.es = s.dtype == MPIX_EP_F64 ? 8 : s.dtype == MPIX_EP_F32 ? 4 : s.dtype == MPIX_EP_BF16 || s.dtype == MPIX_EP_F16 ? 2 : 1;
-        s.scales = s.dtype >= MPIX_EP_F8E4M3 ? (int)g_range(&rng, 0, 1) : 0;
-        s.ydtype = s.dtype >= MPIX_EP_F8E4M3 ? MPIX_EP_BF16 : g_range(&rng, 0, 3) ? s.dtype : MPIX_EP_F32;
+        s.scales = is_fp8(s.dtype) ? (int)g_range(&rng, 0, 1) : 0;
+        s.ydtype = is_fp8(s.dtype) ? MPIX_EP_BF16 : g_range(&rng, 0, 3) ? s.dtype : MPIX_EP_F32;
         s.row = s.hidden * s.es;
         s.srow = s.scales ? (s.hidden + 127) / 128 * 4 : 0;
         s.pad = g_range(&rng, 0, 1) ? 16 * s.es : 0;

@@ -264,12 +264,12 @@ static void run_shapes(int rounds) {
         s.hidden = g_range(&rng, 0, 2) == 0 ? g_range(&rng, 1, 300) : i % 7 == 6 ? ROW : 16 * g_range(&rng, 1, 100);
         if (s.most > MOST)
             s.hidden = s.hidden % 64 + 1;
-        s.scales = s.dtype >= MPIX_EP_F8E4M3 ? (int)g_range(&rng, 0, 2) : 0;
+        s.scales = is_fp8(s.dtype) ? (int)g_range(&rng, 0, 2) : 0;
         if (s.scales && g_range(&rng, 0, 2))
             s.indtype = g_range(&rng, 0, 2) ? MPIX_EP_BF16 : MPIX_EP_F32; /* quantised on the way */
         if (s.scales == MPIX_EP_SCALES_UE8M0 && s.indtype == s.dtype)
             s.scales = MPIX_EP_SCALES_F32;
-        s.ydtype = s.dtype >= MPIX_EP_F8E4M3 || g_range(&rng, 0, 3) == 0 ? MPIX_EP_BF16 : s.dtype == MPIX_EP_BYTES ? MPIX_EP_BF16 : s.dtype;
+        s.ydtype = is_fp8(s.dtype) || g_range(&rng, 0, 3) == 0 ? MPIX_EP_BF16 : s.dtype == MPIX_EP_BYTES ? MPIX_EP_BF16 : s.dtype;
         s.wire = g_range(&rng, 0, 2) ? 0 : g_range(&rng, 0, 1) ? MPIX_EP_F32 : MPIX_EP_BF16;
         s.weights = (int)g_range(&rng, 0, 1);
         s.slots = g_range(&rng, 0, 2) == 0;

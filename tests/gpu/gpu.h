@@ -37,6 +37,8 @@
         }                                                                                                                                  \
     } while (0)
 
+static inline int is_fp8(int dtype) { return dtype == MPIX_EP_F8E4M3 || dtype == MPIX_EP_F8E5M2; }
+
 static inline double g_now_s(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);

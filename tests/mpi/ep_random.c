@@ -202,8 +202,8 @@ static void draw_shape(world *w, t_shape *s, int combine)
     static const int scaled[] = {MPIX_EP_NO_SCALES, MPIX_EP_SCALES_F32, MPIX_EP_SCALES_UE8M0};
     memset(s, 0, sizeof *s);
     s->seed = t_rand(&common);
-    s->dtype = (int)t_range(&common, combine ? MPIX_EP_F64 : MPIX_EP_BYTES, MPIX_EP_F8E5M2);
-    if (s->dtype >= MPIX_EP_F8E4M3)
+    s->dtype = (int)t_range(&common, MPIX_EP_F64, combine ? MPIX_EP_F8E5M2 : MPIX_EP_BYTES);
+    if (s->dtype == MPIX_EP_F8E4M3 || s->dtype == MPIX_EP_F8E5M2)
         s->scale_kind = scaled[t_range(&common, 0, 2)];
     s->hidden = t_chance(&common, 70) ? w->max_hidden : t_range(&common, 1, w->max_hidden);
     if (s->hidden * (int64_t)ref_size(s->dtype) + (int64_t)ref_scales(s->scale_kind, s->hidden) > w->ctx.config.max_row_bytes)

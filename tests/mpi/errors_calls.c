@@ -49,6 +49,7 @@ typedef struct {
     X(d_hidden_negative, 0, ARG, "in.hidden", "-5", "1", d->hidden = -5)                                                    \
     X(d_hidden_large, 0, ARG, "in.hidden", "33", "64", d->hidden = 33)                                                     \
     X(d_hidden_huge, 0, ARG, "in.hidden", "9223372036854775807", "64", d->hidden = INT64_MAX)                              \
+    X(d_dtype_none, 0, ARG, "in.x.dtype", "not set", NULL, d->x.dtype = 0)                                                  \
     X(d_dtype, 0, ARG, "in.x.dtype", "99", NULL, d->x.dtype = 99)                                                           \
     X(d_dtype_negative, 0, ARG, "in.x.dtype", "-1", NULL, d->x.dtype = -1)                                                  \
     X(d_scale_kind, FP8, ARG, "in.x.scale_kind", "9", NULL, d->x.scale_kind = 9)                                            \
@@ -89,6 +90,7 @@ typedef struct {
     X(c_hidden, 0, ARG, "in.hidden", "0", "1", m->hidden = 0)                                                               \
     X(c_hidden_large, 0, ARG, "in.hidden", "33", "64", m->hidden = 33)                                                     \
     X(c_bytes, 0, ARG, "in.x.dtype", NULL, NULL, m->x.dtype = MPIX_EP_BYTES)                                                \
+    X(c_dtype_none, 0, ARG, "in.x.dtype", "not set", NULL, m->x.dtype = 0)                                                  \
     X(c_dtype, 0, ARG, "in.x.dtype", "44", NULL, m->x.dtype = 44)                                                           \
     X(c_data_null, LATE, ARG, "in.x.data", "NULL", NULL, m->x.data = NULL)                                                     \
     X(c_data_misaligned, 0, ARG, "in.x.data", "2", NULL, m->x.data = (char *)m->x.data + 1)                                 \
