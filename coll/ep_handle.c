@@ -129,6 +129,18 @@ static int ep_check(MPIX_Ep ep, const void *out, const char *arg) {
     return out ? MPI_SUCCESS : mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, arg, "%s is NULL", arg));
 }
 
+/* What the rank with the most can receive in a batch: equal on all ranks, as all of a configuration. */
+static MPI_Count most_rows(const mpix_ep *ep) {
+    if (ep->config.layout == MPIX_EP_SLOTS)
+        return (MPI_Count)ep->size * ep->config.max_tokens;
+    int64_t most = 0;
+    for (int r = 0; r < ep->size; r++) {
+        int64_t rows = mpix_ep_worst_rows(&ep->config, &ep->placement, r);
+        most = rows > most ? rows : most;
+    }
+    return (MPI_Count)most;
+}
+
 int PMPIX_Ep_get_config(MPIX_Ep ep, MPIX_Ep_config *config) {
     int code = ep_check(ep, config, "config");
     if (code != MPI_SUCCESS)
@@ -137,6 +149,7 @@ int PMPIX_Ep_get_config(MPIX_Ep ep, MPIX_Ep_config *config) {
         return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "config.struct_size", "config.struct_size = %zu, this library knows %zu",
                                                    config->struct_size, sizeof *config));
     *config = ep->config;
+    config->max_recv_rows = most_rows(ep);
     return MPI_SUCCESS;
 }
 MPIX_WEAK_ALIAS(Ep_get_config);

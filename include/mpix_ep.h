@@ -322,7 +322,11 @@ int MPIX_Ep_create(MPI_Comm comm, const MPIX_Ep_config *config, MPI_Info info, M
  */
 int MPIX_Ep_free(MPIX_Ep *ep);
 
-/** The configuration in force, defaults filled in. Local. @param[out] config  struct_size set; expert_owner points into the context. */
+/**
+ * The configuration in force, defaults filled in. Local, never blocks.
+ * max_recv_rows is the most rows that any rank can receive in a batch: the capacity that always suffices.
+ * @param[out] config  struct_size set; expert_owner points into the context
+ */
 int MPIX_Ep_get_config(MPIX_Ep ep, MPIX_Ep_config *config);
 
 /** Sets the error handler (a communicator error handler). Local. The handler is called with the context's own communicator. */

@@ -78,6 +78,12 @@ static void local_calls(t_ctx *ctx)
     CHECK_OK(MPIX_Ep_get_config(ctx->ep, &config));
     CHECK(config.depth == 2 && config.check == 1 && config.expert_align == 1 && config.timeout_s == 30 && config.max_topk == E_MAX_TOPK,
           "get_config: depth %d, check %d, expert_align %d, timeout_s %g", config.depth, config.check, config.expert_align, config.timeout_s);
+    /* All tokens of all ranks choose as many experts as they may on the rank that has most. */
+    int64_t most = (ctx->config.num_experts + t_size - 1) / t_size;
+    int64_t each = config.layout == MPIX_EP_EXPERT ? (most < config.max_topk ? most : config.max_topk) : most > 0;
+    CHECK(ctx->config.max_recv_rows == 0 && config.max_recv_rows == t_size * config.max_tokens * each,
+          "get_config: max_recv_rows %lld of %d ranks x %lld tokens x %lld", (long long)config.max_recv_rows, t_size,
+          (long long)config.max_tokens, (long long)each);
 }
 
 /* A transfer in flight keeps its handle, its context and its memory; all ranks start it, so nobody waits for a peer here. */
