@@ -35,6 +35,7 @@ AS_CASE([$with_cuda],
    fi
    AS_IF([test $mpix_cuda = no && test "x$with_cuda" != xcheck],
          [AC_MSG_ERROR([--with-cuda=$with_cuda was given, but the CUDA module can't be built: $mpix_sum_CUDA])])])
+AC_DEFINE_UNQUOTED([MPIX_CUDA_ARCHS], ["$with_cuda_arch"], [Compute capabilities that the CUDA module has code for.])
 AS_IF([test $mpix_cuda = yes], [AC_DEFINE([HAVE_CUDA], [1], [Whether the CUDA module is built.])])
 AC_SUBST([NVCC])
 AC_SUBST([NVCCFLAGS])

@@ -54,5 +54,6 @@ AS_IF([test $mpix_have_fortran = yes],
 AC_SUBST([MPI_FCFLAGS])
 AC_SUBST([MPI_FCLIBS])
 AC_SUBST([MPIX_FCFLAGS])
+AS_IF([test $mpix_have_fortran = yes], [AC_DEFINE([HAVE_FORTRAN], [1], [Whether the Fortran module is built.])])
 AM_CONDITIONAL([HAVE_FORTRAN], [test $mpix_have_fortran = yes])
 ])

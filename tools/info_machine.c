@@ -57,8 +57,23 @@ void info_build(void) {
            "no (built without jansson)"
 #endif
     );
+    printf("  GPU memory           %s\n",
+#ifdef HAVE_CUDA
+           "yes, code for " MPIX_CUDA_ARCHS
+#else
+           "no (built without CUDA)"
+#endif
+    );
+    printf("  Fortran module       %s\n",
+#ifdef HAVE_FORTRAN
+           "yes"
+#else
+           "no (built without a Fortran compiler)"
+#endif
+    );
+    printf("  configured with      %s\n", MPIX_CONFIGURED[0] ? MPIX_CONFIGURED : "no options");
     printf("  mapped transports    %s, %s\n", mpix_transport_self.name, mpix_transport_shm.name);
-    printf("  network transports   %s\n", mpix_net_names());
+    printf("  network transports   %s\n", mpix_net_names(0));
     printf("  sanitizers           %s\n",
 #ifdef __SANITIZE_ADDRESS__
            "address"
@@ -193,6 +208,7 @@ void info_params(const mpix_params *params) {
 /* ---- window sizes ----------------------------------------------------------------------------------- */
 
 int info_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_host) {
+    static const char *const layouts[] = {"compact", "expert", "slots"};
     MPI_Count bytes = 0;
     char buf[32];
 
@@ -201,13 +217,15 @@ int info_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_host
         return 1;
     }
     printf("window size\n");
-    printf("  shape                %d ranks, %d per host, %lld experts, %lld tokens per rank, top-%d, %s layout\n",
-           ranks, ranks_per_host, (long long)config->num_experts, (long long)config->max_tokens, config->max_topk,
-           config->layout == MPIX_EP_EXPERT ? "expert" : "compact");
-    printf("  rows                 %lld bytes each; received at most: %s", (long long)config->max_row_bytes,
-           config->max_recv_rows ? "" : "worst case\n");
+    printf("  shape                %d ranks, %d per host, %lld experts, %lld tokens per rank, top-%d\n",
+           ranks, ranks_per_host, (long long)config->num_experts, (long long)config->max_tokens, config->max_topk);
+    printf("  carried out as       mode %s, layout %s, %s memory\n", config->mode == MPIX_EP_LL ? "ll" : "ht",
+           layouts[config->layout], config->memkind == MPIX_EP_CUDA ? "cuda" : "host");
+    printf("  rows                 %lld bytes each; received at most: ", (long long)config->max_row_bytes);
     if (config->max_recv_rows)
         printf("%lld\n", (long long)config->max_recv_rows);
+    else
+        printf("worst case\n");
     printf("  reserved per rank    %lld bytes (%s), committed when first needed\n", (long long)bytes,
            info_bytes((unsigned long long)bytes, buf, sizeof buf));
     printf("  reserved per host    %s\n",

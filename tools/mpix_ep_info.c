@@ -35,7 +35,9 @@ static const char info_usage[] =
     "      --hidden N          elements of a row (default 7168)\n"
     "      --topk N            most choices per token (default 8)\n"
     "      --dtype T           bytes, f64, f32, f16, bf16, f8e4m3, f8e5m2 (default bf16)\n"
-    "      --layout L          compact or expert (default compact)\n"
+    "      --mode M            ht or ll (default ht)\n"
+    "      --layout L          ht: compact or expert (default compact); ll: slots or expert (default slots)\n"
+    "      --memory M          host or cuda (default host)\n"
     "      --expert-align N    rows each expert's block is aligned to (default 1)\n"
     "      --max-recv-rows N   most rows a rank receives (default 0: worst case)\n"
     "      --depth N           batches in flight (default 2)\n"
@@ -58,7 +60,9 @@ enum {
     OPT_HIDDEN,
     OPT_TOPK,
     OPT_DTYPE,
+    OPT_MODE,
     OPT_LAYOUT,
+    OPT_MEMORY,
     OPT_EXPERT_ALIGN,
     OPT_MAX_RECV_ROWS,
     OPT_DEPTH,
@@ -80,7 +84,9 @@ static const struct option info_options[] = {
     {"hidden", required_argument, NULL, OPT_HIDDEN},
     {"topk", required_argument, NULL, OPT_TOPK},
     {"dtype", required_argument, NULL, OPT_DTYPE},
+    {"mode", required_argument, NULL, OPT_MODE},
     {"layout", required_argument, NULL, OPT_LAYOUT},
+    {"memory", required_argument, NULL, OPT_MEMORY},
     {"expert-align", required_argument, NULL, OPT_EXPERT_ALIGN},
     {"max-recv-rows", required_argument, NULL, OPT_MAX_RECV_ROWS},
     {"depth", required_argument, NULL, OPT_DEPTH},
@@ -93,6 +99,7 @@ typedef struct info_request {
     int shape; /* an option that only --window-size takes was given */
     int ranks, ranks_per_host, dtype;
     long long hidden;
+    int has_layout;
     MPIX_Ep_config config;
 } info_request;
 
@@ -122,7 +129,8 @@ static int info_word(const char *name, const char *text, const char *const words
 }
 
 static void info_shape_option(info_request *req, int opt, const char *name, const char *text) {
-    static const char *const layouts[] = {"compact", "expert"};
+    static const char *const layouts[] = {"compact", "expert", "slots"}, *const modes[] = {"ht", "ll"},
+                             *const memories[] = {"host", "cuda"};
     const char *dtypes[MPIX_EP_BYTES];
 
     req->shape = 1;
@@ -133,7 +141,12 @@ static void info_shape_option(info_request *req, int opt, const char *name, cons
     case OPT_MAX_TOKENS: req->config.max_tokens = (MPI_Count)info_number(name, text, 0, INT_MAX); break;
     case OPT_HIDDEN: req->hidden = info_number(name, text, 1, 1LL << 40); break;
     case OPT_TOPK: req->config.max_topk = (int)info_number(name, text, 1, INT_MAX); break;
-    case OPT_LAYOUT: req->config.layout = info_word(name, text, layouts, 2) ? MPIX_EP_EXPERT : MPIX_EP_COMPACT; break;
+    case OPT_MODE: req->config.mode = info_word(name, text, modes, 2) ? MPIX_EP_LL : MPIX_EP_HT; break;
+    case OPT_LAYOUT:
+        req->config.layout = MPIX_EP_COMPACT + info_word(name, text, layouts, 3);
+        req->has_layout = 1;
+        break;
+    case OPT_MEMORY: req->config.memkind = info_word(name, text, memories, 2) ? MPIX_EP_CUDA : MPIX_EP_HOST; break;
     case OPT_EXPERT_ALIGN: req->config.expert_align = (int)info_number(name, text, 0, INT_MAX); break;
     case OPT_MAX_RECV_ROWS: req->config.max_recv_rows = (MPI_Count)info_number(name, text, 0, 1LL << 46); break;
     case OPT_DEPTH: req->config.depth = (int)info_number(name, text, 0, INT_MAX); break;
@@ -165,6 +178,8 @@ static void info_parse(info_request *req, int argc, char **argv) {
         fprintf(stderr, "mpix_ep_info: %s: not an option\n%s", argv[optind], info_usage);
         exit(2);
     }
+    if (req->config.mode == MPIX_EP_LL && !req->has_layout)
+        req->config.layout = MPIX_EP_SLOTS;
     if (req->shape && !req->window_size) {
         fputs("mpix_ep_info: the options of a shape need --window-size\n", stderr);
         exit(2);

@@ -105,7 +105,7 @@ static int proxy_open(proxy_part *part, const mpix_params *params, const unsigne
     if (!ops)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "mpix_ep_transport",
                          "transport %s is not known, or not in this build; mpix_ep_transport takes %s", part->whole->net_name,
-                         mpix_net_names());
+                         mpix_net_names(1));
     return ops->open(part->boot, params, want, &part->net);
 }
 

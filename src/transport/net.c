@@ -14,14 +14,15 @@ extern const mpix_net_ops mpix_net_verbs;
 static const struct {
     const char *name;
     const mpix_net_ops *ops;
+    int tests; /* it serves tests only */
 } net_table[] = {
 #ifdef HAVE_VERBS
-    {"verbs", &mpix_net_verbs},
+    {"verbs", &mpix_net_verbs, 0},
 #endif
-    {"ucx", &mpix_net_ucx},
-    {"shmem", &mpix_net_shmem},
-    {"null", &mpix_net_null},
-    {"chaos:", &mpix_net_chaos},
+    {"ucx", &mpix_net_ucx, 0},
+    {"shmem", &mpix_net_shmem, 0},
+    {"null", &mpix_net_null, 1},
+    {"chaos:", &mpix_net_chaos, 1},
 };
 
 const mpix_net_ops *mpix_net_find(const char *name) {
@@ -34,13 +35,16 @@ const mpix_net_ops *mpix_net_find(const char *name) {
     return NULL;
 }
 
-const char *mpix_net_names(void) {
-    static char names[128]; /* always written with the same bytes */
+const char *mpix_net_names(int tests) {
+    static char all[2][128]; /* always written with the same bytes */
+    char *names = all[tests];
     size_t used = 0;
 
     for (size_t i = 0; i < sizeof net_table / sizeof *net_table; i++) {
         size_t len = strlen(net_table[i].name);
-        if (used + len + 4 >= sizeof names)
+        if (net_table[i].tests && !tests)
+            continue;
+        if (used + len + 4 >= sizeof all[0])
             break;
         if (used) {
             names[used++] = ',';

@@ -108,6 +108,6 @@ struct mpix_net {
 /* By name, NULL if unknown or not built. "verbs", "shmem" (writes executed by memcpy into windows that this host's ranks map: the proxied
  * protocols without a network), "null" (completes everything, moves nothing), "ucx" (whatever libucp has). "chaos:X" wraps X. */
 const mpix_net_ops *mpix_net_find(const char *name);
-/* The names that this build has, for errors. */
-const char *mpix_net_names(void);
+/* The names that this build has, with those that serve tests only or without. */
+const char *mpix_net_names(int tests);
 #endif

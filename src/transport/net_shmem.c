@@ -141,7 +141,7 @@ static int shmem_open(mpix_boot *boot, const mpix_params *params, const unsigned
                                   .depth = SHMEM_DEPTH,
                                   .max_counter = 1u << 31,
                                   .max_op = (uint64_t)16 << 20,
-                                  .device = "memory",
+                                  .device = "none, copies by the processor",
                                   .why = "stores of one processor are seen in order"};
     snprintf(n->net.caps.address, sizeof n->net.caps.address, "pid %ld", (long)getpid());
     *net = &n->net;

@@ -30,3 +30,15 @@ wants ' ERROR'
 wants 'chaos: operation'
 output=$(MPIX_EP_CHAOS_FAIL_CALL=connect "$MPIX_MPIRUN" 2 "$info" --matrix 2>&1) && fail "the matrix is fine without a network"
 wants 'chaos_fail_call'
+# Sizes of every mode and layout, and what was built in.
+output=$("$info" --window-size --mode ll --max-tokens 128 2>&1) || fail "no window size of low latency"
+wants 'mode ll, layout slots, host memory'
+output=$("$info" --window-size --mode ll --layout expert --memory cuda --max-tokens 128 2>&1) || fail "no window size of low latency on GPUs"
+wants 'mode ll, layout expert, cuda memory'
+output=$("$info" --window-size --layout slots 2>&1) && fail "mode ht has no layout slots"
+output=$("$info" --build 2>&1) || fail "--build failed"
+wants '^  GPU memory '
+wants '^  Fortran module '
+wants '^  configured with '
+printf '%s\n' "$output" | grep -q 'network transports.*chaos' && fail "a transport of tests is shown as a network"
+exit 0

@@ -67,7 +67,7 @@ static int chaos_open(mpix_boot *boot, const mpix_params *params, const unsigned
     if (!inner)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "mpix_ep_transport",
                          "transport %s: chaos stands over another, \"chaos:NAME\"; this build has %s",
-                         params->transport, mpix_net_names());
+                         params->transport, mpix_net_names(1));
     if (params->chaos_stall_thread && params->chaos_stall_at && !params->chaos_stall_ms)
         return mpix_fail(MPIX_ERRK_ARG, "mpix_ep_chaos_stall_ms", "mpix_ep_chaos_stall_thread=yes needs mpix_ep_chaos_stall_ms > 0: a thread that sleeps for good can't be ended");
     c = calloc(1, sizeof *c);
