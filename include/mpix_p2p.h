@@ -101,7 +101,10 @@ int MPIX_P2p_put(const MPIX_P2p_iov iov[], int n);
 /** Reads n pieces of one peer's memory. @param[out] xfer done: the data are here */
 int MPIX_P2p_iget(const MPIX_P2p_iov iov[], int n, MPIX_Xfer *xfer);
 int MPIX_P2p_get(const MPIX_P2p_iov iov[], int n);
-/** As iput; when the pieces are visible at the target, add is added to its notification counter (this rank, slot). */
+/**
+ * As MPIX_P2p_iput, with a notification: the target's counter for (source = this rank, slot) grows by add
+ * once the pieces are visible there. The target waits with MPIX_P2p_notify_wait(p2p, source, slot, at_least).
+ */
 int MPIX_P2p_iput_notify(const MPIX_P2p_iov iov[], int n, int slot, uint64_t add, MPIX_Xfer *xfer);
 int MPIX_P2p_put_notify(const MPIX_P2p_iov iov[], int n, int slot, uint64_t add);
 /** Whether the counter (peer, slot) has reached at_least. Local. @param[out] now its value, or NULL @param[out] flag 1: reached */

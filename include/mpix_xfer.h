@@ -99,6 +99,7 @@ typedef struct mpix_xfer *MPIX_Xfer;
  */
 
 /**
+ * Tells whether a transfer is done. Never blocks.
  * @param[in,out] xfer  tested; MPIX_XFER_NULL on return if done
  * @param[out]    flag  1: done, 0: not yet
  * @return MPI_SUCCESS, the transfer's error, or an error of kind ARG (NULL pointer, a handle that is not in flight).

@@ -6,6 +6,9 @@
 # A page begins with its name as "# NAME" and one sentence. Lines of their own:
 #   @calls MPIX_A MPIX_B   prototypes and comments of these calls, from the headers
 #   @type MPIX_T ...       these types with their comments
+#   @file HEADER           the comment that begins a header: its rules
+#   @enum MPIX_X ...       the comments of the enums with these constants, and the constants
+#   @source FILE           a program, whole
 #   @usage FILE            the usage text of a tool, from its source
 #   @parameters            the table of parameters, from src/base/param.c
 set -eu
@@ -21,22 +24,28 @@ function slurp(file,   text, line) {
 }
 function escape(s) { gsub(/[*<>\\`|$~^]/, "\\\\&", s); return s }
 # A comment without its frame; parameters become items, lines indented by more than usual stay as they are.
-function comment(c,   n, lines, i, l, out, item, inside) {
+function comment(c,   n, lines, i, l, out, item, inside, code) {
     sub(/^\/\*\*? ?/, "", c); sub(/ *\*\/$/, "", c)
     gsub(/ @return/, "\n@return", c); gsub(/ @param/, "\n@param", c)
     n = split(c, lines, "\n"); out = ""
     for (i = 1; i <= n; i++) {
         l = lines[i]; sub(/^ *\* ?/, "", l)
         if (l == "") inside = 0
-        if (l ~ /^    / && inside) { sub(/^ +/, "", l); out = out escape(l) "\n"; continue } # goes on with an item
-        if (l ~ /^    /) { out = out "\n" l "\n"; continue }
+        if (l ~ /^  / && inside) { sub(/^ +/, "", l); out = out escape(l) "\n"; continue } # goes on with an item
+        if ((l ~ /^   / || (l ~ /^  / && (code || l ~ /[^ .]  +[^ ]/))) && !inside) { # a formula or a table, with a tab for pandoc
+            if (!code) out = out "\n"
+            out = out "    " l "\n"; code = 1; continue
+        }
+        if (code) { out = out "\n"; code = 0 }
         sub(/^ +/, "", l)
         if (l ~ /^@param/) {
-            item = l; sub(/^@param(\[[a-z,]*\])? */, "", item); sub(/ .*/, "", item)
-            sub(/^@param(\[[a-z,]*\])? *[^ ]* */, "", l)
+            item = l; sub(/^@param(\[[a-z,]*\])? */, "", item); match(item, /^[^ ,]+(, [^ ,]+)* /)
+            if (RLENGTH < 0) RLENGTH = length(item) + 1
+            l = substr(item, RLENGTH + 1); sub(/^ +/, "", l); item = substr(item, 1, RLENGTH - 1)
             out = out "\n\n*" item "*: " escape(l) "\n"; inside = 1
         } else if (l ~ /^@return/) { inside = 1; sub(/^@return */, "", l); out = out "\n\nReturns " escape(l) "\n" }
-        else if (l ~ /^ *- /) out = out "\n" escape(l) "\n"
+        else if (l ~ /^[A-Z0-9]+: /) { out = out "\n\n" escape(l) "\n"; inside = 1 }
+        else if (l ~ /^ *- /) { out = out "\n" escape(l) "\n"; inside = 1 }
         else out = out escape(l) "\n"
     }
     return out
@@ -54,6 +63,30 @@ function find(name, pattern,   i, f) {
     for (i = 1; i <= 4; i++) if (match(header[i], pattern)) return i
     print "expand.sh: the headers have no " name >"/dev/stderr"; exit 1
 }
+# What a call without a comment of its own is, from its name.
+function form(name,   base) {
+    base = name
+    if (sub(/_begin_enqueue$/, "", base)) return "Starts " base " in a CUDA stream and returns; " base "_end_enqueue completes it."
+    if (sub(/_end_enqueue$/, "", base)) return "Completes, in a CUDA stream, the " base "_begin_enqueue that was called last on the handle."
+    if (sub(/_enqueue$/, "", base)) return "As " base ", ordered in a CUDA stream: returns at once; the stream goes on when it is complete."
+    if (base ~ /_i[a-z_]+$/) { sub(/_i/, "_", base); return "As " base ", but returns at once; *xfer* is completed by MPIX_Xfer_wait(3)." }
+    sub(/_[a-z_]+$/, "_i" substr(base, match(base, /_[a-z_]+$/) + 1), base)
+    return "As " base ", and returns when it is complete."
+}
+# The comment that begins a header, less its first line.
+function rules(file,   text, i) {
+    text = slurp(top "/include/" file); i = index(text, "*/"); text = substr(text, 1, i + 1)
+    sub(/^[^\n]*\n \* [^\n]*\n/, "/*\n", text)
+    print comment(text)
+}
+function enums(list,   n, names, i, h, p, text, body) {
+    n = split(list, names, " ")
+    for (i = 1; i <= n; i++) {
+        h = find(names[i], "\nenum \\{[^}]*" names[i] "[ ,\n]"); p = RSTART + 1; text = before(header[h], p)
+        body = substr(header[h], p); body = substr(body, 1, index(body, "};") + 1)
+        print comment(text) "\n```\n" body "\n```\n"
+    }
+}
 function calls(list,   n, names, i, h, text, file) {
     n = split(list, names, " ")
     file = list ~ /_device/ && list !~ /create/ ? "mpix_device.h" : list ~ /P2p/ ? "mpix_p2p.h" : list ~ /Xfer_|Error_/ ? "mpix_xfer.h" : "mpix_ep.h"
@@ -66,7 +99,7 @@ function calls(list,   n, names, i, h, text, file) {
     for (i = 1; i <= n; i++) {
         h = find(names[i], "\nint " names[i] "\\("); text = before(header[h], RSTART + 1)
         print "## " names[i] "\n"
-        print text == "" ? "As the call before, or its form with another ending; the rules are in mpix-ep(7).\n" : comment(text) "\n"
+        print text == "" ? form(names[i]) "\n" : comment(text) "\n"
     }
 }
 function type(name,   h, text, p, all, i) {
@@ -106,10 +139,16 @@ FNR == 1 { name = substr($0, 3); print "% " toupper(name) "(" section ") mpix-ep
 !named && NF { print name " - " $0 "\n"; named = 1; next }
 /^@calls / { calls(substr($0, 8)); next }
 /^@type / { n = split(substr($0, 7), t, " "); for (k = 1; k <= n; k++) type(t[k]); next }
+/^@file / { rules(substr($0, 7)); next }
+/^@enum / { enums(substr($0, 7)); next }
+/^@source / { print "```\n" slurp(top "/" substr($0, 9)) "```\n"; next }
 /^@usage / { usage(substr($0, 8)); next }
 /^@parameters/ { parameters(); next }
 { print }
 END {
-    if (section == 3) print "\n# RETURN VALUE\n\nMPI_SUCCESS, or an error code whose kind **MPIX_Error_kind**(3) and whose particulars **MPIX_Error_last**(3) tell, after it was\nraised through the error handler of the object.\n"
-    print "\n# SEE ALSO\n\n**mpix-ep**(7), **mpix-ep-parameters**(7), **mpix_ep_info**(1), and the guide in the documentation folder.\n"
+    if (section == 3 && name != "MPIX_INIT") print "\n# RETURN VALUE\n\nMPI_SUCCESS, or an error code whose kind **MPIX_Error_kind**(3) and whose particulars **MPIX_Error_last**(3) tell, after it was\nraised through the error handler of the object.\n"
+    n = split("mpix-ep(7) mpix-ep-parameters(7) mpix_ep_info(1)", t, " "); also = ""
+    for (k = 1; k <= n; k++) if (t[k] != name "(" section ")") { p = index(t[k], "("); also = also "**" substr(t[k], 1, p - 1) "**" substr(t[k], p) ", " }
+    if (section == 3) also = also "the program in **mpix-ep**(7), "
+    print "\n# SEE ALSO\n\n" also "and guide.md in the folder that `pkg-config --variable=docdir mpix-ep` names.\n"
 }' "$page"

@@ -9,6 +9,7 @@ man_pages = \
 	doc/man/MPIX_Ep_handle_create.3 \
 	doc/man/MPIX_Ep_route.3 \
 	doc/man/MPIX_Error_last.3 \
+	doc/man/MPIX_INIT.3 \
 	doc/man/MPIX_P2p_alloc.3 \
 	doc/man/MPIX_P2p_create.3 \
 	doc/man/MPIX_P2p_fetch_add.3 \
@@ -31,6 +32,7 @@ EXTRA_DIST += doc/man/expand.sh \
 	doc/man/MPIX_Ep_handle_create.md \
 	doc/man/MPIX_Ep_route.md \
 	doc/man/MPIX_Error_last.md \
+	doc/man/MPIX_INIT.md \
 	doc/man/MPIX_P2p_alloc.md \
 	doc/man/MPIX_P2p_create.md \
 	doc/man/MPIX_P2p_fetch_add.md \
