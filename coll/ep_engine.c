@@ -211,8 +211,13 @@ static void progress_all(mpix_ep *ep) {
         ;
 }
 
-/* Own rows may wait for the others' (low latency), never the other way round. */
-static int missing(const mpix_ep_call *call, int peer) { return call->waiting && peer != call->ep->rank && !call->seen[peer]; }
+/*
+ * Whether the call waits for this peer's part. Own rows may wait for the others' (low latency), never the other way round; nor is a peer missing
+ * whose batch is here, but not dealt with before the others' heads are here too.
+ */
+static int missing(const mpix_ep_call *call, int peer) {
+    return call->waiting && peer != call->ep->rank && !call->seen[peer] && !(call->ll && mpix_ep_ll_dispatch_here(call, peer));
+}
 
 /* A proxied peer whose connection has failed, or to which nothing can be queued: everybody's calls need it. */
 static void check_far(mpix_ep *ep) {

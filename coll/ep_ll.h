@@ -161,7 +161,7 @@ void mpix_ep_ll_batches_end(mpix_ep_call *call);         /* all rows are written
 void mpix_ep_ll_fail_send(mpix_ep_call *call);           /* instead of batches: the call has failed */
 /* A peer's head once it is here, NULL before; NULL with *status set if it has failed. */
 const mpix_ep_ll_head *mpix_ep_ll_head_seen(mpix_ep_call *call, int peer, int32_t *status);
-int64_t mpix_ep_ll_rows_seen(mpix_ep_call *call, int peer); /* rows of its batch that may be read */
+int64_t mpix_ep_ll_rows_seen(const mpix_ep_call *call, int peer); /* rows of its batch that may be read */
 int mpix_ep_ll_row_direct(const mpix_ep_call *call, int peer, int64_t i); /* a row that is here lies in the output already */
 void mpix_ep_ll_taken(mpix_ep_call *call, int peer);        /* its place is free again */
 int mpix_ep_ll_peer_took(mpix_ep_call *call, int peer, uint64_t epoch);
@@ -170,5 +170,7 @@ void mpix_ep_ll_compare(mpix_ep_call *call, int peer, const mpix_ep_ll_head *hea
 
 /* ep_ll_dispatch.c, ep_ll_combine.c */
 int mpix_ep_ll_dispatch_step(mpix_ep_call *call, int *banks_open);
+/* Whether all of the peer's batch is here, though other ranks' heads may not be. 0 for other calls, and before this rank has sent its own. */
+int mpix_ep_ll_dispatch_here(const mpix_ep_call *call, int peer);
 int mpix_ep_ll_combine_step(mpix_ep_call *call, int *banks_open);
 #endif

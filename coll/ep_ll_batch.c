@@ -214,8 +214,8 @@ const mpix_ep_ll_head *mpix_ep_ll_head_seen(mpix_ep_call *call, int peer, int32_
     return head;
 }
 
-int64_t mpix_ep_ll_rows_seen(mpix_ep_call *call, int peer) {
-    mpix_ep *ep = call->ep;
+int64_t mpix_ep_ll_rows_seen(const mpix_ep_call *call, int peer) {
+    const mpix_ep *ep = call->ep;
     const mpix_ep_ll_part *part = &call->ll[peer];
     int64_t block = part->done / MPIX_EP_LL_BLOCK;
     if (part->n <= 0)

@@ -453,6 +453,13 @@ static int receive(mpix_ep_call *call) {
     return MPIX_EP_STEP_COMPLETE;
 }
 
+int mpix_ep_ll_dispatch_here(const mpix_ep_call *call, int peer) {
+    const mpix_ep_ll_part *part = &call->ll[peer];
+    if (call->step != mpix_ep_ll_dispatch_step || call->state != LL_RECEIVE)
+        return 0;
+    return part->n >= 0 && mpix_ep_ll_rows_seen(call, peer) >= part->n;
+}
+
 int mpix_ep_ll_dispatch_step(mpix_ep_call *call, int *banks_open) {
     mpix_ep *ep = call->ep;
     (void)banks_open;

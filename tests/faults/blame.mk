@@ -1,1 +1,41 @@
 # tests/faults/blame.mk - see tests/faults/local.mk.
+BLAME_TESTS = \
+	tests/faults/blame_mapped_absent.5.test \
+	tests/faults/blame_mapped_killed.5.test \
+	tests/faults/blame_proxied_stopped.3.test \
+	tests/faults/blame_mapped_midway.5.test \
+	tests/faults/blame_hops_stopped.5.test \
+	tests/faults/blame_proxied_killed.3.test
+BLAME_FULL_TESTS = $(BLAME_TESTS) \
+	tests/faults/blame_mapped_absent.3.test \
+	tests/faults/blame_mapped_stopped.5.test \
+	tests/faults/blame_mapped_ended.5.test \
+	tests/faults/blame_proxied_absent.5.test \
+	tests/faults/blame_proxied_stopped.5.test \
+	tests/faults/blame_proxied_midway.5.test \
+	tests/faults/blame_proxied_killed.5.test \
+	tests/faults/blame_proxied_ended.5.test \
+	tests/faults/blame_hosts_absent.7.test \
+	tests/faults/blame_hosts_stopped.7.test \
+	tests/faults/blame_hosts_midway.7.test \
+	tests/faults/blame_hosts_killed.7.test \
+	tests/faults/blame_hosts_ended.7.test \
+	tests/faults/blame_hops_absent.7.test \
+	tests/faults/blame_hops_stopped.7.test \
+	tests/faults/blame_hops_killed.7.test \
+	tests/faults/blame_thread_stopped.5.test \
+	tests/faults/blame_thread_killed.5.test
+
+TESTS += $(BLAME_TESTS)
+FULL_TESTS += $(BLAME_FULL_TESTS)
+EXTRA_DIST += tests/faults/blame.sh
+CLEANFILES += $(BLAME_FULL_TESTS)
+
+$(BLAME_FULL_TESTS): Makefile
+	$(AM_V_GEN)$(MKDIR_P) tests/faults && \
+	printf '#!/bin/sh\nexec "$(abs_top_srcdir)/tests/faults/blame.sh" "$$0"\n' >$@ && chmod +x $@
+
+check_PROGRAMS += tests/faults/blame
+tests_faults_blame_SOURCES = tests/faults/blame.c tests/faults/blame.h
+tests_faults_blame_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
+tests_faults_blame_LDADD = $(MPI_TEST_LIBS)

@@ -1,0 +1,53 @@
+#!/bin/sh
+# blame.sh - who is named when a rank is absent, stopped or killed: each fault, mode, layout, reach, phase, and each rank as the victim.
+#
+#   blame.sh PATH/blame_REACH_FAULT.RANKS.test
+#
+# covers: absent peer is named | ht-mapped, ll-mapped | tests/faults/blame_mapped_absent.5.test
+# covers: absent peer is named | ht-proxied, ll-proxied | tests/faults/blame_proxied_absent.5.test
+# covers: absent peer is named | ht-hops | tests/faults/blame_hops_absent.7.test
+# covers: stopped peer is named | ht-mapped, ll-mapped | tests/faults/blame_mapped_stopped.5.test
+# covers: stopped peer is named | ht-proxied, ll-proxied | tests/faults/blame_proxied_stopped.3.test
+# covers: stopped peer is named | ht-hops | tests/faults/blame_hops_stopped.5.test
+# covers: killed peer is named | ht-mapped, ll-mapped | tests/faults/blame_mapped_killed.5.test
+# covers: killed peer is named | ht-proxied, ll-proxied | tests/faults/blame_proxied_killed.3.test
+# covers: killed peer is named | ht-hops | tests/faults/blame_hops_killed.7.test
+# covers: peer stopped in mid-call is named | ht-mapped | tests/faults/blame_mapped_midway.5.test
+# covers: peer stopped in mid-call is named | ht-proxied | tests/faults/blame_proxied_midway.5.test
+# covers: peer killed in mid-call is named | ht-mapped | tests/faults/blame_mapped_ended.5.test
+# covers: peer killed in mid-call is named | ht-proxied | tests/faults/blame_proxied_ended.5.test
+set -u
+
+name=$(basename "$1" .test)
+np=${name##*.}
+name=${name%.*}
+build=${MPIX_BUILDDIR:-.}
+MPIX_SRCDIR=${MPIX_SRCDIR:-$(dirname "$0")/../..}
+MPIX_BUILDDIR=$build
+MPIX_MPIRUN=${MPIX_MPIRUN:-$MPIX_SRCDIR/tests/mpirun.sh}
+MPIX_EP_LOG_LEVEL=none
+export MPIX_SRCDIR MPIX_BUILDDIR MPIX_MPIRUN MPIX_EP_LOG_LEVEL
+[ "${MPIX_SANITIZED:-0}" = 0 ] || export ASAN_OPTIONS="fast_unwind_on_malloc=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
+
+fault=${name##*_}
+reach=${name%_*}
+program=${reach%%_*}
+case $reach in
+*_mapped) ;;
+*_proxied) export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied ;;
+*_hosts) export MPIX_EP_TRANSPORT=shmem MPIX_EP_HOSTS=2 ;;
+*_hops) export MPIX_EP_TRANSPORT=shmem MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on MPIX_EP_TWO_HOPS_CHUNKS=1 MPIX_EP_CHUNK_BYTES=1k ;;
+*_thread) export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_PROXY=thread MPIX_EP_PROGRESS=thread ;;
+*)
+    echo "blame.sh: no test is called $name" >&2
+    exit 99
+    ;;
+esac
+case $fault in
+killed | ended)
+    MPIX_SURVIVORS_DEAD=$(((np + 1) / 2))
+    export MPIX_SURVIVORS_DEAD
+    exec "$MPIX_SRCDIR/tests/survivors.sh" "$np" "$build/tests/faults/$program" --faults "$fault"
+    ;;
+esac
+exec "$MPIX_MPIRUN" "$np" "$build/tests/faults/$program" --faults "$fault"
