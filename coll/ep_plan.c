@@ -146,8 +146,9 @@ int mpix_ep_plan_create(const mpix_ep_placement *p, const MPIX_Ep_routing *r, in
     size_t tokens = (size_t)r->num_tokens, choices = tokens * (size_t)r->topk, ranks = (size_t)p->ranks;
     size_t experts = (size_t)p->experts, nlocal = (size_t)p->nlocal[p->rank];
     size_t segments = p->layout == MPIX_EP_COMPACT ? ranks : ranks * nlocal;
-    size_t bytes = choices * (sizeof(int32_t) + sizeof(mpix_ep_entry)) + (tokens + 1) * 8 + (6 * ranks + 2 * experts + 2 * nlocal + 1) * 8 +
-                   segments * sizeof(mpix_ep_segment) + 16 * 16;
+    size_t answers = ranks * (nlocal > 1 ? nlocal : 1), scratch = answers > experts + ranks ? answers : experts + ranks;
+    size_t bytes = choices * (sizeof(int32_t) + sizeof(mpix_ep_entry)) + (tokens + 1) * 8 + (6 * ranks + experts + 2 * nlocal + 1) * 8 +
+                   segments * sizeof(mpix_ep_segment) + scratch * 8 + ranks * sizeof(mpix_ep_counts_view) + 18 * 16;
     mpix_ep_plan *plan = calloc(1, sizeof *plan);
     char *at = plan ? malloc(bytes) : NULL;
     if (!at) {
@@ -166,7 +167,9 @@ int mpix_ep_plan_create(const mpix_ep_placement *p, const MPIX_Ep_routing *r, in
     plan->recv_rank = cut(&at, ranks * 8);
     plan->recv_tokens = cut(&at, ranks * 8);
     plan->total = cut(&at, ranks * 8);
-    int64_t *scratch = cut(&at, (experts + ranks) * 8);
+    plan->scratch = cut(&at, scratch * 8);
+    plan->views = cut(&at, ranks * sizeof *plan->views);
+    plan->bases = cut(&at, ranks * 8);
     plan->send_experts = cut(&at, experts * 8);
     plan->recv_expert = cut(&at, nlocal * 8);
     plan->offset = cut(&at, (nlocal + 1) * 8);
@@ -181,7 +184,7 @@ int mpix_ep_plan_create(const mpix_ep_placement *p, const MPIX_Ep_routing *r, in
     }
     plan_entries(plan, p);
     if (p->layout == MPIX_EP_EXPERT)
-        plan_items(plan, p, scratch);
+        plan_items(plan, p, plan->scratch);
     *out = plan;
     return 0;
 }
@@ -234,11 +237,7 @@ static void finish_expert(mpix_ep_plan *plan, const mpix_ep_placement *p, const 
             plan->entries[i].row += base[plan->ids[t * plan->topk + plan->entries[i].choice]];
 }
 
-int mpix_ep_plan_finish(mpix_ep_plan *plan, const mpix_ep_placement *p, const mpix_ep_counts_view *from) {
-    int64_t n = p->layout == MPIX_EP_COMPACT ? p->ranks : p->experts;
-    int64_t *base = malloc(((size_t)n + 1) * sizeof *base);
-    if (!base)
-        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to finish a routing of %lld experts", (long long)p->experts);
+void mpix_ep_plan_finish(mpix_ep_plan *plan, const mpix_ep_placement *p, const mpix_ep_counts_view *from) {
     for (int64_t i = 0; i < p->nlocal[p->rank]; i++) {
         plan->recv_expert[i] = 0;
         for (int s = 0; s < p->ranks; s++)
@@ -247,12 +246,10 @@ int mpix_ep_plan_finish(mpix_ep_plan *plan, const mpix_ep_placement *p, const mp
     for (int s = 0; s < p->ranks; s++)
         plan->recv_tokens[s] = from[s].tokens[p->rank];
     if (p->layout == MPIX_EP_COMPACT)
-        finish_compact(plan, p, from, base);
+        finish_compact(plan, p, from, plan->scratch);
     else
-        finish_expert(plan, p, from, base);
+        finish_expert(plan, p, from, plan->scratch);
     plan->recv_total = plan->total[p->rank];
-    free(base);
-    return 0;
 }
 
 void mpix_ep_plan_receive(mpix_ep_plan *plan, const mpix_ep_placement *p, const mpix_ep_counts_view *from, int64_t *bases) {

@@ -31,6 +31,13 @@ typedef struct mpix_ep_segment {
     int32_t source, expert; /* expert: local index, -1 in COMPACT */
 } mpix_ep_segment;
 
+/* COUNTS of one source as route exchanged them. */
+typedef struct mpix_ep_counts_view {
+    const uint32_t *rows;    /* [ranks] */
+    const uint32_t *tokens;  /* [ranks] */
+    const uint32_t *experts; /* [experts] */
+} mpix_ep_counts_view;
+
 typedef struct mpix_ep_plan {
     int64_t tokens;
     int topk;              /* of this rank's ids */
@@ -52,15 +59,12 @@ typedef struct mpix_ep_plan {
     int64_t *total;        /* [ranks] recv_total of every rank */
     mpix_ep_segment *segments;
     int64_t nsegments;
+    /* Scratch of what follows the exchange of counts. It is there before: a rank that got no memory then would fail alone. */
+    int64_t *scratch;            /* [experts + ranks], or [ranks][local experts, at least 1] if that is more */
+    mpix_ep_counts_view *views;  /* [ranks] */
+    const int64_t **bases;       /* [ranks] */
     void *memory;
 } mpix_ep_plan;
-
-/* COUNTS of one source as route exchanged them. */
-typedef struct mpix_ep_counts_view {
-    const uint32_t *rows;    /* [ranks] */
-    const uint32_t *tokens;  /* [ranks] */
-    const uint32_t *experts; /* [experts] */
-} mpix_ep_counts_view;
 
 int mpix_ep_placement_init(mpix_ep_placement *placement, const MPIX_Ep_config *config, int ranks, int rank);
 void mpix_ep_placement_free(mpix_ep_placement *placement);
@@ -70,8 +74,8 @@ int64_t mpix_ep_worst_rows(const MPIX_Ep_config *config, const mpix_ep_placement
 
 /* Reads and checks the ids and computes this rank's sends. ARG names the id; NO_MEM. */
 int mpix_ep_plan_create(const mpix_ep_placement *placement, const MPIX_Ep_routing *routing, int check, mpix_ep_plan **plan);
-/* Adds everybody's counts: rows become places, receive side filled. NO_MEM. */
-int mpix_ep_plan_finish(mpix_ep_plan *plan, const mpix_ep_placement *placement, const mpix_ep_counts_view *from);
+/* Adds everybody's counts: rows become places, receive side filled. */
+void mpix_ep_plan_finish(mpix_ep_plan *plan, const mpix_ep_placement *placement, const mpix_ep_counts_view *from);
 /* Places answered: the same in two halves. Receive: from what each source has for this rank (rows and tokens [1], experts [own]); bases: [ranks][n] with n = 1
  * (COMPACT) or the number of own experts, the first row of each source. Place: base[r]: this rank's first row at rank r, or of each of its experts. */
 void mpix_ep_plan_receive(mpix_ep_plan *plan, const mpix_ep_placement *placement, const mpix_ep_counts_view *from, int64_t *bases);

@@ -14,7 +14,6 @@
 #include "coll/ep_ll.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 enum { ROUTE_START, ROUTE_WAIT, ROUTE_BASES };
 
@@ -53,7 +52,7 @@ static void pairs_count(const mpix_ep_call *call, int64_t *flat, int64_t *hop) {
 
 static void counts_send(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
-    const mpix_ep_plan *plan = call->plan;
+    const mpix_ep_plan *plan = call->kind ? NULL : call->plan; /* a rank that has failed has an empty batch */
     int64_t flat = 0, hop = 0;
     if (plan)
         pairs_count(call, &flat, &hop);
@@ -134,11 +133,7 @@ static void send_per_host(mpix_ep_call *call, MPI_Count *out) {
     mpix_ep *ep = call->ep;
     const mpix_ep_plan *plan = call->plan;
     int hosts = ep->boot->nhosts;
-    int64_t *last = malloc((size_t)hosts * sizeof *last); /* token last counted for each host */
-    if (!last) {
-        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_NO_MEM, "counts.send_per_host", "no memory to count for %d hosts", hosts));
-        return;
-    }
+    int64_t *last = plan->scratch; /* token last counted for each host */
     for (int h = 0; h < hosts; h++) {
         last[h] = -1;
         out[h] = 0;
@@ -150,7 +145,6 @@ static void send_per_host(mpix_ep_call *call, MPI_Count *out) {
             last[h] = t;
         }
     }
-    free(last);
 }
 
 static void copy_counts(MPI_Count *to, const int64_t *from, int64_t n) {
@@ -188,47 +182,34 @@ static void outputs_fill(mpix_ep_call *call) {
 /* What the counts of all give; the places of this rank's rows, unless they will be answered. */
 static void plan_complete(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
-    mpix_ep_counts_view *from = NULL;
-    if (!call->kind && !(from = malloc((size_t)ep->size * sizeof *from)))
-        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to finish a routing"));
-    if (!call->kind) {
-        for (int peer = 0; peer < ep->size; peer++) {
-            const uint32_t *n = mpix_ep_my_counts(call, peer)->n;
-            from[peer] = (mpix_ep_counts_view){n, n + ep->size, n + 2 * ep->size};
-        }
-        int kind = mpix_ep_plan_finish(call->plan, &ep->placement, from);
-        if (kind)
-            mpix_ep_call_fail(call, kind);
+    if (call->kind)
+        return;
+    for (int peer = 0; peer < ep->size; peer++) {
+        const uint32_t *n = mpix_ep_my_counts(call, peer)->n;
+        call->plan->views[peer] = (mpix_ep_counts_view){n, n + ep->size, n + 2 * ep->size};
     }
-    free(from);
+    mpix_ep_plan_finish(call->plan, &ep->placement, call->plan->views);
 }
 
-/* Everybody's counts for this rank are here: tells each where its rows go. Where that fails the answer says so. */
+/* Everybody's counts for this rank are here: tells each where its rows go. */
 static void bases_send(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
-    const mpix_ep_placement *p = &ep->placement;
-    int64_t n = p->layout == MPIX_EP_COMPACT ? 1 : p->nlocal[ep->rank];
-    mpix_ep_counts_view *from = malloc((size_t)ep->size * sizeof *from);
-    int64_t *bases = malloc(((size_t)ep->size * (size_t)n + 1) * sizeof *bases);
-    if (!from || !bases)
-        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to finish a routing"));
-    for (int peer = 0; peer < ep->size && !call->kind; peer++) {
+    mpix_ep_plan *plan = call->plan;
+    int64_t n = ep->placement.layout == MPIX_EP_COMPACT ? 1 : ep->placement.nlocal[ep->rank];
+    for (int peer = 0; peer < ep->size; peer++) {
         const uint32_t *c = mpix_ep_my_counts(call, peer)->n;
-        from[peer] = (mpix_ep_counts_view){c, c + 1, c + 2};
+        plan->views[peer] = (mpix_ep_counts_view){c, c + 1, c + 2};
     }
-    if (!call->kind)
-        mpix_ep_plan_receive(call->plan, p, from, bases);
+    mpix_ep_plan_receive(plan, &ep->placement, plan->views, plan->scratch);
     for (int i = 0; i < ep->size; i++) {
         int peer = (ep->rank + i) % ep->size;
         mpix_ep_bases *b = mpix_ep_peer_bases(call, peer);
-        b->status = call->kind;
-        b->total = call->kind ? 0 : call->plan->recv_total;
-        if (!call->kind && n > 0)
-            memcpy(b->base, bases + peer * n, (size_t)n * sizeof *bases);
+        b->status = 0;
+        b->total = plan->recv_total;
+        if (n > 0)
+            memcpy(b->base, plan->scratch + peer * n, (size_t)n * sizeof *plan->scratch);
         mpix_ep_publish(call, peer, b, ep->layout.bases_bytes, &mpix_ep_peer_words(call, peer)->bases);
     }
-    free(from);
-    free(bases);
 }
 
 static int bases_seen(mpix_ep_call *call) {
@@ -241,16 +222,14 @@ static int bases_seen(mpix_ep_call *call) {
 
 static void bases_take(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
-    const int64_t **base = call->kind ? NULL : malloc((size_t)ep->size * sizeof *base);
-    if (!call->kind && !base)
-        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to finish a routing"));
-    for (int peer = 0; peer < ep->size && !call->kind; peer++) {
-        base[peer] = mpix_ep_my_bases(call, peer)->base;
-        call->plan->total[peer] = mpix_ep_my_bases(call, peer)->total;
+    mpix_ep_plan *plan = call->plan;
+    if (call->kind)
+        return;
+    for (int peer = 0; peer < ep->size; peer++) {
+        plan->bases[peer] = mpix_ep_my_bases(call, peer)->base;
+        plan->total[peer] = mpix_ep_my_bases(call, peer)->total;
     }
-    if (!call->kind)
-        mpix_ep_plan_place(call->plan, &ep->placement, base);
-    free(base);
+    mpix_ep_plan_place(plan, &ep->placement, plan->bases);
 }
 
 static void route_finish(mpix_ep_call *call) {
@@ -312,7 +291,9 @@ static int route_start(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, co
     if (ep->ll)
         call->step = mpix_ep_ll_route_step;
     MPIX_Ep_routing r;
-    int kind = blocking || xfer ? 0 : mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
+    int kind = call->kind;
+    if (!kind && !blocking && !xfer)
+        kind = mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
     if (!kind)
         kind = mpix_ep_check_routing(ep, routing, &r);
     if (!kind)
