@@ -55,6 +55,19 @@ static int boot_check(MPI_Comm comm) {
     return 0;
 }
 
+/* The duplicate and the handler, not the rest. Abandoned: nothing collective is called. */
+static void boot_leave(mpix_boot *boot, int abandoned) {
+    int finalized = 0;
+
+    MPI_Finalized(&finalized);
+    if (finalized)
+        return;
+    if (boot->errhandler != MPI_ERRHANDLER_NULL)
+        MPI_Errhandler_free(&boot->errhandler);
+    if (boot->comm != MPI_COMM_NULL && !abandoned)
+        MPI_Comm_free(&boot->comm);
+}
+
 static void boot_release(mpix_boot *boot) {
     free(boot->host_of);
     free(boot->pids);
@@ -126,36 +139,38 @@ static void boot_number_hosts(mpix_boot *boot, const boot_card *cards) {
 }
 
 int mpix_boot_create(MPI_Comm comm, mpix_boot **out) {
+    mpix_boot dup = {.comm = MPI_COMM_NULL, .errhandler = MPI_ERRHANDLER_NULL}, *boot;
     boot_card card = {0}, *cards = NULL;
-    mpix_boot *boot;
     struct stat st;
     int kind = boot_check(comm), world_rank;
 
     if (kind)
         return kind;
-    kind = mpix_boot_codes();
-    if (kind)
-        return kind;
     MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
     mpix_log_set_rank(world_rank);
 
+    /* With the duplicate ranks agree, so it comes before all that may fail on one rank alone. */
+    kind = boot_duplicate(&dup, comm);
+    if (kind) {
+        boot_leave(&dup, 1);
+        return kind;
+    }
     boot = calloc(1, sizeof *boot);
-    if (!boot)
-        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a communicator's description");
-    boot->comm = MPI_COMM_NULL;
-    boot->errhandler = MPI_ERRHANDLER_NULL;
-    kind = boot_duplicate(boot, comm);
-    if (kind)
-        goto free_boot;
-
-    boot->host_of = calloc((size_t)boot->size, sizeof *boot->host_of);
-    boot->pids = calloc((size_t)boot->size, sizeof *boot->pids);
-    boot->same_pids = calloc((size_t)boot->size, sizeof *boot->same_pids);
-    boot->hostnames = calloc((size_t)boot->size, sizeof *boot->hostnames);
-    cards = calloc((size_t)boot->size, sizeof *cards);
-    if (!boot->host_of || !boot->pids || !boot->same_pids || !boot->hostnames || !cards)
-        kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the description of %d ranks", boot->size);
-    kind = mpix_boot_agree(boot, kind);
+    if (boot) {
+        *boot = dup;
+        boot->host_of = calloc((size_t)boot->size, sizeof *boot->host_of);
+        boot->pids = calloc((size_t)boot->size, sizeof *boot->pids);
+        boot->same_pids = calloc((size_t)boot->size, sizeof *boot->same_pids);
+        boot->hostnames = calloc((size_t)boot->size, sizeof *boot->hostnames);
+        cards = calloc((size_t)boot->size, sizeof *cards);
+    }
+    if (!boot || !boot->host_of || !boot->pids || !boot->same_pids || !boot->hostnames || !cards)
+        kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the description of %d ranks", dup.size);
+    else
+        kind = mpix_boot_codes();
+    kind = mpix_boot_agree(&dup, kind);
+    if (kind && !boot)
+        boot_leave(&dup, 0);
     if (kind)
         goto free_boot;
 
@@ -201,18 +216,10 @@ int mpix_boot_ended(int pidfd) {
 }
 
 void mpix_boot_free(mpix_boot *boot, int abandoned) {
-    int finalized = 0;
-
     if (!boot)
         return;
     mpix_trace_write();
-    MPI_Finalized(&finalized);
-    if (!finalized) {
-        if (boot->errhandler != MPI_ERRHANDLER_NULL)
-            MPI_Errhandler_free(&boot->errhandler);
-        if (boot->comm != MPI_COMM_NULL && !abandoned)
-            MPI_Comm_free(&boot->comm);
-    }
+    boot_leave(boot, abandoned);
     boot_release(boot);
 }
 
