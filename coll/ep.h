@@ -43,6 +43,7 @@ typedef struct mpix_ep_bank {
 } mpix_ep_bank;
 
 struct mpix_ep_handle {
+    mpix_live live;
     struct mpix_ep *ep;
     int slot;
     mpix_ep_plan *plan;          /* of the last completed route, NULL: none valid */
@@ -59,6 +60,7 @@ struct mpix_ep_handle {
 };
 
 typedef struct mpix_ep {
+    mpix_live live;
     mpix_boot *boot;
     int rank, size;
     mpix_params params;
@@ -89,6 +91,7 @@ typedef struct mpix_ep {
     pthread_mutex_t lock;  /* calls below, banks, handles' epochs */
     mpix_ep_call *first, *last; /* in flight, in order of start */
     mpix_ep_call *pool;
+    mpix_ep_call *spare;   /* for a call that gets no memory: it takes part with an empty, failed batch */
     int users;             /* transfers that the caller holds, complete or not */
     mpix_ep_call *held;    /* those */
     void **dst;            /* [2 * max_topk + 2] scratch of the engine */

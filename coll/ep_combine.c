@@ -350,7 +350,9 @@ static int combine_call(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, con
         return code;
     if (handle->ep->ll)
         call->step = mpix_ep_ll_combine_step;
-    int kind = blocking || xfer ? 0 : mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
+    int kind = call->kind;
+    if (!kind && !blocking && !xfer)
+        kind = mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
     if (!kind && (!in || !out))
         kind = mpix_fail(MPIX_ERRK_ARG, in ? "out" : "in", "%s is NULL", in ? "out" : "in");
     if (!kind) {

@@ -168,7 +168,8 @@ static int create_stages(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info inf
     if (!kind)
         kind = mpix_ep_config_compare(boot, &ep->config, &ep->params);
     if (!kind)
-        kind = mpix_boot_split_hosts(boot, ep->params.reach == MPIX_REACH_FORCE_PROXIED ? boot->size : ep->params.hosts);
+        kind = mpix_boot_agree(boot, mpix_boot_split_hosts(boot, ep->params.reach == MPIX_REACH_FORCE_PROXIED ? boot->size
+                                                          : ep->params.hosts));
     if (!kind)
         kind = mpix_boot_agree(boot, create_local(ep));
     if (!kind)
@@ -197,10 +198,8 @@ static int create_stages(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info inf
         return kind;
     if (ep->config.memkind == MPIX_EP_CUDA && (kind = mpix_ep_gpu_create(ep)))
         return kind;
-    kind = mpix_live_add(ep, MPIX_LIVE_EP);
-    if (!kind)
-        kind = mpix_boot_at_finalize(ep, finalize_hook);
-    return mpix_boot_agree(boot, kind);
+    mpix_live_add(&ep->live, ep, MPIX_LIVE_EP);
+    return mpix_boot_agree(boot, mpix_boot_at_finalize(ep, finalize_hook));
 }
 
 int PMPIX_Ep_create(MPI_Comm comm, const MPIX_Ep_config *config, MPI_Info info, MPIX_Ep *out) {

@@ -20,19 +20,57 @@ static mpix_ep *all; /* contexts of the process */
 
 /* ---- calls -------------------------------------------------------------------------------------------------------------- */
 
-static mpix_ep_call *call_new(struct mpix_ep_handle *handle, int type) {
-    mpix_ep *ep = handle->ep;
+/* The call, then [ranks] parts for proxied peers, then [ranks] parts in low latency, then [ranks] flags. */
+static size_t far_bytes(const mpix_ep *ep) { return ep->far ? (size_t)ep->size * sizeof(mpix_ep_far_call) : 0; }
+static size_t ll_bytes(const mpix_ep *ep) { return ep->ll ? (size_t)ep->size * sizeof(mpix_ep_ll_part) : 0; }
+static mpix_ep_call *call_alloc(const mpix_ep *ep) {
+    return malloc(sizeof(mpix_ep_call) + far_bytes(ep) + ll_bytes(ep) + (size_t)ep->size);
+}
+
+/* Memory for a call: one that is free, new memory, or the spare one. NULL: there is not even that. */
+static mpix_ep_call *call_take(mpix_ep *ep, int *spare) {
     pthread_mutex_lock(&ep->lock);
     mpix_ep_call *call = ep->pool;
     if (call)
         ep->pool = call->next;
     pthread_mutex_unlock(&ep->lock);
-    /* the call, then [ranks] parts for proxied peers, then [ranks] parts in low latency, then [ranks] flags */
-    size_t far = ep->far ? (size_t)ep->size * sizeof(mpix_ep_far_call) : 0, ll = ep->ll ? (size_t)ep->size * sizeof(mpix_ep_ll_part) : 0;
-    if (!call && !(call = malloc(sizeof *call + far + ll + (size_t)ep->size))) {
-        mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a call");
+    *spare = 0;
+    if (call || (call = call_alloc(ep)))
+        return call;
+    pthread_mutex_lock(&ep->lock);
+    call = ep->spare;
+    ep->spare = NULL;
+    pthread_mutex_unlock(&ep->lock);
+    *spare = 1;
+    return call;
+}
+
+/* A call that nobody uses any more. With the lock. */
+static void call_give(mpix_ep *ep, mpix_ep_call *call) {
+    if (!ep->spare) {
+        ep->spare = call;
+        return;
+    }
+    call->next = ep->pool;
+    ep->pool = call;
+}
+
+/*
+ * The peers make this call whatever happens here, so it must count here too: a rank that left it out would answer with the next one, and take the
+ * rows of another. Without memory it is made in the spare one, as an empty batch that failed. If that is still in flight, the context fails.
+ */
+static mpix_ep_call *call_new(struct mpix_ep_handle *handle, int type) {
+    static const char text[] = "no memory for a call";
+    mpix_ep *ep = handle->ep;
+    int spare;
+    mpix_ep_call *call = call_take(ep, &spare);
+    if (!call) {
+        pthread_mutex_lock(&ep->lock);
+        mpix_ep_fail(ep, mpix_fail(MPIX_ERRK_NO_MEM, NULL, "%s, while another that got none is in flight; the context has failed", text));
+        pthread_mutex_unlock(&ep->lock);
         return NULL;
     }
+    size_t far = far_bytes(ep), ll = ll_bytes(ep);
     memset(call, 0, sizeof *call + far);
     call->far = far ? (mpix_ep_far_call *)(call + 1) : NULL;
     call->ll = ll ? (mpix_ep_ll_part *)(void *)((char *)(call + 1) + far) : NULL;
@@ -46,6 +84,8 @@ static mpix_ep_call *call_new(struct mpix_ep_handle *handle, int type) {
     call->type = type;
     call->bank = -1;
     call->x_stage = call->s_stage = call->meta_stage = call->slot_stage = SIZE_MAX;
+    if (spare)
+        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_NO_MEM, NULL, "%s", text));
     return call;
 }
 
@@ -138,8 +178,7 @@ static void call_complete(mpix_ep *ep, mpix_ep_call *call, mpix_ep_call *prev) {
         mpix_ep_plan_free(call->plan); /* NULL unless it failed */
     call->plan = NULL;
     if (call->zombie) {
-        call->next = ep->pool;
-        ep->pool = call;
+        call_give(ep, call);
     } else {
         atomic_store_explicit(&call->done, 1, memory_order_release);
         if (ep->threaded)
@@ -374,8 +413,7 @@ static int ep_end(struct mpix_xfer *xfer, mpix_boot **boot) {
             break;
         }
     }
-    call->next = ep->pool;
-    ep->pool = call;
+    call_give(ep, call);
     pthread_mutex_unlock(&ep->lock);
     return kind;
 }
@@ -393,11 +431,8 @@ int mpix_ep_call_submit(mpix_ep_call *call, MPIX_Xfer *xfer, int blocking) {
     MPIX_Error error = call->error;
     call->xfer.ops = &ep_xfer_ops;
     call->zombie = kind && !blocking;
-    if (!call->zombie) {
-        int no_mem = mpix_live_add(call, MPIX_LIVE_XFER);
-        if (no_mem)
-            return mpix_boot_raise(ep->boot, no_mem);
-    }
+    if (!call->zombie)
+        mpix_live_add(&call->xfer.live, call, MPIX_LIVE_XFER);
     pthread_mutex_lock(&ep->lock);
     call->epoch = ++handle->started[call->type];
     mpix_trace_begin("ep", mpix_ep_call_name(call), (uint64_t)(uintptr_t)call, -1, -1);
@@ -489,6 +524,9 @@ static void *thread_main(void *arg) {
 }
 
 int mpix_ep_engine_init(mpix_ep *ep) {
+    ep->spare = call_alloc(ep);
+    if (!ep->spare)
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a call");
     if (ep->params.progress == MPIX_PROGRESS_THREAD) {
         int kind = mpix_thread_start(&ep->thread, "mpixep-progress", "the progress thread (parameter progress = thread)", thread_main, ep);
         if (kind)
@@ -529,6 +567,7 @@ void mpix_ep_engine_free(mpix_ep *ep) {
         ep->pool = call->next;
         free(call);
     }
+    free(ep->spare);
     pthread_cond_destroy(&ep->wake);
     pthread_mutex_destroy(&ep->lock);
 }

@@ -269,12 +269,12 @@ int mpix_ep_gpu_finish(struct mpix_ep_handle *handle, mpix_ep_gpu_begun *s, int 
     call->ep = ep;
     call->handle = handle;
     call->report = s->report;
-    int no_mem = mpix_live_add(call, MPIX_LIVE_XFER);
+    mpix_live_add(&call->xfer.live, call, MPIX_LIVE_XFER);
     pthread_mutex_lock(&ep->lock);
     ep->users++;
     handle->users++;
     pthread_mutex_unlock(&ep->lock);
-    if (s->how == MPIX_EP_GPU_XFER && !no_mem) {
+    if (s->how == MPIX_EP_GPU_XFER) {
         *s->xfer = &call->xfer;
         return MPI_SUCCESS;
     }
@@ -282,7 +282,7 @@ int mpix_ep_gpu_finish(struct mpix_ep_handle *handle, mpix_ep_gpu_begun *s, int 
     int ended = mpix_xfer_finish(&call->xfer, &boot);
     if (kind)
         *mpix_error_tls() = error;
-    return mpix_boot_raise(ep->boot, kind ? kind : no_mem ? no_mem : ended);
+    return mpix_boot_raise(ep->boot, kind ? kind : ended);
 }
 
 /* ---- the second halves ----------------------------------------------------------------------------------------------------- */

@@ -54,22 +54,16 @@ int PMPIX_Ep_handle_create(MPIX_Ep ep, MPIX_Ep_handle *handle) {
     }
     if (!kind && ep->ll)
         kind = mpix_ep_ll_handle_create(h);
-    if (!kind)
-        kind = mpix_live_add(h, MPIX_LIVE_HANDLE);
-    int own = kind;
     kind = mpix_boot_agree(ep->boot, kind);
     if (!kind && ep->ll)
         kind = mpix_ep_ll_slot_open(ep, slot);
     if (kind) {
-        if (!own)
-            mpix_live_remove(h);
         if (h)
             mpix_ep_ll_handle_free(h, 1);
         free(h);
         return mpix_boot_raise(ep->boot, kind);
     }
     if (ep->gpu && (kind = mpix_ep_gpu_handle_create(h))) {
-        mpix_live_remove(h);
         free(h);
         return mpix_boot_raise(ep->boot, kind);
     }
@@ -79,6 +73,7 @@ int PMPIX_Ep_handle_create(MPIX_Ep ep, MPIX_Ep_handle *handle) {
     ep->slots_used[slot / 64] |= UINT64_C(1) << (slot % 64);
     h->next = ep->handles;
     ep->handles = h;
+    mpix_live_add(&h->live, h, MPIX_LIVE_HANDLE);
     *handle = h;
     return MPI_SUCCESS;
 }

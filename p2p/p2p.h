@@ -93,6 +93,7 @@ typedef struct p2p_area {
 } p2p_area;
 
 struct mpix_mem {
+    mpix_live live;
     struct mpix_p2p *p2p;
     char *base;
     uint64_t bytes, id; /* id: place in the table, and a number that no other registration of this rank has */
@@ -105,6 +106,7 @@ struct mpix_mem {
 };
 
 struct mpix_rmem {
+    mpix_live live;
     struct mpix_p2p *p2p;
     int peer, reach;
     char *ptr;                       /* DIRECT */
@@ -231,6 +233,7 @@ typedef struct p2p_peer {
 } p2p_peer;
 
 struct mpix_p2p {
+    mpix_live live;
     mpix_boot *boot;
     mpix_params params;
     int rank, size, slots, ring, lanes, crowded;

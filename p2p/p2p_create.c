@@ -273,7 +273,8 @@ static int create_stages(mpix_p2p *p2p, MPI_Info info, const MPIX_P2p *out) {
     int kind = mpix_boot_agree(boot, create_configure(p2p, info, out)), threads;
 
     if (!kind)
-        kind = mpix_boot_split_hosts(boot, p2p->params.reach == MPIX_REACH_FORCE_PROXIED ? boot->size : p2p->params.hosts);
+        kind = mpix_boot_agree(boot, mpix_boot_split_hosts(boot, p2p->params.reach == MPIX_REACH_FORCE_PROXIED ? boot->size
+                                                          : p2p->params.hosts));
     if (!kind)
         kind = create_meet(p2p);
     boot->proxied = 1; /* peers that can't be mapped are the proxy's */
@@ -287,8 +288,7 @@ static int create_stages(mpix_p2p *p2p, MPI_Info info, const MPIX_P2p *out) {
     p2p->crowded = boot->local_size * threads > mpix_topo_get()->pus_host;
     if (threads == 2)
         kind = p2p_thread_start(p2p);
-    if (!kind)
-        kind = mpix_live_add(p2p, MPIX_LIVE_P2P);
+    mpix_live_add(&p2p->live, p2p, MPIX_LIVE_P2P);
     if (!kind)
         kind = mpix_boot_at_finalize(p2p, finalize_hook);
     return mpix_boot_agree(boot, kind);

@@ -36,9 +36,7 @@ static int mem_new(mpix_p2p *p2p, void *base, uint64_t bytes, p2p_area *area, in
         kind = mpix_proxy_mem_reg(p2p->proxy, base, bytes, &mem->net);
     if (kind)
         goto free_mem;
-    kind = mpix_live_add(mem, MPIX_LIVE_MEM);
-    if (kind)
-        goto dereg;
+    mpix_live_add(&mem->live, mem, MPIX_LIVE_MEM);
     mem->next = p2p->mems;
     p2p->mems = mem;
     p2p->mem_at[place] = mem;
@@ -47,9 +45,6 @@ static int mem_new(mpix_p2p *p2p, void *base, uint64_t bytes, p2p_area *area, in
     *out = mem;
     return 0;
 
-dereg:
-    if (mem->net)
-        mpix_proxy_mem_dereg(p2p->proxy, mem->net);
 free_mem:
     free(mem->range);
     free(mem);
@@ -346,7 +341,7 @@ int p2p_import(mpix_p2p *p2p, int peer, const void *buf, uint64_t buflen, int te
                                .shared = blob.area != 0, .temporary = temporary};
     kind = import_reach(p2p, rmem, &blob, (const char *)buf + sizeof blob);
     if (!kind && !temporary)
-        kind = mpix_live_add(rmem, MPIX_LIVE_RMEM);
+        mpix_live_add(&rmem->live, rmem, MPIX_LIVE_RMEM);
     rmem->next = p2p->rmems;
     if (rmem->next)
         rmem->next->prev = rmem;

@@ -399,11 +399,7 @@ int p2p_op_give(p2p_op *op, MPIX_Xfer *xfer) {
     pthread_mutex_unlock(&p2p->lock);
     if (!xfer)
         return p2p_raise(p2p, mpix_xfer_finish(&op->xfer, &boot));
-    kind = mpix_live_add(&op->xfer, MPIX_LIVE_XFER);
-    if (kind) { /* it runs, and nobody could ask for it: it is waited for here */
-        mpix_xfer_finish(&op->xfer, &boot);
-        return p2p_raise(p2p, kind);
-    }
+    mpix_live_add(&op->xfer.live, &op->xfer, MPIX_LIVE_XFER);
     *xfer = &op->xfer;
     return MPI_SUCCESS;
 }

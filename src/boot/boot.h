@@ -78,7 +78,13 @@ void mpix_boot_forget(void *object); /* undoes it */
 
 /* Live objects of the library, to tell a freed handle from a valid one without reading it. tag: what kind of object. */
 enum { MPIX_LIVE_EP = 1, MPIX_LIVE_HANDLE, MPIX_LIVE_XFER, MPIX_LIVE_P2P, MPIX_LIVE_MEM, MPIX_LIVE_RMEM };
-int mpix_live_add(const void *object, int tag); /* NO_MEM */
+/* An object's entry lies in the object, so adding can't fail: it needs no memory. */
+typedef struct mpix_live {
+    struct mpix_live *next;
+    const void *object;
+    int tag;
+} mpix_live;
+void mpix_live_add(mpix_live *entry, const void *object, int tag);
 void mpix_live_remove(const void *object);
 int mpix_live_check(const void *object, int tag); /* 1: alive and of that kind. Constant time, thread safe. */
 #endif

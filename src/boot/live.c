@@ -2,9 +2,10 @@
  * live.c - the set of live objects.
  *
  * A handle that the caller gives is looked up here before it is read, so a freed or made-up one is an error and not a
- * crash. (A freed one whose address a new object of the same kind has got can't be told from that.) Open addressing
- * with linear probing; an entry is removed by closing the gap behind it, so there are no tombstones and a look-up stays
- * short for the life of the process.
+ * crash. (A freed one whose address a new object of the same kind has got can't be told from that.) Each object brings
+ * its own entry, which is chained to others of its bucket, so an object that exists is entered without fail: a call
+ * that has begun at the other ranks can't fail here. The buckets grow with the number of objects; where there is no
+ * memory for more, chains get longer and nothing else happens.
  */
 #include "config.h"
 
@@ -13,15 +14,14 @@
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
-typedef struct live_entry {
-    const void *object; /* NULL: free */
-    int tag;
-} live_entry;
+enum { LIVE_FEW = 64 };
 
 static pthread_mutex_t live_lock = PTHREAD_MUTEX_INITIALIZER;
-static live_entry *live_table;
-static size_t live_mask; /* places - 1; places are a power of two, at most half of them taken */
+static mpix_live *live_few[LIVE_FEW]; /* the first buckets, which need no memory */
+static mpix_live **live_buckets = live_few;
+static size_t live_mask = LIVE_FEW - 1; /* buckets - 1; they are a power of two */
 static size_t live_count;
 
 static size_t live_home(const void *object) {
@@ -31,72 +31,63 @@ static size_t live_home(const void *object) {
     return (size_t)(x >> 32) & live_mask;
 }
 
-/* The place of object, or the free place where it belongs. */
-static size_t live_find(const void *object) {
-    size_t i = live_home(object);
+/* What points to the entry of object, or to the end of its chain. */
+static mpix_live **live_find(const void *object) {
+    mpix_live **at = &live_buckets[live_home(object)];
 
-    while (live_table[i].object && live_table[i].object != object)
-        i = (i + 1) & live_mask;
-    return i;
+    while (*at && (*at)->object != object)
+        at = &(*at)->next;
+    return at;
 }
 
-static int live_grow(void) {
-    size_t places = live_table ? 2 * (live_mask + 1) : 64, old_places = live_table ? live_mask + 1 : 0;
-    live_entry *old = live_table, *table = calloc(places, sizeof *table);
+/* Moves all entries to other buckets, as many as mask says. */
+static void live_move(mpix_live **buckets, size_t mask) {
+    mpix_live **old = live_buckets;
+    size_t places = live_mask + 1;
 
-    if (!table)
-        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a table of %zu objects", places);
-    live_table = table;
-    live_mask = places - 1;
-    for (size_t i = 0; i < old_places; i++)
-        if (old[i].object)
-            live_table[live_find(old[i].object)] = old[i];
-    free(old);
-    return 0;
-}
-
-int mpix_live_add(const void *object, int tag) {
-    int kind = 0;
-
-    pthread_mutex_lock(&live_lock);
-    if (!live_table || 2 * (live_count + 1) > live_mask + 1)
-        kind = live_grow();
-    if (!kind) {
-        size_t i = live_find(object);
-        live_count += live_table[i].object == NULL;
-        live_table[i] = (live_entry){object, tag};
-    }
-    pthread_mutex_unlock(&live_lock);
-    return kind;
-}
-
-/*
- * Closing the gap at i: an entry further on may move into it if its home is not between the gap and its place, for a
- * search that starts at its home would otherwise stop at the gap.
- */
-static void live_close_gap(size_t i) {
-    for (size_t j = (i + 1) & live_mask; live_table[j].object; j = (j + 1) & live_mask) {
-        size_t home = live_home(live_table[j].object);
-        if (((j - home) & live_mask) >= ((j - i) & live_mask)) {
-            live_table[i] = live_table[j];
-            i = j;
+    live_buckets = buckets;
+    live_mask = mask;
+    for (size_t i = 0; i < places; i++) {
+        for (mpix_live *entry = old[i], *next; entry; entry = next) {
+            mpix_live **home = &live_buckets[live_home(entry->object)];
+            next = entry->next;
+            entry->next = *home;
+            *home = entry;
         }
     }
-    live_table[i].object = NULL;
+    if (old != live_few)
+        free(old);
+    else
+        memset(live_few, 0, sizeof live_few);
+}
+
+void mpix_live_add(mpix_live *entry, const void *object, int tag) {
+    pthread_mutex_lock(&live_lock);
+    if (live_count > live_mask) {
+        size_t places = 4 * (live_mask + 1);
+        mpix_live **buckets = calloc(places, sizeof *buckets);
+        if (buckets)
+            live_move(buckets, places - 1);
+    }
+    mpix_live **at = live_find(object);
+    *entry = (mpix_live){*at ? (*at)->next : NULL, object, tag};
+    live_count += *at == NULL;
+    *at = entry;
+    pthread_mutex_unlock(&live_lock);
 }
 
 void mpix_live_remove(const void *object) {
+    mpix_live **at;
+
     pthread_mutex_lock(&live_lock);
-    if (live_table && object) {
-        size_t i = live_find(object);
-        if (live_table[i].object) {
-            live_close_gap(i);
-            live_count--;
-        }
+    if (object && *(at = live_find(object))) {
+        *at = (*at)->next;
+        live_count--;
     }
-    if (live_count == 0) { /* nothing is left behind when all objects are freed */
-        free(live_table);
-        live_table = NULL;
+    if (live_count == 0 && live_buckets != live_few) { /* nothing is left behind when all objects are freed */
+        free(live_buckets);
+        live_buckets = live_few;
+        live_mask = LIVE_FEW - 1;
     }
     pthread_mutex_unlock(&live_lock);
 }
@@ -107,10 +98,8 @@ int mpix_live_check(const void *object, int tag) {
     if (!object)
         return 0;
     pthread_mutex_lock(&live_lock);
-    if (live_table) {
-        const live_entry *entry = &live_table[live_find(object)];
-        alive = entry->object == object && entry->tag == tag;
-    }
+    const mpix_live *entry = *live_find(object);
+    alive = entry && entry->tag == tag;
     pthread_mutex_unlock(&live_lock);
     return alive;
 }

@@ -19,6 +19,7 @@ typedef struct mpix_xfer_ops {
 
 struct mpix_xfer {
     const mpix_xfer_ops *ops;
+    mpix_live live;
 };
 
 /* Blocks until the transfer is done and ends it; returns its kind without raising. */
