@@ -1,0 +1,306 @@
+/*
+ * alloc_ep.c - the n-th allocation or system call that the library makes in a call fails on one rank, n = 1, 2, ... until none is left.
+ *
+ *   alloc_ep [--what memory|system] [--layout compact|expert|slots|ll_expert] [--step NAME] [--sticky 0|1] [--progress caller|thread]
+ *
+ * The rank to which it happens gets NO_MEM (or of a system call: TRANSPORT, UNSUPPORTED), all others REMOTE naming it, or nobody notices. What is made
+ * after it is right, compared with a reference; in the end nothing is left: memory, descriptors, mappings.
+ */
+#include "call.h"
+#include "inject.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { CREATE, HANDLE, ALLOC, REGISTER, BUFFER, ROUTE, IROUTE, DISPATCH, IDISPATCH, COMBINE, ICOMBINE, STEPS };
+static const char *const step_names[STEPS] = {"create", "handle_create", "alloc",    "register",  "combine_buffer", "route",
+                                              "iroute", "dispatch",      "idispatch", "combine", "icombine"};
+
+static t_rng common = {.s = 20}, own;
+static int victim, what, sticky, layout, low_latency;
+static const char *progress;
+static double limit;
+
+/* The point where it fails now. */
+static int at_step;
+static long at_n, hit;
+
+static void arm(int step)
+{
+    if (step == at_step && t_rank == victim)
+        inject_arm(what, at_n, sticky);
+}
+
+static void disarm(int step)
+{
+    if (step == at_step && t_rank == victim)
+        hit = inject_disarm();
+}
+
+/* ---- what is expected ---- */
+
+typedef struct { int kind, rank; } outcome;
+
+static outcome outcome_of(int code)
+{
+    MPIX_Error error;
+    outcome o = {0, -1};
+    if (code == MPI_SUCCESS)
+        return o;
+    MPIX_INIT(&error);
+    MPIX_Error_last(&error);
+    CHECK(error.text[0], "an error without a text");
+    return (outcome){error.kind, error.rank};
+}
+
+/* All ranks compare what they got. 1: all succeeded. alone: the victim may be the only one that notices. */
+static int agree(int step, int code, int alone)
+{
+    outcome mine = outcome_of(code), all[64];
+    int good = 1;
+    REQUIRE(t_size <= 64, "too many ranks");
+    MPI_Allgather(&mine, 2, MPI_INT, all, 2, MPI_INT, MPI_COMM_WORLD);
+    for (int r = 0; r < t_size; r++)
+        good &= all[r].kind == 0;
+    if (good || step != at_step) {
+        CHECK(good, "%s, in which nothing failed, is kind %d here", step_names[step], mine.kind);
+        return good;
+    }
+    int v = all[victim].kind;
+    if (t_rank == victim)
+        CHECK(v == MPIX_ERRK_NO_MEM || (what == INJECT_SYSTEM && (v == MPIX_ERRK_TRANSPORT || v == MPIX_ERRK_UNSUPPORTED)),
+              "%s: kind %d on the rank where %s failed", step_names[step], v, inject_failed());
+    else
+        CHECK((mine.kind == MPIX_ERRK_REMOTE && mine.rank == victim) || (alone && mine.kind == 0),
+              "%s: kind %d about rank %d, expected REMOTE about rank %d", step_names[step], mine.kind, mine.rank, victim);
+    return 0;
+}
+
+/* ---- a context's life ---- */
+
+static int make(t_ctx *ctx)
+{
+    MPI_Info info;
+    memset(ctx, 0, sizeof *ctx);
+    MPIX_INIT(&ctx->config);
+    ctx->config.mode = low_latency ? MPIX_EP_LL : MPIX_EP_HT;
+    ctx->config.layout = layout;
+    ctx->config.max_topk = 3;
+    ctx->config.num_experts = 2 * t_size + 1;
+    ctx->config.max_tokens = 20;
+    ctx->config.max_row_bytes = 400;
+    ctx->config.timeout_s = limit;
+    MPI_Info_create(&info);
+    MPI_Info_set(info, "mpix_ep_progress", progress);
+    arm(CREATE);
+    int code = MPIX_Ep_create(MPI_COMM_WORLD, &ctx->config, info, &ctx->ep);
+    disarm(CREATE);
+    MPI_Info_free(&info);
+    return agree(CREATE, code, 0);
+}
+
+static t_call *prepare(t_handle *handle, int kind)
+{
+    t_shape s = {.seed = t_rand(&common), .hidden = 90, .dtype = MPIX_EP_F32, .flavour = REF_MIXED, .weights = 1};
+    if (kind == T_DISPATCH) { /* rows that change their type need scratch */
+        s.to = MPIX_EP_F16;
+        return t_call_dispatch(handle, &s, &own);
+    }
+    if (kind == T_COMBINE) {
+        s.dtype = MPIX_EP_BF16;
+        s.float_sums = !low_latency;
+        return t_call_combine(handle, &s, &own);
+    }
+    int64_t *ids = t_make_ids((int)handle->ctx->config.num_experts, NULL, T_UNIFORM, s.seed, 20, 3, &own);
+    t_call *call = t_call_route(handle, 20, 3, ids, 32, &own);
+    free(ids);
+    return call;
+}
+
+static void well(t_handle *handle, int kind) { t_call_run(prepare(handle, kind), 1); }
+
+static void all_well(t_handle *handle)
+{
+    for (int kind = T_ROUTE; kind <= T_COMBINE; kind++)
+        t_call_run(prepare(handle, kind), kind & 1);
+}
+
+/* One call with the failure in it, blocking or not; its code. */
+static void run_blocking(t_handle *handle, int step, int kind)
+{
+    t_call *call = prepare(handle, kind);
+    arm(step);
+    int code = t_call_start(call, 1);
+    disarm(step);
+    agree(step, code, low_latency);
+    t_call_check(call);
+    t_call_free(call);
+}
+
+/* Three in a row, the failure in the second: the others must hold their own rows. */
+static void run_nonblocking(t_handle *handle, int step, int kind)
+{
+    t_call *call[3];
+    int n = kind == T_ROUTE ? 1 : 3, bad = kind == T_ROUTE ? 0 : 1;
+    for (int i = 0; i < n; i++)
+        call[i] = prepare(handle, kind);
+    for (int i = 0; i < n; i++) {
+        if (i == bad)
+            arm(step);
+        t_call_start(call[i], 0);
+        if (i == bad)
+            disarm(step);
+    }
+    for (int i = 0; i < n; i++) {
+        outcome o = {0, -1};
+        if (call[i]->code == MPI_SUCCESS)
+            call[i]->code = MPIX_Xfer_wait(&call[i]->xfer);
+        (void)o;
+        if (i == bad)
+            agree(step, call[i]->code, low_latency);
+        else
+            CHECK(call[i]->code == MPI_SUCCESS, "call %d of %s, beside one that failed, has failed", i, step_names[step]);
+        t_call_check(call[i]);
+    }
+    for (int i = 0; i < n; i++)
+        t_call_free(call[i]);
+}
+
+static void run_calls(t_handle *handle)
+{
+    static const int kinds[] = {T_ROUTE, T_DISPATCH, T_COMBINE};
+    for (int k = 0; k < 3; k++) {
+        int step = ROUTE + 2 * k;
+        run_blocking(handle, step, kinds[k]);
+        if (step == at_step)
+            well(handle, kinds[k]); /* the same once more */
+        run_nonblocking(handle, step + 1, kinds[k]);
+        if (step + 1 == at_step)
+            well(handle, kinds[k]);
+    }
+    all_well(handle);
+}
+
+static int make_handle(t_ctx *ctx, t_handle *handle)
+{
+    memset(handle, 0, sizeof *handle);
+    handle->ctx = ctx;
+    arm(HANDLE);
+    int code = MPIX_Ep_handle_create(ctx->ep, &handle->h);
+    disarm(HANDLE);
+    return agree(HANDLE, code, 0);
+}
+
+static int make_area(t_ctx *ctx)
+{
+    ctx->area.bytes = 1 << 18;
+    arm(ALLOC);
+    int code = MPIX_Ep_alloc(ctx->ep, (MPI_Count)ctx->area.bytes, MPI_INFO_NULL, &ctx->area.base);
+    disarm(ALLOC);
+    if (code != MPI_SUCCESS)
+        ctx->area = (t_area){0};
+    return agree(ALLOC, code, 0);
+}
+
+static char pool[4096];
+
+static int make_registration(t_ctx *ctx)
+{
+    int direct;
+    arm(REGISTER);
+    int code = MPIX_Ep_register(ctx->ep, pool, sizeof pool, &direct);
+    disarm(REGISTER);
+    return agree(REGISTER, code, 0);
+}
+
+static int make_buffer(t_handle *handle)
+{
+    MPIX_Ep_rows rows;
+    arm(BUFFER);
+    int code = MPIX_Ep_combine_buffer(handle->h, &rows);
+    disarm(BUFFER);
+    return agree(BUFFER, code, 0);
+}
+
+static void life(void)
+{
+    t_ctx ctx;
+    t_handle handle, other;
+    if (!make(&ctx))
+        return;
+    if (!make_handle(&ctx, &handle)) /* a refused call changes nothing: the same once more */
+        REQUIRE(CHECK_OK(MPIX_Ep_handle_create(ctx.ep, &handle.h)), "no handle");
+    t_handle_init(&other, &ctx);
+    if (!make_area(&ctx)) {
+        ctx.area.bytes = 1 << 18;
+        CHECK_OK(MPIX_Ep_alloc(ctx.ep, (MPI_Count)ctx.area.bytes, MPI_INFO_NULL, &ctx.area.base));
+    }
+    if (!make_registration(&ctx)) {
+        int direct;
+        CHECK_OK(MPIX_Ep_register(ctx.ep, pool, sizeof pool, &direct));
+    }
+    if (layout == MPIX_EP_SLOTS && !make_buffer(&handle)) {
+        MPIX_Ep_rows rows;
+        CHECK_OK(MPIX_Ep_combine_buffer(handle.h, &rows));
+    }
+    run_calls(&handle);
+    all_well(&other);
+    CHECK_OK(MPIX_Ep_deregister(ctx.ep, pool));
+    t_handle_done(&handle, 1);
+    CHECK_OK(MPIX_Ep_dealloc(ctx.ep, ctx.area.base));
+    CHECK_OK(MPIX_Ep_free(&ctx.ep)); /* with a handle */
+    t_plans_free();
+}
+
+/* ---- what is left ---- */
+
+typedef struct { long blocks, files, maps; } left;
+
+static left left_now(void) { return (left){inject_blocks(), t_open_files(), t_mappings("mpix-ep")}; }
+
+static void step_all(int step)
+{
+    long tolerated = 0;
+    for (at_n = 1;; at_n++) {
+        at_step = step;
+        hit = 0;
+        t_where("%s, %s %ld%s on rank %d fails", step_names[step], what == INJECT_MEMORY ? "allocation" : "system call", at_n,
+                sticky ? " and all after it" : "", victim);
+        left before = left_now();
+        life();
+        left after = left_now();
+        CHECK(after.blocks == before.blocks && after.files == before.files && after.maps == before.maps,
+              "left behind after %s failed: %ld blocks of memory, %ld descriptors, %ld mappings", inject_failed(), after.blocks - before.blocks,
+              after.files - before.files, after.maps - before.maps);
+        MPI_Bcast(&hit, 1, MPI_LONG, victim, MPI_COMM_WORLD);
+        if (!hit || t_failed_anywhere() > 20)
+            break;
+        tolerated++;
+    }
+    if (t_rank == 0)
+        printf("%s: %ld failures\n", step_names[step], tolerated);
+}
+
+int main(int argc, char **argv)
+{
+    t_init(&argc, &argv, "alloc_ep");
+    const char *name = t_option_text(argc, argv, "--step", ""), *form = t_option_text(argc, argv, "--layout", "compact");
+    what = strcmp(t_option_text(argc, argv, "--what", "memory"), "system") ? INJECT_MEMORY : INJECT_SYSTEM;
+    sticky = (int)t_option(argc, argv, "--sticky", 0);
+    victim = (int)t_option(argc, argv, "--victim", t_size - 1);
+    limit = (double)t_option(argc, argv, "--limit", 60);
+    progress = t_option_text(argc, argv, "--progress", "caller");
+    low_latency = !strcmp(form, "slots") || !strcmp(form, "ll_expert");
+    layout = !strcmp(form, "slots") ? MPIX_EP_SLOTS : !strcmp(form, "compact") ? MPIX_EP_COMPACT : MPIX_EP_EXPERT;
+    own.s = 100u + (unsigned)t_rank;
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
+    t_watchdog(280);
+    at_step = -1;
+    life(); /* what is made once per process is there */
+    for (int step = 0; step < STEPS; step++)
+        if (!name[0] || strstr(name, step_names[step]))
+            step_all(step);
+    t_watchdog(0);
+    return t_end();
+}
