@@ -206,7 +206,7 @@ int PMPIX_Ep_create(MPI_Comm comm, const MPIX_Ep_config *config, MPI_Info info, 
     mpix_boot *boot = NULL;
     int kind = mpix_boot_create(comm, &boot);
     if (kind)
-        return mpix_boot_raise(NULL, kind);
+        return mpix_boot_raise_comm(comm, kind);
     mpix_ep *ep = calloc(1, sizeof *ep);
     kind = mpix_boot_agree(boot, ep ? mpix_boot_codes() : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a context"));
     if (kind) {

@@ -300,7 +300,7 @@ int PMPIX_P2p_create(MPI_Comm comm, MPI_Info info, MPIX_P2p *out) {
     mpix_p2p *p2p;
 
     if (kind)
-        return mpix_boot_raise(NULL, kind);
+        return mpix_boot_raise_comm(comm, kind);
     p2p = calloc(1, sizeof *p2p);
     kind = mpix_boot_agree(boot, p2p ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for an object of MPIX_P2p"));
     if (kind) {

@@ -37,7 +37,7 @@ int mpix_boot_mpi(int err, const char *what) {
 }
 
 static int boot_check(MPI_Comm comm) {
-    int flag = 0, err;
+    int flag = 0, errclass = 0, err;
 
     MPI_Initialized(&flag);
     if (!flag)
@@ -48,8 +48,12 @@ static int boot_check(MPI_Comm comm) {
     if (comm == MPI_COMM_NULL)
         return mpix_fail(MPIX_ERRK_ARG, "comm", "comm is MPI_COMM_NULL");
     err = MPI_Comm_test_inter(comm, &flag);
-    if (err != MPI_SUCCESS)
+    if (err != MPI_SUCCESS) { /* of an MPI that looks; others crash */
+        MPI_Error_class(err, &errclass);
+        if (errclass == MPI_ERR_COMM)
+            return mpix_fail(MPIX_ERRK_ARG, "comm", "comm is no communicator: freed?");
         return mpix_boot_mpi(err, "MPI_Comm_test_inter");
+    }
     if (flag)
         return mpix_fail(MPIX_ERRK_ARG, "comm", "comm is an intercommunicator; an intracommunicator is needed");
     return 0;

@@ -58,6 +58,9 @@ int mpix_boot_agree(mpix_boot *boot, int kind);
  * off the main thread below MPI_THREAD_SERIALIZED: then the code is only returned (MPI_ERR_OTHER if the codes could not
  * be made yet). Classes: one per kind, one code each, made once per process. */
 int mpix_boot_raise(mpix_boot *boot, int kind);
+/* Likewise through the handler of the caller's communicator, where there is no object yet; through MPI_COMM_SELF's if comm is
+ * none. */
+int mpix_boot_raise_comm(MPI_Comm comm, int kind);
 /* Makes classes and codes; called by create calls. Repeating it is cheap. */
 int mpix_boot_codes(void);
 /* The code of a kind, stored in this thread's MPIX_Error but not raised, for calls that raise nothing. */

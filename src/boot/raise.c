@@ -109,21 +109,43 @@ int mpix_boot_kind(int code) {
     return -1;
 }
 
+/* The code of a kind; 1: it is to be raised, and says what happened. */
+static int raise_prepare(int kind, int *code) {
+    *code = mpix_boot_code(kind);
+    if (*code == MPI_SUCCESS || !raise_may_call())
+        return 0;
+    if (mpix_boot_kind(*code) == kind) {
+        pthread_mutex_lock(&raise_lock);
+        raise_describe(kind, mpix_error_tls());
+        pthread_mutex_unlock(&raise_lock);
+    }
+    return 1;
+}
+
+int mpix_boot_raise_comm(MPI_Comm comm, int kind) {
+    MPIX_Error error = *mpix_error_tls();
+    int code, flag;
+
+    if (!raise_prepare(kind, &code))
+        return code;
+    error.code = code;
+    if (comm == MPI_COMM_NULL || MPI_Comm_test_inter(comm, &flag) != MPI_SUCCESS)
+        comm = MPI_COMM_SELF;
+    MPI_Comm_call_errhandler(comm, code);
+    *mpix_error_tls() = error; /* a handler may have called the library */
+    return code;
+}
+
 /*
  * The object's communicator returns errors, because internal MPI calls run on it; the user's handler is put in place
  * for the one call that raises. A handler may leave by longjmp or an exception: then the communicator keeps the user's
  * handler until the next raise, and an internal MPI error would reach it, which is what it is for.
  */
 int mpix_boot_raise(mpix_boot *boot, int kind) {
-    int code = mpix_boot_code(kind);
+    int code, raises = raise_prepare(kind, &code);
 
-    if (code == MPI_SUCCESS || !raise_may_call())
+    if (!raises)
         return code;
-    if (mpix_boot_kind(code) == kind) {
-        pthread_mutex_lock(&raise_lock);
-        raise_describe(kind, mpix_error_tls());
-        pthread_mutex_unlock(&raise_lock);
-    }
     if (!boot) {
         MPI_Comm_call_errhandler(MPI_COMM_SELF, code);
         return code;
