@@ -6,7 +6,6 @@
 #include "coll/ep_ll.h"
 
 #include <stdlib.h>
-#include <unistd.h>
 
 static int info_set(void *params, const char *key, const char *value) { return mpix_params_set(params, key, value); }
 
@@ -146,8 +145,7 @@ void mpix_ep_destroy(mpix_ep *ep, int abandoned) {
     mpix_win_free(ep->stage);
     mpix_win_free(ep->ctl);
     for (int i = 0; ep->pidfds && i < ep->size; i++)
-        if (ep->pidfds[i] >= 0)
-            close(ep->pidfds[i]);
+        mpix_boot_unwatch(ep->pidfds[i]);
     free(ep->pidfds);
     free(ep->banks);
     free(ep->slots_used);

@@ -22,11 +22,11 @@ static void peer_proxied(mpix_ep *ep, int rank, MPIX_Ep_peer *peer) {
     snprintf(peer->transport, sizeof peer->transport, "%s", mpix_proxy_net_name(proxy));
     snprintf(peer->device, sizeof peer->device, "%s", caps->device);
     snprintf(peer->address, sizeof peer->address, "%s", caps->address);
-    const char *memory = mpix_ep_gpu_far_memory(ep);
-    if (memory)
-        snprintf(peer->why, sizeof peer->why, "rows through %.110s", memory);
-    else
-        snprintf(peer->why, sizeof peer->why, "%s", caps->why);
+    const char *memory = mpix_ep_gpu_far_memory(ep), *apart = mpix_boot_apart(ep->boot, rank);
+    /* What surprises comes first; another machine does not, nor does what the caller asked for. */
+    int apart_by = ep->boot->apart[rank], usual = apart_by == MPIX_APART_MACHINE || apart_by == MPIX_APART_SPLIT;
+    int used = usual ? 0 : snprintf(peer->why, sizeof peer->why, "%.90s; ", apart);
+    snprintf(peer->why + used, sizeof peer->why - (size_t)used, "%s%.110s", memory ? "rows through " : "", memory ? memory : caps->why);
 }
 
 int PMPIX_Ep_get_peer(MPIX_Ep ep, int rank, MPIX_Ep_peer *peer) {

@@ -253,8 +253,7 @@ static void p2p_destroy(mpix_p2p *p2p, int abandoned) {
     p2p_gpu_free(p2p);
     mpix_win_free(p2p->ctl_win); /* which the GPU may have been writing */
     for (int r = 0; p2p->peers && r < p2p->size; r++) {
-        if (p2p->peers[r].pidfd >= 0)
-            close(p2p->peers[r].pidfd);
+        mpix_boot_unwatch(p2p->peers[r].pidfd);
         free(p2p->peers[r].sent);
     }
     free(p2p->peers);

@@ -24,7 +24,10 @@ libmpixep_core_la_SOURCES += \
 	src/boot/hosts.c \
 	src/boot/info.c \
 	src/boot/live.c \
+	src/boot/place.c \
+	src/boot/place.h \
 	src/boot/raise.c \
+	src/boot/watch.c \
 	src/mem/avail.c \
 	src/mem/connect.c \
 	src/mem/fdpass.c \

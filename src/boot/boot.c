@@ -6,24 +6,14 @@
 #include "boot/boot.h"
 
 #include <limits.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/log.h"
 #include "base/trace.h"
-
-/* What every rank tells every rank at creation. */
-typedef struct boot_card {
-    int leader; /* lowest rank of its host */
-    int pid;
-    uint64_t pid_ns; /* its name space of process numbers, 0: unknown */
-    char host[64];
-} boot_card;
+#include "boot/place.h"
 
 int mpix_boot_mpi(int err, const char *what) {
     char text[MPI_MAX_ERROR_STRING + 1] = "";
@@ -77,6 +67,8 @@ static void boot_release(mpix_boot *boot) {
     free(boot->pids);
     free(boot->same_pids);
     free(boot->hostnames);
+    free(boot->starts);
+    free(boot->apart);
     free(boot);
 }
 
@@ -96,56 +88,9 @@ static int boot_duplicate(mpix_boot *boot, MPI_Comm comm) {
     return kind;
 }
 
-/* The rank in boot->comm of the lowest rank of local; no communication. */
-static int boot_find_leader(mpix_boot *boot, MPI_Comm local, int *leader) {
-    MPI_Group here, all;
-    int zero = 0, kind;
-
-    kind = mpix_boot_mpi(MPI_Comm_group(local, &here), "MPI_Comm_group");
-    if (kind)
-        return kind;
-    kind = mpix_boot_mpi(MPI_Comm_group(boot->comm, &all), "MPI_Comm_group");
-    if (!kind) {
-        kind = mpix_boot_mpi(MPI_Group_translate_ranks(here, 1, &zero, all, leader), "MPI_Group_translate_ranks");
-        MPI_Group_free(&all);
-    }
-    MPI_Group_free(&here);
-    return kind;
-}
-
-/* The ranks that MPI says can share memory; their lowest rank stands for the host. */
-static int boot_find_host(mpix_boot *boot, boot_card *card) {
-    MPI_Comm local;
-    int kind = mpix_boot_mpi(MPI_Comm_split_type(boot->comm, MPI_COMM_TYPE_SHARED, boot->rank, MPI_INFO_NULL, &local),
-                             "MPI_Comm_split_type");
-
-    if (kind)
-        return kind;
-    kind = mpix_boot_mpi(MPI_Comm_rank(local, &boot->local_rank), "MPI_Comm_rank");
-    if (!kind)
-        kind = mpix_boot_mpi(MPI_Comm_size(local, &boot->local_size), "MPI_Comm_size");
-    if (!kind)
-        kind = boot_find_leader(boot, local, &card->leader);
-    MPI_Comm_free(&local);
-    return kind;
-}
-
-/* Hosts are numbered by their lowest rank, which is the leader, so a leader meets a new number and the others find it
- * there. */
-static void boot_number_hosts(mpix_boot *boot, const boot_card *cards) {
-    for (int r = 0; r < boot->size; r++) {
-        int leader = cards[r].leader;
-        boot->host_of[r] = leader == r ? boot->nhosts++ : boot->host_of[leader];
-        boot->pids[r] = cards[r].pid;
-        boot->same_pids[r] = cards[r].pid_ns != 0 && cards[r].pid_ns == cards[boot->rank].pid_ns;
-        memcpy(boot->hostnames[r], cards[r].host, sizeof cards[r].host);
-    }
-}
-
 int mpix_boot_create(MPI_Comm comm, mpix_boot **out) {
     mpix_boot dup = {.comm = MPI_COMM_NULL, .errhandler = MPI_ERRHANDLER_NULL}, *boot;
-    boot_card card = {0}, *cards = NULL;
-    struct stat st;
+    mpix_boot_place *place = NULL;
     int kind = boot_check(comm), world_rank;
 
     if (kind)
@@ -166,9 +111,12 @@ int mpix_boot_create(MPI_Comm comm, mpix_boot **out) {
         boot->pids = calloc((size_t)boot->size, sizeof *boot->pids);
         boot->same_pids = calloc((size_t)boot->size, sizeof *boot->same_pids);
         boot->hostnames = calloc((size_t)boot->size, sizeof *boot->hostnames);
-        cards = calloc((size_t)boot->size, sizeof *cards);
+        boot->starts = calloc((size_t)boot->size, sizeof *boot->starts);
+        boot->apart = calloc((size_t)boot->size, sizeof *boot->apart);
+        place = mpix_boot_place_new(boot->size);
     }
-    if (!boot || !boot->host_of || !boot->pids || !boot->same_pids || !boot->hostnames || !cards)
+    if (!boot || !boot->host_of || !boot->pids || !boot->same_pids || !boot->hostnames || !boot->starts || !boot->apart ||
+        !place)
         kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the description of %d ranks", dup.size);
     else
         kind = mpix_boot_codes();
@@ -178,22 +126,15 @@ int mpix_boot_create(MPI_Comm comm, mpix_boot **out) {
     if (kind)
         goto free_boot;
 
-    kind = boot_find_host(boot, &card);
+    kind = mpix_boot_place_find(boot, place);
     if (kind)
         goto free_boot;
-    card.pid = (int)getpid();
-    card.pid_ns = stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0;
-    gethostname(card.host, sizeof card.host - 1);
-    kind = mpix_boot_allgather(boot, &card, sizeof card, cards);
-    if (kind)
-        goto free_boot;
-    boot_number_hosts(boot, cards);
-    free(cards);
+    mpix_boot_place_free(place);
     *out = boot;
     return 0;
 
 free_boot:
-    free(cards);
+    mpix_boot_place_free(place);
     /* Where MPI itself failed, nothing collective is tried with it any more. */
     mpix_boot_free(boot, kind == MPIX_ERRK_INTERNAL);
     return kind;
@@ -201,22 +142,6 @@ free_boot:
 
 int mpix_boot_knows_pid(const mpix_boot *boot, int rank) {
     return rank != boot->rank && boot->host_of[rank] == boot->host_of[boot->rank] && boot->same_pids[rank];
-}
-
-int mpix_boot_watch(const mpix_boot *boot, int rank) {
-#ifdef SYS_pidfd_open
-    if (mpix_boot_knows_pid(boot, rank))
-        return (int)syscall(SYS_pidfd_open, boot->pids[rank], 0); /* close-on-exec by itself */
-#else
-    (void)boot, (void)rank;
-#endif
-    return -1;
-}
-
-int mpix_boot_ended(int pidfd) {
-    struct pollfd p = {.fd = pidfd, .events = POLLIN};
-
-    return pidfd >= 0 && poll(&p, 1, 0) == 1;
 }
 
 void mpix_boot_free(mpix_boot *boot, int abandoned) {

@@ -15,13 +15,26 @@ typedef struct mpix_boot {
     MPI_Errhandler errhandler; /* to raise through; never MPI_ERRHANDLER_NULL */
     int rank, size;
     int nhosts;   /* hosts numbered by their lowest rank */
-    int *host_of; /* [size] host of each rank; ranks of one host: those MPI says can share memory */
+    int *host_of; /* [size] host of each rank; ranks of one host: those that can open each other's memory */
     int local_rank, local_size;
     int proxied;           /* set by an object that reaches ranks of other hosts through a proxy: windows skip them */
     pid_t *pids;           /* [size] pid of each rank; for use, see mpix_boot_knows_pid */
     unsigned char *same_pids; /* [size] 1: the rank counts processes in this rank's name space */
     char (*hostnames)[64]; /* [size] */
+    uint64_t *starts;      /* [size] when each rank's process began, 0: unknown */
+    unsigned char *apart;  /* [size] MPIX_APART_*: why a rank is of another host */
 } mpix_boot;
+
+enum {
+    MPIX_APART_NOT,
+    MPIX_APART_MACHINE, /* another machine, as far as is known */
+    MPIX_APART_SPACES,  /* neither the process nor the socket can be seen from here */
+    MPIX_APART_ACCESS,  /* the process can be seen but not opened, and the socket can't be seen */
+    MPIX_APART_PROC,    /* neither is where the rank says */
+    MPIX_APART_PEER,    /* this rank is not found by that one */
+    MPIX_APART_OTHERS,  /* they find each other, but not the same other ranks */
+    MPIX_APART_SPLIT    /* virtual hosts */
+};
 
 /* Collective over comm. ARG: MPI_COMM_NULL, MPI not initialized or finalized, an intercommunicator (argument "comm").
  * Those are found before any communication. */
@@ -30,11 +43,18 @@ int mpix_boot_create(MPI_Comm comm, mpix_boot **boot);
 void mpix_boot_free(mpix_boot *boot, int abandoned);
 /* Whether pids[rank] names that rank's process here: another rank of this host whose process numbers mean the same. */
 int mpix_boot_knows_pid(const mpix_boot *boot, int rank);
-/* A descriptor, close-on-exec, for mpix_boot_ended; -1 where there can't be one: then a death is noticed by time limits
- * alone. */
+/* Why a rank is of another host, in words; "" if it is not. */
+const char *mpix_boot_apart(const mpix_boot *boot, int rank);
+/* A descriptor, close-on-exec, for mpix_boot_ended, shared by all that watch the process; -1 where there can't be one: then
+ * a death is noticed by time limits alone. errno ESRCH: that process has ended. */
 int mpix_boot_watch(const mpix_boot *boot, int rank);
+/* Likewise, also if the rank is of another virtual host. */
+int mpix_boot_watch_process(const mpix_boot *boot, int rank);
+void mpix_boot_unwatch(int pidfd); /* of those two; -1 is fine */
 /* Whether the process behind a descriptor of mpix_boot_watch has ended; 0 for -1. */
 int mpix_boot_ended(int pidfd);
+/* When a process began, in the kernel's ticks, 0: unknown. */
+uint64_t mpix_boot_process_start(pid_t pid);
 int mpix_boot_set_errhandler(mpix_boot *boot, MPI_Errhandler errhandler);
 
 /* Collective and blocking. recv is [size][bytes]. */

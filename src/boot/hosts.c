@@ -34,8 +34,11 @@ int mpix_boot_split_hosts(mpix_boot *boot, int parts) {
     }
     boot->local_size = boot->local_rank = 0;
     for (int r = 0; r < boot->size; r++) {
-        if (boot->host_of[r] != boot->host_of[boot->rank])
+        if (boot->host_of[r] != boot->host_of[boot->rank]) {
+            if (boot->apart[r] == MPIX_APART_NOT)
+                boot->apart[r] = MPIX_APART_SPLIT;
             continue;
+        }
         boot->local_rank += r < boot->rank;
         boot->local_size++;
     }

@@ -16,7 +16,6 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -45,8 +44,7 @@ static void shmem_close(mpix_net *net) {
     for (int r = 0; n->peers && r < n->size; r++) {
         if (n->peers[r].map)
             munmap(n->peers[r].map, n->peers[r].reserved);
-        if (n->peers[r].pidfd >= 0)
-            close(n->peers[r].pidfd);
+        mpix_boot_unwatch(n->peers[r].pidfd);
     }
     if (n->sock >= 0)
         close(n->sock);
@@ -67,6 +65,7 @@ static shmem_net *shmem_new(mpix_boot *boot, const mpix_params *params, const un
     n->sock = -1;
     n->size = boot->size;
     n->rank = boot->rank;
+    n->boot = boot;
     n->hostnames = boot->hostnames;
     n->peers = calloc(size, sizeof *n->peers);
     n->wanted = calloc(size, sizeof *n->wanted);
@@ -206,11 +205,7 @@ static int shmem_connect(mpix_net *net, int peer, const void *blob) {
                               n->hostnames[peer]);
     p->out = (shmem_ring *)(void *)((char *)map + a.ring_off);
     p->pid = a.pid;
-#ifdef SYS_pidfd_open
-    p->pidfd = (int)syscall(SYS_pidfd_open, a.pid, 0); /* without it, kill(pid, 0) tells of deaths */
-    if (p->pidfd >= 0)
-        (void)fcntl(p->pidfd, F_SETFD, FD_CLOEXEC);
-#endif
+    p->pidfd = mpix_boot_watch_process(n->boot, peer); /* without it, kill(pid, 0) tells of deaths */
     p->sock.sun_family = AF_UNIX;
     p->sock_len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + (size_t)a.sock_len);
     memcpy(p->sock.sun_path, a.sock, (size_t)a.sock_len);

@@ -86,7 +86,8 @@ typedef struct shmem_net {
     struct pollfd *fds;    /* [nwanted] scratch */
     int dirty, next_ring;  /* dirty: operations posted and not polled */
     mpix_net_mem *mems;    /* list */
-    char (*hostnames)[64]; /* of the boot object, which lives longer */
+    const mpix_boot *boot; /* lives longer */
+    char (*hostnames)[64]; /* its */
 } shmem_net;
 
 struct mpix_net_mem {

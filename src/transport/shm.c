@@ -9,12 +9,13 @@
 #include "mem/mem_internal.h"
 #include "transport/transport.h"
 
-/* Ranks of one host are those that MPI says can share memory. That the system lets this pair do it shows when a window
- * is mapped. */
+/* Ranks of one host have found each other (boot/place.c). That the system lets this pair map memory shows when a window is
+ * mapped. */
 static int shm_probe(const mpix_boot *boot, int peer, char *why, size_t len) {
     if (boot->host_of[peer] == boot->host_of[boot->rank])
         return 1;
-    snprintf(why, len, "they are on different hosts, and this version reaches ranks of the same host only");
+    const char *apart = mpix_boot_apart(boot, peer);
+    snprintf(why, len, "they are on different hosts%s%s", apart[0] ? ": " : "", apart);
     return 0;
 }
 
