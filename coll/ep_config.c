@@ -191,17 +191,6 @@ MPIX_WEAK_ALIAS(Ep_window_size);
 
 /* ---- equality of all ranks ------------------------------------------------------------------------------------------------- */
 
-typedef struct fields {
-    int64_t value[32];
-} fields;
-
-static const char *const field_names[] = {
-    "the library's version", "config.mode", "config.layout", "config.memkind", "config.max_topk", "config.expert_align", "config.depth",
-    "config.overflow", "config.masking", "config.check", "config.num_experts", "config.max_tokens", "config.max_recv_rows",
-    "config.max_row_bytes", "config.expert_owner", "config.timeout_s", "max_handles", "lanes", "chunk_bytes", "signal",
-    "gpu_partial_bytes", "two_hops", "two_hops_chunks", "two_hops_bytes", "counts_ranks", "config.num_sms"}; /* the last: that it is MPIX_EP_SMS_NONE */
-enum { NFIELDS = sizeof field_names / sizeof *field_names };
-
 static int64_t hash_owner(const MPIX_Ep_config *c) {
     uint64_t h = 1469598103934665603u; /* FNV-1a over the ranks */
     for (int64_t e = 0; c->expert_owner && e < c->num_experts; e++)
@@ -210,28 +199,30 @@ static int64_t hash_owner(const MPIX_Ep_config *c) {
 }
 
 int mpix_ep_config_compare(mpix_boot *boot, const MPIX_Ep_config *c, const mpix_params *params) {
-    int major, minor, patch;
-    PMPIX_Ep_get_version(&major, &minor, &patch);
-    fields mine = {{(int64_t)major * 1000000 + minor * 1000 + patch, c->mode, c->layout, c->memkind, c->max_topk, c->expert_align, c->depth,
-                    c->overflow, c->masking, c->check, c->num_experts, c->max_tokens, c->max_recv_rows, c->max_row_bytes, hash_owner(c),
-                    (int64_t)(c->timeout_s * 1e3), params->max_handles, params->lanes, (int64_t)params->chunk_bytes, params->signal,
-                    (int64_t)params->gpu_partial_bytes, params->two_hops, params->two_hops_chunks, (int64_t)params->two_hops_bytes,
-                    params->counts_ranks, c->num_sms < 0 ? c->num_sms : 0}};
-    fields *every = malloc((size_t)boot->size * sizeof *every);
-    int kind = every ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to compare the configurations of %d ranks", boot->size);
-    kind = mpix_boot_agree(boot, kind);
-    if (!kind)
-        kind = mpix_boot_allgather(boot, &mine, sizeof mine, every);
-    for (int i = 0; i < NFIELDS && !kind; i++)
-        if (mine.value[i] != every[0].value[i])
-            kind = mpix_fail_peer(MPIX_ERRK_ARG, 0, boot->hostnames[0], "%s = %lld differs from %lld on rank 0", field_names[i],
-                                  (long long)mine.value[i], (long long)every[0].value[i]);
-    if (kind == MPIX_ERRK_ARG)
-        for (int i = 0; i < NFIELDS; i++)
-            if (mine.value[i] != every[0].value[i]) {
-                strncpy(mpix_error_tls()->arg, field_names[i], sizeof mpix_error_tls()->arg - 1);
-                break;
-            }
-    free(every);
-    return mpix_boot_agree(boot, kind);
+    const struct {
+        const char *name;
+        int64_t value;
+    } fields[] = {{"config.mode", c->mode},
+                  {"config.layout", c->layout},
+                  {"config.memkind", c->memkind},
+                  {"config.max_topk", c->max_topk},
+                  {"config.expert_align", c->expert_align},
+                  {"config.depth", c->depth},
+                  {"config.overflow", c->overflow},
+                  {"config.masking", c->masking},
+                  {"config.check", c->check},
+                  {"config.num_experts", c->num_experts},
+                  {"config.max_tokens", c->max_tokens},
+                  {"config.max_recv_rows", c->max_recv_rows},
+                  {"config.max_row_bytes", c->max_row_bytes},
+                  {"config.num_sms", c->num_sms < 0 ? c->num_sms : 0}}; /* that it is MPIX_EP_SMS_NONE */
+    mpix_same same;
+    mpix_same_begin(&same);
+    mpix_same_add(&same, "the library's version", "%s", PACKAGE_VERSION);
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        mpix_same_add(&same, fields[i].name, "%lld", (long long)fields[i].value);
+    mpix_same_add(&same, "config.expert_owner", "%s%llx", c->expert_owner ? "hash " : "NULL ", (unsigned long long)hash_owner(c));
+    mpix_same_add(&same, "config.timeout_s", "%.15g", c->timeout_s);
+    mpix_same_add_params(&same, params);
+    return mpix_boot_same(boot, &same);
 }

@@ -20,8 +20,6 @@ static int create_configure(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info 
         kind = mpix_ep_config_check(config, ep->size, &ep->config);
     if (kind)
         return kind;
-    if (ep->config.timeout_s == 0)
-        ep->config.timeout_s = ep->params.timeout;
     if (ep->config.timeout_s > 0)
         ep->params.timeout = ep->config.timeout_s; /* waits during creation */
     kind = mpix_ep_placement_init(&ep->placement, &ep->config, ep->size, ep->rank);
@@ -165,6 +163,8 @@ static int create_stages(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info inf
     int kind = mpix_boot_agree(boot, create_configure(ep, config, info, out));
     if (!kind)
         kind = mpix_ep_config_compare(boot, &ep->config, &ep->params);
+    if (ep->config.timeout_s == 0) /* after the comparison, which tells the field from the parameter */
+        ep->config.timeout_s = ep->params.timeout;
     if (!kind)
         kind = mpix_boot_agree(boot, mpix_boot_split_hosts(boot, ep->params.reach == MPIX_REACH_FORCE_PROXIED ? boot->size
                                                           : ep->params.hosts));

@@ -308,7 +308,8 @@ int MPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_h
  *
  * @param[in]  comm    intracommunicator; duplicated, its error handler is inherited
  * @param[in]  config  equal on all ranks (a difference is MPIX_ERRK_ARG on the ranks that differ from rank 0, naming the field)
- * @param[in]  info    keys mpix_ep_*, or MPI_INFO_NULL
+ * @param[in]  info    keys mpix_ep_*, or MPI_INFO_NULL. Parameters that must be equal on all ranks (`mpix_ep_info --params` marks them),
+ *                     from info or the environment, are compared as config is
  * @param[out] ep      the context; untouched on error
  * @return MPI_SUCCESS, ARG, UNSUPPORTED, NO_MEM, REMOTE, TRANSPORT, INTERNAL.
  */

@@ -67,7 +67,8 @@ typedef struct {
     MPI_Count roff, len;
 } MPIX_P2p_iov;
 
-/** Creates an object. Collective over comm, blocking, ends in agreement. @param[in] info keys mpix_ep_*, or MPI_INFO_NULL */
+/** Creates an object. Collective over comm, blocking, ends in agreement. Parameters that must be equal on all ranks (`mpix_ep_info --params` marks
+ * them) are compared: MPIX_ERRK_ARG on the ranks that differ from rank 0, naming the parameter. @param[in] info keys mpix_ep_*, or MPI_INFO_NULL */
 int MPIX_P2p_create(MPI_Comm comm, MPI_Info info, MPIX_P2p *p2p);
 /** Frees it, with all memory and handles of it. Collective; returns even if a peer died. Transfers in flight: ARG. @param[in,out] p2p MPIX_P2P_NULL on return */
 int MPIX_P2p_free(MPIX_P2p *p2p);

@@ -74,10 +74,9 @@ static size_t copy_limit(const mpix_p2p *p2p) {
 
 /* ---- stages ------------------------------------------------------------------------------------------------------------- */
 
-/* What must be alike on all ranks, and what everybody must know of everybody. */
+/* What everybody must know of everybody. */
 typedef struct p2p_card {
-    int32_t version, slots, ring, lanes;
-    uint64_t eager, random[2], token_addr;
+    uint64_t random[2], token_addr;
 } p2p_card;
 
 static int info_set(void *params, const char *key, const char *value) {
@@ -112,29 +111,6 @@ static int create_configure(mpix_p2p *p2p, MPI_Info info, const MPIX_P2p *out) {
     return 0;
 }
 
-static int create_differs(const mpix_p2p *p2p, int rank, const char *what, long mine, long theirs) {
-    return mpix_fail_peer(MPIX_ERRK_ARG, rank, p2p->boot->hostnames[rank],
-                          "%s is %ld on rank %d and %ld on rank %d: it must be the same", what, mine, p2p->rank, theirs, rank);
-}
-
-static int create_compare(mpix_p2p *p2p, const p2p_card *mine, const p2p_card *cards) {
-    for (int r = 0; r < p2p->size; r++) {
-        const p2p_card *card = &cards[r];
-        if (card->version != mine->version)
-            return create_differs(p2p, r, "the version of the library's protocol", mine->version, card->version);
-        if (card->slots != mine->slots)
-            return create_differs(p2p, r, "mpix_ep_p2p_slots", mine->slots, card->slots);
-        if (card->ring != mine->ring)
-            return create_differs(p2p, r, "mpix_ep_p2p_ring", mine->ring, card->ring);
-        if (card->lanes != mine->lanes)
-            return create_differs(p2p, r, "mpix_ep_lanes", mine->lanes, card->lanes);
-        if (card->eager != mine->eager)
-            return create_differs(p2p, r, "mpix_ep_p2p_eager", (long)mine->eager, (long)card->eager);
-        memcpy(p2p->peers[r].random, card->random, sizeof card->random);
-    }
-    return 0;
-}
-
 /* Whether the system lets us at the peer's memory, and whether that is the right process: its random number is where it says. */
 static int create_probe_cma(const mpix_p2p *p2p, int r, const p2p_card *card) {
     uint64_t seen[2] = {0};
@@ -145,20 +121,27 @@ static int create_probe_cma(const mpix_p2p *p2p, int r, const p2p_card *card) {
     return memcmp(seen, card->random, sizeof seen) == 0;
 }
 
+static int create_compare(mpix_p2p *p2p) {
+    mpix_same same;
+
+    mpix_same_begin(&same);
+    mpix_same_add(&same, "the version of the protocol", "%x", (unsigned)P2P_MAGIC);
+    mpix_same_add_params(&same, &p2p->params);
+    return mpix_boot_same(p2p->boot, &same);
+}
+
 static int create_meet(mpix_p2p *p2p) {
-    p2p_card card = {.version = P2P_MAGIC, .slots = p2p->slots, .ring = p2p->ring, .lanes = p2p->lanes, .eager = p2p->eager};
+    p2p_card card = {.token_addr = (uint64_t)(uintptr_t)p2p->random};
     p2p_card *cards = calloc((size_t)p2p->size, sizeof *cards);
     int kind = mpix_boot_agree(p2p->boot, cards ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d ranks", p2p->size));
 
     if (kind)
         goto free_cards;
     memcpy(card.random, p2p->random, sizeof card.random);
-    card.token_addr = (uint64_t)(uintptr_t)p2p->random;
     kind = mpix_boot_allgather(p2p->boot, &card, sizeof card, cards);
-    if (!kind)
-        kind = mpix_boot_agree(p2p->boot, create_compare(p2p, &card, cards));
     for (int r = 0; !kind && r < p2p->size; r++) {
         p2p_peer *peer = &p2p->peers[r];
+        memcpy(peer->random, cards[r].random, sizeof peer->random);
         peer->pid = p2p->boot->pids[r];
         if (!mpix_boot_knows_pid(p2p->boot, r))
             continue;
@@ -271,6 +254,8 @@ static int create_stages(mpix_p2p *p2p, MPI_Info info, const MPIX_P2p *out) {
     mpix_boot *boot = p2p->boot;
     int kind = mpix_boot_agree(boot, create_configure(p2p, info, out)), threads;
 
+    if (!kind)
+        kind = create_compare(p2p);
     if (!kind)
         kind = mpix_boot_agree(boot, mpix_boot_split_hosts(boot, p2p->params.reach == MPIX_REACH_FORCE_PROXIED ? boot->size
                                                           : p2p->params.hosts));

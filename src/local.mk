@@ -27,6 +27,7 @@ libmpixep_core_la_SOURCES += \
 	src/boot/place.c \
 	src/boot/place.h \
 	src/boot/raise.c \
+	src/boot/same.c \
 	src/boot/watch.c \
 	src/mem/avail.c \
 	src/mem/connect.c \

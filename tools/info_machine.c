@@ -201,7 +201,8 @@ void info_params(const mpix_params *params) {
         printf("%s = %s\n", table[i].name, value[0] ? value : "\"\"");
         printf("    %s\n", table[i].help);
         printf("    %s: %s; default %s\n", table[i].type, table[i].values, table[i].dflt[0] ? table[i].dflt : "\"\"");
-        printf("    environment MPIX_EP_%s, info key mpix_ep_%s\n", env, table[i].name);
+        printf("    environment MPIX_EP_%s, info key mpix_ep_%s; %s\n", env, table[i].name,
+               table[i].same == MPIX_PARAM_SAME ? "equal on all ranks" : "may differ between ranks");
     }
 }
 

@@ -122,14 +122,15 @@ function usage(file,   c) {
     c = substr(c, RSTART); c = substr(c, 1, match(c, /"[ \n]*[;,)]/))
     print "# SYNOPSIS AND OPTIONS\n\n```\n" literals(c) "```\n"
 }
-function parameters(   c, n, rows, i, row, k, f, help) {
+function parameters(   c, n, rows, i, row, k, f, help, same) {
     c = slurp(top "/src/base/param.c"); c = substr(c, index(c, "param_table[] = {") + 17)
     c = substr(c, 1, index(c, "\n};")); n = split(c, rows, /FIELD\(/)
     for (i = 1; i < n; i++) {
         row = rows[i]; sub(/^[^{]*\{/, "", row)
         for (k = 1; k <= 4; k++) { match(row, /"([^"\\]|\\.)*"/); f[k] = substr(row, RSTART + 1, RLENGTH - 2); row = substr(row, RSTART + RLENGTH) }
+        same = row ~ /^, SAME,/ ? "equal on all ranks" : "may differ between ranks"
         help = literals(row)
-        print "**" f[1] "** (" f[2] "; " escape(f[3]) "; default " (f[4] == "" ? "empty" : f[4]) ")\n:   " escape(help) "\n"
+        print "**" f[1] "** (" f[2] "; " escape(f[3]) "; default " (f[4] == "" ? "empty" : f[4]) "; " same ")\n:   " escape(help) "\n"
     }
 }
 BEGIN {

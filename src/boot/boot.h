@@ -7,6 +7,7 @@
  */
 #ifndef MPIX_BOOT_H
 #define MPIX_BOOT_H
+#include "base/param.h"
 #include "base/status.h"
 #include <sys/types.h>
 
@@ -72,6 +73,22 @@ int mpix_boot_or(mpix_boot *boot, uint64_t *words, int n);
  * kind if that is not 0, otherwise REMOTE naming the lowest rank that failed, its kind and host. Keeps this rank's own
  * MPIX_Error. */
 int mpix_boot_agree(mpix_boot *boot, int kind);
+
+/* Names and values, as text, that must be the same on all ranks of an object. */
+enum { MPIX_SAME_BYTES = 8192 };
+typedef struct mpix_same {
+    char text[MPIX_SAME_BYTES]; /* name, 0, value, 0, name ... */
+    size_t used;
+    int full; /* something did not fit: a defect, told by mpix_boot_same */
+} mpix_same;
+
+void mpix_same_begin(mpix_same *same);
+void mpix_same_add(mpix_same *same, const char *name, const char *fmt, ...) MPIX_PRINTF(3, 4);
+/* All parameters that the table says must be the same, as "mpix_ep_<name>". */
+void mpix_same_add_params(mpix_same *same, const mpix_params *params);
+/* Compares with rank 0's. Collective, ends in agreement: 0 on all ranks; or ARG on those that differ from rank 0, which
+ * names the first thing that differs, both values and both ranks, and REMOTE with that text on the others. */
+int mpix_boot_same(mpix_boot *boot, const mpix_same *mine);
 
 /* Turns a kind into an MPI code, stores it in this thread's MPIX_Error, and raises it through boot's handler (boot
  * NULL: through MPI_COMM_SELF's). kind 0 gives MPI_SUCCESS. Does not call MPI before MPI_Init, after MPI_Finalize, or

@@ -23,14 +23,12 @@
 
 enum { CORES_PER_THREAD = 2 }; /* of a rank's share; the others are the program's */
 
-/* What must be alike on all ranks, before a net is opened. */
+/* What all ranks know of each other before a net is opened. */
 typedef struct proxy_card {
-    char transport[64];
-    int32_t version, counters, lanes, signal, kernels;
-    int32_t threads, cores; /* the parameter, and what this rank's cores allow */
-    int32_t ways;           /* lanes to all wanted peers together */
-    int32_t far;         /* a wanted peer is on another host: decides what `auto` means */
-    int32_t verbs, ucx;  /* present on this rank */
+    int32_t cores;      /* threads that this rank's cores allow */
+    int32_t ways;       /* lanes to all wanted peers together */
+    int32_t far;        /* a wanted peer is on another host: decides what `auto` means */
+    int32_t verbs, ucx; /* present on this rank */
 } proxy_card;
 
 
@@ -103,63 +101,48 @@ static int proxy_present(const char *name) {
     return present;
 }
 
-static int proxy_differs(const mpix_boot *boot, int rank, const char *what, long mine, long theirs) {
-    return mpix_fail_peer(MPIX_ERRK_ARG, rank, boot->hostnames[rank],
-                          "%s is %ld on rank %d and %ld on rank %d: it must be the same", what, mine, boot->rank,
-                          theirs, rank);
-}
-
-/* Compares configurations and finds the name of the transport. */
-static int proxy_compare(mpix_proxy *proxy, const mpix_params *params, const proxy_card *mine,
-                         const proxy_card *cards) {
-    const mpix_boot *boot = proxy->boot;
+/* The name of the transport: `auto` depends on what all ranks have. */
+static void proxy_name(mpix_proxy *proxy, const mpix_params *params, const proxy_card *cards) {
     int far = 0, verbs = 1, ucx = 1;
 
     for (int r = 0; r < proxy->size; r++) {
-        const proxy_card *card = &cards[r];
-        far |= card->far;
-        verbs &= card->verbs;
-        ucx &= card->ucx;
-        if (card->version != mine->version)
-            return proxy_differs(boot, r, "the version of the proxy's protocol", mine->version, card->version);
-        if (card->lanes != mine->lanes)
-            return proxy_differs(boot, r, "mpix_ep_lanes", mine->lanes, card->lanes);
-        if (card->signal != mine->signal)
-            return proxy_differs(boot, r, "mpix_ep_signal", mine->signal, card->signal);
-        if (card->threads != mine->threads)
-            return proxy_differs(boot, r, "mpix_ep_proxy_threads", mine->threads, card->threads);
-        if (card->kernels != mine->kernels)
-            return proxy_differs(boot, r, "whether kernels use the proxy", mine->kernels, card->kernels);
-        if (card->counters != mine->counters)
-            return proxy_differs(boot, r, "the number of counters", mine->counters, card->counters);
-        if (strcmp(card->transport, mine->transport) != 0)
-            return mpix_fail_peer(MPIX_ERRK_ARG, r, boot->hostnames[r],
-                                  "mpix_ep_transport is %s on rank %d and %s on rank %d: it must be the same",
-                                  mine->transport, boot->rank, card->transport, r);
+        far |= cards[r].far;
+        verbs &= cards[r].verbs;
+        ucx &= cards[r].ucx;
     }
     snprintf(proxy->net_name, sizeof proxy->net_name, "%.63s",
              strcmp(params->transport, "auto") != 0 ? params->transport
              : far                                  ? (verbs || !ucx ? "verbs" : "ucx")
                                                     : "shmem");
-    return 0;
+}
+
+static int proxy_compare(mpix_proxy *proxy, const mpix_params *params, int counters, int kernels) {
+    mpix_same same;
+
+    mpix_same_begin(&same);
+    mpix_same_add(&same, "the version of the proxy's protocol", "%d", PROXY_VERSION);
+    mpix_same_add(&same, "whether kernels use the proxy", "%d", kernels);
+    mpix_same_add(&same, "the number of counters", "%d", counters);
+    mpix_same_add_params(&same, params);
+    return mpix_boot_same(proxy->boot, &same);
 }
 
 /* Compares configurations, finds the transport and the number of parts. */
 static int proxy_agree(mpix_proxy *proxy, const mpix_params *params, const unsigned char *want, int counters, int kernels) {
-    proxy_card card = {.version = PROXY_VERSION, .counters = counters, .lanes = params->lanes, .signal = params->signal,
-                       .kernels = kernels, .threads = params->proxy_threads, .cores = proxy_cores(proxy->boot, params, kernels)};
+    proxy_card card = {.cores = proxy_cores(proxy->boot, params, kernels)};
     proxy_card *cards = calloc((size_t)proxy->size, sizeof *cards);
     int kind =
         cards ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the configurations of %d ranks", proxy->size);
 
     kind = mpix_boot_agree(proxy->boot, kind);
+    if (!kind)
+        kind = proxy_compare(proxy, params, counters, kernels);
     if (kind)
         goto free_cards;
     if (strcmp(params->transport, "auto") == 0) {
         card.verbs = proxy_present("verbs");
         card.ucx = proxy_present("ucx");
     }
-    snprintf(card.transport, sizeof card.transport, "%.63s", params->transport);
     for (int r = 0; r < proxy->size; r++) {
         card.far |= want[r] && strcmp(proxy->boot->hostnames[r], proxy->boot->hostnames[proxy->boot->rank]) != 0;
         card.ways += want[r] ? params->lanes : 0;
@@ -167,9 +150,8 @@ static int proxy_agree(mpix_proxy *proxy, const mpix_params *params, const unsig
     kind = mpix_boot_allgather(proxy->boot, &card, sizeof card, cards);
     if (kind)
         goto free_cards;
-    kind = mpix_boot_agree(proxy->boot, proxy_compare(proxy, params, &card, cards));
-    if (!kind)
-        proxy_parts(proxy, params, kernels, cards);
+    proxy_name(proxy, params, cards);
+    proxy_parts(proxy, params, kernels, cards);
 free_cards:
     free(cards);
     return kind;

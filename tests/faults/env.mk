@@ -1,1 +1,11 @@
-# tests/faults/env.mk - see tests/faults/local.mk.
+# tests/faults/env.mk - ranks whose settings differ, and edges of single transports; see tests/faults/local.mk.
+ENV_TESTS = tests/faults/env_mapped.sh tests/faults/env_proxied.sh
+TESTS += $(ENV_TESTS)
+FULL_TESTS += tests/faults/env_full.sh
+EXTRA_DIST += $(ENV_TESTS) tests/faults/env_full.sh
+
+# Looks at the table of parameters, inside the library.
+check_PROGRAMS += tests/faults/env
+tests_faults_env_SOURCES = tests/faults/env.c
+tests_faults_env_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
+tests_faults_env_LDADD = tests/common/libharness.la libmpixep_core.la $(MPI_LIBS)

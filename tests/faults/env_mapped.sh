@@ -1,0 +1,5 @@
+#!/bin/sh
+# env_mapped.sh - every parameter set on one rank only, where ranks map each other's memory.
+# covers: settings differ between ranks | create, ht-mapped, ll-mapped, p2p-mapped | tests/faults/env_mapped.sh
+set -eu
+MPIX_EP_LOG_LEVEL=none MPIX_TEST_TIMEOUT=200 exec "$MPIX_MPIRUN" 2 "$MPIX_BUILDDIR/tests/faults/env"
