@@ -175,7 +175,7 @@ int verbs_rmem_open(mpix_net *base, int peer, const void *blob, mpix_net_rmem **
 
     memcpy(&key, blob, sizeof key);
     if (key.ndevices > VERBS_MAX_DEVICES || key.npieces > VERBS_MAX_PIECES ||
-        (key.bytes && (key.piece == 0 || key.npieces == 0)))
+        (key.bytes && (key.piece == 0 || (key.bytes - 1) / key.piece >= key.npieces)) || key.base + key.bytes < key.base)
         return mpix_fail_peer(MPIX_ERRK_TRANSPORT, peer, net->boot->hostnames[peer],
                               "the key of a window of rank %d is damaged", peer);
     /* An operation cut at the peer's pieces must fit in a send queue. */

@@ -175,7 +175,7 @@ static int connect_fail(const verbs_net *net, const verbs_lane *lane, int err, c
 static int lane_connect(verbs_net *net, verbs_lane *lane, const verbs_blob *blob) {
     verbs_device *device = &net->devices[lane->device];
     const blob_lane *far = &blob->lane[lane->lane];
-    const blob_device *remote = &blob->device[far->device < blob->ndevices ? far->device : 0];
+    const blob_device *remote = &blob->device[far->device];
     int own_mtu = verbs_mtu_bytes(device->port.port_attr.active_mtu), mtu = verbs_mtu_bytes((enum ibv_mtu)remote->mtu);
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR};
     int err;
@@ -249,10 +249,15 @@ int verbs_connect(mpix_net *base, int peer, const void *in) {
         return mpix_fail_peer(MPIX_ERRK_TRANSPORT, peer, net->boot->hostnames[peer],
                               "%d lanes here, %u at rank %d: the parameter lanes must be the same on all ranks",
                               net->nlanes, blob.nlanes, peer);
+    for (int l = 0; l < net->nlanes; l++)
+        if (blob.lane[l].device >= blob.ndevices)
+            return mpix_fail_peer(MPIX_ERRK_TRANSPORT, peer, net->boot->hostnames[peer],
+                                  "rank %d says that lane %d is of its device %u, and that it has %u", peer, l,
+                                  blob.lane[l].device, blob.ndevices);
     for (int l = 0; l < net->nlanes; l++) {
         verbs_lane *lane = verbs_lane_of(net, peer, l);
         const verbs_device *device = &net->devices[lane->device];
-        const blob_device *remote = &blob.device[blob.lane[l].device < blob.ndevices ? blob.lane[l].device : 0];
+        const blob_device *remote = &blob.device[blob.lane[l].device];
         int kind;
 
         if (remote->link_layer != device->port.port_attr.link_layer ||
