@@ -49,6 +49,10 @@ public:
         std::size_t width = 1;
         for (std::size_t i = 1; i < shape_.size(); i++)
             width *= shape_[i];
+        in_.seekg(0, std::ios::end); /* before memory is taken for what a header claims */
+        const std::size_t bytes = static_cast<std::size_t>(in_.tellg());
+        if (!in_ || bytes < start_ || (bytes - start_) / sizeof(T) < (first + count) * width)
+            fail("is shorter than its header says");
         std::vector<T> values(count * width);
         in_.seekg(static_cast<std::streamoff>(start_ + first * width * sizeof(T)));
         in_.read(reinterpret_cast<char *>(values.data()), static_cast<std::streamsize>(values.size() * sizeof(T)));
