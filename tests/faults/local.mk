@@ -16,5 +16,5 @@ include tests/faults/waits.mk
 include tests/faults/world.mk
 
 check-full: $(check_PROGRAMS) $(check_DATA) $(check_LTLIBRARIES)
-	@if test -n '$(strip $(FULL_TESTS))'; then $(MAKE) $(AM_MAKEFLAGS) check TESTS='$(FULL_TESTS)'; fi
+	@all=`echo $(FULL_TESTS)`; if test -n "$$all"; then $(MAKE) $(AM_MAKEFLAGS) check TESTS='$(FULL_TESTS)'; fi
 .PHONY: check-full

@@ -1,0 +1,17 @@
+#!/bin/sh
+# replay.sh - in `make check`: the kept inputs of each target, and some thousand mutations of them, without libFuzzer.
+set -u
+runs=2000
+[ "${MPIX_SANITIZED:-0}" = 0 ] || runs=500
+status=0
+for target in $MPIX_FUZZ_TARGETS; do
+    program=$MPIX_BUILDDIR/tests/fuzz/$target
+    if ! output=$("$program" -runs=$runs -seed="${FUZZ_SEED:-1}" "$MPIX_SRCDIR/tests/fuzz/corpus/$target" 2>&1); then
+        printf '%s\n' "$output" | tail -n 40
+        echo "replay.sh: $target failed"
+        status=1
+    else
+        echo "$target: $output"
+    fi
+done
+exit $status
