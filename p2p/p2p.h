@@ -165,7 +165,9 @@ typedef struct p2p_op {
     /* progress of the pieces */
     int at, posting;
     uint64_t at_off;
-    uint64_t left;            /* answers awaited */
+    uint64_t left;            /* answers awaited, and messages of its own that are still to be written */
+    uint64_t owed;            /* proxied: what the ring has queued for it, see peer->owed; 0: not looked at so far */
+    int moved;                /* a receive: its data are here */
     int asked;                /* pieces went by message */
     int lane;
     uint32_t lanes;           /* those used */
@@ -220,6 +222,7 @@ typedef struct p2p_peer {
     p2p_block *in;               /* its block in our window */
     uint64_t written, taken, told; /* messages; told: tail given back */
     uint64_t tails;              /* tail signals so far */
+    uint64_t owed;               /* proxied: number of the last command on lane 0 that the peer needs: a message, a tail */
     _Atomic uint64_t *sent;      /* [slots] sum of the notifications for it: proxied, or by our GPU on our stream */
     p2p_out *first, *last;
     p2p_op *recv_first, *recv_last;
@@ -348,6 +351,9 @@ int p2p_progress(mpix_p2p *p2p); /* with the lock; 1: something happened */
 void p2p_fail(mpix_p2p *p2p, int kind);
 void p2p_check_peers(mpix_p2p *p2p); /* deaths of those that are waited for */
 void p2p_wait_start(mpix_p2p *p2p, mpix_wait *wait);
+/* Ends a call that took messages of a peer: waits until what the rings have queued for it, tails, gets there without another call. Without
+ * the lock. What the call has got stays got if that fails; the object has failed then. */
+void p2p_settle(mpix_p2p *p2p, int peer, mpix_wait *wait, uint64_t start_ns);
 void p2p_ops_free(mpix_p2p *p2p);
 /* Progress within a wait for peer that began at start_ns; fails the object when that is too long. 0 or a kind. Without the lock. */
 int p2p_wait_turn(mpix_p2p *p2p, mpix_wait *wait, int peer, uint64_t start_ns, const char *what);
@@ -374,7 +380,8 @@ void p2p_message_take(mpix_p2p *p2p, int peer, const p2p_message *message, const
 
 /* ---- p2p_send.c --- */
 void p2p_send_arrived(mpix_p2p *p2p, int peer, const p2p_message *message, const char *payload);
-void p2p_recv_moved(p2p_op *op); /* a large message has been read, or its receive has failed */
+void p2p_recv_moved(p2p_op *op); /* its message is in place, or it has failed: the sender of a large one is told */
+void p2p_recv_leave(p2p_op *op); /* nothing is received any more */
 void p2p_early_free(mpix_p2p *p2p);
 
 /* ---- p2p_thread.c --- */

@@ -313,6 +313,16 @@ int PMPIX_P2p_create(MPI_Comm comm, MPI_Info info, MPIX_P2p *out) {
 }
 MPIX_WEAK_ALIAS(P2p_create);
 
+/* What peers still do with our memory needs our part until they are here, too: answers, tails. */
+static void free_turn(void *arg) {
+    mpix_p2p *p2p = arg;
+
+    pthread_mutex_lock(&p2p->lock);
+    if (!p2p->failed)
+        p2p_progress(p2p);
+    pthread_mutex_unlock(&p2p->lock);
+}
+
 /* The barrier lets peers finish what they do with our memory, and our device answer them. Bounded: a peer may never come. */
 int PMPIX_P2p_free(MPIX_P2p *pp2p) {
     int kind = pp2p ? 0 : mpix_fail(MPIX_ERRK_ARG, "p2p", "p2p is NULL"), users, failed;
@@ -330,14 +340,10 @@ int PMPIX_P2p_free(MPIX_P2p *pp2p) {
     if (users > 0 && !failed)
         return p2p_raise(p2p, mpix_fail(MPIX_ERRK_ARG, "p2p", "%d transfers are in flight: complete them first", users));
     if (!failed) {
-        /* Answers that peers still await (FIN, ACK, tails). */
-        uint64_t start = mpix_clock_ns();
-        while (atomic_load(&p2p->pending) > 0 && !p2p->failed && mpix_clock_ns() - start < 1000000000u) {
-            pthread_mutex_lock(&p2p->lock);
-            p2p_progress(p2p);
-            pthread_mutex_unlock(&p2p->lock);
-        }
+        p2p->boot->turn = free_turn;
+        p2p->boot->turn_arg = p2p;
         failed = mpix_boot_barrier_bounded(p2p->boot, p2p->params.timeout < 10 ? p2p->params.timeout : 10);
+        p2p->boot->turn = NULL;
     }
     mpix_boot_forget(p2p);
     p2p_destroy(p2p, failed != 0);

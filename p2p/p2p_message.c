@@ -64,6 +64,13 @@ static void take_add(mpix_p2p *p2p, int peer, const p2p_message *message) {
     p2p_out_add(p2p, peer, out);
 }
 
+/* One answer less is awaited. A proxied operation goes on in the turn that has given back the answer's place (p2p_move.c: move_handed). */
+static void answered(p2p_op *op) {
+    op->left -= op->left > 0;
+    if (op->p2p->peers[op->peer].mapped)
+        p2p_move(op);
+}
+
 /* The owner's answer: its error, or what it sent. */
 static void take_answer(mpix_p2p *p2p, int peer, const p2p_message *message, const char *payload) {
     p2p_op *op = p2p_op_find(p2p, message->id);
@@ -84,8 +91,8 @@ static void take_answer(mpix_p2p *p2p, int peer, const p2p_message *message, con
     }
     if (message->kind == P2P_MSG_ACK && !message->tag)
         return; /* of a part that was refused: more come */
-    op->left -= message->last && op->left > 0;
-    p2p_move(op);
+    if (message->last)
+        answered(op);
 }
 
 void p2p_message_take(mpix_p2p *p2p, int peer, const p2p_message *message, const char *payload) {
@@ -102,7 +109,7 @@ void p2p_message_take(mpix_p2p *p2p, int peer, const p2p_message *message, const
     case P2P_MSG_FIN: {
         p2p_op *op = p2p_op_find(p2p, message->id);
         if (op && op->peer == peer)
-            p2p_op_done(op);
+            answered(op);
         return;
     }
     case P2P_MSG_NOTIFY:

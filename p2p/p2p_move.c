@@ -130,7 +130,8 @@ static int move_add(p2p_op *op) {
 
 /* ---- notification ------------------------------------------------------------------------------------------------------- */
 
-static int notify_message(p2p_op *op, int with_pieces) {
+/* Proxied, the pieces go with it. */
+static int notify_message(p2p_op *op) {
     p2p_out *out = p2p_out_new(op->p2p, P2P_MSG_NOTIFY, p2p_op_id(op));
 
     if (!out) {
@@ -139,10 +140,8 @@ static int notify_message(p2p_op *op, int with_pieces) {
     }
     out->head.a = (uint64_t)op->slot;
     out->head.b = op->add;
-    if (with_pieces) {
-        out->op = op;
-        op->left++; /* until it is written */
-    }
+    out->op = op;
+    op->left++; /* until it is written */
     p2p_out_add(op->p2p, op->peer, out);
     return 1;
 }
@@ -190,7 +189,7 @@ static void move_notify(p2p_op *op) {
     if (op->on_gpu && !p2p_gpu_done(op))
         return; /* the processor tells only of what is complete */
     if (op->asked) { /* behind the data, in the ring */
-        if (notify_message(op, 0))
+        if (notify_message(op))
             op->notify = 0;
         return;
     }
@@ -229,6 +228,20 @@ static int move_piece(p2p_op *op) {
     return did;
 }
 
+/*
+ * Complete means that this rank need not be here for the rest: what the ring has queued until now - the operation's own messages, and
+ * the tails of what it took - is with the network, or a thread brings it there.
+ */
+static int move_handed(p2p_op *op) {
+    const p2p_peer *peer = &op->p2p->peers[op->peer];
+
+    if (op->type < P2P_ADD || peer->mapped || (op->type == P2P_RECV && !op->moved))
+        return 1;
+    if (!op->owed)
+        op->owed = peer->owed;
+    return mpix_proxy_handed(op->p2p->proxy, op->peer, 0) >= op->owed;
+}
+
 static int move_complete(p2p_op *op) {
     if (op->at < op->n || op->left > 0 || (op->notify && !op->kind))
         return 0;
@@ -237,7 +250,7 @@ static int move_complete(p2p_op *op) {
     for (int l = 0; l < P2P_LANES && op->lanes >> l; l++)
         if ((op->lanes >> l & 1) && mpix_proxy_completed(op->p2p->proxy, op->peer, l) < op->seq[l])
             return 0;
-    return 1;
+    return move_handed(op);
 }
 
 void p2p_move(p2p_op *op) {
@@ -250,18 +263,22 @@ void p2p_move(p2p_op *op) {
         if (op->at < op->n && move_add(op))
             op->at = op->n;
     } else if (op->type == P2P_PUT && op->notify && p2p->counted && !p2p->peers[op->peer].mapped) {
-        if (op->at == 0 && op->told == 0 && notify_message(op, 1))
+        if (op->at == 0 && op->told == 0 && notify_message(op))
             op->told = 1; /* the ring's writer moves `at` */
-    } else if (op->type == P2P_PUT || op->type == P2P_GET || (op->type == P2P_RECV && op->pieces == op->temp && op->pieces)) {
+    } else if (op->type == P2P_PUT || op->type == P2P_GET || (op->type == P2P_RECV && !op->moved && op->pieces == op->temp && op->pieces)) {
         while (op->at < op->n && move_piece(op))
             ;
         if (op->at == op->n && op->notify)
             move_notify(op);
-    } else {
+    } else if (op->type == P2P_RECV && !op->moved) {
         op->posting = 0;
-        return; /* a send awaits its answer, a receive its message */
+        return; /* it awaits its message */
     }
     op->posting = 0;
-    if (!atomic_load_explicit(&op->done, memory_order_relaxed) && move_complete(op))
+    if (atomic_load_explicit(&op->done, memory_order_relaxed) || !move_complete(op))
+        return;
+    if (op->type == P2P_RECV && !op->moved)
+        p2p_recv_moved(op);
+    else
         p2p_op_done(op);
 }

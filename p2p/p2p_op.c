@@ -112,7 +112,8 @@ p2p_op *p2p_op_new(mpix_p2p *p2p, int type, int peer, const MPIX_P2p_iov iov[], 
     op->kind = 0;
     atomic_store_explicit(&op->done, 0, memory_order_relaxed);
     op->at = op->posting = op->asked = op->notify = op->told = 0;
-    op->at_off = op->left = op->total = 0;
+    op->at_off = op->left = op->total = op->owed = 0;
+    op->moved = 0;
     op->lanes = 0;
     op->lane = -1;
     op->scratch = -1;
@@ -163,7 +164,7 @@ void p2p_op_done(p2p_op *op) {
     if (atomic_load_explicit(&op->done, memory_order_relaxed))
         return;
     if (op->type == P2P_RECV)
-        p2p_recv_moved(op);
+        p2p_recv_leave(op);
     if (op->scratch >= 0) {
         if (op->old && !op->kind)
             *op->old = (int64_t)p2p->scratch[op->scratch];
@@ -229,7 +230,7 @@ void p2p_fail(mpix_p2p *p2p, int kind) {
     p2p_ring_drop(p2p);
     while (p2p->ops) {
         p2p_op *op = p2p->ops;
-        if (!op->kind) {
+        if (!op->kind && !op->moved) { /* what is received is received, whether or not its sender could be told */
             op->kind = p2p->failed;
             op->error = p2p->failure;
         }
@@ -285,24 +286,43 @@ void p2p_check_peers(mpix_p2p *p2p) {
     }
 }
 
-static int op_late(mpix_p2p *p2p, int peer, const char *what) {
+/* What would have helped where an operation needs the peer's part. */
+static const char *late_remedy(const mpix_p2p *p2p, const p2p_op *op) {
+    const p2p_peer *peer = &p2p->peers[op->peer];
+
+    if (op->type == P2P_SEND && !peer->first)
+        return ": no receive took it";
+    if (op->type == P2P_SEND || op->type == P2P_TOLD)
+        return ": it took no messages; its calls of the object do, or mpix_ep_progress=thread there";
+    if ((op->type == P2P_PUT || op->type == P2P_GET) && op->asked)
+        return ": it takes messages for this memory (mpix_ep_p2p_cma=no, or the system forbids more) in calls only; mpix_ep_progress=thread there helps";
+    if (op->type == P2P_ADD && op->left)
+        return ": it makes additions to this memory in calls of the object only; mpix_ep_progress=thread there helps";
+    return "";
+}
+
+static int op_late(mpix_p2p *p2p, int peer, const char *what, const char *remedy) {
     if (p2p->proxy)
         mpix_proxy_dump(p2p->proxy);
     return mpix_fail_peer(MPIX_ERRK_TIMEOUT, peer, p2p->boot->hostnames[peer],
-                          "%s with rank %d on %s was not complete within %g s; the object has failed", what, peer, p2p->boot->hostnames[peer],
-                          p2p->params.timeout);
+                          "%s with rank %d on %s was not complete within %g s; the object has failed%s", what, peer, p2p->boot->hostnames[peer],
+                          p2p->params.timeout, remedy);
 }
 
 /* ---- progress ----------------------------------------------------------------------------------------------------------- */
 
 int p2p_progress(mpix_p2p *p2p) {
-    int did = p2p->proxy && mpix_proxy_step(p2p->proxy);
+    int did = p2p->proxy && mpix_proxy_step(p2p->proxy), took = 0;
 
     for (int r = 0; r < p2p->size; r++)
-        did |= p2p_ring_read(p2p, r);
+        took |= p2p_ring_read(p2p, r);
+    did |= took;
     p2p->idle = did ? 0 : p2p->idle + (p2p->idle < P2P_IDLE);
-    if (atomic_load_explicit(&p2p->pending, memory_order_relaxed) == 0)
+    if (atomic_load_explicit(&p2p->pending, memory_order_relaxed) == 0) {
+        if (took && p2p->proxy)
+            mpix_proxy_step(p2p->proxy); /* tails */
         return did;
+    }
     for (int r = 0; r < p2p->size; r++)
         if (p2p->peers[r].first)
             did |= p2p_ring_write(p2p, r);
@@ -328,7 +348,7 @@ static void op_clock(p2p_op *op) {
     op->tested_ns = now;
     op->waited_ns += delta < OP_PAUSE_NS ? delta : OP_PAUSE_NS;
     if ((double)op->waited_ns > op->p2p->params.timeout * 1e9)
-        p2p_fail(op->p2p, op_late(op->p2p, op->peer, names[op->type]));
+        p2p_fail(op->p2p, op_late(op->p2p, op->peer, names[op->type], late_remedy(op->p2p, op)));
 }
 
 static int op_test(struct mpix_xfer *xfer) {
@@ -413,6 +433,20 @@ int p2p_op_run(p2p_op *op, MPIX_Xfer *xfer) {
     return p2p_op_give(op, xfer);
 }
 
+void p2p_settle(mpix_p2p *p2p, int peer, mpix_wait *wait, uint64_t start_ns) {
+    int settled, kind = 0;
+
+    if (p2p->peers[peer].mapped)
+        return;
+    do {
+        pthread_mutex_lock(&p2p->lock);
+        settled = p2p->failed || mpix_proxy_handed(p2p->proxy, peer, 0) >= p2p->peers[peer].owed;
+        pthread_mutex_unlock(&p2p->lock);
+        if (!settled)
+            kind = p2p_wait_turn(p2p, wait, peer, start_ns, "the answer to what was received");
+    } while (!settled && !kind);
+}
+
 int p2p_wait_turn(mpix_p2p *p2p, mpix_wait *wait, int peer, uint64_t start_ns, const char *what) {
     pthread_mutex_lock(&p2p->lock);
     p2p->awaited = peer;
@@ -422,7 +456,7 @@ int p2p_wait_turn(mpix_p2p *p2p, mpix_wait *wait, int peer, uint64_t start_ns, c
         p2p_check_peers(p2p);
     p2p->awaited = -1;
     if (idle && !p2p->failed && (double)(mpix_clock_ns() - start_ns) > p2p->params.timeout * 1e9)
-        p2p_fail(p2p, op_late(p2p, peer, what));
+        p2p_fail(p2p, op_late(p2p, peer, what, ""));
     pthread_mutex_unlock(&p2p->lock);
     if (!did)
         mpix_wait_pause(wait);

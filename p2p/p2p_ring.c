@@ -141,7 +141,7 @@ static int write_proxied(mpix_p2p *p2p, int rank, p2p_out *out) {
     uint64_t seq;
 
     if (out->stage == 1) {
-        if (out->head.kind == P2P_MSG_NOTIFY && out->op && !write_pieces(p2p, peer, out, counter))
+        if (out->head.kind == P2P_MSG_NOTIFY && !write_pieces(p2p, peer, out, counter))
             return 0;
         out->stage = 2;
     }
@@ -154,27 +154,28 @@ static int write_proxied(mpix_p2p *p2p, int rank, p2p_out *out) {
     if (mpix_proxy_signal(p2p->proxy, rank, 0, P2P_WIN_CTL, ctl_offset(p2p, peer, &peer->out->head), peer->written + 1, counter,
                           (uint32_t)out->puts + 1, &seq) <= 0)
         return 0;
-    if (out->head.kind == P2P_MSG_NOTIFY && out->op) {
+    peer->owed = seq;
+    if (out->head.kind == P2P_MSG_NOTIFY) {
         out->op->lanes |= 1;
         out->op->seq[0] = seq;
     }
     return 1;
 }
 
-/* A node is done with: what waited only for being written is complete. */
+/* A node is done with. What waited only for being written is complete when the message is on its way for good. */
 static void write_finished(mpix_p2p *p2p, p2p_peer *peer, p2p_out *out) {
-    p2p_op *op = out->op;
+    p2p_op *op = out->head.kind == P2P_MSG_OFFER ? NULL : out->op;
 
     peer->first = out->next;
     if (!peer->first)
         peer->last = NULL;
-    if (op && out->head.kind == P2P_MSG_NOTIFY) {
+    if (op) {
         op->left--;
         op->notify = 0;
-    } else if (op && (out->head.kind == P2P_MSG_EAGER || out->head.kind == P2P_MSG_ADVERT)) {
-        p2p_op_done(op);
     }
     out_free(p2p, out);
+    if (op)
+        p2p_move(op);
 }
 
 int p2p_ring_write(mpix_p2p *p2p, int rank) {
@@ -222,6 +223,7 @@ static void read_tell(mpix_p2p *p2p, int rank) {
     }
     if (mpix_proxy_signal(p2p->proxy, rank, 0, P2P_WIN_CTL, ctl_offset(p2p, peer, &peer->out->tail), peer->taken,
                           (uint32_t)p2p->ring + (uint32_t)(peer->tails & 1), 0, &seq) > 0) {
+        peer->owed = seq;
         peer->tails++;
         peer->told = peer->taken;
     }

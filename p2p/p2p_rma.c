@@ -201,6 +201,7 @@ int PMPIX_P2p_notify_wait(MPIX_P2p p2p, int peer, int slot, uint64_t at_least, u
         do
             kind = p2p_wait_turn(p2p, &wait, peer, start, "a notification");
         while ((value = notify_value(p2p, peer, slot)) < at_least && !kind);
+        p2p_settle(p2p, peer, &wait, start);
         mpix_wait_end(&wait);
         if (value < at_least)
             return p2p_raise(p2p, kind);

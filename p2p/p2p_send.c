@@ -117,7 +117,7 @@ static void recv_eager(p2p_op *op, const char *data, uint64_t bytes) {
         }
         op->total = bytes;
     }
-    p2p_op_done(op);
+    p2p_recv_moved(op);
 }
 
 static int recv_piece(p2p_op *op, int n, p2p_piece piece) {
@@ -142,7 +142,7 @@ static void recv_offer(p2p_op *op, const p2p_early *early) {
 
     op->offer_id = early->id;
     if (!recv_fits(op, early->bytes)) {
-        p2p_op_done(op);
+        p2p_recv_moved(op);
         return;
     }
     op->total = early->bytes;
@@ -176,14 +176,14 @@ static void recv_offer(p2p_op *op, const p2p_early *early) {
     op->at = 0;
     if (kind) {
         p2p_op_fail(op, kind);
-        p2p_op_done(op);
+        p2p_recv_moved(op);
         return;
     }
     p2p_move(op);
 }
 
-/* The end of a receive, good or bad: the sender of an offer may go on, and handles of its memory are given back. */
-void p2p_recv_moved(p2p_op *op) {
+/* It waits no longer for a message, and handles of the sender's memory are given back. */
+void p2p_recv_leave(p2p_op *op) {
     mpix_p2p *p2p = op->p2p;
     p2p_peer *peer = &p2p->peers[op->peer];
     p2p_op **at = &peer->recv_first, *before = NULL;
@@ -202,17 +202,33 @@ void p2p_recv_moved(p2p_op *op) {
             if (i + 1 == op->n || op->temp[i + 1].rmem != op->temp[i].rmem)
                 p2p_rmem_close(op->temp[i].rmem);
     op->pieces = op->own;
-    op->n = op->held;
-    if (op->offer_id && !p2p->failed) {
-        p2p_out *out = p2p_out_new(p2p, P2P_MSG_FIN, op->offer_id);
-        if (out)
-            p2p_out_add(p2p, op->peer, out);
-        else
-            p2p_op_fail(op, MPIX_ERRK_NO_MEM);
-    }
+    op->at = op->n = op->held;
+}
+
+/*
+ * A receive has its message, or has failed: the sender of an offer may go on. To a mapped peer that is said at once, if the ring has room. Elsewhere the end waits for the
+ * turn that has given back the message's place, see move_handed.
+ */
+void p2p_recv_moved(p2p_op *op) {
+    mpix_p2p *p2p = op->p2p;
+    uint64_t id = op->offer_id;
+    p2p_out *out;
+
+    p2p_recv_leave(op);
+    op->moved = 1;
     op->offer_id = 0;
     if (!op->kind && op->received)
         *op->received = (MPI_Count)op->total;
+    if (id && (out = p2p_out_new(p2p, P2P_MSG_FIN, id))) {
+        out->op = op;
+        op->left = 1;
+        p2p_out_add(p2p, op->peer, out); /* ends it, if it goes at once */
+        return;
+    }
+    if (id)
+        p2p_op_fail(op, MPIX_ERRK_NO_MEM);
+    if (p2p->peers[op->peer].mapped)
+        p2p_op_done(op);
 }
 
 static void recv_deliver(mpix_p2p *p2p, p2p_op *op, p2p_early *early) {
@@ -309,6 +325,15 @@ static int send_quick(mpix_p2p *p2p, int rank, const MPIX_P2p_iov iov[], int n) 
     return did;
 }
 
+/* The tail of a call that has queued a message: it goes now, and then the operation is over if nothing more is needed. */
+static int send_run(p2p_op *op, MPIX_Xfer *xfer) {
+    mpix_p2p *p2p = op->p2p;
+
+    if (!p2p->peers[op->peer].mapped && mpix_proxy_step(p2p->proxy))
+        p2p_move(op);
+    return p2p_op_give(op, xfer);
+}
+
 static int call_send(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPIX_Xfer *xfer, int blocking) {
     if (!p2p_live(p2p, MPIX_LIVE_P2P))
         return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "p2p", "p2p is NULL or freed"));
@@ -336,10 +361,10 @@ static int call_send(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MP
     out->head.a = op->total;
     out->head.b = (uint64_t)n;
     out->blobs = out->head.kind == P2P_MSG_OFFER;
+    op->at = n;
+    op->left = 1; /* until it is written, or received */
     p2p_out_add(p2p, peer, out);
-    if (p2p->proxy)
-        mpix_proxy_step(p2p->proxy);
-    return p2p_op_give(op, xfer);
+    return send_run(op, xfer);
 }
 
 int PMPIX_P2p_isend(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPIX_Xfer *xfer) {
@@ -416,6 +441,7 @@ static int call_recv(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MP
     p2p_early *early = p->recv_first ? NULL : early_take(p, 0, 0);
     if (early) {
         recv_deliver(p2p, op, early);
+        p2p_move(op);
     } else {
         if (p->recv_last)
             p->recv_last->match = op;
@@ -423,6 +449,7 @@ static int call_recv(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MP
             p->recv_first = op;
         p->recv_last = op;
         p2p_ring_read(p2p, peer); /* it may be there */
+        p2p_move(op);
     }
     return p2p_op_give(op, xfer);
 }
@@ -457,8 +484,10 @@ int PMPIX_P2p_advertise(const MPIX_P2p_iov iov[], int n, int peer, int tag) {
     out->blobs = 1;
     out->head.tag = tag;
     out->head.b = (uint64_t)n;
+    op->at = n;
+    op->left = 1;
     p2p_out_add(p2p, peer, out);
-    return p2p_op_give(op, NULL);
+    return send_run(op, NULL);
 }
 MPIX_WEAK_ALIAS(P2p_advertise);
 
@@ -511,6 +540,8 @@ int PMPIX_P2p_get_advert(MPIX_P2p p2p, int peer, int tag, int max, MPIX_P2p_rmem
             break;
         kind = p2p_wait_turn(p2p, &wait, peer, start, "an advertisement");
     }
+    if (taken && !kind)
+        p2p_settle(p2p, peer, &wait, start);
     mpix_wait_end(&wait);
     return p2p_raise(p2p, kind);
 }

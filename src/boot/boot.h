@@ -24,6 +24,8 @@ typedef struct mpix_boot {
     char (*hostnames)[64]; /* [size] */
     uint64_t *starts;      /* [size] when each rank's process began, 0: unknown */
     unsigned char *apart;  /* [size] MPIX_APART_*: why a rank is of another host */
+    void (*turn)(void *turn_arg); /* what the object does while it waits in a bounded barrier, NULL: nothing */
+    void *turn_arg;
 } mpix_boot;
 
 enum {

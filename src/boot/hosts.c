@@ -60,6 +60,8 @@ int mpix_boot_barrier_bounded(mpix_boot *boot, double seconds) {
             return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "MPI_Test of a barrier failed");
         if (!done && (double)(mpix_clock_ns() - start) > seconds * 1e9)
             return mpix_fail(MPIX_ERRK_TIMEOUT, NULL, "the ranks did not meet within %g s at the end of an object", seconds);
+        if (!done && boot->turn)
+            boot->turn(boot->turn_arg);
         if (!done)
             sched_yield();
     }

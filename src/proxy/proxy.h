@@ -90,6 +90,8 @@ const mpix_proxy_rmem *mpix_proxy_window_rmem(const mpix_proxy *proxy, int peer,
 int mpix_proxy_post(mpix_proxy *proxy, const mpix_proxy_op *op, uint64_t *seq);
 /* Commands of (peer, lane) whose local buffers may be reused: all with seq <= this. */
 uint64_t mpix_proxy_completed(const mpix_proxy *proxy, int peer, int lane);
+/* The same of those that arrive without another turn of the caller: with a thread all that were queued, else what the net has and finishes by itself. */
+uint64_t mpix_proxy_handed(const mpix_proxy *proxy, int peer, int lane);
 /* Bytes allocated for peer: lanes, counters, its part of the table of headers; and the name of the net as asked for. */
 size_t mpix_proxy_memory(const mpix_proxy *proxy, int peer);
 const char *mpix_proxy_net_name(const mpix_proxy *proxy);

@@ -57,6 +57,7 @@ typedef struct proxy_lane {
     _Atomic uint64_t retired_seen;          /* producers' copy of retired */
     _Alignas(64) _Atomic uint64_t retired;  /* commands that have left the ring */
     _Atomic uint64_t completed;             /* seq of the last of them */
+    _Atomic uint64_t posted_seq;            /* seq of the last command whose operations are all posted */
 } proxy_lane;
 
 typedef struct proxy_tx { /* per counter: the batch that is being taken */

@@ -225,16 +225,20 @@ static int loop_gather(proxy_part *part, proxy_peer *peer, proxy_lane *lane, mpi
 /* The first n gathered operations were posted; headers among the rest give their places back. */
 static void loop_account(proxy_part *part, proxy_peer *peer, proxy_lane *lane, const mpix_net_op *ops, int gathered,
                          int n) {
-    uint64_t bytes = 0;
+    uint64_t bytes = 0, seq = 0;
 
     for (int i = 0; i < n; i++) {
         proxy_work *work = &lane->ring[lane->post & (part->depth - 1)];
         uint64_t len = loop_op_len(part, work, work->posted);
         lane->bytes += len;
         bytes += len;
-        if (++work->posted == work->total)
+        if (++work->posted == work->total) {
+            seq = work->seq;
             lane->post++;
+        }
     }
+    if (seq)
+        atomic_store_explicit(&lane->posted_seq, seq, memory_order_release);
     lane->ops += (uint32_t)n;
     for (int i = n; i < gathered; i++)
         if (ops[i].counter >= part->counters)

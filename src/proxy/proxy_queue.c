@@ -169,6 +169,15 @@ int mpix_proxy_post(mpix_proxy *proxy, const mpix_proxy_op *op, uint64_t *seq) {
     return queue_push(proxy->part[index], &r, seq);
 }
 
+uint64_t mpix_proxy_handed(const mpix_proxy *proxy, int peer, int lane) {
+    const proxy_part *part = proxy->part[proxy_part_of(proxy, peer, lane)];
+    const proxy_lane *l = &part->peers[peer].lanes[proxy_lane_in_part(proxy, lane)];
+
+    if (part->threaded)
+        return UINT64_MAX;
+    return atomic_load_explicit(part->net->caps.posted_lands ? &l->posted_seq : &l->completed, memory_order_acquire);
+}
+
 uint64_t mpix_proxy_completed(const mpix_proxy *proxy, int peer, int lane) {
     const proxy_part *part = proxy->part[proxy_part_of(proxy, peer, lane)];
 

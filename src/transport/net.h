@@ -46,6 +46,7 @@ typedef struct mpix_net_caps {
     int ordered;         /* a WORD is seen by the target after the WRITEs posted before it on the same lane */
     int counted;         /* counted writes are possible */
     int add_coherent;    /* ADD is atomic also with the additions of the target's processors */
+    int posted_lands;    /* what was posted arrives without another call of the poster, unless the connection fails */
     int target_works;    /* the target's turns take part in operations: its proxy must run all the time; stored words are told as arrivals */
     int lanes;           /* per peer, >= 1 */
     int depth;           /* operations that may be incomplete per lane */

@@ -65,6 +65,7 @@ static int null_open(mpix_boot *boot, const mpix_params *params, const unsigned 
     }
     n->net.ops = &mpix_net_null;
     n->net.caps = (mpix_net_caps){.ordered = 1,
+                                  .posted_lands = 1,
                                   .counted = 1,
                                   .lanes = params->lanes,
                                   .depth = 1 << 20,

@@ -135,6 +135,7 @@ static int shmem_open(mpix_boot *boot, const mpix_params *params, const unsigned
     n->net.ops = &mpix_net_shmem;
     n->net.caps = (mpix_net_caps){.ordered = 1,
                                   .counted = 1,
+                                  .posted_lands = 1,
                                   .add_coherent = 1, /* of memory that can be mapped: it is the processor's */
                                   .lanes = params->lanes,
                                   .depth = SHMEM_DEPTH,

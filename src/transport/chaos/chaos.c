@@ -27,6 +27,7 @@ static void chaos_caps(chaos_net *c) {
     mpix_net_caps *caps = &c->net.caps;
 
     *caps = c->inner->caps;
+    caps->posted_lands = 0; /* polls let go of what is held back */
     if (caps->depth > CHAOS_DEPTH)
         caps->depth = CHAOS_DEPTH;
     if (c->reorder) {

@@ -67,6 +67,8 @@ void verbs_flush(verbs_net *net) {
     net->nqueued = left;
     if (left == 0)
         net->nwr = 0;
+    else
+        net->net.caps.posted_lands = 0; /* such a device: what it refused for now goes with a later call, so only completions tell */
 }
 
 /* ---- building --------------------------------------------------------------------------------------------------- */

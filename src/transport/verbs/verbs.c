@@ -87,6 +87,7 @@ static void set_caps(verbs_net *net, const mpix_params *params) {
     caps->lanes = net->nlanes;
     caps->depth = net->depth;
     caps->counted = 1;
+    caps->posted_lands = 1;
     caps->max_counter = UINT32_MAX;
     caps->max_op = UINT64_MAX;
     caps->ordered = 1;
