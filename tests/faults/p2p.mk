@@ -1,1 +1,30 @@
-# tests/faults/p2p.mk - see tests/faults/local.mk.
+# tests/faults/p2p.mk - complete means complete, and the target is safe. See tests/faults/local.mk.
+P2P_FAULT_TESTS = \
+	tests/faults/p2p_complete_mapped_caller.2.test \
+	tests/faults/p2p_complete_counted_caller.2.test \
+	tests/faults/p2p_complete_chaos_caller.2.test \
+	tests/faults/p2p_remedy.2.test
+P2P_FAULT_FULL_TESTS = $(P2P_FAULT_TESTS) \
+	tests/faults/p2p_complete_mapped_progress.2.test \
+	tests/faults/p2p_complete_copied_caller.2.test \
+	tests/faults/p2p_complete_copied_progress.2.test \
+	tests/faults/p2p_complete_ordered_caller.2.test \
+	tests/faults/p2p_complete_ordered_thread.2.test \
+	tests/faults/p2p_complete_counted_thread.2.test \
+	tests/faults/p2p_complete_chaos_thread.2.test \
+	tests/faults/p2p_complete_chaosordered_caller.2.test \
+	tests/faults/p2p_complete_ucx_thread.2.test
+
+TESTS += $(P2P_FAULT_TESTS)
+FULL_TESTS += $(P2P_FAULT_FULL_TESTS)
+EXTRA_DIST += tests/faults/p2p.sh
+CLEANFILES += $(P2P_FAULT_FULL_TESTS)
+
+$(P2P_FAULT_FULL_TESTS): Makefile
+	$(AM_V_GEN)$(MKDIR_P) tests/faults && \
+	printf '#!/bin/sh\nexec "$(abs_top_srcdir)/tests/faults/p2p.sh" "$$0"\n' >$@ && chmod +x $@
+
+check_PROGRAMS += tests/faults/p2p_complete
+tests_faults_p2p_complete_SOURCES = tests/faults/p2p_complete.c
+tests_faults_p2p_complete_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
+tests_faults_p2p_complete_LDADD = $(MPI_TEST_LIBS)

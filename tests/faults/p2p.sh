@@ -1,0 +1,60 @@
+#!/bin/sh
+# p2p.sh - complete means complete, and the target is safe: the name says what, how ranks reach each other, and who runs the proxy.
+#
+#   p2p.sh PATH/p2p_PROGRAM[_REACH_PROXY].RANKS.test
+#
+# covers: complete, then MPI only | p2p-mapped | tests/faults/p2p_complete_mapped_caller.2.test
+# covers: complete, then MPI only | p2p-copied | tests/faults/p2p_complete_copied_caller.2.test
+# covers: complete, then MPI only | p2p-proxied | tests/faults/p2p_complete_chaos_caller.2.test
+# covers: a target that calls nothing | p2p-copied | tests/faults/p2p_remedy.2.test
+set -u
+
+name=$(basename "$1" .test)
+np=${name##*.}
+name=${name%.*}
+build=${MPIX_BUILDDIR:-.}
+MPIX_SRCDIR=${MPIX_SRCDIR:-$(dirname "$0")/../..}
+MPIX_BUILDDIR=$build
+run=${MPIX_MPIRUN:-$MPIX_SRCDIR/tests/mpirun.sh}
+MPIX_EP_LOG_LEVEL=none
+export MPIX_SRCDIR MPIX_BUILDDIR MPIX_EP_LOG_LEVEL
+[ "${MPIX_SANITIZED:-0}" = 0 ] || export ASAN_OPTIONS="fast_unwind_on_malloc=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
+
+case $name in
+p2p_remedy)
+    export MPIX_EP_P2P_CMA=no
+    exec "$run" "$np" "$build/tests/faults/p2p_complete" --case remedy
+    ;;
+esac
+
+who=${name##*_}
+reach=${name%_*}
+program=${reach%_*}
+reach=${reach##*_}
+case $who in
+caller | thread) export MPIX_EP_PROXY="$who" ;;
+progress) export MPIX_EP_PROGRESS=thread ;;
+esac
+case $reach in
+mapped) ;;
+copied) export MPIX_EP_P2P_CMA=no ;;
+ordered) export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_LANES=2 ;;
+counted) export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted ;;
+chaos) export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_REACH=proxied MPIX_EP_CHAOS_DELAY_US=1000 ;;
+chaosordered)
+    export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_REACH=proxied MPIX_EP_CHAOS_DELAY_US=1000
+    export MPIX_EP_CHAOS_REORDER=no MPIX_EP_SIGNAL=ordered
+    ;;
+ucx) # over TCP on this host; a build without libucp has nothing to test
+    if [ ! -e "$build/libmpixep_ucx.so" ]; then
+        echo "left out: libmpixep_ucx.so was not built"
+        exit 77
+    fi
+    export MPIX_EP_TRANSPORT=ucx MPIX_EP_REACH=proxied MPIXEP_UCX_TLS=tcp,self
+    ;;
+*)
+    echo "p2p.sh: no test is called $name" >&2
+    exit 99
+    ;;
+esac
+exec "$run" "$np" "$build/tests/faults/$program"
