@@ -15,6 +15,7 @@
 #include "config.h"
 
 #include "coll/ep_hop.h"
+#include "mem/claim.h"
 
 #include <sched.h>
 #include <stdlib.h>
@@ -55,8 +56,9 @@ static int far_alloc_bare(mpix_ep *ep, mpix_ep_far *far) {
 /* Of a handle slot, before those of offers and batches: two banks of counts, and the places that are answered to them. */
 static int route_counters(const mpix_ep *ep) { return ep->answered ? 3 : 2; }
 
+static size_t up4096(size_t n) { return (n + 4095) / 4096 * 4096; }
+
 static int far_alloc(mpix_ep *ep, mpix_ep_far *far) {
-    far->chunk_bytes = mpix_ep_far_chunks(&ep->config, &ep->params, ep->size, &far->nchunks);
     far->lanes = ep->params.lanes;
     far->counters_slot = route_counters(ep) + 2 * ep->config.depth + 2 * ep->config.depth * far->lanes;
     if ((int64_t)far->counters_slot * ep->params.max_handles + MPIX_EP_HOP_COUNTERS >= 65536)
@@ -65,23 +67,30 @@ static int far_alloc(mpix_ep *ep, mpix_ep_far *far) {
     far->is = calloc((size_t)ep->size, 1);
     far->chunks = calloc((size_t)far->nchunks, sizeof *far->chunks);
     far->cursor = calloc((size_t)ep->placement.nlocal[ep->rank] + 1, sizeof *far->cursor);
-    far->mirror = aligned_alloc(4096, (ep->layout.total + 4095) / 4096 * 4096);
-    far->tx = aligned_alloc(4096, (far->chunk_bytes * (size_t)far->nchunks + 4095) / 4096 * 4096);
+    far->mirror = aligned_alloc(4096, up4096(ep->layout.total));
+    far->tx = aligned_alloc(4096, up4096(far->chunk_bytes * (size_t)far->nchunks));
     if (!far->is || !far->chunks || !far->cursor || !far->mirror || !far->tx)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the send buffer of proxied peers (%d chunks of %zu bytes)", far->nchunks,
                          far->chunk_bytes);
     memset(far->mirror, 0, ep->layout.total);
     memset(far->tx, 0, far->chunk_bytes * (size_t)far->nchunks);
-    return 0;
+    return mpix_ep_hop_out(ep);
 }
 
 int mpix_ep_far_create(mpix_ep *ep) {
     if (ep->boot->nhosts < 2)
         return 0;
     ep->far = calloc(1, sizeof *ep->far);
-    int kind = !ep->far            ? mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for proxied peers")
-               : far_batches(ep) ? far_alloc(ep, ep->far)
-                                 : far_alloc_bare(ep, ep->far);
+    int kind = mpix_boot_agree(ep->boot, ep->far ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for proxied peers"));
+    if (kind)
+        return kind;
+    if (far_batches(ep)) {
+        ep->far->chunk_bytes = mpix_ep_far_chunks(&ep->config, &ep->params, ep->size, &ep->far->nchunks);
+        kind = mpix_mem_together(ep->boot, up4096(ep->layout.total) + up4096(ep->far->chunk_bytes * (size_t)ep->far->nchunks) +
+                                 (ep->hop ? ep->hop->out_bytes : 0), "send buffers for proxied peers");
+    }
+    if (!kind)
+        kind = far_batches(ep) ? far_alloc(ep, ep->far) : far_alloc_bare(ep, ep->far);
     for (int r = 0; r < ep->size && !kind; r++) {
         ep->far->is[r] = ep->boot->host_of[r] != ep->boot->host_of[ep->rank];
         ep->far->npeers += ep->far->is[r];
@@ -95,7 +104,9 @@ int mpix_ep_far_windows(mpix_ep *ep) {
         return 0;
     /* What a device reads and writes is pinned, hence committed. */
     size_t stage = ep->banks_at + ep->bank_bytes * (size_t)ep->config.depth;
-    int packs = far_batches(ep), kind = packs ? mpix_win_commit(ep->stage, 0, stage) : 0;
+    int packs = far_batches(ep), kind = mpix_mem_together(ep->boot, (packs ? stage : 0) + ep->layout.total, "window memory");
+    if (!kind && packs)
+        kind = mpix_win_commit(ep->stage, 0, stage);
     for (int b = 0; !kind && packs && b < ep->config.depth; b++)
         ep->banks[b].committed = ep->bank_bytes;
     if (!kind)

@@ -91,12 +91,19 @@ static int hop_alloc(mpix_ep *ep, mpix_ep_hop *hop, size_t chunk) {
     hop->nout = 2 * hop->nsources + 2;
     if ((size_t)hop->nout > OUT_LIMIT / chunk)
         hop->nout = OUT_LIMIT / chunk > 2 ? (int)(OUT_LIMIT / chunk) : 2;
-    size_t bytes = (chunk * (size_t)hop->nout + 4095) / 4096 * 4096;
-    hop->out = aligned_alloc(4096, bytes);
+    hop->out_bytes = (chunk * (size_t)hop->nout + 4095) / 4096 * 4096;
     hop->outs = calloc((size_t)hop->nout, sizeof *hop->outs);
-    if (!hop->out || !hop->outs)
-        return mpix_fail(MPIX_ERRK_NO_MEM, "two_hops", "no memory for partial sums (%d chunks of %zu bytes)", hop->nout, chunk);
-    memset(hop->out, 0, bytes);
+    return hop->outs ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, "two_hops", "no memory for %d chunks of partial sums", hop->nout);
+}
+
+int mpix_ep_hop_out(mpix_ep *ep) {
+    mpix_ep_hop *hop = ep->hop;
+    if (!hop)
+        return 0;
+    hop->out = aligned_alloc(4096, hop->out_bytes);
+    if (!hop->out)
+        return mpix_fail(MPIX_ERRK_NO_MEM, "two_hops", "no memory for partial sums (%zu bytes)", hop->out_bytes);
+    memset(hop->out, 0, hop->out_bytes);
     return 0;
 }
 

@@ -55,6 +55,7 @@ typedef struct mpix_ep_hop {
     uint64_t *taken;     /* [ranks] chunks passed on for it */
     int64_t *at;         /* [ranks] items of the next chunk passed on */
     char *out;           /* partial sums on their way */
+    size_t out_bytes;
     int nout;
     mpix_ep_chunk *outs; /* [nout] */
     char *rows;          /* [max_topk + 1] rows of partial sums that are not in the wire's dtype */
@@ -72,6 +73,7 @@ typedef struct mpix_ep_hop_record {
 } mpix_ep_hop_record;
 
 int mpix_ep_hop_create(mpix_ep *ep); /* local; nothing where two hops are never taken */
+int mpix_ep_hop_out(mpix_ep *ep);    /* its large memory; local, NO_MEM */
 void mpix_ep_hop_free(mpix_ep *ep);
 int mpix_ep_hop_plan(mpix_ep_call *call); /* route, before counts are sent: tokens for each host. NO_MEM */
 void mpix_ep_hop_choose(mpix_ep_call *call); /* route, when all counts are here: one hop or two */

@@ -2,6 +2,7 @@
 #include "config.h"
 
 #include "coll/ep_ll.h"
+#include "mem/claim.h"
 
 #include <stdlib.h>
 
@@ -94,8 +95,11 @@ static void slot_close(mpix_ep *ep, mpix_ep_ll_slot *s) {
 
 int mpix_ep_ll_slot_open(mpix_ep *ep, int slot) {
     mpix_ep_ll *ll = ep->ll;
-    size_t end = ll->slot_bytes * ((size_t)slot + 1);
-    int kind = end > ll->committed ? mpix_win_commit(ep->stage, ll->committed, end - ll->committed) : 0;
+    size_t end = ll->slot_bytes * ((size_t)slot + 1), grows = end > ll->committed ? end - ll->committed : 0;
+    size_t sends = ep->far && !ll->slots[slot].mem ? ll->tx_bytes[0] + ll->tx_bytes[1] : 0;
+    int kind = mpix_mem_together(ep->boot, grows + sends, "memory for a handle's batches");
+    if (!kind && grows)
+        kind = mpix_win_commit(ep->stage, ll->committed, grows);
     if (!kind && end > ll->committed)
         ll->committed = end;
     if (!ep->far || ll->slots[slot].mem) /* the slot has been used before, on all ranks */

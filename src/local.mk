@@ -30,6 +30,8 @@ libmpixep_core_la_SOURCES += \
 	src/boot/same.c \
 	src/boot/watch.c \
 	src/mem/avail.c \
+	src/mem/claim.c \
+	src/mem/claim.h \
 	src/mem/connect.c \
 	src/mem/fdpass.c \
 	src/mem/gpu.c \

@@ -4,9 +4,27 @@
 #ifndef MPIX_MEM_INTERNAL_H
 #define MPIX_MEM_INTERNAL_H
 
+#include <stdatomic.h>
 #include <stdint.h>
 
 #include "mem/window.h"
+
+/* What is left of the limits that hold for this process's memory: the host's, then the lowest of its control groups. */
+enum { MPIX_MEM_LIMITS = 4 };
+typedef struct mpix_mem_limit {
+    uint64_t id; /* the same in every process that it holds for */
+    uint64_t left;
+} mpix_mem_limit;
+typedef struct mpix_mem_room {
+    int32_t n, pad;
+    mpix_mem_limit limit[MPIX_MEM_LIMITS];
+} mpix_mem_room;
+
+/* What a process is about to commit, and where (claim.c). */
+typedef struct mpix_win_claim {
+    _Atomic uint64_t granted, wanted; /* bytes */
+    _Atomic uint64_t limit[MPIX_MEM_LIMITS];
+} mpix_win_claim;
 
 /*
  * The first page of every window, which the owner fills before anybody can know of it. A mapping is right if the random
@@ -18,6 +36,7 @@ typedef struct mpix_win_header {
     uint64_t random[2];
     uint64_t bytes;
     int32_t rank, pad;
+    _Alignas(64) mpix_win_claim claim;
 } mpix_win_header;
 
 #define MPIX_WIN_MAGIC "MPIXWIN" /* with its terminator: 8 bytes */
@@ -56,9 +75,18 @@ int mpix_fdpass_open(mpix_win_blob *blob, int *sock);
  * 0 or a kind. */
 int mpix_fdpass_exchange(mpix_boot *boot, const mpix_params *params, mpix_win *win, mpix_win_blob *blobs, int sock);
 
-/* Bytes that can be committed now without the system running out of memory, the control groups of this process
- * included. */
+extern char mpix_mem_root[200]; /* tests: before the names of the system's files; empty otherwise */
+void mpix_mem_room_read(mpix_mem_room *room);
+/* The least of them: bytes that can be committed now without the system running out of memory. */
 uint64_t mpix_mem_available(void);
+
+/* The windows of this process in which its claims are told. */
+void mpix_claim_show(mpix_win *win);
+void mpix_claim_hide(mpix_win *win);
+/* Claims bytes that are about to be committed, so that the peers that map win do not count on them; win may be NULL.
+ * NO_MEM, naming what: they are not there, or others are about to take them. */
+int mpix_claim_take(const mpix_win *win, size_t bytes, const char *what);
+void mpix_claim_give(size_t bytes); /* they are committed now, or will not be */
 /* Appended to errors about descriptors: how many there may be. */
 void mpix_mem_nofile_hint(char *buf, size_t len);
 

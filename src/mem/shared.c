@@ -14,6 +14,8 @@
 #include "base/log.h"
 #include "mem/mem_internal.h"
 
+enum { SHARED_CHECKED = 1 << 20 }; /* less is not asked for */
+
 typedef struct shared_node {
     struct shared_node *next;
     char *map;
@@ -85,8 +87,7 @@ static int shared_failed(int fd, size_t bytes, int err, const char *what) {
                          hint[0] ? ", " : "", hint);
 }
 
-int mpix_mem_shared_alloc(size_t bytes, void **base) {
-    size_t page = (size_t)sysconf(_SC_PAGESIZE), reserved = (bytes + page - 1) / page * page;
+static int shared_make(size_t bytes, size_t reserved, void **base) {
     int fd = memfd_create("mpix-ep", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     void *map;
 
@@ -108,6 +109,18 @@ int mpix_mem_shared_alloc(size_t bytes, void **base) {
     }
     *base = map;
     return 0;
+}
+
+int mpix_mem_shared_alloc(size_t bytes, void **base) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), reserved = (bytes + page - 1) / page * page;
+    int claims = bytes >= SHARED_CHECKED, kind = claims ? mpix_claim_take(NULL, reserved, "shared memory") : 0;
+
+    if (kind)
+        return kind;
+    kind = shared_make(bytes, reserved, base);
+    if (claims)
+        mpix_claim_give(reserved);
+    return kind;
 }
 
 void mpix_mem_shared_free(void *base) {

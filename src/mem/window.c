@@ -21,6 +21,7 @@
 
 #include "base/log.h"
 #include "base/topo.h"
+#include "mem/claim.h"
 #include "mem/mem_internal.h"
 #include "mem/shared.h"
 #include "transport/transport.h"
@@ -143,6 +144,7 @@ close_fd:
 }
 
 static void win_release(mpix_win *win) {
+    mpix_claim_hide(win);
     if (win->map)
         mpix_mem_file_remove(win->map);
     if (win->map)
@@ -200,26 +202,31 @@ static int win_commit_piece(mpix_win *win, size_t off, size_t len, size_t total)
     return err ? win_no_mem(total, err, "fallocate") : 0;
 }
 
+/* The whole must fit before a part of it is taken, beside what the other ranks are about to take (claim.c). Each piece is asked for
+ * again, since other programs allocate at the same time. */
+static int win_commit_range(mpix_win *win, size_t begin, size_t end, size_t bytes) {
+    int claims = bytes >= WIN_COMMIT_CHECKED, kind = claims ? mpix_claim_take(win, end - begin, "window memory") : 0;
+
+    if (kind)
+        return kind;
+    for (size_t at = begin, len; at < end && !kind; at += len) {
+        len = end - at < WIN_COMMIT_PIECE ? end - at : WIN_COMMIT_PIECE;
+        kind = win_commit_piece(win, at, len, bytes);
+        if (claims)
+            mpix_claim_give(kind ? end - at : len);
+    }
+    return kind;
+}
+
 int mpix_win_commit(mpix_win *win, size_t off, size_t bytes) {
-    size_t page = win_page(), begin, end;
-    int kind = 0;
+    size_t page = win_page();
 
     if (bytes == 0 || win->huge || win->fd < 0)
         return 0; /* nothing to do, or all of it was committed at creation */
     if (off > win->bytes || bytes > win->bytes - off)
         return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "commit of %zu bytes at %zu of a window of %zu", bytes, off,
                          win->bytes);
-    begin = (page + off) / page * page;
-    end = win_round_up(page + off + bytes, page);
-    /* The whole must fit before a part of it is taken; and each piece is asked for again, since others commit at the
-     * same time. */
-    if (bytes >= WIN_COMMIT_CHECKED && mpix_mem_available() < end - begin)
-        return mpix_fail(MPIX_ERRK_NO_MEM, NULL,
-                         "%zu bytes of window memory can't be had: %" PRIu64 " are left on this host", bytes,
-                         mpix_mem_available());
-    for (size_t at = begin; at < end && !kind; at += WIN_COMMIT_PIECE)
-        kind = win_commit_piece(win, at, end - at < WIN_COMMIT_PIECE ? end - at : WIN_COMMIT_PIECE, bytes);
-    return kind;
+    return win_commit_range(win, (page + off) / page * page, win_round_up(page + off + bytes, page), bytes);
 }
 
 static int win_write_header(mpix_win *win, size_t page) {
@@ -235,10 +242,11 @@ static int win_write_header(mpix_win *win, size_t page) {
     memcpy(header->random, random, sizeof random);
     header->bytes = win->bytes;
     header->rank = win->rank;
+    mpix_claim_show(win);
     return 0;
 }
 
-/* This rank's memory; on error what was made stays in win, for the caller to free. */
+/* This rank's memory, not committed yet; on error what was made stays in win, for the caller to free. */
 static int win_make(mpix_win *win, const mpix_params *params, int flags) {
     size_t page = win_page(), reserved;
     const char *what;
@@ -259,10 +267,16 @@ static int win_make(mpix_win *win, const mpix_params *params, int flags) {
             (void)madvise(win->map, win->reserved, MADV_HUGEPAGE);
     }
     win->base = (char *)win->map + page;
-    kind = win_write_header(win, page);
-    if (!kind && (flags & MPIX_WIN_COMMIT))
+    return win_write_header(win, page);
+}
+
+/* All of it, on all ranks: what those of a host take together must be there before any of them takes it. */
+static int win_fill(mpix_boot *boot, mpix_win *win) {
+    int kind = mpix_mem_together(boot, win->huge ? 0 : win->bytes, "window memory");
+
+    if (!kind)
         kind = mpix_win_commit(win, 0, win->bytes);
-    return kind;
+    return mpix_boot_agree(boot, kind);
 }
 
 /* The number of a name space of this process, 0 if the system does not say. */
@@ -346,6 +360,8 @@ int mpix_win_create(mpix_boot *boot, const mpix_params *params, size_t bytes, in
     if (!kind)
         kind = win_make(win, params, flags);
     kind = mpix_boot_agree(boot, kind);
+    if (!kind && (flags & MPIX_WIN_COMMIT))
+        kind = win_fill(boot, win);
     if (kind)
         goto free_win;
     kind = mpix_win_connect(boot, params, win, blobs);

@@ -29,6 +29,7 @@ typedef struct mpix_win {
     size_t reserved;       /* bytes mapped there, rounded up to pages, header included */
     void **peer_map;       /* [size] */
     size_t *peer_reserved; /* [size] */
+    struct mpix_win *shown_next; /* claim.c */
 } mpix_win;
 
 enum { MPIX_WIN_COMMIT = 1 /* commit all of it at once, otherwise the owner calls mpix_win_commit */ };

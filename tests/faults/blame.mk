@@ -39,3 +39,28 @@ check_PROGRAMS += tests/faults/blame
 tests_faults_blame_SOURCES = tests/faults/blame.c tests/faults/blame.h
 tests_faults_blame_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
 tests_faults_blame_LDADD = $(MPI_TEST_LIBS)
+
+ROOM_TESTS = \
+	tests/faults/room_asks.2.test \
+	tests/faults/room_asks_proxied.2.test \
+	tests/faults/room_claims.2.test \
+	tests/faults/room_limits.2.test
+ROOM_FULL_TESTS = $(ROOM_TESTS) \
+	tests/faults/room_asks.3.test \
+	tests/faults/room_claims.3.test \
+	tests/faults/room_limits_proxied.2.test
+
+TESTS += $(ROOM_TESTS)
+FULL_TESTS += $(ROOM_FULL_TESTS)
+EXTRA_DIST += tests/faults/room.sh
+CLEANFILES += $(ROOM_FULL_TESTS)
+
+$(ROOM_FULL_TESTS): Makefile
+	$(AM_V_GEN)$(MKDIR_P) tests/faults && \
+	printf '#!/bin/sh\nexec "$(abs_top_srcdir)/tests/faults/room.sh" "$$0"\n' >$@ && chmod +x $@
+
+# It sees the library's hidden symbols.
+check_PROGRAMS += tests/faults/room
+tests_faults_room_SOURCES = tests/faults/room.c
+tests_faults_room_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
+tests_faults_room_LDADD = tests/common/libharness.la libmpixep_core.la
