@@ -14,7 +14,7 @@
 #include "proxy/desc.h"
 
 enum {
-    PROXY_VERSION = 1, /* of what travels between ranks; ranks with different ones refuse each other */
+    PROXY_VERSION = 2, /* of what travels between ranks; ranks with different ones refuse each other */
     PROXY_TABLE_WINDOW = MPIX_PROXY_WINDOWS - 1,
     PROXY_COUNTERS = 65536, /* counters are below this */
     PROXY_MIN_OP = 64, /* a signal is one operation */

@@ -10,6 +10,8 @@
  * hosts, transport) is the base that one rank departs from.
  *
  *   env [--all 1] [--only NAME]    --all: both ways, every object, first and last rank, and all words of an enum; else they take turns
+ *   env --segments 1               over libucp: segments of TCP differ between ranks
+ *   env --threads N                so many threads create contexts at once
  */
 #include "harness.h"
 
@@ -18,10 +20,11 @@
 #include "mpix_p2p.h"
 
 #include <ctype.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { TOKENS = 40, TOPK = 2, HIDDEN = 96, LIMIT = 60 }; /* LIMIT: seconds for one object */
+enum { TOKENS = 40, TOPK = 2, HIDDEN = 96, WIDE = 4096, LARGE = 60000, HUGE_SEND = 300000, LIMIT = 60 }; /* LIMIT: seconds for one object */
 enum { HT_COMPACT, HT_EXPERT, LL_EXPERT, LL_SLOTS, P2P, OBJECTS };
 static const char *const objects[] = {"EP HT COMPACT", "EP HT EXPERT", "EP LL EXPERT", "EP LL SLOTS", "P2P"};
 
@@ -112,11 +115,11 @@ static void set(MPI_Info info, int by_info, const char *name, const char *value)
 static float element(int rank, int token, int i) { return (float)(1 + (rank * 31 + token * 7 + i) % 97); }
 
 /* One layer of experts that do nothing: y is x once per row. */
-static void ep_layer(MPIX_Ep ep, int object)
+static void ep_layer(MPIX_Ep ep, int object, int hidden)
 {
     int experts = 2 * t_size, rows_per_token = object == HT_EXPERT || object == LL_EXPERT ? TOPK : 1;
     int rows = t_size * TOKENS * TOPK, ids[TOKENS * TOPK];
-    float *x = malloc(TOKENS * HIDDEN * sizeof *x), *y = malloc(TOKENS * HIDDEN * sizeof *y), *there = NULL;
+    float *x = malloc((size_t)(TOKENS * hidden) * sizeof *x), *y = malloc((size_t)(TOKENS * hidden) * sizeof *y), *there = NULL;
     MPIX_Ep_handle h = NULL;
     MPIX_Ep_routing routing;
     MPIX_Ep_dispatch_in in;
@@ -127,27 +130,27 @@ static void ep_layer(MPIX_Ep ep, int object)
     for (int t = 0; t < TOKENS; t++) {
         ids[TOPK * t] = (t + t_rank) % experts;
         ids[TOPK * t + 1] = (t + t_rank + 1 + t % (experts - 1)) % experts;
-        for (int i = 0; i < HIDDEN; i++)
-            x[t * HIDDEN + i] = element(t_rank, t, i);
+        for (int i = 0; i < hidden; i++)
+            x[t * hidden + i] = element(t_rank, t, i);
     }
     MPIX_INIT(&routing), MPIX_INIT(&in), MPIX_INIT(&out), MPIX_INIT(&back), MPIX_INIT(&sums);
     routing.num_tokens = TOKENS, routing.topk = TOPK, routing.ids = ids;
-    in.hidden = back.hidden = HIDDEN;
+    in.hidden = back.hidden = hidden;
     in.x.data = x, in.x.dtype = MPIX_EP_F32;
     out.capacity_rows = rows;
-    if (CHECK_OK(MPIX_Ep_alloc(ep, (MPI_Count)((size_t)rows * HIDDEN * sizeof *there), MPI_INFO_NULL, &there)) && CHECK_OK(MPIX_Ep_handle_create(ep, &h))) {
+    if (CHECK_OK(MPIX_Ep_alloc(ep, (MPI_Count)((size_t)(rows * hidden) * sizeof *there), MPI_INFO_NULL, &there)) && CHECK_OK(MPIX_Ep_handle_create(ep, &h))) {
         for (int round = 0; round < 3; round++) {
             out.x.data = there, back.x.data = there, back.x.dtype = MPIX_EP_F32, sums.y.data = y;
-            memset(y, 0xff, TOKENS * HIDDEN * sizeof *y);
+            memset(y, 0xff, (size_t)(TOKENS * hidden) * sizeof *y);
             if (!CHECK_OK(MPIX_Ep_route(h, &routing, NULL)) || !CHECK_OK(MPIX_Ep_dispatch(h, &in, &out)) || !CHECK_OK(MPIX_Ep_combine(h, &back, &sums)))
                 break;
             int bad = 0;
             for (int t = 0; t < TOKENS; t++) {
                 int apart = ids[TOPK * t] / 2 != ids[TOPK * t + 1] / 2;
-                for (int i = 0; i < HIDDEN; i++)
-                    bad += y[t * HIDDEN + i] != element(t_rank, t, i) * (float)(rows_per_token == TOPK ? TOPK : 1 + apart);
+                for (int i = 0; i < hidden; i++)
+                    bad += y[t * hidden + i] != element(t_rank, t, i) * (float)(rows_per_token == TOPK ? TOPK : 1 + apart);
             }
-            CHECK(bad == 0, "%d of %d sums are wrong", bad, TOKENS * HIDDEN);
+            CHECK(bad == 0, "%d of %d sums are wrong", bad, TOKENS * hidden);
         }
         CHECK_OK(MPIX_Ep_handle_free(&h));
     }
@@ -171,26 +174,26 @@ static void meet(MPIX_P2p p2p)
 }
 
 /* To the next rank: puts to both kinds of memory, a notification, a get from the one before, a small and a large message. */
-static void p2p_ring(MPIX_P2p p2p)
+static void p2p_ring(MPIX_P2p p2p, int large)
 {
-    enum { SMALL = 300, LARGE = 60000 };
+    enum { SMALL = 300 };
     int next = (t_rank + 1) % t_size, before = (t_rank + t_size - 1) % t_size, wrong = 0;
-    unsigned char *area = NULL, *own = calloc(1, 4 * LARGE);
+    unsigned char *area = NULL, *own = calloc(4, (size_t)large);
     MPIX_P2p_mem mem, reg;
     MPIX_P2p_rmem *rmem = calloc((size_t)t_size, sizeof *rmem), *rreg = calloc((size_t)t_size, sizeof *rreg);
     uint64_t now;
     MPI_Count received = -1;
     MPIX_Xfer xfer = MPIX_XFER_NULL;
     REQUIRE(own && rmem && rreg, "no memory");
-    if (!CHECK_OK(MPIX_P2p_alloc(p2p, 2 * LARGE, MPI_INFO_NULL, &area, &mem)) || !CHECK_OK(MPIX_P2p_reg(p2p, own, 4 * LARGE, MPI_INFO_NULL, &reg)) ||
+    if (!CHECK_OK(MPIX_P2p_alloc(p2p, 2 * large, MPI_INFO_NULL, &area, &mem)) || !CHECK_OK(MPIX_P2p_reg(p2p, own, 4 * large, MPI_INFO_NULL, &reg)) ||
         !CHECK_OK(MPIX_P2p_exchange(mem, rmem)) || !CHECK_OK(MPIX_P2p_exchange(reg, rreg)))
         goto end;
-    for (int i = 0; i < LARGE; i++)
+    for (int i = 0; i < large; i++)
         own[i] = (unsigned char)(i * 3 + t_rank);
-    for (int length = SMALL; length <= LARGE; length += LARGE - SMALL) {
-        MPIX_P2p_iov put = {reg, 0, rmem[next], 0, length}, put2 = {reg, 0, rreg[next], LARGE, length}, get = {reg, 2 * LARGE, rreg[before], 0, length};
-        MPIX_P2p_iov send = {.mem = reg, .off = 0, .len = length}, recv = {.mem = reg, .off = 3 * LARGE, .len = LARGE};
-        int many = length == LARGE;
+    for (int length = SMALL; length <= large; length += large - SMALL) {
+        MPIX_P2p_iov put = {reg, 0, rmem[next], 0, length}, put2 = {reg, 0, rreg[next], large, length}, get = {reg, 2 * large, rreg[before], 0, length};
+        MPIX_P2p_iov send = {.mem = reg, .off = 0, .len = length}, recv = {.mem = reg, .off = 3 * large, .len = large};
+        int many = length == large;
         if (!CHECK_OK(MPIX_P2p_put(&put, 1)) || !CHECK_OK(MPIX_P2p_put_notify(&put2, 1, 3, 1)) || !CHECK_OK(MPIX_P2p_flush(p2p, next)) ||
             !CHECK_OK(MPIX_P2p_notify_wait(p2p, before, 3, (uint64_t)(1 + many), &now)) || !CHECK_OK(MPIX_P2p_get(&get, 1)) ||
             !CHECK_OK(MPIX_P2p_isend(p2p, next, &send, 1, &xfer)) || !CHECK_OK(MPIX_P2p_recv(p2p, before, &recv, 1, &received)) ||
@@ -199,13 +202,13 @@ static void p2p_ring(MPIX_P2p p2p)
         CHECK(received == length, "%lld bytes were received of %d", (long long)received, length);
         for (int i = 0; i < length; i++) {
             unsigned char want = (unsigned char)(i * 3 + before);
-            wrong += own[LARGE + i] != want || own[2 * LARGE + i] != want || own[3 * LARGE + i] != want || area[i] != want;
+            wrong += own[large + i] != want || own[2 * large + i] != want || own[3 * large + i] != want || area[i] != want;
         }
         CHECK(wrong == 0, "%d of %d bytes are wrong", wrong, length);
         meet(p2p);
     }
     int64_t old = -1;
-    CHECK_OK(MPIX_P2p_fetch_add(rmem[next], LARGE, 5, &old));
+    CHECK_OK(MPIX_P2p_fetch_add(rmem[next], large, 5, &old));
     CHECK(old == 0, "fetch_add gave %lld", (long long)old);
     for (int r = 0; r < t_size; r++) {
         CHECK_OK(MPIX_P2p_rmem_free(&rmem[r]));
@@ -250,25 +253,25 @@ static int may_fail(const variation *v)
     return strcmp(v->desc->name, "chaos_fail_call") == 0 || strcmp(v->desc->name, "isa") == 0;
 }
 
-static int create(int object, MPI_Info info, MPIX_Ep *ep, MPIX_P2p *p2p)
+static int create(MPI_Comm comm, int object, int hidden, MPI_Info info, MPIX_Ep *ep, MPIX_P2p *p2p)
 {
     MPIX_Ep_config c;
     if (object == P2P)
-        return MPIX_P2p_create(MPI_COMM_WORLD, info, p2p);
+        return MPIX_P2p_create(comm, info, p2p);
     MPIX_INIT(&c);
     c.mode = object == LL_EXPERT || object == LL_SLOTS ? MPIX_EP_LL : MPIX_EP_HT;
     c.layout = object == HT_COMPACT ? MPIX_EP_COMPACT : object == LL_SLOTS ? MPIX_EP_SLOTS : MPIX_EP_EXPERT;
-    c.max_topk = TOPK, c.num_experts = 2 * t_size, c.max_tokens = TOKENS, c.max_row_bytes = HIDDEN * 4;
-    return MPIX_Ep_create(MPI_COMM_WORLD, &c, info, ep);
+    c.max_topk = TOPK, c.num_experts = 2 * t_size, c.max_tokens = TOKENS, c.max_row_bytes = hidden * 4;
+    return MPIX_Ep_create(comm, &c, info, ep);
 }
 
-static void use_and_free(int object, MPIX_Ep ep, MPIX_P2p p2p)
+static void use_and_free(int object, MPIX_Ep ep, MPIX_P2p p2p, int hidden, int large)
 {
     if (object == P2P) {
-        p2p_ring(p2p);
+        p2p_ring(p2p, large);
         CHECK_OK(MPIX_P2p_free(&p2p));
     } else {
-        ep_layer(ep, object);
+        ep_layer(ep, object, hidden);
         CHECK_OK(MPIX_Ep_free(&ep));
     }
     created += t_rank == 0;
@@ -294,7 +297,7 @@ static void one(const variation *v, int object)
             if (strcmp(beside[i][0], v->desc->name) == 0)
                 set(info, 1, beside[i][1], beside[i][2]);
     }
-    code = create(object, info, &ep, &p2p);
+    code = create(MPI_COMM_WORLD, object, HIDDEN, info, &ep, &p2p);
     MPI_Info_free(&info);
     if (saved)
         setenv(env, saved, 1);
@@ -317,7 +320,7 @@ static void one(const variation *v, int object)
         CHECK_OK(code);
     }
     if (!failed)
-        use_and_free(object, ep, p2p);
+        use_and_free(object, ep, p2p, HIDDEN, LARGE);
     t_watchdog(LIMIT);
 }
 
@@ -341,15 +344,108 @@ static const char *value_of(const mpix_param_desc *desc, const char *base, int n
     return NULL;
 }
 
+/* ---- libucp's own settings -------------------------------------------------------------------------------------------------- */
+
+/* The segments of its TCP are not the same on all ranks: it aborts a process that gets more than it takes. NULL: not set. */
+static void segments(long all)
+{
+    static const struct {
+        const char *tx, *rx;
+        int refused;
+    } cases[] = {{"8k", "8k", 0}, {"64k", "64k", 0}, {NULL, "16k", 0}, {"1m", "1m", 0}, {"1k", "1k", 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int odd = 0; odd < t_size; odd += t_size - 1)
+            for (int object = 0; object < OBJECTS; object++) {
+                MPIX_Ep ep = MPIX_EP_NULL;
+                MPIX_P2p p2p = MPIX_P2P_NULL;
+                if (!all && object != P2P && object != (int)((i + (odd > 0)) % P2P))
+                    continue;
+                t_where("%s: UCX_TCP_TX_SEG_SIZE=%s, UCX_TCP_RX_SEG_SIZE=%s on rank %d", objects[object], cases[i].tx ? cases[i].tx : "", cases[i].rx, odd);
+                t_watchdog(LIMIT);
+                if (t_rank == odd && cases[i].tx)
+                    setenv("UCX_TCP_TX_SEG_SIZE", cases[i].tx, 1);
+                if (t_rank == odd)
+                    setenv("UCX_TCP_RX_SEG_SIZE", cases[i].rx, 1);
+                int code = create(MPI_COMM_WORLD, object, WIDE, MPI_INFO_NULL, &ep, &p2p);
+                unsetenv("UCX_TCP_TX_SEG_SIZE");
+                unsetenv("UCX_TCP_RX_SEG_SIZE");
+                if (cases[i].refused) {
+                    MPIX_Error e;
+                    MPIX_INIT(&e);
+                    MPIX_Error_last(&e);
+                    CHECK(code != MPI_SUCCESS && strstr(e.text, "UCX_TCP_RX_SEG_SIZE"), "the variable is not named: %s", e.text);
+                } else if (CHECK_OK(code)) {
+                    use_and_free(object, ep, p2p, WIDE, HUGE_SEND);
+                }
+            }
+}
+
+enum { MAX_THREADS = 8 };
+
+typedef struct {
+    MPI_Comm comm;
+    int rounds;
+} maker;
+
+static void *make(void *arg)
+{
+    const maker *m = arg;
+    for (int k = 0; k < m->rounds && !t_failures(); k++) {
+        MPIX_Ep ep = MPIX_EP_NULL;
+        if (CHECK_OK(create(m->comm, HT_COMPACT, WIDE, MPI_INFO_NULL, &ep, NULL))) {
+            ep_layer(ep, HT_COMPACT, WIDE);
+            CHECK_OK(MPIX_Ep_free(&ep));
+        }
+    }
+    return NULL;
+}
+
+/* Contexts that several threads create, use and free at once. */
+static void threads(int n)
+{
+    pthread_t thread[MAX_THREADS];
+    maker m[MAX_THREADS];
+    t_where("%d threads create contexts at once", n);
+    t_watchdog(2 * LIMIT);
+    for (int i = 0; i < n; i++) {
+        m[i].rounds = 2;
+        MPI_Comm_dup(MPI_COMM_WORLD, &m[i].comm);
+    }
+    for (int i = 0; i < n; i++)
+        REQUIRE(pthread_create(&thread[i], NULL, make, &m[i]) == 0, "no thread");
+    for (int i = 0; i < n; i++) {
+        pthread_join(thread[i], NULL);
+        MPI_Comm_free(&m[i].comm);
+    }
+}
+
 int main(int argc, char **argv)
 {
     int n;
     mpix_params base;
     const mpix_param_desc *table = mpix_param_table(&n);
+    int nthreads = (int)t_option(argc, argv, "--threads", 0);
+    if (nthreads) { /* before t_init, which asks for less */
+        int level;
+        MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
+        if (level < MPI_THREAD_MULTIPLE) {
+            printf("left out: this MPI has no MPI_THREAD_MULTIPLE\n");
+            MPI_Finalize();
+            return 77;
+        }
+    }
     t_init(&argc, &argv, "env");
     long all = t_option(argc, argv, "--all", 0), turn = 0;
     const char *only = t_option_text(argc, argv, "--only", "");
     REQUIRE(t_size > 1, "one rank has nobody to differ from");
+    if (t_option(argc, argv, "--segments", 0)) {
+        segments(t_option(argc, argv, "--all", 0));
+        return t_end();
+    }
+    if (nthreads) {
+        threads(nthreads < MAX_THREADS ? nthreads : MAX_THREADS);
+        return t_end();
+    }
     REQUIRE(mpix_params_read(&base) == 0, "%s", mpix_error_tls()->text);
     for (int i = 0; i < n; i++) {
         variation v = {.desc = &table[i]};
@@ -375,8 +471,8 @@ int main(int argc, char **argv)
         MPIX_Ep ep = MPIX_EP_NULL;
         MPIX_P2p p2p = MPIX_P2P_NULL;
         t_where("%s: nothing differs", objects[object]);
-        if (CHECK_OK(create(object, MPI_INFO_NULL, &ep, &p2p)))
-            use_and_free(object, ep, p2p);
+        if (CHECK_OK(create(MPI_COMM_WORLD, object, HIDDEN, MPI_INFO_NULL, &ep, &p2p)))
+            use_and_free(object, ep, p2p, HIDDEN, LARGE);
     }
     if (t_rank == 0)
         printf("env: %d parameters, %d objects were used, %d refused\n", n, created, refused);

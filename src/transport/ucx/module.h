@@ -7,7 +7,7 @@
 #include "transport/net.h"
 
 enum {
-    MPIX_UCX_ABI = 1,
+    MPIX_UCX_ABI = 2,
     MPIX_UCX_ADDRESS_BYTES = 1536, /* of a worker; one with a dozen interfaces takes about 500 */
     MPIX_UCX_KEY_BYTES = 320       /* of a window: a key of libucp with 8 bytes or so per memory domain */
 };

@@ -2,7 +2,7 @@
  * ucx.c - the transport's table, opening and closing, endpoints, and registered memory.
  *
  * What libucp may use is for its own variables to say: UCX_TLS and UCX_NET_DEVICES as in any program, and MPIXEP_UCX_TLS and so on,
- * which are this library's alone. One default is changed: segments of TCP, where libucp's 8 KiB cost a system call each (two namespaces of a host, puts of 1 MiB: 0.9 GB/s, with 256 KiB 3.2).
+ * which are this library's alone. One default is changed: segments of TCP (segment.c).
  */
 #include "config.h"
 
@@ -23,23 +23,34 @@ static int ucx_fail(int kind, ucs_status_t status, const char *what) {
 
 /* ---- opening ------------------------------------------------------------------------------------------------------------ */
 
-/*
- * For this library's contexts alone, and not if the user has said something. Transports below libucp read only the common variables (1.13:
- * ucp_config_modify does not know them, and the prefix does not reach them), while a worker is made: so these are there for that time.
- */
-#define UCX_SEGMENT "260k" /* UCX_LONG and heads */
-enum { UCX_SEGMENTS = 2 };
-static const char *const segment_names[UCX_SEGMENTS] = {"UCX_TCP_TX_SEG_SIZE", "UCX_TCP_RX_SEG_SIZE"};
+/* Whether a context has TCP: a key that nobody takes makes libucp print a warning. It tells its resources to people only. */
+static int has_tcp(ucp_context_h context) {
+    char *text = NULL;
+    size_t bytes;
+    FILE *out = open_memstream(&text, &bytes);
+    int found;
 
-static void segments_set(int *set) {
-    for (int i = 0; i < UCX_SEGMENTS; i++)
-        set[i] = !getenv(segment_names[i]) && setenv(segment_names[i], UCX_SEGMENT, 0) == 0;
+    if (!out)
+        return 0;
+    ucp_context_print_info(context, out);
+    found = fclose(out) == 0 && strstr(text, " tcp/") != NULL;
+    free(text);
+    return found;
 }
 
-static void segments_unset(const int *set) {
-    for (int i = 0; i < UCX_SEGMENTS; i++)
-        if (set[i])
-            (void)unsetenv(segment_names[i]);
+/* A context that has TCP is made once more if its segments are to be larger. */
+static ucs_status_t open_segments(ucx_net *net, const ucp_params_t *want, ucp_config_t *config) {
+    ucs_status_t status;
+
+    ucx_segments_read(&net->segments);
+    if (!net->segments.tx_key || !net->segments.rx_key)
+        return UCS_OK;
+    ucp_cleanup(net->context);
+    status = ucx_segments_enlarge(&net->segments, config);
+    if (status == UCS_OK)
+        status = ucp_init(want, config, &net->context);
+    net->enlarged = status == UCS_OK;
+    return status;
 }
 
 static int open_context(ucx_net *net, const mpix_params *params) {
@@ -60,8 +71,18 @@ static int open_context(ucx_net *net, const mpix_params *params) {
         status = ucp_config_modify(config, "ATOMIC_MODE", "cpu");
     if (status == UCS_OK)
         status = ucp_init(&want, config, &net->context);
+    if (status == UCS_OK && has_tcp(net->context))
+        status = open_segments(net, &want, config);
+    if (status != UCS_OK)
+        net->context = NULL;
     ucp_config_release(config);
-    return status == UCS_OK ? 0 : ucx_fail(MPIX_ERRK_TRANSPORT, status, "no context (is what UCX_TLS and UCX_NET_DEVICES name there?)");
+    if (status != UCS_OK)
+        return ucx_fail(MPIX_ERRK_TRANSPORT, status, "no context (is what UCX_TLS and UCX_NET_DEVICES name there?)");
+    /* libucp itself aborts if its own messages do not fit. */
+    if ((net->segments.tx && net->segments.tx < UCX_SEGMENT_LEAST) || (net->segments.rx && net->segments.rx < UCX_SEGMENT_LEAST))
+        return ucx_host->fail(MPIX_ERRK_UNSUPPORTED, NULL, "UCX_TCP_TX_SEG_SIZE is %llu and UCX_TCP_RX_SEG_SIZE is %llu: at least %d bytes are needed",
+                              (unsigned long long)net->segments.tx, (unsigned long long)net->segments.rx, UCX_SEGMENT_LEAST);
+    return 0;
 }
 
 static int open_worker(ucx_net *net) {
@@ -221,7 +242,7 @@ extern const mpix_net_ops ucx_ops;
 static int ucx_open(mpix_boot *boot, const mpix_params *params, const unsigned char *want, mpix_net **out) {
     ucx_net *net = calloc(1, sizeof *net);
     unsigned major, minor, release;
-    int kind, set[UCX_SEGMENTS];
+    int kind;
 
     if (!net)
         return ucx_host->fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the transport ucx");
@@ -230,12 +251,9 @@ static int ucx_open(mpix_boot *boot, const mpix_params *params, const unsigned c
     net->rank = (uint32_t)boot->rank;
     net->nlanes = params->lanes;
     net->fd = -1;
-    segments_set(set);
     kind = open_context(net, params);
     if (!kind)
         kind = open_worker(net);
-    segments_unset(set);
-    net->segments = set[0] && set[1];
     if (!kind)
         kind = open_handlers(net);
     if (!kind)
@@ -250,7 +268,7 @@ static int ucx_open(mpix_boot *boot, const mpix_params *params, const unsigned c
                                     .target_works = 1,
                                     .lanes = params->lanes,
                                     .depth = UCX_DEPTH,
-                                    .max_op = net->segments ? UCX_LONG : (uint64_t)1 << 30,
+                                    .max_op = net->enlarged ? UCX_LONG : (uint64_t)1 << 30,
                                     .why = "a word follows the end of a flush, or is in one stream with the writes"};
     snprintf(net->net.caps.device, sizeof net->net.caps.device, "libucp %u.%u.%u", major, minor, release);
     snprintf(net->net.caps.address, sizeof net->net.caps.address, "worker address of %zu bytes", net->address_bytes);
@@ -264,7 +282,7 @@ static int ucx_open(mpix_boot *boot, const mpix_params *params, const unsigned c
 
 static int ucx_address(mpix_net *base, int peer, void *out) {
     ucx_net *net = (ucx_net *)base;
-    ucx_blob blob = {.len = (uint32_t)net->address_bytes};
+    ucx_blob blob = {.len = (uint32_t)net->address_bytes, .tx = (uint32_t)net->segments.tx, .rx = (uint32_t)net->segments.rx};
 
     (void)peer;
     memcpy(blob.address, net->address, net->address_bytes);
@@ -278,25 +296,50 @@ static void ep_failed(void *arg, ucp_ep_h ep, ucs_status_t status) {
 }
 
 /*
- * Whether libucp goes to the peer by TCP alone, so that puts would be emulated: copied into messages, and answered by others. libucp tells it to people only,
- * one line per lane; what it says in another way is not TCP.
+ * How many lanes libucp has to the peer, and how many of them are TCP: puts over TCP are emulated, copied into messages and answered by others. libucp tells
+ * it to people only, one line per lane; what it says in another way is not TCP.
  */
-static int only_tcp(ucp_ep_h ep) {
+static int count_lanes(ucp_ep_h ep, int *tcp) {
     char *text = NULL, *line, *rest = NULL;
     size_t bytes;
-    int lanes = 0, tcp = 0;
+    int lanes = 0;
     FILE *out = open_memstream(&text, &bytes);
 
+    *tcp = 0;
     if (!out)
         return 0;
     ucp_ep_print_info(ep, out);
     if (fclose(out) == 0)
         for (line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
             lanes += strstr(line, " lane[") != NULL;
-            tcp += strstr(line, " lane[") && strstr(line, ":tcp/");
+            *tcp += strstr(line, " lane[") && strstr(line, ":tcp/");
         }
     free(text);
-    return lanes > 0 && tcp == lanes;
+    return lanes;
+}
+
+/*
+ * What goes over TCP in one piece: no more than both this rank's segment and the peer's. If the peer takes less than libucp here sends, no put may be left to
+ * libucp, which would cut it by its own segment; then each write is a message of ours, no longer than the peer takes. If the peer sends more than is
+ * taken here, no get may be answered by more than fits.
+ */
+static void fit_segments(ucx_net *net, int peer, const ucx_blob *blob) {
+    ucx_peer *p = &net->peers[peer];
+    const ucx_segments *own = &net->segments;
+    uint64_t most = (own->tx < blob->rx ? own->tx : blob->rx) - UCX_HEADS;
+    int tcp, lanes = count_lanes(p->ep, &tcp), narrow = own->tx > blob->rx;
+
+    p->message = UCX_SHORT;
+    if (!tcp || own->tx < UCX_SEGMENT_LEAST || own->rx < UCX_SEGMENT_LEAST || blob->tx < UCX_SEGMENT_LEAST || blob->rx < UCX_SEGMENT_LEAST)
+        return;
+    if (most > UCX_LONG)
+        most = UCX_LONG;
+    if (narrow || tcp == lanes)
+        p->message = most;
+    if (narrow && most < net->net.caps.max_op)
+        net->net.caps.max_op = most;
+    if (blob->tx > own->rx && (!net->net.caps.read_op || own->rx - UCX_HEADS < net->net.caps.read_op))
+        net->net.caps.read_op = own->rx - UCX_HEADS;
 }
 
 /* The connection itself is made by libucp when it is first used. */
@@ -314,7 +357,7 @@ static int ucx_connect(mpix_net *base, int peer, const void *in) {
         return ucx_host->fail_peer(MPIX_ERRK_INTERNAL, peer, net->boot->hostnames[peer], "the address of rank %d is damaged", peer);
     status = ucp_ep_create(net->worker, &want, &net->peers[peer].ep);
     if (status == UCS_OK) {
-        net->peers[peer].message = net->segments && only_tcp(net->peers[peer].ep) ? UCX_LONG : UCX_SHORT;
+        fit_segments(net, peer, &blob);
         return 0;
     }
     net->peers[peer].ep = NULL;

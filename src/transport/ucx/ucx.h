@@ -18,12 +18,16 @@
 enum {
     UCX_DEPTH = 256,       /* operations that may be incomplete per lane; a power of two */
     UCX_SHORT = 512,       /* longest write that travels as a message: one fragment over every transport of libucp */
-    UCX_LONG = 256 << 10,  /* the same to peers that only TCP reaches, with segments of ours (UCX_SEGMENT) */
+    UCX_LONG = 256 << 10,  /* the same to peers that only TCP reaches, if segments are long enough */
+    UCX_SEGMENT_LEAST = 4096, /* of TCP: libucp's message with a worker's address fits */
+    UCX_HEADS = 1024,      /* of a segment: for libucp's headers, ours and UCX_PAD */
     UCX_PAD = 64,          /* ucx_move.c */
     UCX_FLUSHES = 8,       /* under way per lane */
     UCX_ROUNDS = 16,       /* of progress in a poll, at most */
     UCX_CLOSE_NS = 50000000 /* for the messages that announce the end; nobody is waited for */
 };
+
+#define UCX_SEGMENT "260k" /* UCX_LONG and heads */
 
 enum { UCX_AM_STORE = 7, UCX_AM_BYE = 8 }; /* ids of active messages */
 
@@ -81,6 +85,13 @@ typedef struct ucx_range {
     uint64_t reach;
 } ucx_range;
 
+/* Bytes of a TCP segment that this process sends and takes, 0: not known. The keys are ucp_config_modify's; NULL: the user has chosen, or the
+ * version does not know them. */
+typedef struct ucx_segments {
+    uint64_t tx, rx;
+    const char *tx_key, *rx_key;
+} ucx_segments;
+
 typedef struct ucx_net {
     mpix_net net;
     const mpix_boot *boot;
@@ -91,7 +102,8 @@ typedef struct ucx_net {
     ucx_peer *peers; /* [size] */
     ucx_lane **active; /* lanes with operations that are not complete */
     int nlanes, nactive, fd;
-    int segments; /* those of TCP are ours */
+    ucx_segments segments;
+    int enlarged; /* those of TCP are ours */
     int closing, open; /* open: requests of the end under way */
     uint32_t rank;
     int broken;                    /* peers that broke and were not told of */
@@ -119,12 +131,14 @@ typedef struct ucx_key {
 } ucx_key;
 
 typedef struct ucx_blob {
-    uint32_t len;
-    unsigned char address[MPIX_UCX_ADDRESS_BYTES - 4];
+    uint32_t len, tx, rx; /* tx, rx: ucx_segments */
+    unsigned char address[MPIX_UCX_ADDRESS_BYTES - 12];
 } ucx_blob;
 
 extern const mpix_ucx_host *ucx_host;
 
+void ucx_segments_read(ucx_segments *segments);
+ucs_status_t ucx_segments_enlarge(ucx_segments *segments, ucp_config_t *config);
 int ucx_post(mpix_net *net, const mpix_net_op *ops, int n);
 int ucx_poll(mpix_net *net, mpix_net_done *done, int max);
 int ucx_poll_arrivals(mpix_net *net, mpix_net_arrival *arrivals, int max);
