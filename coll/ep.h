@@ -102,6 +102,7 @@ typedef struct mpix_ep {
     int failed;            /* kind, 0: fine */
     MPIX_Error failure;
     uint64_t checked_ns;   /* when deaths were last looked for */
+    uint64_t limit_ns;     /* config.timeout_s; UINT64_MAX: none */
     /* progress thread */
     int threaded, stop;
     pthread_t thread;
@@ -133,6 +134,8 @@ typedef struct mpix_ep_far {
     int stuck;             /* peer + 1 to which nothing could be queued within the time limit */
     int64_t *cursor;       /* [local experts] scratch */
     int counters_slot;     /* counters per handle slot */
+    int ready;             /* all ranks have registered their windows */
+    int counter_failed;    /* of the signal that tells that the context has failed */
 } mpix_ep_far;
 
 /* A call's part for one peer. */
@@ -254,6 +257,8 @@ int mpix_ep_bank_take(mpix_ep_call *call, size_t bytes);
 void mpix_ep_bank_give(mpix_ep_call *call);
 /* Ends all calls of a failed context. Called with the lock held. */
 void mpix_ep_fail(mpix_ep *ep, int kind);
+/* What collectives look at while they wait (boot.h): progress, failures of peers; kind: fails the context. */
+int mpix_ep_look(void *ep, int kind);
 /* 0, or the kind of the failure, which becomes this thread's error. */
 int mpix_ep_alive(mpix_ep *ep);
 int mpix_ep_drain(mpix_ep *ep); /* until nothing is in flight, bounded by the time limit; kind of failure or 0 */
@@ -313,6 +318,7 @@ void mpix_ep_far_word(mpix_ep_call *call, int peer, int lane, uint64_t roff, uin
 uint32_t mpix_ep_far_counter(const mpix_ep_call *call, int lane); /* of the call's batch */
 void mpix_ep_far_publish(mpix_ep_call *call, int peer, void *at, size_t bytes, _Atomic uint64_t *word);
 void mpix_ep_far_signal(mpix_ep_call *call, int peer, int32_t status);
+void mpix_ep_far_tell(mpix_ep *ep, uint64_t word); /* the failure of this rank's context, to all proxied peers that can still be reached */
 int mpix_ep_far_owed(const mpix_ep_call *call, int peer); /* commands of the call for this peer are not complete */
 int mpix_ep_far_flushed(const mpix_ep_call *call); /* all commands of the call are complete */
 void mpix_ep_far_release(mpix_ep_call *call);      /* gives chunks back */

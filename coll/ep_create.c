@@ -5,6 +5,7 @@
 #include "coll/ep_hop.h"
 #include "coll/ep_ll.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 static int info_set(void *params, const char *key, const char *value) { return mpix_params_set(params, key, value); }
@@ -20,8 +21,10 @@ static int create_configure(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info 
         kind = mpix_ep_config_check(config, ep->size, &ep->config);
     if (kind)
         return kind;
-    if (ep->config.timeout_s > 0)
-        ep->params.timeout = ep->config.timeout_s; /* waits during creation */
+    if (ep->config.timeout_s != 0) /* waits of what knows parameters only */
+        ep->params.timeout = ep->config.timeout_s < 0 ? INFINITY : ep->config.timeout_s;
+    ep->limit_ns = mpix_clock_limit(ep->params.timeout);
+    mpix_boot_limit(ep->boot, ep->params.timeout, mpix_ep_look, ep);
     kind = mpix_ep_placement_init(&ep->placement, &ep->config, ep->size, ep->rank);
     if (kind)
         return kind;
@@ -34,6 +37,7 @@ static int create_configure(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info 
 }
 
 enum { STREAM_APART = 1024 };
+#define MEET_NS UINT64_C(10000000000) /* how long ranks wait for each other at the end of a context */
 
 /* From how many bytes written per call the rows should bypass the caches: when what all ranks of the host write together does not
  * stay in the shared cache anyway. Measured in doc/performance.md. */
@@ -200,9 +204,21 @@ static int create_stages(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info inf
     return mpix_boot_agree(boot, mpix_boot_at_finalize(ep, finalize_hook));
 }
 
+/* The time limit of the first meeting. What is wrong with configuration or parameters is said later, when all ranks hear it. */
+static double create_seconds(const MPIX_Ep_config *config, MPI_Info info) {
+    mpix_params params = {.timeout = MPIX_BOOT_SECONDS};
+    if (config && config->struct_size == sizeof *config && config->timeout_s != 0 && !isnan(config->timeout_s))
+        return config->timeout_s;
+    if (!mpix_params_read(&params))
+        (void)mpix_boot_info_each(info, info_set, &params);
+    return params.timeout;
+}
+
 int PMPIX_Ep_create(MPI_Comm comm, const MPIX_Ep_config *config, MPI_Info info, MPIX_Ep *out) {
     mpix_boot *boot = NULL;
-    int kind = mpix_boot_create(comm, &boot);
+    int kind = mpix_boot_check(comm);
+    if (!kind)
+        kind = mpix_boot_create_within(comm, create_seconds(config, info), &boot);
     if (kind)
         return mpix_boot_raise_comm(comm, kind);
     mpix_ep *ep = calloc(1, sizeof *ep);
@@ -253,7 +269,7 @@ int PMPIX_Ep_free(MPIX_Ep *pep) {
     if (!failed)
         mpix_ep_gpu_far_settle(ep);
     if (!failed && ep->far)
-        failed = mpix_boot_barrier_bounded(ep->boot, ep->config.timeout_s > 0 && ep->config.timeout_s < 10 ? ep->config.timeout_s : 10);
+        failed = mpix_boot_barrier_bounded(ep->boot, ep->limit_ns < MEET_NS ? (double)ep->limit_ns / 1e9 : MEET_NS / 1e9);
     mpix_boot_forget(ep);
     mpix_ep_destroy(ep, failed != 0);
     *pep = MPIX_EP_NULL;

@@ -1,7 +1,7 @@
 /*
  * ep_ctl.h - the words that ranks of a context write into each other's control window, and the rules by which they are published.
  *
- * Every rank has a control window: a doorbell, then for each handle slot and each peer one block, which only that peer writes.
+ * Every rank has a control window: a head (a doorbell, and a word in which any peer tells that its context has failed), then for each handle slot and each peer one block, which only that peer writes.
  * A handle's calls of one kind are counted alike on all ranks; the count is the epoch. A block holds
  *
  *   words    the epoch through which something of this peer is complete, one 64-bit word per kind and lane: route (its counts are
@@ -32,6 +32,12 @@
 #include "base/wait.h"
 #include <stddef.h>
 #include <stdint.h>
+
+/* The beginning of a control window. */
+typedef struct mpix_ep_head {
+    mpix_doorbell bell;
+    _Alignas(64) _Atomic uint64_t failed; /* 0, or what the first peer that failed has told (boot.h); written by any peer */
+} mpix_ep_head;
 
 /* A place in a window of the rank that wrote it: window 0 is the staging window, i + 1 the i-th allocation of the context. */
 typedef struct mpix_ep_place {

@@ -186,10 +186,31 @@ static void call_complete(mpix_ep *ep, mpix_ep_call *call, mpix_ep_call *prev) {
     }
 }
 
+/* Peers learn of a failure at once, late ones when they come. The first who tells is heard. */
+static void tell(mpix_ep *ep) {
+    uint64_t word = mpix_boot_tell(ep->boot, ep->failed, &ep->failure);
+    for (int peer = 0; ep->ctl && peer < ep->size; peer++) {
+        mpix_ep_head *head = ep->ctl->peer[peer];
+        uint64_t none = 0;
+        if (peer == ep->rank || !head)
+            continue;
+        atomic_compare_exchange_strong(&head->failed, &none, word);
+        mpix_doorbell_ring(&head->bell);
+    }
+    mpix_ep_far_tell(ep, word);
+}
+
+/* The kind of a failure that a peer has told of, with the thread's error; 0: none has. */
+static int told(mpix_ep *ep) {
+    uint64_t word = ep->ctl ? atomic_load_explicit(&((mpix_ep_head *)ep->ctl->base)->failed, memory_order_acquire) : 0;
+    return word ? mpix_boot_told(ep->boot, word, "the context") : 0;
+}
+
 void mpix_ep_fail(mpix_ep *ep, int kind) {
     if (!ep->failed) {
         ep->failed = kind;
         ep->failure = *mpix_error_tls();
+        tell(ep);
     }
     while (ep->first) {
         mpix_ep_call *call = ep->first;
@@ -283,12 +304,25 @@ static void check_far(mpix_ep *ep) {
     }
 }
 
+/* A peer's context has failed. What came before the failure counts. */
+static void check_told(mpix_ep *ep) {
+    int kind = ep->first ? told(ep) : 0;
+    if (!kind)
+        return;
+    MPIX_Error error = *mpix_error_tls();
+    progress_all(ep);
+    *mpix_error_tls() = error;
+    if (ep->first)
+        mpix_ep_fail(ep, kind);
+}
+
 /* A peer that a call waits for and whose process has ended. What it published before its end is taken first. */
 static void check_deaths(mpix_ep *ep) {
     uint64_t now = mpix_clock_ns();
     if (now - ep->checked_ns < CHECK_NS)
         return;
     ep->checked_ns = now;
+    check_told(ep);
     check_far(ep);
     for (int peer = 0; peer < ep->size; peer++) {
         int needed = 0;
@@ -369,7 +403,7 @@ static int ep_test(struct mpix_xfer *xfer) {
         if (!call->watch_ns)
             call->watch_ns = now;
         check_deaths(ep);
-        if (!call->done && ep->config.timeout_s > 0 && (double)(now - call->watch_ns) > ep->config.timeout_s * 1e9)
+        if (!call->done && now - call->watch_ns > ep->limit_ns)
             time_out(ep);
     }
     int done = call->done;
@@ -480,7 +514,7 @@ int mpix_ep_drain(mpix_ep *ep) {
         if (!ep->threaded)
             progress_all(ep);
         check_deaths(ep);
-        if (ep->first && ep->config.timeout_s > 0 && (double)(mpix_clock_ns() - start) > ep->config.timeout_s * 1e9)
+        if (ep->first && mpix_clock_ns() - start > ep->limit_ns)
             time_out(ep);
         if (!ep->first)
             break;
@@ -490,6 +524,23 @@ int mpix_ep_drain(mpix_ep *ep) {
         pthread_mutex_lock(&ep->lock);
     }
     int kind = ep->failed;
+    pthread_mutex_unlock(&ep->lock);
+    return kind;
+}
+
+/* Peers may have to end calls with this rank before they come to the collective. */
+int mpix_ep_look(void *object, int kind) {
+    mpix_ep *ep = object;
+    pthread_mutex_lock(&ep->lock);
+    if (kind)
+        mpix_ep_fail(ep, kind);
+    else if (!ep->failed && (kind = told(ep)))
+        mpix_ep_fail(ep, kind);
+    else if (ep->failed)
+        *mpix_error_tls() = ep->failure;
+    else if (!ep->threaded && (ep->first || (ep->far && ep->far->proxy)))
+        progress(ep);
+    kind = ep->failed;
     pthread_mutex_unlock(&ep->lock);
     return kind;
 }

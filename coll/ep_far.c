@@ -46,7 +46,7 @@ static int far_batches(const mpix_ep *ep) { return !ep->ll && ep->config.memkind
 static int far_alloc_bare(mpix_ep *ep, mpix_ep_far *far) {
     far->lanes = ep->params.lanes;
     far->counters_slot = 4 * ep->config.depth;
-    if ((int64_t)far->counters_slot * ep->params.max_handles >= 65536)
+    if ((int64_t)far->counters_slot * ep->params.max_handles + 1 >= 65536)
         return mpix_fail(MPIX_ERRK_ARG, "max_handles", "max_handles = %d with depth %d needs more than 65535 counters", ep->params.max_handles,
                          ep->config.depth);
     far->is = calloc((size_t)ep->size, 1);
@@ -61,7 +61,7 @@ static size_t up4096(size_t n) { return (n + 4095) / 4096 * 4096; }
 static int far_alloc(mpix_ep *ep, mpix_ep_far *far) {
     far->lanes = ep->params.lanes;
     far->counters_slot = route_counters(ep) + 2 * ep->config.depth + 2 * ep->config.depth * far->lanes;
-    if ((int64_t)far->counters_slot * ep->params.max_handles + MPIX_EP_HOP_COUNTERS >= 65536)
+    if ((int64_t)far->counters_slot * ep->params.max_handles + MPIX_EP_HOP_COUNTERS + 1 >= 65536)
         return mpix_fail(MPIX_ERRK_ARG, "max_handles", "max_handles = %d with depth %d and %d lanes needs more than 65535 counters",
                          ep->params.max_handles, ep->config.depth, far->lanes);
     far->is = calloc((size_t)ep->size, 1);
@@ -114,13 +114,14 @@ int mpix_ep_far_windows(mpix_ep *ep) {
     kind = mpix_boot_agree(ep->boot, kind);
     if (!kind) {
         ep->ctl_committed = ep->layout.total;
-        kind = mpix_proxy_create(ep->boot, &ep->params, far->is, far->counters_slot * ep->params.max_handles + (ep->hop ? MPIX_EP_HOP_COUNTERS : 0),
-                                 ep->config.memkind != MPIX_EP_HOST, ep->ctl->base, &far->proxy);
+        far->counter_failed = far->counters_slot * ep->params.max_handles + (ep->hop ? MPIX_EP_HOP_COUNTERS : 0);
+        kind = mpix_proxy_create(ep->boot, &ep->params, far->is, far->counter_failed + 1, ep->config.memkind != MPIX_EP_HOST, ep->ctl->base, &far->proxy);
     }
     if (!kind && mpix_proxy_caps(far->proxy)->lanes < far->lanes)
         far->lanes = mpix_proxy_caps(far->proxy)->lanes;
     if (!kind)
         kind = mpix_proxy_window(far->proxy, MPIX_EP_WINDOW_CTL, ep->ctl->base, ep->layout.total);
+    far->ready = !kind;
     if (!packs)
         return kind;
     if (!kind)
@@ -213,7 +214,7 @@ int mpix_ep_far_make_room(mpix_ep_call *call, int peer, uint64_t *start) {
         sched_yield();
     uint64_t now = mpix_clock_ns();
     *start = *start ? *start : now;
-    if (call->ep->config.timeout_s <= 0 || (double)(now - *start) <= call->ep->config.timeout_s * 1e9)
+    if (now - *start <= call->ep->limit_ns)
         return 1;
     far->stuck = peer + 1;
     return 0;
@@ -285,6 +286,18 @@ void mpix_ep_far_signal(mpix_ep_call *call, int peer, int32_t status) {
         void *word = call->type == MPIX_EP_DISPATCH ? &words->dispatch[l] : &words->combine[l];
         mpix_ep_far_word(call, peer, l, remote_offset(call, peer, word), call->epoch, mpix_ep_far_counter(call, l), call->far[peer].writes[l]);
     }
+}
+
+/* Behind what the lane has still to do; a peer that takes nothing any more learns by its time limit. */
+void mpix_ep_far_tell(mpix_ep *ep, uint64_t word) {
+    mpix_ep_far *far = ep->far;
+    uint64_t seq;
+    if (!far || !far->ready)
+        return;
+    for (int peer = 0; peer < ep->size; peer++)
+        if (far->is[peer])
+            (void)mpix_proxy_signal(far->proxy, peer, 0, MPIX_EP_WINDOW_CTL, offsetof(mpix_ep_head, failed), word, (uint32_t)far->counter_failed, 0, &seq);
+    mpix_proxy_step(far->proxy);
 }
 
 int mpix_ep_far_owed(const mpix_ep_call *call, int peer) {

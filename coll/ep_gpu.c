@@ -264,7 +264,7 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
     d->drop = ep->config.overflow == MPIX_EP_OVERFLOW_DROP;
     d->rows_limit = d->drop || ep->config.max_recv_rows == 0 ? -1 : ep->config.max_recv_rows;
     d->check = ep->config.check > 0;
-    d->timeout_ns = ep->config.timeout_s > 0 ? (uint64_t)(ep->config.timeout_s * 1e9) : UINT64_MAX;
+    d->timeout_ns = ep->limit_ns;
     d->delay_ns = (uint64_t)ep->params.gpu_delay_us * 1000;
     d->ready = sizeof(mpix_cuda_words);
     d->offered = d->ready + 2 * sizeof(mpix_cuda_offer);

@@ -146,14 +146,15 @@ void mpix_ep_gpu_far_free(mpix_ep *ep) {
     ep->gpu->far = NULL;
 }
 
+#define SETTLE_NS UINT64_C(10000000000)
 void mpix_ep_gpu_far_settle(mpix_ep *ep) {
     mpix_ep_gpu_far *far = ep->gpu ? ep->gpu->far : NULL;
-    double limit = ep->config.timeout_s > 0 && ep->config.timeout_s < 10 ? ep->config.timeout_s : 10;
+    uint64_t limit = ep->limit_ns < SETTLE_NS ? ep->limit_ns : SETTLE_NS;
     if (!far || !far->queues)
         return;
     ep->gpu->ops->device_sync(&ep->gpu->device);
     uint64_t start = mpix_clock_ns();
-    while (!mpix_gpu_queues_settled(far->queues) && (double)(mpix_clock_ns() - start) < limit * 1e9)
+    while (!mpix_gpu_queues_settled(far->queues) && mpix_clock_ns() - start < limit)
         sched_yield();
 }
 

@@ -71,7 +71,7 @@ mpix_ep_counts *mpix_ep_peer_counts(mpix_ep_call *c, int peer) { return counts_a
 mpix_ep_bases *mpix_ep_my_bases(mpix_ep_call *c, int peer) { return (mpix_ep_bases *)(my_block(c, peer) + c->ep->layout.bases); }
 mpix_ep_bases *mpix_ep_peer_bases(mpix_ep_call *c, int peer) { return (mpix_ep_bases *)(peer_block(c, peer) + c->ep->layout.bases); }
 
-mpix_doorbell *mpix_ep_bell(mpix_ep *ep) { return ep->ctl->base; }
+mpix_doorbell *mpix_ep_bell(mpix_ep *ep) { return &((mpix_ep_head *)ep->ctl->base)->bell; }
 
 void mpix_ep_publish(mpix_ep_call *call, int peer, void *at, size_t bytes, _Atomic uint64_t *word) {
     mpix_ep *ep = call->ep;

@@ -72,6 +72,7 @@ enum {
 typedef struct p2p_block {
     _Alignas(64) _Atomic uint64_t head; /* messages that the source has written into our ring */
     _Alignas(64) _Atomic uint64_t tail; /* messages of ours that the source has taken from its ring */
+    _Atomic uint64_t failed;            /* 0, or how the source's object has failed (boot.h); written once */
     _Alignas(64) unsigned char rest[];  /* words[slots][lanes + P2P_GPU_WORDS], then ring[ring][stride] */
 } p2p_block;
 
@@ -261,10 +262,12 @@ struct mpix_p2p {
     p2p_out *out_pool;
     p2p_early *early_pool;
     int users;             /* transfers that the caller holds */
+    int created;           /* all of it is there: progress can be made */
     _Atomic int pending;   /* operations in flight, and messages to be written */
     _Atomic int failed;
     MPIX_Error failure;
     uint64_t checked_ns;
+    uint64_t limit_ns; /* params.timeout; UINT64_MAX: none */
     int idle; /* turns in a row in which nothing happened */
     int awaited; /* peer whose notification or flush somebody waits for, -1: none */
 
@@ -349,6 +352,8 @@ static inline uint64_t p2p_op_id(const p2p_op *op) {
 int p2p_op_give(p2p_op *op, MPIX_Xfer *xfer);
 int p2p_progress(mpix_p2p *p2p); /* with the lock; 1: something happened */
 void p2p_fail(mpix_p2p *p2p, int kind);
+/* What collectives look at while they wait (boot.h): progress, failures of peers; kind: fails the object. */
+int p2p_look(void *p2p, int kind);
 void p2p_check_peers(mpix_p2p *p2p); /* deaths of those that are waited for */
 void p2p_wait_start(mpix_p2p *p2p, mpix_wait *wait);
 /* Ends a call that took messages of a peer: waits until what the rings have queued for it, tails, gets there without another call. Without
@@ -369,6 +374,7 @@ int p2p_ring_write(mpix_p2p *p2p, int peer); /* what is queued, as far as there 
 int p2p_ring_read(mpix_p2p *p2p, int peer);
 const p2p_message *p2p_ring_next(mpix_p2p *p2p, int rank); /* the next message that has arrived, or NULL */
 void p2p_ring_took(mpix_p2p *p2p, int rank);               /* it has been dealt with */
+void p2p_ring_tell(mpix_p2p *p2p); /* all peers, that this object has failed */
 void p2p_ring_drop(mpix_p2p *p2p); /* what is queued, for all peers */
 static inline void p2p_ring_bell(const p2p_peer *peer) {
     if (peer->ctl)

@@ -90,6 +90,8 @@ static int create_configure(mpix_p2p *p2p, MPI_Info info, const MPIX_P2p *out) {
         kind = mpix_boot_info_each(info, info_set, &p2p->params);
     if (kind)
         return kind;
+    p2p->limit_ns = mpix_clock_limit(p2p->params.timeout);
+    mpix_boot_limit(p2p->boot, p2p->params.timeout, p2p_look, p2p);
     p2p->slots = p2p->params.p2p_slots;
     p2p->ring = p2p->params.p2p_ring;
     p2p->lanes = p2p->params.lanes;
@@ -167,7 +169,7 @@ static int create_proxy(mpix_p2p *p2p) {
     if (!kind)
         kind = mpix_boot_or(p2p->boot, &far, 1);
     if (!kind && far)
-        kind = mpix_proxy_create(p2p->boot, &p2p->params, want, p2p->ring + 2, 0, &p2p->ctl->bell, &p2p->proxy);
+        kind = mpix_proxy_create(p2p->boot, &p2p->params, want, p2p->ring + 3, 0, &p2p->ctl->bell, &p2p->proxy);
     free(want);
     if (kind || !far)
         return kind;
@@ -266,6 +268,9 @@ static int create_stages(mpix_p2p *p2p, MPI_Info info, const MPIX_P2p *out) {
         kind = create_window(p2p);
     if (kind)
         return kind;
+    pthread_mutex_lock(&p2p->lock);
+    p2p->created = 1;
+    pthread_mutex_unlock(&p2p->lock);
     threads = p2p->params.progress == MPIX_PROGRESS_THREAD ? 2 : 1;
     p2p->rows = mpix_rows_get(p2p->params.isa);
     p2p->stream_bytes = copy_limit(p2p);
@@ -278,10 +283,22 @@ static int create_stages(mpix_p2p *p2p, MPI_Info info, const MPIX_P2p *out) {
     return mpix_boot_agree(boot, kind);
 }
 
+/* The time limit of the first meeting. What is wrong with parameters is said later, when all ranks hear it. */
+static double create_seconds(MPI_Info info) {
+    mpix_params params = {.timeout = MPIX_BOOT_SECONDS};
+
+    if (!mpix_params_read(&params))
+        (void)mpix_boot_info_each(info, info_set, &params);
+    return params.timeout;
+}
+
 int PMPIX_P2p_create(MPI_Comm comm, MPI_Info info, MPIX_P2p *out) {
     mpix_boot *boot = NULL;
-    int kind = mpix_boot_create(comm, &boot), code;
+    int kind = mpix_boot_check(comm), code;
     mpix_p2p *p2p;
+
+    if (!kind)
+        kind = mpix_boot_create_within(comm, create_seconds(info), &boot);
 
     if (kind)
         return mpix_boot_raise_comm(comm, kind);
@@ -313,16 +330,6 @@ int PMPIX_P2p_create(MPI_Comm comm, MPI_Info info, MPIX_P2p *out) {
 }
 MPIX_WEAK_ALIAS(P2p_create);
 
-/* What peers still do with our memory needs our part until they are here, too: answers, tails. */
-static void free_turn(void *arg) {
-    mpix_p2p *p2p = arg;
-
-    pthread_mutex_lock(&p2p->lock);
-    if (!p2p->failed)
-        p2p_progress(p2p);
-    pthread_mutex_unlock(&p2p->lock);
-}
-
 /* The barrier lets peers finish what they do with our memory, and our device answer them. Bounded: a peer may never come. */
 int PMPIX_P2p_free(MPIX_P2p *pp2p) {
     int kind = pp2p ? 0 : mpix_fail(MPIX_ERRK_ARG, "p2p", "p2p is NULL"), users, failed;
@@ -340,10 +347,7 @@ int PMPIX_P2p_free(MPIX_P2p *pp2p) {
     if (users > 0 && !failed)
         return p2p_raise(p2p, mpix_fail(MPIX_ERRK_ARG, "p2p", "%d transfers are in flight: complete them first", users));
     if (!failed) {
-        p2p->boot->turn = free_turn;
-        p2p->boot->turn_arg = p2p;
         failed = mpix_boot_barrier_bounded(p2p->boot, p2p->params.timeout < 10 ? p2p->params.timeout : 10);
-        p2p->boot->turn = NULL;
     }
     mpix_boot_forget(p2p);
     p2p_destroy(p2p, failed != 0);

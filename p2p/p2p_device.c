@@ -168,7 +168,7 @@ static int device_describe(mpix_p2p *p2p, p2p_device *dev) {
     char why[MPIX_CUDA_WHY] = "no memory";
     int kind = peers ? 0 : MPIX_ERRK_NO_MEM, proxied = 0;
 
-    state.timeout_ns = p2p->params.timeout < 1e9 ? (unsigned long long)(p2p->params.timeout * 1e9) : UINT64_MAX / 2;
+    state.timeout_ns = p2p->limit_ns;
     if (!kind)
         kind = gpu->ops->local_alloc(&gpu->device, sizeof state, &dev->state, why);
     if (!kind)

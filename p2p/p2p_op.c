@@ -226,6 +226,7 @@ void p2p_fail(mpix_p2p *p2p, int kind) {
     if (!atomic_load_explicit(&p2p->failed, memory_order_relaxed)) {
         p2p->failure = *mpix_error_tls();
         atomic_store_explicit(&p2p->failed, kind, memory_order_release);
+        p2p_ring_tell(p2p);
     }
     p2p_ring_drop(p2p);
     while (p2p->ops) {
@@ -238,12 +239,38 @@ void p2p_fail(mpix_p2p *p2p, int kind) {
     }
 }
 
-/* Whether its process has ended, or its connection is broken; then the object fails, after what it still sent was taken. */
+/* Whether the peer's object has failed: then it does no part of anything any more. */
+static int peer_told(const mpix_p2p *p2p, int r) {
+    const p2p_block *in = p2p->peers[r].in;
+    uint64_t word = in ? atomic_load_explicit(&in->failed, memory_order_acquire) : 0;
+
+    return word ? mpix_boot_told(p2p->boot, word, "the object") : 0;
+}
+
+int p2p_look(void *object, int kind) {
+    mpix_p2p *p2p = object;
+
+    pthread_mutex_lock(&p2p->lock);
+    for (int r = 0; !kind && !p2p->failed && p2p->peers && r < p2p->size; r++)
+        kind = peer_told(p2p, r);
+    if (kind)
+        p2p_fail(p2p, kind);
+    else if (p2p->created && !p2p->threaded && !p2p->failed)
+        p2p_progress(p2p); /* peers may await answers of ours before they come */
+    if ((kind = p2p->failed))
+        *mpix_error_tls() = p2p->failure;
+    pthread_mutex_unlock(&p2p->lock);
+    return kind;
+}
+
+/* Whether its process has ended, its object has failed, or its connection is broken; then the object fails, after what it still sent was taken. */
 static int peer_lost(mpix_p2p *p2p, int r) {
     p2p_peer *peer = &p2p->peers[r];
     MPIX_Error error;
     int kind;
 
+    if ((kind = peer_told(p2p, r)))
+        return kind;
     if (!peer->mapped && (kind = mpix_proxy_failed(p2p->proxy, r, &error))) {
         *mpix_error_tls() = error;
         return kind;
@@ -278,7 +305,7 @@ void p2p_check_peers(mpix_p2p *p2p) {
         if (r != waited && !peer_needed(p2p, r))
             continue;
         *mpix_error_tls() = error;
-        if (kind == MPIX_ERRK_PEER && p2p->peers[r].mapped)
+        if (kind == MPIX_ERRK_PEER && !peer_told(p2p, r) && p2p->peers[r].mapped)
             mpix_fail_peer(kind, r, p2p->boot->hostnames[r], "the process of rank %d on %s has ended; the object has failed", r,
                            p2p->boot->hostnames[r]);
         p2p_fail(p2p, kind);
@@ -347,7 +374,7 @@ static void op_clock(p2p_op *op) {
 
     op->tested_ns = now;
     op->waited_ns += delta < OP_PAUSE_NS ? delta : OP_PAUSE_NS;
-    if ((double)op->waited_ns > op->p2p->params.timeout * 1e9)
+    if (op->waited_ns > op->p2p->limit_ns)
         p2p_fail(op->p2p, op_late(op->p2p, op->peer, names[op->type], late_remedy(op->p2p, op)));
 }
 
@@ -455,7 +482,7 @@ int p2p_wait_turn(mpix_p2p *p2p, mpix_wait *wait, int peer, uint64_t start_ns, c
     if (idle)
         p2p_check_peers(p2p);
     p2p->awaited = -1;
-    if (idle && !p2p->failed && (double)(mpix_clock_ns() - start_ns) > p2p->params.timeout * 1e9)
+    if (idle && !p2p->failed && mpix_clock_ns() - start_ns > p2p->limit_ns)
         p2p_fail(p2p, op_late(p2p, peer, what, ""));
     pthread_mutex_unlock(&p2p->lock);
     if (!did)

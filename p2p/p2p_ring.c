@@ -59,6 +59,29 @@ void p2p_out_add(mpix_p2p *p2p, int rank, p2p_out *out) {
         p2p_ring_write(p2p, rank);
 }
 
+static uint64_t ctl_offset(const mpix_p2p *p2p, const p2p_peer *peer, const void *at) {
+    return sizeof(p2p_ctl) + (uint64_t)p2p->rank * p2p->block_bytes + (uint64_t)((const char *)at - (const char *)peer->out);
+}
+
+/* A proxied peer learns by a signal, if its lane still moves; its counter is used for nothing else. */
+void p2p_ring_tell(mpix_p2p *p2p) {
+    uint64_t word = mpix_boot_tell(p2p->boot, p2p->failed, &p2p->failure), seq;
+
+    for (int r = 0; p2p->peers && r < p2p->size; r++) {
+        p2p_peer *peer = &p2p->peers[r];
+        if (r == p2p->rank || !peer->out)
+            continue;
+        if (peer->mapped) {
+            atomic_store_explicit(&peer->out->failed, word, memory_order_release);
+            p2p_ring_bell(peer);
+        } else {
+            (void)mpix_proxy_signal(p2p->proxy, r, 0, P2P_WIN_CTL, ctl_offset(p2p, peer, &peer->out->failed), word, (uint32_t)p2p->ring + 2, 0, &seq);
+        }
+    }
+    if (p2p->proxy)
+        mpix_proxy_step(p2p->proxy);
+}
+
 void p2p_ring_drop(mpix_p2p *p2p) {
     for (int r = 0; p2p->peers && r < p2p->size; r++) {
         p2p_peer *peer = &p2p->peers[r];
@@ -108,10 +131,6 @@ static void write_make(mpix_p2p *p2p, p2p_peer *peer, p2p_out *out) {
     head.bytes = write_payload(p2p, out, &head, (char *)(place + 1));
     *place = head;
     out->stage = 1;
-}
-
-static uint64_t ctl_offset(const mpix_p2p *p2p, const p2p_peer *peer, const void *at) {
-    return sizeof(p2p_ctl) + (uint64_t)p2p->rank * p2p->block_bytes + (uint64_t)((const char *)at - (const char *)peer->out);
 }
 
 /* The pieces of a counted put_notify, as puts of the message's batch. 1: all are queued. */

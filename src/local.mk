@@ -19,6 +19,7 @@ libmpixep_core_la_SOURCES += \
 	src/base/wait.c \
 	src/base/wait.h \
 	src/boot/boot.c \
+	src/boot/collect.c \
 	src/boot/boot.h \
 	src/boot/finalize.c \
 	src/boot/hosts.c \
@@ -28,6 +29,7 @@ libmpixep_core_la_SOURCES += \
 	src/boot/place.h \
 	src/boot/raise.c \
 	src/boot/same.c \
+	src/boot/told.c \
 	src/boot/watch.c \
 	src/mem/avail.c \
 	src/mem/claim.c \

@@ -1,11 +1,11 @@
 /*
- * boot.c - creation, exchange and agreement over the communicator.
+ * boot.c - creation of the communicator, and what ranks know of each other. Exchange and agreement are in collect.c.
  */
 #include "config.h"
 
 #include "boot/boot.h"
 
-#include <limits.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +26,7 @@ int mpix_boot_mpi(int err, const char *what) {
     return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "%s failed: %.200s", what, text);
 }
 
-static int boot_check(MPI_Comm comm) {
+int mpix_boot_check(MPI_Comm comm) {
     int flag = 0, errclass = 0, err;
 
     MPI_Initialized(&flag);
@@ -58,7 +58,7 @@ static void boot_leave(mpix_boot *boot, int abandoned) {
         return;
     if (boot->errhandler != MPI_ERRHANDLER_NULL)
         MPI_Errhandler_free(&boot->errhandler);
-    if (boot->comm != MPI_COMM_NULL && !abandoned)
+    if (boot->own && !abandoned && !boot->broken)
         MPI_Comm_free(&boot->comm);
 }
 
@@ -69,79 +69,107 @@ static void boot_release(mpix_boot *boot) {
     free(boot->hostnames);
     free(boot->starts);
     free(boot->apart);
-    free(boot);
+    mpix_boot_room_free(boot->room, boot->broken);
 }
 
-/* Own duplicate, which returns errors; the handler that it inherited is kept apart. */
-static int boot_duplicate(mpix_boot *boot, MPI_Comm comm) {
-    int kind = mpix_boot_mpi(MPI_Comm_dup(comm, &boot->comm), "MPI_Comm_dup");
+/*
+ * The own communicator: the same ranks, nothing inherited - no attributes, whose copy functions are the caller's, no hints, no
+ * topology - and it returns errors. MPI makes it with a call that waits without limit, so the ranks meet first, on the caller's
+ * communicator and within the limit, and agree on what was had so far. They meet twice: a rank that comes after the others have given
+ * up may find their first meeting complete, but not the second. What remains is a rank that ends or is stopped in the microseconds
+ * after it has met the others.
+ */
+static int boot_duplicate(mpix_boot *boot, MPI_Comm comm, int kind) {
+    MPI_Group group;
+    MPI_Comm own;
 
+    boot->comm = comm;
+    kind = mpix_boot_agree(boot, kind);
+    if (!kind)
+        kind = mpix_boot_barrier(boot);
+    boot->comm = MPI_COMM_NULL;
+    if (!kind)
+        kind = mpix_boot_mpi(MPI_Comm_group(comm, &group), "MPI_Comm_group");
     if (kind)
         return kind;
-    kind = mpix_boot_mpi(MPI_Comm_get_errhandler(boot->comm, &boot->errhandler), "MPI_Comm_get_errhandler");
+    kind = mpix_boot_mpi(MPI_Comm_create(comm, group, &own), "MPI_Comm_create");
+    MPI_Group_free(&group);
+    if (kind)
+        return kind;
+    boot->comm = own;
+    boot->own = 1;
+    kind = mpix_boot_mpi(MPI_Comm_get_errhandler(comm, &boot->errhandler), "MPI_Comm_get_errhandler");
     if (!kind)
         kind = mpix_boot_mpi(MPI_Comm_set_errhandler(boot->comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-    if (!kind)
-        kind = mpix_boot_mpi(MPI_Comm_rank(boot->comm, &boot->rank), "MPI_Comm_rank");
-    if (!kind)
-        kind = mpix_boot_mpi(MPI_Comm_size(boot->comm, &boot->size), "MPI_Comm_size");
     return kind;
 }
 
 int mpix_boot_create(MPI_Comm comm, mpix_boot **out) {
-    mpix_boot dup = {.comm = MPI_COMM_NULL, .errhandler = MPI_ERRHANDLER_NULL}, *boot;
-    mpix_boot_place *place = NULL;
-    int kind = boot_check(comm), world_rank;
+    return mpix_boot_create_within(comm, MPIX_BOOT_SECONDS, out);
+}
 
-    if (kind)
+int mpix_boot_create_within(MPI_Comm comm, double seconds, mpix_boot **out) {
+    mpix_boot own = {.comm = MPI_COMM_NULL, .errhandler = MPI_ERRHANDLER_NULL}, *boot = calloc(1, sizeof *boot);
+    mpix_boot_place *place;
+    int kind = mpix_boot_check(comm), world_rank;
+
+    if (kind) {
+        free(boot);
         return kind;
+    }
     MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
     mpix_log_set_rank(world_rank);
 
-    /* With the duplicate ranks agree, so it comes before all that may fail on one rank alone. */
-    kind = boot_duplicate(&dup, comm);
-    if (kind) {
-        boot_leave(&dup, 1);
-        return kind;
-    }
-    boot = calloc(1, sizeof *boot);
-    if (boot) {
-        *boot = dup;
-        boot->host_of = calloc((size_t)boot->size, sizeof *boot->host_of);
-        boot->pids = calloc((size_t)boot->size, sizeof *boot->pids);
-        boot->same_pids = calloc((size_t)boot->size, sizeof *boot->same_pids);
-        boot->hostnames = calloc((size_t)boot->size, sizeof *boot->hostnames);
-        boot->starts = calloc((size_t)boot->size, sizeof *boot->starts);
-        boot->apart = calloc((size_t)boot->size, sizeof *boot->apart);
-        place = mpix_boot_place_new(boot->size);
-    }
-    if (!boot || !boot->host_of || !boot->pids || !boot->same_pids || !boot->hostnames || !boot->starts || !boot->apart ||
-        !place)
-        kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the description of %d ranks", dup.size);
+    /* What may fail on one rank alone comes before the ranks meet, who agree on it. */
+    mpix_boot_limit(&own, seconds, NULL, NULL);
+    MPI_Comm_rank(comm, &own.rank);
+    MPI_Comm_size(comm, &own.size);
+    own.room = mpix_boot_room_new(own.size);
+    own.host_of = calloc((size_t)own.size, sizeof *own.host_of);
+    own.pids = calloc((size_t)own.size, sizeof *own.pids);
+    own.same_pids = calloc((size_t)own.size, sizeof *own.same_pids);
+    own.hostnames = calloc((size_t)own.size, sizeof *own.hostnames);
+    own.starts = calloc((size_t)own.size, sizeof *own.starts);
+    own.apart = calloc((size_t)own.size, sizeof *own.apart);
+    place = mpix_boot_place_new(own.size);
+    if (!boot || !own.room || !own.host_of || !own.pids || !own.same_pids || !own.hostnames || !own.starts ||
+        !own.apart || !place)
+        kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the description of %d ranks", own.size);
     else
         kind = mpix_boot_codes();
-    kind = mpix_boot_agree(&dup, kind);
-    if (kind && !boot)
-        boot_leave(&dup, 0);
+    if (!own.room)
+        own.room = mpix_boot_room_spare();
+    if (own.room)
+        kind = boot_duplicate(&own, comm, kind);
+    if (!kind)
+        kind = mpix_boot_place_find(&own, place);
     if (kind)
         goto free_boot;
-
-    kind = mpix_boot_place_find(boot, place);
-    if (kind)
-        goto free_boot;
+    own.met = 1;
     mpix_boot_place_free(place);
+    *boot = own;
     *out = boot;
     return 0;
 
 free_boot:
     mpix_boot_place_free(place);
     /* Where MPI itself failed, nothing collective is tried with it any more. */
-    mpix_boot_free(boot, kind == MPIX_ERRK_INTERNAL);
+    boot_leave(&own, kind == MPIX_ERRK_INTERNAL);
+    boot_release(&own);
+    free(boot);
     return kind;
 }
 
 int mpix_boot_knows_pid(const mpix_boot *boot, int rank) {
     return rank != boot->rank && boot->host_of[rank] == boot->host_of[boot->rank] && boot->same_pids[rank];
+}
+
+int mpix_boot_gone(const mpix_boot *boot, int rank) {
+    errno = 0;
+    int pidfd = mpix_boot_watch_process(boot, rank), gone = pidfd < 0 ? errno == ESRCH : mpix_boot_ended(pidfd);
+
+    mpix_boot_unwatch(pidfd);
+    return gone;
 }
 
 void mpix_boot_free(mpix_boot *boot, int abandoned) {
@@ -150,6 +178,7 @@ void mpix_boot_free(mpix_boot *boot, int abandoned) {
     mpix_trace_write();
     boot_leave(boot, abandoned);
     boot_release(boot);
+    free(boot);
 }
 
 /* MPI has no call that duplicates a handler's handle, so it goes through the duplicate: set there, got back as a
@@ -173,60 +202,4 @@ int mpix_boot_set_errhandler(mpix_boot *boot, MPI_Errhandler errhandler) {
     MPI_Errhandler_free(&boot->errhandler);
     boot->errhandler = own;
     return 0;
-}
-
-int mpix_boot_allgather(mpix_boot *boot, const void *send, size_t bytes, void *recv) {
-    if (bytes > INT_MAX)
-        return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "an exchange of %zu bytes per rank is more than MPI_Allgather takes",
-                         bytes);
-    return mpix_boot_mpi(MPI_Allgather(send, (int)bytes, MPI_BYTE, recv, (int)bytes, MPI_BYTE, boot->comm),
-                         "MPI_Allgather");
-}
-
-int mpix_boot_alltoall(mpix_boot *boot, const void *send, size_t bytes, void *recv) {
-    if (bytes > INT_MAX)
-        return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "an exchange of %zu bytes per pair is more than MPI_Alltoall takes",
-                         bytes);
-    return mpix_boot_mpi(MPI_Alltoall(send, (int)bytes, MPI_BYTE, recv, (int)bytes, MPI_BYTE, boot->comm),
-                         "MPI_Alltoall");
-}
-
-int mpix_boot_barrier(mpix_boot *boot) {
-    return mpix_boot_mpi(MPI_Barrier(boot->comm), "MPI_Barrier");
-}
-
-int mpix_boot_or(mpix_boot *boot, uint64_t *words, int n) {
-    return mpix_boot_mpi(MPI_Allreduce(MPI_IN_PLACE, words, n, MPI_UINT64_T, MPI_BOR, boot->comm), "MPI_Allreduce");
-}
-
-/*
- * The usual case, success everywhere, costs one reduction of one word: the lowest rank that failed, or the number of
- * ranks. Only after a failure that rank says what happened. A rank that failed itself keeps its own error: it knows
- * best.
- */
-int mpix_boot_agree(mpix_boot *boot, int kind) {
-    struct {
-        int kind;
-        char host[64], text[sizeof(((MPIX_Error *)0)->text)];
-    } report = {0};
-    int lowest = kind ? boot->rank : boot->size, failed;
-
-    failed = mpix_boot_mpi(MPI_Allreduce(MPI_IN_PLACE, &lowest, 1, MPI_INT, MPI_MIN, boot->comm), "MPI_Allreduce");
-    if (failed)
-        return kind ? kind : failed;
-    if (lowest == boot->size)
-        return 0;
-
-    if (lowest == boot->rank) {
-        report.kind = kind;
-        gethostname(report.host, sizeof report.host - 1);
-        memcpy(report.text, mpix_error_tls()->text, sizeof report.text);
-    }
-    failed = mpix_boot_mpi(MPI_Bcast(&report, (int)sizeof report, MPI_BYTE, lowest, boot->comm), "MPI_Bcast");
-    if (kind)
-        return kind;
-    if (failed)
-        return failed;
-    return mpix_fail_peer(MPIX_ERRK_REMOTE, lowest, report.host, "rank %d on %s failed with %s: %s", lowest,
-                          report.host, mpix_kind_name(report.kind), report.text);
 }

@@ -11,6 +11,8 @@
 #include "base/status.h"
 #include <sys/types.h>
 
+typedef struct mpix_boot_room mpix_boot_room;
+
 typedef struct mpix_boot {
     MPI_Comm comm;             /* own duplicate */
     MPI_Errhandler errhandler; /* to raise through; never MPI_ERRHANDLER_NULL */
@@ -24,8 +26,14 @@ typedef struct mpix_boot {
     char (*hostnames)[64]; /* [size] */
     uint64_t *starts;      /* [size] when each rank's process began, 0: unknown */
     unsigned char *apart;  /* [size] MPIX_APART_*: why a rank is of another host */
-    void (*turn)(void *turn_arg); /* what the object does while it waits in a bounded barrier, NULL: nothing */
-    void *turn_arg;
+    int own, met;          /* comm is our own; pids and hostnames are known */
+    /* collectives (collect.c) */
+    mpix_boot_room *room;
+    uint64_t limit_ns;           /* longest wait in one of them, UINT64_MAX: none */
+    int (*look)(void *object, int kind); /* the object's, see mpix_boot_limit */
+    void *object;
+    int broken;                  /* kind: one was given up, so comm is used for nothing any more */
+    MPIX_Error failure;          /* why */
 } mpix_boot;
 
 enum {
@@ -39,9 +47,15 @@ enum {
     MPIX_APART_SPLIT    /* virtual hosts */
 };
 
+#define MPIX_BOOT_SECONDS 300.0 /* the time limit before there is a better one */
+/* 0, or ARG: MPI_COMM_NULL, MPI not initialized or finalized, an intercommunicator (argument "comm"). No communication. */
+int mpix_boot_check(MPI_Comm comm);
+
 /* Collective over comm. ARG: MPI_COMM_NULL, MPI not initialized or finalized, an intercommunicator (argument "comm").
  * Those are found before any communication. */
 int mpix_boot_create(MPI_Comm comm, mpix_boot **boot);
+/* The same with a time limit; negative: none. */
+int mpix_boot_create_within(MPI_Comm comm, double seconds, mpix_boot **boot);
 /* Frees the duplicate unless abandoned (a peer is dead: nothing collective is called). NULL is fine. */
 void mpix_boot_free(mpix_boot *boot, int abandoned);
 /* Whether pids[rank] names that rank's process here: another rank of this host whose process numbers mean the same. */
@@ -58,17 +72,38 @@ void mpix_boot_unwatch(int pidfd); /* of those two; -1 is fine */
 int mpix_boot_ended(int pidfd);
 /* When a process began, in the kernel's ticks, 0: unknown. */
 uint64_t mpix_boot_process_start(pid_t pid);
+/* The same for one look, without a descriptor of the caller's. */
+int mpix_boot_gone(const mpix_boot *boot, int rank);
 int mpix_boot_set_errhandler(mpix_boot *boot, MPI_Errhandler errhandler);
 
-/* Collective and blocking. recv is [size][bytes]. */
+/*
+ * Collectives. They end when the time limit is over (TIMEOUT), a peer of this host has ended (PEER), or look says that the object has failed
+ * elsewhere (its kind). Then boot->broken is set: later ones fail at once with the same error, comm is never freed, and the object
+ * must fail on this rank.
+ */
+/*
+ * look(object, 0): called again and again by a waiting collective; 0, or the kind of the object's failure, with the thread's error. look(object, kind):
+ * a collective has been given up with this kind and the thread's error; the object fails. NULL: none. seconds < 0: no limit.
+ */
+void mpix_boot_limit(mpix_boot *boot, double seconds, int (*look)(void *object, int kind), void *object);
+/* A failed object tells its peers by a word, never 0: its kind, the rank that it blames and the rank that tells. */
+uint64_t mpix_boot_tell(const mpix_boot *boot, int kind, const MPIX_Error *error);
+/* What a peer makes of it: a kind, with the thread's error. object: "the context", ... */
+int mpix_boot_told(const mpix_boot *boot, uint64_t word, const char *object);
+mpix_boot_room *mpix_boot_room_new(int size);               /* NULL: no memory */
+mpix_boot_room *mpix_boot_room_spare(void);                 /* to agree on that, and for nothing else; NULL: in use */
+void mpix_boot_room_free(mpix_boot_room *room, int broken); /* broken: kept, since MPI may still use it */
+/* recv is [size][bytes]. */
 int mpix_boot_allgather(mpix_boot *boot, const void *send, size_t bytes, void *recv);
 /* send and recv are [size][bytes]: block r of send goes to rank r. */
 int mpix_boot_alltoall(mpix_boot *boot, const void *send, size_t bytes, void *recv);
 int mpix_boot_barrier(mpix_boot *boot);
-/* A barrier that gives up after so many seconds: TIMEOUT; the communicator must then be abandoned. */
+/* A barrier with a time limit of its own. */
 int mpix_boot_barrier_bounded(mpix_boot *boot, double seconds);
 /* Splits every host into up to `parts` virtual ones, of consecutive ranks; parts < 2: nothing. Local; the same on all ranks. */
 int mpix_boot_split_hosts(mpix_boot *boot, int parts);
+/* bytes at data of rank 0, to all. */
+int mpix_boot_bcast(mpix_boot *boot, void *data, size_t bytes);
 /* Bitwise OR over ranks of n 64-bit words, in place. */
 int mpix_boot_or(mpix_boot *boot, uint64_t *words, int n);
 /* Agreement on the status of a stage: kind is this rank's (0: fine). Returns 0 if it is 0 everywhere, this rank's own

@@ -1,10 +1,8 @@
-/* hosts.c - virtual hosts, and the bounded barrier at the end of an object with proxied peers. */
+/* hosts.c - virtual hosts. */
 #include "config.h"
 
-#include "base/clock.h"
 #include "boot/boot.h"
 
-#include <sched.h>
 #include <stdlib.h>
 
 /* Rank by rank: its place among its host's ranks says which part it belongs to; parts are numbered as they appear, so again by their
@@ -47,23 +45,4 @@ free_all:
     free(place);
     free(number);
     return kind;
-}
-
-int mpix_boot_barrier_bounded(mpix_boot *boot, double seconds) {
-    MPI_Request request;
-    uint64_t start = mpix_clock_ns();
-    int done = 0;
-    if (MPI_Ibarrier(boot->comm, &request) != MPI_SUCCESS)
-        return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "MPI_Ibarrier failed");
-    while (!done) {
-        if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS)
-            return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "MPI_Test of a barrier failed");
-        if (!done && (double)(mpix_clock_ns() - start) > seconds * 1e9)
-            return mpix_fail(MPIX_ERRK_TIMEOUT, NULL, "the ranks did not meet within %g s at the end of an object", seconds);
-        if (!done && boot->turn)
-            boot->turn(boot->turn_arg);
-        if (!done)
-            sched_yield();
-    }
-    return 0;
 }

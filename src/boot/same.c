@@ -117,7 +117,7 @@ int mpix_boot_same(mpix_boot *boot, const mpix_same *mine) {
     int kind;
 
     memcpy(first, mine->text, sizeof first);
-    kind = mpix_boot_mpi(MPI_Bcast(first, sizeof first, MPI_BYTE, 0, boot->comm), "MPI_Bcast");
+    kind = mpix_boot_bcast(boot, first, sizeof first);
     if (!kind)
         kind = same_compare(boot, mine, first);
     return mpix_boot_agree(boot, kind);

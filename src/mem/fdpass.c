@@ -229,7 +229,7 @@ static void fdpass_timed_out(fdpass *pass) {
 }
 
 static void fdpass_run(fdpass *pass) {
-    uint64_t start = mpix_clock_ns(), limit = (uint64_t)(pass->params->timeout * 1e9);
+    uint64_t start = mpix_clock_ns(), limit = mpix_clock_limit(pass->params->timeout);
 
     while (pass->to_send + pass->to_take > 0) {
         int before = pass->to_send + pass->to_take;

@@ -25,6 +25,11 @@ int MPI_Comm_dup(MPI_Comm comm, MPI_Comm *newcomm) {
     return PMPI_Comm_dup(comm, newcomm);
 }
 
+int MPI_Comm_create(MPI_Comm comm, MPI_Group group, MPI_Comm *newcomm) {
+    held_comms++;
+    return PMPI_Comm_create(comm, group, newcomm);
+}
+
 int MPI_Comm_split_type(MPI_Comm comm, int type, int key, MPI_Info info, MPI_Comm *newcomm) {
     held_comms++;
     return PMPI_Comm_split_type(comm, type, key, info, newcomm);
