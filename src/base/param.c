@@ -45,7 +45,7 @@ static const mpix_param_desc param_table[] = {
      "Writes what calls and the proxy did when to this file, for Chrome's trace viewer or Perfetto, each time an object is freed: the last 65536 "
      "events of the process.",
      FIELD(trace)},
-    {"timeout", "seconds", "greater than 0, at most 1e9", "300", SAME,
+    {"timeout", "seconds", "greater than 0; inf: no limit", "300", SAME,
      "Longest wait for a peer where the configuration of a context does not give one.", FIELD(timeout)},
     {"progress", "enum", "caller|thread", "caller", OWN,
      "Who works on nonblocking calls between the caller's calls: nobody, or a helper thread per context.",
@@ -285,13 +285,13 @@ static int param_parse_int(const mpix_param_desc *desc, const char *value, int *
     return 0;
 }
 
-static int param_parse_seconds(const char *value, double *out) {
+static int param_parse_seconds(const mpix_param_desc *desc, const char *value, double *out) {
     double x;
     char *end;
 
     errno = 0;
     x = strtod(value, &end);
-    if (errno || end == value || *end || !isfinite(x) || x <= 0 || x > 1e9)
+    if (errno || end == value || *end || !(x > 0) || (x > 1e9 && !strstr(desc->values, "inf")))
         return -1;
     *out = x;
     return 0;
@@ -311,7 +311,7 @@ static int param_parse(mpix_params *params, const mpix_param_desc *desc, const c
     if (strcmp(desc->type, "int") == 0)
         return param_parse_int(desc, value, (int *)field);
     if (strcmp(desc->type, "seconds") == 0)
-        return param_parse_seconds(value, (double *)field);
+        return param_parse_seconds(desc, value, (double *)field);
     if (strcmp(desc->type, "bytes") == 0)
         return param_parse_bytes(value, (size_t *)field);
     if (strlen(value) >= MPIX_PARAM_STRING)
