@@ -224,8 +224,9 @@ size_t mpix_ep_scale_bytes(const MPIX_Ep_rows *rows, int64_t hidden); /* dense b
 int mpix_ep_check_rows(const MPIX_Ep_rows *rows, const char *name, int64_t hidden, int64_t nrows);
 int mpix_ep_check_routing(mpix_ep *ep, const MPIX_Ep_routing *routing, MPIX_Ep_routing *effective);
 int mpix_ep_check_counts(mpix_ep *ep, const MPIX_Ep_counts *counts);
-int mpix_ep_check_dispatch(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *in, MPIX_Ep_dispatch_out *out);
-int mpix_ep_check_combine(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in, MPIX_Ep_combine_out *out);
+/* The user's structs are copied to in and out once their sizes are known to be right, and defaults are filled in there. */
+int mpix_ep_check_dispatch(struct mpix_ep_handle *handle, const MPIX_Ep_dispatch_in *given, const MPIX_Ep_dispatch_out *wanted, MPIX_Ep_dispatch_in *in, MPIX_Ep_dispatch_out *out);
+int mpix_ep_check_combine(struct mpix_ep_handle *handle, const MPIX_Ep_combine_in *given, const MPIX_Ep_combine_out *wanted, MPIX_Ep_combine_in *in, MPIX_Ep_combine_out *out);
 
 /* ep_memory.c */
 void mpix_ep_memory_free(mpix_ep *ep);

@@ -76,6 +76,14 @@ static int check_size(size_t given, size_t known, const char *arg) {
                      known);
 }
 
+/* The user's two structs, before anything else of them is read: shorter ones of another version may end a page. Both begin with their size. */
+static int check_structs(const void *in, size_t in_size, const void *out, size_t out_size) {
+    if (!in || !out)
+        return mpix_fail(MPIX_ERRK_ARG, in ? "out" : "in", "%s is NULL", in ? "out" : "in");
+    int kind = check_size(*(const size_t *)in, in_size, "in.struct_size");
+    return kind ? kind : check_size(*(const size_t *)out, out_size, "out.struct_size");
+}
+
 static int check_aligned(const void *p, size_t align, const char *arg) {
     if ((uintptr_t)p % align == 0)
         return 0;
@@ -172,11 +180,14 @@ static int check_conversion(const mpix_ep *ep, const MPIX_Ep_rows *in, const MPI
     return 0;
 }
 
-int mpix_ep_check_dispatch(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *in, MPIX_Ep_dispatch_out *out) {
+int mpix_ep_check_dispatch(struct mpix_ep_handle *handle, const MPIX_Ep_dispatch_in *given, const MPIX_Ep_dispatch_out *wanted, MPIX_Ep_dispatch_in *in, MPIX_Ep_dispatch_out *out) {
     mpix_ep *ep = handle->ep;
-    int kind = check_size(in->struct_size, sizeof *in, "in.struct_size");
-    if (kind || (kind = check_size(out->struct_size, sizeof *out, "out.struct_size")) || (kind = check_routed(handle)) ||
-        (kind = check_dtype(&in->x, "in.x")))
+    int kind = check_structs(given, sizeof *in, wanted, sizeof *out);
+    if (kind)
+        return kind;
+    *in = *given;
+    *out = *wanted;
+    if ((kind = check_routed(handle)) || (kind = check_dtype(&in->x, "in.x")))
         return kind;
     if (out->x.dtype == 0)
         out->x.dtype = in->x.dtype;
@@ -266,11 +277,14 @@ static int check_bias(MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, in
     return 0;
 }
 
-int mpix_ep_check_combine(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in, MPIX_Ep_combine_out *out) {
+int mpix_ep_check_combine(struct mpix_ep_handle *handle, const MPIX_Ep_combine_in *given, const MPIX_Ep_combine_out *wanted, MPIX_Ep_combine_in *in, MPIX_Ep_combine_out *out) {
     mpix_ep *ep = handle->ep;
-    int kind = check_size(in->struct_size, sizeof *in, "in.struct_size");
-    if (kind || (kind = check_size(out->struct_size, sizeof *out, "out.struct_size")) || (kind = check_routed(handle)) ||
-        (kind = check_dtype(&in->x, "in.x")) || (kind = check_hidden(ep, in->hidden, &in->x)) ||
+    int kind = check_structs(given, sizeof *in, wanted, sizeof *out);
+    if (kind)
+        return kind;
+    *in = *given;
+    *out = *wanted;
+    if ((kind = check_routed(handle)) || (kind = check_dtype(&in->x, "in.x")) || (kind = check_hidden(ep, in->hidden, &in->x)) ||
         (kind = mpix_ep_check_rows(&in->x, "in.x", in->hidden, 0)) || (kind = check_sum_dtypes(ep, in, out)))
         return kind;
     if (out->y.scale_kind || out->y.scales)

@@ -353,13 +353,8 @@ static int combine_call(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, con
     int kind = call->kind;
     if (!kind && !blocking && !xfer)
         kind = mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
-    if (!kind && (!in || !out))
-        kind = mpix_fail(MPIX_ERRK_ARG, in ? "out" : "in", "%s is NULL", in ? "out" : "in");
-    if (!kind) {
-        call->combine.in = *in;
-        call->combine.out = *out;
-        kind = mpix_ep_check_combine(handle, &call->combine.in, &call->combine.out);
-    }
+    if (!kind)
+        kind = mpix_ep_check_combine(handle, in, out, &call->combine.in, &call->combine.out);
     if (!kind && handle->ep->hop)
         kind = mpix_ep_hop_scratch(call);
     if (kind)

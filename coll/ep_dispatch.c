@@ -419,13 +419,8 @@ static int dispatch_call(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, c
     int kind = call->kind;
     if (!kind && !blocking && !xfer)
         kind = mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
-    if (!kind && (!in || !out))
-        kind = mpix_fail(MPIX_ERRK_ARG, in ? "out" : "in", "%s is NULL", in ? "out" : "in");
-    if (!kind) {
-        call->dispatch.in = *in;
-        call->dispatch.out = *out;
-        kind = mpix_ep_check_dispatch(handle, &call->dispatch.in, &call->dispatch.out);
-    }
+    if (!kind)
+        kind = mpix_ep_check_dispatch(handle, in, out, &call->dispatch.in, &call->dispatch.out);
     if (!kind && mpix_ep_converts(call))
         kind = scratch_make(call->ep);
     if (kind)

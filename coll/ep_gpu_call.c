@@ -133,9 +133,7 @@ static int dispatch_fill(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *in,
     mpix_ep *ep = handle->ep;
     if (ep->config.mode == MPIX_EP_LL)
         return mpix_ep_gpu_ll_dispatch_fill(handle, in, out, c, call);
-    int kind = mpix_ep_check_dispatch(handle, in, out);
-    if (kind)
-        return kind;
+    int kind;
     /* What travels is out's: in's rows, or what they become. */
     size_t row = mpix_ep_row_bytes(&out->x, in->hidden), scale = mpix_ep_scale_bytes(&out->x, in->hidden), n = (size_t)out->capacity_rows;
     int64_t tokens = handle->tokens;
@@ -176,15 +174,14 @@ int mpix_ep_gpu_dispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, c
     mpix_ep *ep = handle->ep;
     mpix_ep_gpu_handle *g = handle->gpu;
     mpix_cuda_dispatch c = {0};
+    MPIX_Ep_dispatch_in i;
+    MPIX_Ep_dispatch_out o;
     char why[MPIX_CUDA_WHY] = "";
     int kind = s.kind;
-    if (!kind && (!in || !out))
-        kind = mpix_fail(MPIX_ERRK_ARG, in ? "out" : "in", "%s is NULL", in ? "out" : "in");
-    if (!kind) {
-        MPIX_Ep_dispatch_in i = *in;
-        MPIX_Ep_dispatch_out o = *out;
+    if (!kind)
+        kind = mpix_ep_check_dispatch(handle, in, out, &i, &o);
+    if (!kind)
         kind = dispatch_fill(handle, &i, &o, &c, s.call);
-    }
     if (!kind)
         kind = mpix_ep_gpu_engines_counts(handle);
     if (kind && s.capture)
@@ -236,9 +233,7 @@ static int combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in, M
     mpix_ep *ep = handle->ep;
     if (ep->config.mode == MPIX_EP_LL)
         return mpix_ep_gpu_ll_combine_fill(handle, in, out, c);
-    int kind = mpix_ep_check_combine(handle, in, out), alone = ep->size == 1, expert = ep->config.layout == MPIX_EP_EXPERT;
-    if (kind)
-        return kind;
+    int kind, alone = ep->size == 1, expert = ep->config.layout == MPIX_EP_EXPERT;
     /* How many rows there are is known on the device only; the capacity of the last dispatch bounds them, or the memory behind x. */
     int64_t rows = handle->capacity >= 0 ? handle->capacity : rows_behind(ep, &in->x, in->hidden), tokens = handle->tokens;
     if (rows > ep->max_rows)
@@ -299,15 +294,14 @@ int mpix_ep_gpu_combine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, con
     mpix_ep *ep = handle->ep;
     mpix_ep_gpu_handle *g = handle->gpu;
     mpix_cuda_combine c = {0};
+    MPIX_Ep_combine_in i;
+    MPIX_Ep_combine_out o;
     char why[MPIX_CUDA_WHY] = "";
     int kind = s.kind;
-    if (!kind && (!in || !out))
-        kind = mpix_fail(MPIX_ERRK_ARG, in ? "out" : "in", "%s is NULL", in ? "out" : "in");
-    if (!kind) {
-        MPIX_Ep_combine_in i = *in;
-        MPIX_Ep_combine_out o = *out;
+    if (!kind)
+        kind = mpix_ep_check_combine(handle, in, out, &i, &o);
+    if (!kind)
         kind = combine_fill(handle, &i, &o, &c);
-    }
     if (!kind)
         kind = mpix_ep_gpu_engines_counts(handle);
     if (kind && s.capture)
