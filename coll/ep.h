@@ -236,6 +236,8 @@ const mpix_ep_region *mpix_ep_region_of(const mpix_ep *ep, const void *p, size_t
 int mpix_ep_find(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride, mpix_ep_place *place);
 /* Makes room for one more region. NO_MEM. */
 int mpix_ep_regions_grow(mpix_ep *ep);
+/* Bytes from the first of `rows` rows to the end of the last, SIZE_MAX if that is more than can be, or there are none: numbers may be a peer's. */
+size_t mpix_ep_extent(uint64_t rows, uint64_t stride, size_t row);
 /* Address here of a place of a peer; checks that bytes from it lie in the peer's window. NULL: they do not. */
 void *mpix_ep_resolve(mpix_ep *ep, int peer, const mpix_ep_place *place, size_t bytes);
 

@@ -230,7 +230,7 @@ static void head_check(mpix_ep_call *call, int peer, const mpix_ep_ll_head *head
     const mpix_ep_place place = {head->reply, head->stride, head->window, 1};
     part->pulled_stride = head->stride;
     part->exist = head->exist;
-    part->pulled = mpix_ep_resolve(ep, peer, &place, (size_t)(head->exist - 1) * head->stride + mpix_dtype_size(in->wire) * (size_t)in->hidden);
+    part->pulled = mpix_ep_resolve(ep, peer, &place, mpix_ep_extent(head->exist, head->stride, mpix_dtype_size(in->wire) * (size_t)in->hidden));
     if (!part->pulled)
         mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, ep->boot->hostnames[peer], "rank %d offers %u rows at %llu in window %u, "
                                                "which has no such place", peer, head->rows, (unsigned long long)head->reply, head->window));

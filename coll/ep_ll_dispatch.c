@@ -111,8 +111,8 @@ static void direct_look(mpix_ep_call *call, int peer) {
         uint64_t most = (uint64_t)part->total < offer->rows ? (uint64_t)part->total : offer->rows;
         const mpix_ep_place px = {offer->x, offer->x_stride, offer->x_window, 1}, ps = {offer->scales, offer->scale_stride, offer->scale_window, 1};
         size_t row = mpix_ep_row_bytes(x, call->dispatch.in.hidden), scales = mpix_ep_scale_bytes(x, call->dispatch.in.hidden);
-        char *to = row <= offer->x_stride ? mpix_ep_resolve(call->ep, peer, &px, (size_t)(most - 1) * offer->x_stride + row) : NULL;
-        char *s = scales && to ? mpix_ep_resolve(call->ep, peer, &ps, (size_t)(most - 1) * offer->scale_stride + scales) : NULL;
+        char *to = row <= offer->x_stride ? mpix_ep_resolve(call->ep, peer, &px, mpix_ep_extent(most, offer->x_stride, row)) : NULL;
+        char *s = scales && to ? mpix_ep_resolve(call->ep, peer, &ps, mpix_ep_extent(most, offer->scale_stride, scales)) : NULL;
         if (to && (s || !scales)) {
             part->direct = to;
             part->direct_scales = s;

@@ -29,6 +29,13 @@ int mpix_ep_find(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride, mpix
     return 1;
 }
 
+size_t mpix_ep_extent(uint64_t rows, uint64_t stride, size_t row) {
+    size_t bytes;
+    if (rows == 0 || __builtin_mul_overflow(rows - 1, stride, &bytes) || __builtin_add_overflow(bytes, row, &bytes))
+        return SIZE_MAX;
+    return bytes;
+}
+
 void *mpix_ep_resolve(mpix_ep *ep, int peer, const mpix_ep_place *place, size_t bytes) {
     const mpix_win *win = place->window == 0 ? ep->stage : place->window <= (uint32_t)ep->nregions ? ep->regions[place->window - 1].win : NULL;
     if (!win || !win->peer[peer] || place->off > win->peer_bytes[peer] || bytes > win->peer_bytes[peer] - place->off)

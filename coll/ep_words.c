@@ -242,7 +242,7 @@ void mpix_ep_offers_compare(mpix_ep_call *call, int64_t hidden, const MPIX_Ep_ro
 static char *target_at(mpix_ep_call *call, int peer, const mpix_ep_place *place, int64_t rows, size_t bytes) {
     if (!place->set || rows <= 0)
         return NULL;
-    char *at = mpix_ep_resolve(call->ep, peer, place, (size_t)(rows - 1) * place->stride + bytes);
+    char *at = mpix_ep_resolve(call->ep, peer, place, mpix_ep_extent((uint64_t)rows, place->stride, bytes));
     if (!at)
         mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, call->ep->boot->hostnames[peer],
                                                "rank %d offers %lld rows at %llu in window %u, which has no such place", peer, (long long)rows,
