@@ -121,6 +121,9 @@ int mpix_ep_check_routing(mpix_ep *ep, const MPIX_Ep_routing *routing, MPIX_Ep_r
     if (r->topk > ep->config.num_experts)
         return mpix_fail(MPIX_ERRK_ARG, "routing.topk", "routing.topk = %d exceeds config.num_experts = %lld", r->topk,
                          (long long)ep->config.num_experts);
+    if (r->num_tokens * r->topk > (int64_t)UINT32_MAX) /* counts between ranks have 32 bits */
+        return mpix_fail(MPIX_ERRK_ARG, "routing.num_tokens", "routing.num_tokens = %lld with routing.topk = %d: at most %lld choices are possible, route "
+                         "in several batches", (long long)r->num_tokens, r->topk, (long long)UINT32_MAX);
     int64_t size = r->idx_bits / 8, dense = size * r->topk;
     if (r->num_tokens > 0 && r->topk > 0 && !r->ids)
         return mpix_fail(MPIX_ERRK_ARG, "routing.ids", "routing.ids is NULL with %lld tokens", (long long)r->num_tokens);

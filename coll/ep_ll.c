@@ -53,6 +53,13 @@ int mpix_ep_ll_create(mpix_ep *ep, int far_peers) {
     if (ep->ll->slot_bytes == SIZE_MAX || (double)ep->ll->slot_bytes * ep->params.max_handles > MOST)
         return mpix_fail(MPIX_ERRK_NO_MEM, "config.max_tokens", "the banks of %d handles for batches of %lld tokens exceed 2^46 bytes",
                          ep->params.max_handles, (long long)ep->config.max_tokens);
+    int64_t most = 0;
+    for (int r = 0; r < ep->size; r++)
+        most = ep->placement.nlocal[r] > most ? ep->placement.nlocal[r] : most;
+    most = ep->config.layout != MPIX_EP_EXPERT ? 1 : most < ep->config.max_topk ? most : ep->config.max_topk;
+    if ((double)ep->size * (double)ep->config.max_tokens * (double)most > INT32_MAX)
+        return mpix_fail(MPIX_ERRK_ARG, "config.max_tokens", "config.max_tokens = %lld: %d ranks could send one rank %g rows, whose numbers have 31 bits in MPIX_EP_LL",
+                         (long long)ep->config.max_tokens, ep->size, (double)ep->size * (double)ep->config.max_tokens * (double)most);
     if (far_peers > 0 && !(ep->ll->slots = calloc((size_t)ep->params.max_handles, sizeof *ep->ll->slots)))
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d handle slots", ep->params.max_handles);
     size_t parts = (size_t)(ep->size < ep->config.max_topk ? ep->size : ep->config.max_topk);

@@ -110,6 +110,13 @@ static void agree_topk(mpix_ep_call *call) {
 /* A rank that would receive more than it has room for. With overflow = error the call fails: TRUNCATE there, REMOTE elsewhere. */
 static void check_totals(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
+    for (int peer = 0; ep->hop && peer < ep->size; peer++) /* alike on all ranks */
+        if (call->plan->total[peer] >= (int64_t)MPIX_EP_HOP_NONE) {
+            mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, peer, ep->boot->hostnames[peer],
+                                                   "rank %d would receive %lld rows: with two hops a row's number has 32 bits, set mpix_ep_two_hops=off", peer,
+                                                   (long long)call->plan->total[peer]));
+            return;
+        }
     if (ep->config.overflow == MPIX_EP_OVERFLOW_DROP || ep->config.max_recv_rows == 0)
         return;
     int64_t limit = ep->config.max_recv_rows;
