@@ -32,6 +32,12 @@ size_t mpix_ep_far_chunks(const MPIX_Ep_config *c, const mpix_params *params, in
     size_t item = mpix_ep_far_item_size(c), bytes = mpix_ep_up16(params->chunk_bytes);
     *nchunks = 2 * ranks + 2;
     item += MPIX_EP_HOP_HEADER + mpix_ep_up16(4 * (size_t)c->max_topk); /* with two hops a record has the rows too */
+    if (params->chunk_bytes == 0) { /* one piece: the largest batch for one rank, as far as the limit below allows */
+        size_t items = (size_t)c->max_tokens * (c->layout == MPIX_EP_EXPERT ? (size_t)c->max_topk : 1);
+        if (__builtin_mul_overflow(items, item, &bytes) || bytes > TX_LIMIT)
+            bytes = TX_LIMIT;
+        bytes = mpix_ep_up16(bytes);
+    }
     if (*nchunks < FEW_CHUNKS && (bytes > item ? bytes : item) <= TX_LIMIT / FEW_CHUNKS) /* few peers: packing goes on while the network takes what was packed */
         *nchunks = FEW_CHUNKS;
     if (bytes > TX_LIMIT / (size_t)*nchunks)

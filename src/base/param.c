@@ -100,7 +100,7 @@ static const mpix_param_desc param_table[] = {
     {"lanes", "int", "1..16", "1", SAME, "In-order ways (queue pairs) to each proxied peer.", FIELD(lanes)},
     {"chunk_bytes", "bytes", "0 or more, suffix k, m or g", "262144", SAME,
      "Pieces in which a batch for a proxied peer is packed and posted, so that packing and the network overlap; 0: one "
-     "piece.",
+     "piece, as far as the send buffer of 64 MiB for all peers allows.",
      FIELD(chunk_bytes)},
     {"max_op", "bytes", "0, or 64 or more, suffix k, m or g", "0", OWN,
      "Longest single operation that the proxy posts, longer puts are split; 0: the device's limit.", FIELD(max_op)},
