@@ -152,7 +152,17 @@ void mpix_ep_far_deregister(mpix_ep *ep, mpix_ep_region *region) {
     region->rmem = NULL;
 }
 
-/* A device that takes no more memory is no error: rows are packed then. */
+/* A device that takes no more memory is no error: rows are packed then. 1: it took it. */
+static int far_try(mpix_proxy *proxy, void *base, size_t bytes, mpix_proxy_mem **mem) {
+    mpix_try t;
+    mpix_try_begin(&t);
+    int kind = mpix_proxy_mem_reg(proxy, base, bytes, mem);
+    mpix_try_end(&t);
+    if (kind)
+        mpix_log(MPIX_LOG_INFO, "%zu bytes at %p are not registered with the network: rows in them are packed", bytes, base);
+    return !kind;
+}
+
 int mpix_ep_far_register(mpix_ep *ep, void *base, size_t bytes, mpix_ep_region *region) {
     if (!ep->far || ep->ll)
         return 0;
@@ -161,7 +171,7 @@ int mpix_ep_far_register(mpix_ep *ep, void *base, size_t bytes, mpix_ep_region *
     char *blobs = calloc((size_t)ep->size + 1, blob), *mine = blobs ? blobs + blob * (size_t)ep->size : NULL;
     region->rmem = calloc((size_t)ep->size, sizeof(*region->rmem));
     int kind = blobs && region->rmem ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the keys of %d ranks", ep->size);
-    if (!kind && !mpix_proxy_mem_reg(proxy, base, bytes, &region->mem)) {
+    if (!kind && far_try(proxy, base, bytes, &region->mem)) {
         mine[0] = 1;
         mpix_proxy_mem_key(proxy, region->mem, mine + 1);
     }

@@ -14,6 +14,19 @@
 
 static _Thread_local MPIX_Error status_last = {.struct_size = sizeof(MPIX_Error), .rank = -1};
 
+static _Thread_local int status_trying; /* what fails now is no error */
+
+void mpix_try_begin(mpix_try *t) {
+    t->before = status_last;
+    t->outer = status_trying;
+    status_trying = 1;
+}
+
+void mpix_try_end(const mpix_try *t) {
+    status_last = t->before;
+    status_trying = t->outer;
+}
+
 MPIX_Error *mpix_error_tls(void) {
     return &status_last;
 }
@@ -78,7 +91,7 @@ static void status_record(int kind, int rank, int sys_errno, const char *host, c
     err->sys_errno = sys_errno;
 
     /* A remote failure was logged by the rank that decided it; it would only repeat itself here on every other rank. */
-    level = kind == MPIX_ERRK_REMOTE ? MPIX_LOG_INFO : MPIX_LOG_ERROR;
+    level = kind == MPIX_ERRK_REMOTE || status_trying ? MPIX_LOG_INFO : MPIX_LOG_ERROR;
     if (!mpix_log_enabled(level))
         return;
     if (rank >= 0)

@@ -31,6 +31,14 @@ int mpix_fail_peer(int kind, int rank, const char *host, const char *fmt, ...) M
 /* The same with the errno of a system call; its text is appended. */
 int mpix_fail_sys(int kind, int sys_errno, const char *fmt, ...) MPIX_PRINTF(3, 4);
 
+/* Around a try that may fail without harm: failures of this thread are told in the log as information, and its last error stays as it was. */
+typedef struct mpix_try {
+    MPIX_Error before;
+    int outer;
+} mpix_try;
+void mpix_try_begin(mpix_try *t);
+void mpix_try_end(const mpix_try *t);
+
 /* The calling thread's last error: to save it (a latched error of a transfer) and to restore it. Never NULL. */
 MPIX_Error *mpix_error_tls(void);
 

@@ -9,3 +9,11 @@ check_PROGRAMS += tests/faults/env
 tests_faults_env_SOURCES = tests/faults/env.c
 tests_faults_env_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
 tests_faults_env_LDADD = tests/common/libharness.la libmpixep_core.la $(MPI_LIBS)
+
+TESTS += tests/faults/edges.sh
+EXTRA_DIST += tests/faults/edges.sh
+check_PROGRAMS += tests/faults/edges
+tests_faults_edges_SOURCES = tests/faults/edges.c
+tests_faults_edges_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
+tests_faults_edges_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=mpix_proxy_mem_reg
+tests_faults_edges_LDADD = tests/common/libharness.la libmpixep_core.la $(MPI_LIBS)
