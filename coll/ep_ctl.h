@@ -98,6 +98,7 @@ enum { MPIX_EP_MAX_HOP_CHUNKS = 16 };
 typedef struct mpix_ep_hop_words {
     _Alignas(64) _Atomic uint64_t arrived[MPIX_EP_MAX_HOP_CHUNKS]; /* by chunk of the ring: number of the chunk there + 1 */
     _Atomic uint64_t credit;                                       /* chunks of this rank that the peer has forwarded */
+    _Atomic uint64_t stuck;                                        /* whom the peer waits for, and in which call (ep_hop_blame.c) */
 } mpix_ep_hop_words;
 
 /* answered: most experts of a rank if places are answered, -1: they are not. */

@@ -8,6 +8,7 @@
 
 #include "base/thread.h"
 #include "base/trace.h"
+#include "coll/ep_hop.h"
 #include "coll/ep_ll.h"
 
 #include <errno.h>
@@ -324,6 +325,8 @@ static void check_deaths(mpix_ep *ep) {
     ep->checked_ns = now;
     check_told(ep);
     check_far(ep);
+    if (ep->hop)
+        mpix_ep_hop_tell(ep, missing);
     for (int peer = 0; peer < ep->size; peer++) {
         int needed = 0;
         for (mpix_ep_call *c = ep->first; c && !needed; c = c->next)
@@ -343,18 +346,27 @@ static void check_deaths(mpix_ep *ep) {
     }
 }
 
+/* The rank that a call waits for, -1: none. */
+static int blamed(const mpix_ep_call *call) {
+    if (call->ep->hop)
+        return mpix_ep_hop_blame(call, missing);
+    for (int peer = 0; peer < call->ep->size; peer++)
+        if (missing(call, peer))
+            return peer;
+    return -1;
+}
+
 static void time_out(mpix_ep *ep) {
     if (ep->far)
         mpix_proxy_dump(ep->far->proxy);
     for (mpix_ep_call *c = ep->first; c; c = c->next) {
-        for (int peer = 0; peer < ep->size; peer++) {
-            if (!missing(c, peer))
-                continue;
-            mpix_ep_fail(ep, mpix_fail_peer(MPIX_ERRK_TIMEOUT, peer, ep->boot->hostnames[peer],
-                                            "rank %d on %s did not do its part of %s number %llu within %g s; the context has failed", peer,
-                                            ep->boot->hostnames[peer], mpix_ep_call_name(c), (unsigned long long)c->epoch, ep->config.timeout_s));
-            return;
-        }
+        int peer = blamed(c);
+        if (peer < 0)
+            continue;
+        mpix_ep_fail(ep, mpix_fail_peer(MPIX_ERRK_TIMEOUT, peer, ep->boot->hostnames[peer],
+                                        "rank %d on %s did not do its part of %s number %llu within %g s; the context has failed", peer,
+                                        ep->boot->hostnames[peer], mpix_ep_call_name(c), (unsigned long long)c->epoch, ep->config.timeout_s));
+        return;
     }
     /* Everybody's part is here, but the network has not done this rank's. */
     for (mpix_ep_call *c = ep->first; c && ep->far; c = c->next) {

@@ -54,6 +54,8 @@ typedef struct mpix_ep_hop {
     uint64_t *sent;      /* [ranks] chunks sent to it */
     uint64_t *taken;     /* [ranks] chunks passed on for it */
     int64_t *at;         /* [ranks] items of the next chunk passed on */
+    int suspect;         /* of the last look, + 1 */
+    uint64_t told;       /* what peers were told last */
     char *out;           /* partial sums on their way */
     size_t out_bytes;
     int nout;
@@ -82,6 +84,10 @@ int64_t mpix_ep_hop_pairs(const mpix_ep_call *call, int peer); /* items of this 
 void mpix_ep_hop_begin(mpix_ep_call *call, int go);
 int mpix_ep_hop_served(mpix_ep_call *call); /* 1: all that sources send has been passed on */
 void mpix_ep_hop_mark(mpix_ep_call *call);  /* notes which peers the call waits for, for time limits and deaths */
+/* ep_hop_blame.c: the rank that a call waits for, in the end; missing: those that it waits for itself. -1: nobody can be named. */
+int mpix_ep_hop_blame(const mpix_ep_call *call, int (*missing)(const mpix_ep_call *call, int peer));
+/* Tells peers whom the first waiting call waits for, once that has lasted from one look to the next. */
+void mpix_ep_hop_tell(mpix_ep *ep, int (*missing)(const mpix_ep_call *call, int peer));
 /* The rank of a host through which another host's rank reaches it. */
 int mpix_ep_hop_forwarder(const mpix_boot *boot, int rank, int host);
 /* Whether this rank forwards what source sends to this host. */

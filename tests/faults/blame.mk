@@ -23,6 +23,8 @@ BLAME_FULL_TESTS = $(BLAME_TESTS) \
 	tests/faults/blame_hops_absent.7.test \
 	tests/faults/blame_hops_stopped.7.test \
 	tests/faults/blame_hops_killed.7.test \
+	tests/faults/blame_hops_midway.7.test \
+	tests/faults/blame_hops3_midway.9.test \
 	tests/faults/blame_thread_stopped.5.test \
 	tests/faults/blame_thread_killed.5.test
 

@@ -14,6 +14,7 @@
 # covers: killed peer is named | ht-hops | tests/faults/blame_hops_killed.7.test
 # covers: peer stopped in mid-call is named | ht-mapped | tests/faults/blame_mapped_midway.5.test
 # covers: peer stopped in mid-call is named | ht-proxied | tests/faults/blame_proxied_midway.5.test
+# covers: peer stopped in mid-call is named | ht-hops | tests/faults/blame_hops_midway.7.test
 # covers: peer killed in mid-call is named | ht-mapped | tests/faults/blame_mapped_ended.5.test
 # covers: peer killed in mid-call is named | ht-proxied | tests/faults/blame_proxied_ended.5.test
 set -u
@@ -37,6 +38,7 @@ case $reach in
 *_proxied) export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied ;;
 *_hosts) export MPIX_EP_TRANSPORT=shmem MPIX_EP_HOSTS=2 ;;
 *_hops) export MPIX_EP_TRANSPORT=shmem MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on MPIX_EP_TWO_HOPS_CHUNKS=1 MPIX_EP_CHUNK_BYTES=1k ;;
+*_hops3) export MPIX_EP_TRANSPORT=shmem MPIX_EP_HOSTS=3 MPIX_EP_TWO_HOPS=on MPIX_EP_TWO_HOPS_CHUNKS=1 MPIX_EP_CHUNK_BYTES=1k MPIX_EP_SIGNAL=counted ;;
 *_thread) export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_PROXY=thread MPIX_EP_PROGRESS=thread ;;
 *)
     echo "blame.sh: no test is called $name" >&2
