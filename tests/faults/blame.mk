@@ -5,7 +5,8 @@ BLAME_TESTS = \
 	tests/faults/blame_proxied_stopped.3.test \
 	tests/faults/blame_mapped_midway.5.test \
 	tests/faults/blame_hops_stopped.5.test \
-	tests/faults/blame_proxied_killed.3.test
+	tests/faults/blame_proxied_killed.3.test \
+	tests/faults/blame_hops_midway.5.test
 BLAME_FULL_TESTS = $(BLAME_TESTS) \
 	tests/faults/blame_mapped_absent.3.test \
 	tests/faults/blame_mapped_stopped.5.test \
@@ -24,6 +25,7 @@ BLAME_FULL_TESTS = $(BLAME_TESTS) \
 	tests/faults/blame_hops_stopped.7.test \
 	tests/faults/blame_hops_killed.7.test \
 	tests/faults/blame_hops_midway.7.test \
+	tests/faults/blame_hops_ended.7.test \
 	tests/faults/blame_hops3_midway.9.test \
 	tests/faults/blame_thread_stopped.5.test \
 	tests/faults/blame_thread_killed.5.test

@@ -14,7 +14,8 @@
 # covers: killed peer is named | ht-hops | tests/faults/blame_hops_killed.7.test
 # covers: peer stopped in mid-call is named | ht-mapped | tests/faults/blame_mapped_midway.5.test
 # covers: peer stopped in mid-call is named | ht-proxied | tests/faults/blame_proxied_midway.5.test
-# covers: peer stopped in mid-call is named | ht-hops | tests/faults/blame_hops_midway.7.test
+# covers: peer stopped in mid-call is named | ht-hops | tests/faults/blame_hops_midway.5.test
+# covers: peer killed in mid-call is named | ht-hops | tests/faults/blame_hops_ended.7.test
 # covers: peer killed in mid-call is named | ht-mapped | tests/faults/blame_mapped_ended.5.test
 # covers: peer killed in mid-call is named | ht-proxied | tests/faults/blame_proxied_ended.5.test
 set -u
