@@ -186,6 +186,7 @@ typedef struct p2p_op {
     int tests; /* without a look at the clock */
     p2p_piece *temp; /* both sides of a large receive */
     int temp_room;
+    struct p2p_out *fin; /* a receive's, for the sender of a large message: there before the receive begins */
     int on_gpu;  /* the GPU works on it: what tells of the end */
     void *event;
 } p2p_op;
@@ -232,6 +233,7 @@ typedef struct p2p_peer {
     int puts;                    /* in flight */
     p2p_op *notifier;            /* proxied: whose signals are being queued; one at a time, for words only grow */
     int next_lane;
+    int starved;                 /* its next message waits in the ring for memory */
     int pidfd;
     pid_t pid;
 } p2p_peer;
@@ -259,7 +261,7 @@ struct mpix_p2p {
     p2p_op *ops, *ops_last, *pool; /* in flight, oldest first; free */
     p2p_op **table;        /* by index */
     uint32_t nops, room;
-    p2p_out *out_pool;
+    p2p_out *out_pool, *out_spare; /* spare: for an answer, when there is no memory */
     p2p_early *early_pool;
     int users;             /* transfers that the caller holds */
     int created;           /* all of it is there: progress can be made */
@@ -368,7 +370,9 @@ void p2p_move(p2p_op *op); /* posts what can be posted, and finishes the operati
 int p2p_scratch_take(mpix_p2p *p2p); /* -1: none is free */
 
 /* ---- p2p_ring.c --- */
-p2p_out *p2p_out_new(mpix_p2p *p2p, uint32_t kind, uint64_t id);
+p2p_out *p2p_out_new(mpix_p2p *p2p, uint32_t kind, uint64_t id); /* NULL: NO_MEM */
+int p2p_out_ready(mpix_p2p *p2p); /* whether the next p2p_out_answer has memory */
+p2p_out *p2p_out_answer(mpix_p2p *p2p, uint32_t kind, uint64_t id);
 void p2p_out_add(mpix_p2p *p2p, int peer, p2p_out *out);
 int p2p_ring_write(mpix_p2p *p2p, int peer); /* what is queued, as far as there is room */
 int p2p_ring_read(mpix_p2p *p2p, int peer);
@@ -382,10 +386,11 @@ static inline void p2p_ring_bell(const p2p_peer *peer) {
 }
 
 /* ---- p2p_message.c --- */
-void p2p_message_take(mpix_p2p *p2p, int peer, const p2p_message *message, const char *payload);
+/* 0: there is no memory for it now, and it stays in the ring. */
+int p2p_message_take(mpix_p2p *p2p, int peer, const p2p_message *message, const char *payload);
 
 /* ---- p2p_send.c --- */
-void p2p_send_arrived(mpix_p2p *p2p, int peer, const p2p_message *message, const char *payload);
+int p2p_send_arrived(mpix_p2p *p2p, int peer, const p2p_message *message, const char *payload);
 void p2p_recv_moved(p2p_op *op); /* its message is in place, or it has failed: the sender of a large one is told */
 void p2p_recv_leave(p2p_op *op); /* nothing is received any more */
 void p2p_early_free(mpix_p2p *p2p);

@@ -99,11 +99,13 @@ static int create_configure(mpix_p2p *p2p, MPI_Info info, const MPIX_P2p *out) {
     p2p->stride = (sizeof(p2p_message) + p2p->eager + 63) / 64 * 64;
     p2p->block_bytes = sizeof(p2p_block) + p2p_words_bytes(p2p) + (size_t)p2p->ring * p2p->stride;
     p2p->block_bytes = (p2p->block_bytes + 63) / 64 * 64;
+    p2p->out_spare = malloc(sizeof *p2p->out_spare);
     p2p->peers = calloc((size_t)p2p->size, sizeof *p2p->peers);
-    if (!p2p->peers)
+    for (int r = 0; p2p->peers && r < p2p->size; r++)
+        p2p->peers[r].pidfd = -1; /* of all, before anything fails: the end closes them */
+    if (!p2p->peers || !p2p->out_spare)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for an object of %d ranks", p2p->size);
     for (int r = 0; r < p2p->size; r++) {
-        p2p->peers[r].pidfd = -1;
         p2p->peers[r].sent = calloc((size_t)p2p->slots, sizeof *p2p->peers[r].sent);
         if (!p2p->peers[r].sent)
             return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d notification counters", p2p->slots);

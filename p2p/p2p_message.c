@@ -7,14 +7,6 @@
 
 #include "p2p/p2p_gpu.h"
 
-static p2p_out *answer(mpix_p2p *p2p, uint32_t kind, const p2p_message *message) {
-    p2p_out *out = p2p_out_new(p2p, kind, message->id);
-
-    if (!out)
-        p2p_fail(p2p, MPIX_ERRK_NO_MEM);
-    return out;
-}
-
 static void take_put(mpix_p2p *p2p, int peer, const p2p_message *message, const char *payload) {
     struct mpix_mem *mem = p2p_mem_find(p2p, message->a, message->b, message->bytes);
     p2p_out *out;
@@ -23,8 +15,9 @@ static void take_put(mpix_p2p *p2p, int peer, const p2p_message *message, const 
         mem = NULL; /* peers reach that themselves */
     if (mem && message->bytes)
         memcpy(mem->base + message->b, payload, message->bytes);
-    if ((!message->last && mem) || !(out = answer(p2p, P2P_MSG_ACK, message)))
+    if (!message->last && mem)
         return;
+    out = p2p_out_answer(p2p, P2P_MSG_ACK, message->id);
     out->head.status = mem ? 0 : MPIX_ERRK_ARG; /* of a put whose first part is refused all parts are, and the first refusal counts */
     out->head.tag = (int32_t)message->last;
     p2p_out_add(p2p, peer, out);
@@ -32,10 +25,8 @@ static void take_put(mpix_p2p *p2p, int peer, const p2p_message *message, const 
 
 static void take_get(mpix_p2p *p2p, int peer, const p2p_message *message) {
     struct mpix_mem *mem = p2p_mem_find(p2p, message->a, message->b, message->c);
-    p2p_out *out = answer(p2p, P2P_MSG_DATA, message);
+    p2p_out *out = p2p_out_answer(p2p, P2P_MSG_DATA, message->id);
 
-    if (!out)
-        return;
     if (mem && mem->gpu)
         mem = NULL;
     out->head.tag = message->tag;
@@ -51,10 +42,8 @@ static void take_get(mpix_p2p *p2p, int peer, const p2p_message *message) {
 
 static void take_add(mpix_p2p *p2p, int peer, const p2p_message *message) {
     struct mpix_mem *mem = p2p_mem_find(p2p, message->a, message->b, 8);
-    p2p_out *out = answer(p2p, P2P_MSG_OLD, message);
+    p2p_out *out = p2p_out_answer(p2p, P2P_MSG_OLD, message->id);
 
-    if (!out)
-        return;
     if (!mem || ((uintptr_t)mem->base + message->b) % 8)
         out->head.status = MPIX_ERRK_ARG;
     else if (mem->gpu)
@@ -95,29 +84,39 @@ static void take_answer(mpix_p2p *p2p, int peer, const p2p_message *message, con
         answered(op);
 }
 
-void p2p_message_take(mpix_p2p *p2p, int peer, const p2p_message *message, const char *payload) {
+int p2p_message_take(mpix_p2p *p2p, int peer, const p2p_message *message, const char *payload) {
     switch (message->kind) {
     case P2P_MSG_EAGER:
     case P2P_MSG_OFFER:
-    case P2P_MSG_ADVERT: p2p_send_arrived(p2p, peer, message, payload); return;
-    case P2P_MSG_PUT: take_put(p2p, peer, message, payload); return;
-    case P2P_MSG_GET: take_get(p2p, peer, message); return;
-    case P2P_MSG_ADD: take_add(p2p, peer, message); return;
+    case P2P_MSG_ADVERT: return p2p_send_arrived(p2p, peer, message, payload);
+    case P2P_MSG_PUT:
+    case P2P_MSG_GET:
+    case P2P_MSG_ADD:
+        if (!p2p_out_ready(p2p))
+            return 0;
+        if (message->kind == P2P_MSG_PUT)
+            take_put(p2p, peer, message, payload);
+        else if (message->kind == P2P_MSG_GET)
+            take_get(p2p, peer, message);
+        else
+            take_add(p2p, peer, message);
+        return 1;
     case P2P_MSG_ACK:
     case P2P_MSG_DATA:
-    case P2P_MSG_OLD: take_answer(p2p, peer, message, payload); return;
+    case P2P_MSG_OLD: take_answer(p2p, peer, message, payload); return 1;
     case P2P_MSG_FIN: {
         p2p_op *op = p2p_op_find(p2p, message->id);
         if (op && op->peer == peer)
             answered(op);
-        return;
+        return 1;
     }
     case P2P_MSG_NOTIFY:
         if (message->a < (uint64_t)p2p->slots)
             atomic_fetch_add_explicit(p2p_words(p2p, p2p->peers[peer].in, (int)message->a), message->b, memory_order_release);
-        return;
+        return 1;
     default:
         p2p_fail(p2p, mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, p2p->boot->hostnames[peer], "rank %d sent a message of kind %u", peer,
                                      message->kind));
+        return 1;
     }
 }

@@ -209,6 +209,7 @@ void p2p_ops_free(mpix_p2p *p2p) {
         mpix_live_remove(&p2p->table[i]->xfer);
         free(p2p->table[i]->own);
         free(p2p->table[i]->temp);
+        free(p2p->table[i]->fin);
         p2p_gpu_op_free(p2p->table[i]);
         free(p2p->table[i]);
     }
@@ -218,6 +219,7 @@ void p2p_ops_free(mpix_p2p *p2p) {
         p2p->out_pool = out->next;
         free(out);
     }
+    free(p2p->out_spare);
 }
 
 /* ---- failure ------------------------------------------------------------------------------------------------------------ */

@@ -20,28 +20,62 @@
 
 /* ---- queue -------------------------------------------------------------------------------------------------------------- */
 
-p2p_out *p2p_out_new(mpix_p2p *p2p, uint32_t kind, uint64_t id) {
+static p2p_out *out_take(mpix_p2p *p2p) {
     p2p_out *out = p2p->out_pool;
 
-    if (out)
-        p2p->out_pool = out->next;
-    else
-        out = malloc(sizeof *out);
-    if (!out) {
-        mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a message");
-        return NULL;
-    }
+    if (!out)
+        return malloc(sizeof *out);
+    p2p->out_pool = out->next;
+    return out;
+}
+
+static p2p_out *out_init(p2p_out *out, uint32_t kind, uint64_t id) {
     memset(out, 0, sizeof *out);
     out->head.kind = kind;
     out->head.id = id;
     return out;
 }
 
+p2p_out *p2p_out_new(mpix_p2p *p2p, uint32_t kind, uint64_t id) {
+    p2p_out *out = out_take(p2p);
+
+    if (!out) {
+        mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a message");
+        return NULL;
+    }
+    return out_init(out, kind, id);
+}
+
+/*
+ * A peer waits for the answer, so what it takes is there before its message is taken from the ring: memory, or the spare node. A message
+ * for which there is neither stays in the ring, until an answer has been written and its node is free again.
+ */
+int p2p_out_ready(mpix_p2p *p2p) {
+    p2p_out *out = p2p->out_pool ? NULL : out_take(p2p);
+
+    if (out) {
+        out->next = NULL;
+        p2p->out_pool = out;
+    }
+    return p2p->out_pool || p2p->out_spare;
+}
+
+p2p_out *p2p_out_answer(mpix_p2p *p2p, uint32_t kind, uint64_t id) {
+    p2p_out *out = p2p->out_pool ? out_take(p2p) : p2p->out_spare;
+
+    if (out == p2p->out_spare)
+        p2p->out_spare = NULL;
+    return out_init(out, kind, id);
+}
+
 static void out_free(mpix_p2p *p2p, p2p_out *out) {
     if (out->mem)
         atomic_fetch_sub_explicit(&out->mem->busy, 1, memory_order_relaxed);
-    out->next = p2p->out_pool;
-    p2p->out_pool = out;
+    out->next = p2p->out_spare ? p2p->out_pool : NULL;
+    if (p2p->out_spare)
+        p2p->out_pool = out;
+    else
+        p2p->out_spare = out;
     atomic_fetch_sub_explicit(&p2p->pending, 1, memory_order_relaxed);
 }
 
@@ -263,11 +297,13 @@ void p2p_ring_took(mpix_p2p *p2p, int rank) {
 int p2p_ring_read(mpix_p2p *p2p, int rank) {
     p2p_peer *peer = &p2p->peers[rank];
     uint64_t head = atomic_load_explicit(&peer->in->head, memory_order_acquire);
-    int did = peer->taken != head;
+    int did = 0;
 
     for (; peer->taken != head && !p2p->failed; peer->taken++) {
         const p2p_message *message = p2p_place(p2p, peer->in, peer->taken);
-        p2p_message_take(p2p, rank, message, (const char *)(message + 1));
+        if (!p2p_message_take(p2p, rank, message, (const char *)(message + 1)))
+            break;
+        did = 1;
     }
     if (peer->taken != peer->told)
         read_tell(p2p, rank);

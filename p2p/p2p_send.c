@@ -89,6 +89,14 @@ static p2p_early *early_take(p2p_peer *peer, int advert, int tag) {
     return early;
 }
 
+/* It stays the first, for another try. */
+static void early_put_back(p2p_peer *peer, p2p_early *early) {
+    early->next = peer->early_first;
+    peer->early_first = early;
+    if (!peer->early_last)
+        peer->early_last = early;
+}
+
 /* ---- receiving ---------------------------------------------------------------------------------------------------------- */
 
 static int recv_fits(p2p_op *op, uint64_t bytes) {
@@ -212,21 +220,22 @@ void p2p_recv_leave(p2p_op *op) {
 void p2p_recv_moved(p2p_op *op) {
     mpix_p2p *p2p = op->p2p;
     uint64_t id = op->offer_id;
-    p2p_out *out;
+    p2p_out *fin = op->fin;
 
     p2p_recv_leave(op);
     op->moved = 1;
     op->offer_id = 0;
     if (!op->kind && op->received)
         *op->received = (MPI_Count)op->total;
-    if (id && (out = p2p_out_new(p2p, P2P_MSG_FIN, id))) {
-        out->op = op;
+    if (id) {
+        fin->head.kind = P2P_MSG_FIN;
+        fin->head.id = id;
+        fin->op = op;
+        op->fin = NULL;
         op->left = 1;
-        p2p_out_add(p2p, op->peer, out); /* ends it, if it goes at once */
+        p2p_out_add(p2p, op->peer, fin); /* ends it, if it goes at once */
         return;
     }
-    if (id)
-        p2p_op_fail(op, MPIX_ERRK_NO_MEM);
     if (p2p->peers[op->peer].mapped)
         p2p_op_done(op);
 }
@@ -239,16 +248,22 @@ static void recv_deliver(mpix_p2p *p2p, p2p_op *op, p2p_early *early) {
     early_release(p2p, early);
 }
 
-void p2p_send_arrived(mpix_p2p *p2p, int rank, const p2p_message *message, const char *payload) {
+static int starved(int rank) {
+    return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a message of rank %d; it waits for another try", rank);
+}
+
+/* 0: no memory to keep it; it stays in the ring. A receive that it is for fails, and can be repeated. */
+int p2p_send_arrived(mpix_p2p *p2p, int rank, const p2p_message *message, const char *payload) {
     p2p_peer *peer = &p2p->peers[rank];
     p2p_op *op = peer->recv_first;
     p2p_early *early = peer->partial;
     int eager = message->kind == P2P_MSG_EAGER;
     size_t had;
 
+    peer->starved = 0;
     if (eager && op) { /* the ordinary case: straight to its place */
         recv_eager(op, payload, message->bytes);
-        return;
+        return 1;
     }
     if (!early)
         early = early_new(p2p, message);
@@ -256,8 +271,12 @@ void p2p_send_arrived(mpix_p2p *p2p, int rank, const p2p_message *message, const
     if (!early || !early_room(early, had + message->bytes)) {
         if (early && early != peer->partial)
             early_release(p2p, early);
-        p2p_fail(p2p, mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a message of rank %d that nobody has asked for yet", rank));
-        return;
+        peer->starved = 1;
+        if (op && message->kind == P2P_MSG_OFFER) {
+            p2p_op_fail(op, starved(rank));
+            p2p_op_done(op);
+        }
+        return 0;
     }
     if (message->bytes)
         memcpy(early->data + had, payload, message->bytes);
@@ -267,16 +286,17 @@ void p2p_send_arrived(mpix_p2p *p2p, int rank, const p2p_message *message, const
         early->n += (int)(message->bytes / p2p->blob_bytes);
     peer->partial = message->last ? NULL : early;
     if (!message->last)
-        return;
+        return 1;
     if (!early->advert && op) {
         recv_deliver(p2p, op, early);
-        return;
+        return 1;
     }
     if (peer->early_last)
         peer->early_last->next = early;
     else
         peer->early_first = early;
     peer->early_last = early;
+    return 1;
 }
 
 /* ---- calls -------------------------------------------------------------------------------------------------------------- */
@@ -437,6 +457,8 @@ static int call_recv(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MP
         return p2p_raise(p2p, MPIX_ERRK_NO_MEM);
     op->received = received;
     op->offer_id = 0;
+    if (!op->fin && !(op->fin = p2p_out_new(p2p, 0, 0)))
+        return call_unsent(op, xfer);
     p2p_peer *p = &p2p->peers[peer];
     p2p_early *early = p->recv_first ? NULL : early_take(p, 0, 0);
     if (early) {
@@ -502,10 +524,7 @@ static int advert_take(mpix_p2p *p2p, int rank, int tag, int max, MPIX_P2p_rmem 
     if (early->n > max) {
         *kind = mpix_fail_peer(MPIX_ERRK_TRUNCATE, rank, NULL, "rank %d advertised %d pieces with tag %d, there is room for %d", rank, early->n, tag,
                                max);
-        early->next = peer->early_first; /* for another try */
-        peer->early_first = early;
-        if (!peer->early_last)
-            peer->early_last = early;
+        early_put_back(peer, early);
         return 1;
     }
     for (; made < early->n && !*kind; made++)
@@ -515,7 +534,10 @@ static int advert_take(mpix_p2p *p2p, int rank, int tag, int max, MPIX_P2p_rmem 
             p2p_rmem_close(rmems[i]);
     else
         *n = early->n;
-    early_release(p2p, early);
+    if (*kind == MPIX_ERRK_NO_MEM)
+        early_put_back(peer, early);
+    else
+        early_release(p2p, early);
     return 1;
 }
 
@@ -539,6 +561,8 @@ int PMPIX_P2p_get_advert(MPIX_P2p p2p, int peer, int tag, int max, MPIX_P2p_rmem
         if (taken || kind)
             break;
         kind = p2p_wait_turn(p2p, &wait, peer, start, "an advertisement");
+        if (!kind && p2p->peers[peer].starved && p2p_ring_next(p2p, peer))
+            kind = starved(peer);
     }
     if (taken && !kind)
         p2p_settle(p2p, peer, &wait, start);

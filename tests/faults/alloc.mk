@@ -8,27 +8,44 @@ LDFLAGS_OF_INJECTED = $(AM_LDFLAGS) \
 	-Wl,--wrap=socket -Wl,--wrap=eventfd -Wl,--wrap=open -Wl,--wrap=fopen \
 	-Wl,--wrap=dlopen -Wl,--wrap=pthread_create
 
-check_PROGRAMS += tests/faults/alloc_ep
-tests_faults_alloc_ep_SOURCES = tests/faults/alloc_ep.c tests/faults/inject.c tests/faults/inject.h
+check_PROGRAMS += tests/faults/alloc_ep tests/faults/alloc_p2p
+ALLOC_COMMON = tests/faults/alloc.c tests/faults/alloc.h tests/faults/inject.c tests/faults/inject.h
+tests_faults_alloc_ep_SOURCES = tests/faults/alloc_ep.c $(ALLOC_COMMON)
 tests_faults_alloc_ep_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
 tests_faults_alloc_ep_LDFLAGS = $(LDFLAGS_OF_INJECTED)
 tests_faults_alloc_ep_LDADD = tests/common/libharness.la libmpixep_core.la $(MPI_LIBS)
+tests_faults_alloc_p2p_SOURCES = tests/faults/alloc_p2p.c $(ALLOC_COMMON)
+tests_faults_alloc_p2p_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
+tests_faults_alloc_p2p_LDFLAGS = $(LDFLAGS_OF_INJECTED)
+tests_faults_alloc_p2p_LDADD = tests/common/libharness.la libmpixep_core.la $(MPI_LIBS)
 
 # What it is called with is in tests/faults/alloc.sh.
 ALLOC_TESTS = \
 	tests/faults/alloc_ht.3.test \
-	tests/faults/alloc_ht_proxied.2.test \
+	tests/faults/alloc_ht_proxied.3.test \
 	tests/faults/alloc_ht_hops.4.test \
-	tests/faults/alloc_ll.2.test \
-	tests/faults/alloc_ll_proxied.2.test \
+	tests/faults/alloc_ll.3.test \
+	tests/faults/alloc_ll_proxied.3.test \
+	tests/faults/alloc_p2p.3.test \
+	tests/faults/alloc_p2p_copied.3.test \
+	tests/faults/alloc_p2p_proxied.3.test \
+	tests/faults/alloc_system_p2p_proxied.3.test \
 	tests/faults/alloc_system.3.test \
-	tests/faults/alloc_system_proxied.2.test
+	tests/faults/alloc_system_proxied.3.test
 ALLOC_FULL_TESTS = \
 	tests/faults/alloc_ht_expert_progress.3.test \
 	tests/faults/alloc_ht_expert_threads.3.test \
 	tests/faults/alloc_ht_expert_bases.3.test \
 	tests/faults/alloc_llexpert.3.test \
 	tests/faults/alloc_llexpert_proxied.3.test \
+	tests/faults/alloc_p2p_reg.3.test \
+	tests/faults/alloc_p2p_progress_reg.3.test \
+	tests/faults/alloc_p2p_threads_reg.3.test \
+	tests/faults/alloc_p2p_proxied.4.test \
+	tests/faults/alloc_sticky_p2p.3.test \
+	tests/faults/alloc_sticky_p2p_copied.3.test \
+	tests/faults/alloc_sticky_p2p_proxied.3.test \
+	tests/faults/alloc_sticky_p2p_threads_reg.3.test \
 	tests/faults/alloc_sticky_ht.3.test \
 	tests/faults/alloc_sticky_ht_expert_progress.3.test \
 	tests/faults/alloc_sticky_ht_proxied.3.test \
@@ -37,6 +54,9 @@ ALLOC_FULL_TESTS = \
 	tests/faults/alloc_sticky_ll.3.test \
 	tests/faults/alloc_sticky_llexpert.3.test \
 	tests/faults/alloc_sticky_llexpert_proxied.3.test \
+	tests/faults/alloc_system_p2p.3.test \
+	tests/faults/alloc_system_p2p_copied.3.test \
+	tests/faults/alloc_system_p2p_threads_reg.3.test \
 	tests/faults/alloc_system_expert_bases.3.test \
 	tests/faults/alloc_system_expert_progress.3.test \
 	tests/faults/alloc_system_hops.4.test \

@@ -1,11 +1,12 @@
 /*
  * alloc_ep.c - the n-th allocation or system call that the library makes in a call fails on one rank, n = 1, 2, ... until none is left.
  *
- *   alloc_ep [--what memory|system] [--layout compact|expert|slots|ll_expert] [--step NAME] [--sticky 0|1] [--progress caller|thread]
+ *   alloc_ep [--what memory|system] [--layout compact|expert|slots|ll_expert] [--step NAME] [--sticky 0|1]
  *
  * The rank to which it happens gets NO_MEM (or of a system call: TRANSPORT, UNSUPPORTED), all others REMOTE naming it, or nobody notices. What is made
  * after it is right, compared with a reference; in the end nothing is left: memory, descriptors, mappings.
  */
+#include "alloc.h"
 #include "call.h"
 #include "inject.h"
 
@@ -17,70 +18,16 @@ static const char *const step_names[STEPS] = {"create", "handle_create", "alloc"
                                               "iroute", "dispatch",      "idispatch", "combine", "icombine"};
 
 static t_rng common = {.s = 20}, own;
-static int victim, what, sticky, layout, low_latency;
-static const char *progress;
+static int layout, low_latency;
 static double limit;
 
-/* The point where it fails now. */
-static int at_step;
-static long at_n, hit;
-
-static void arm(int step)
-{
-    if (step == at_step && t_rank == victim)
-        inject_arm(what, at_n, sticky);
-}
-
-static void disarm(int step)
-{
-    if (step == at_step && t_rank == victim)
-        hit = inject_disarm();
-}
-
-/* ---- what is expected ---- */
-
-typedef struct { int kind, rank; } outcome;
-
-static outcome outcome_of(int code)
-{
-    MPIX_Error error;
-    outcome o = {0, -1};
-    if (code == MPI_SUCCESS)
-        return o;
-    MPIX_INIT(&error);
-    MPIX_Error_last(&error);
-    CHECK(error.text[0], "an error without a text");
-    return (outcome){error.kind, error.rank};
-}
-
-/* All ranks compare what they got. 1: all succeeded. alone: the victim may be the only one that notices. */
-static int agree(int step, int code, int alone)
-{
-    outcome mine = outcome_of(code), all[64];
-    int good = 1;
-    REQUIRE(t_size <= 64, "too many ranks");
-    MPI_Allgather(&mine, 2, MPI_INT, all, 2, MPI_INT, MPI_COMM_WORLD);
-    for (int r = 0; r < t_size; r++)
-        good &= all[r].kind == 0;
-    if (good || step != at_step) {
-        CHECK(good, "%s, in which nothing failed, is kind %d here", step_names[step], mine.kind);
-        return good;
-    }
-    int v = all[victim].kind;
-    if (t_rank == victim)
-        CHECK(v == MPIX_ERRK_NO_MEM || (what == INJECT_SYSTEM && (v == MPIX_ERRK_TRANSPORT || v == MPIX_ERRK_UNSUPPORTED)),
-              "%s: kind %d on the rank where %s failed", step_names[step], v, inject_failed());
-    else
-        CHECK((mine.kind == MPIX_ERRK_REMOTE && mine.rank == victim) || (alone && mine.kind == 0),
-              "%s: kind %d about rank %d, expected REMOTE about rank %d", step_names[step], mine.kind, mine.rank, victim);
-    return 0;
-}
+/* In low latency an error that is found when batches come can't reach the others. */
+static void agree_call(int step, int code) { agree_alone(step, code, low_latency); }
 
 /* ---- a context's life ---- */
 
 static int make(t_ctx *ctx)
 {
-    MPI_Info info;
     memset(ctx, 0, sizeof *ctx);
     MPIX_INIT(&ctx->config);
     ctx->config.mode = low_latency ? MPIX_EP_LL : MPIX_EP_HT;
@@ -90,13 +37,10 @@ static int make(t_ctx *ctx)
     ctx->config.max_tokens = 20;
     ctx->config.max_row_bytes = 400;
     ctx->config.timeout_s = limit;
-    MPI_Info_create(&info);
-    MPI_Info_set(info, "mpix_ep_progress", progress);
     arm(CREATE);
-    int code = MPIX_Ep_create(MPI_COMM_WORLD, &ctx->config, info, &ctx->ep);
+    int code = MPIX_Ep_create(MPI_COMM_WORLD, &ctx->config, MPI_INFO_NULL, &ctx->ep);
     disarm(CREATE);
-    MPI_Info_free(&info);
-    return agree(CREATE, code, 0);
+    return agree(CREATE, code);
 }
 
 static t_call *prepare(t_handle *handle, int kind)
@@ -132,7 +76,7 @@ static void run_blocking(t_handle *handle, int step, int kind)
     arm(step);
     int code = t_call_start(call, 1);
     disarm(step);
-    agree(step, code, low_latency);
+    agree_call(step, code);
     t_call_check(call);
     t_call_free(call);
 }
@@ -152,12 +96,10 @@ static void run_nonblocking(t_handle *handle, int step, int kind)
             disarm(step);
     }
     for (int i = 0; i < n; i++) {
-        outcome o = {0, -1};
         if (call[i]->code == MPI_SUCCESS)
             call[i]->code = MPIX_Xfer_wait(&call[i]->xfer);
-        (void)o;
         if (i == bad)
-            agree(step, call[i]->code, low_latency);
+            agree_call(step, call[i]->code);
         else
             CHECK(call[i]->code == MPI_SUCCESS, "call %d of %s, beside one that failed, has failed", i, step_names[step]);
         t_call_check(call[i]);
@@ -188,7 +130,7 @@ static int make_handle(t_ctx *ctx, t_handle *handle)
     arm(HANDLE);
     int code = MPIX_Ep_handle_create(ctx->ep, &handle->h);
     disarm(HANDLE);
-    return agree(HANDLE, code, 0);
+    return agree(HANDLE, code);
 }
 
 static int make_area(t_ctx *ctx)
@@ -199,7 +141,7 @@ static int make_area(t_ctx *ctx)
     disarm(ALLOC);
     if (code != MPI_SUCCESS)
         ctx->area = (t_area){0};
-    return agree(ALLOC, code, 0);
+    return agree(ALLOC, code);
 }
 
 static char pool[4096];
@@ -210,7 +152,7 @@ static int make_registration(t_ctx *ctx)
     arm(REGISTER);
     int code = MPIX_Ep_register(ctx->ep, pool, sizeof pool, &direct);
     disarm(REGISTER);
-    return agree(REGISTER, code, 0);
+    return agree(REGISTER, code);
 }
 
 static int make_buffer(t_handle *handle)
@@ -219,7 +161,7 @@ static int make_buffer(t_handle *handle)
     arm(BUFFER);
     int code = MPIX_Ep_combine_buffer(handle->h, &rows);
     disarm(BUFFER);
-    return agree(BUFFER, code, 0);
+    return agree(BUFFER, code);
 }
 
 static void life(void)
@@ -252,55 +194,14 @@ static void life(void)
     t_plans_free();
 }
 
-/* ---- what is left ---- */
-
-typedef struct { long blocks, files, maps; } left;
-
-static left left_now(void) { return (left){inject_blocks(), t_open_files(), t_mappings("mpix-ep")}; }
-
-static void step_all(int step)
-{
-    long tolerated = 0;
-    for (at_n = 1;; at_n++) {
-        at_step = step;
-        hit = 0;
-        t_where("%s, %s %ld%s on rank %d fails", step_names[step], what == INJECT_MEMORY ? "allocation" : "system call", at_n,
-                sticky ? " and all after it" : "", victim);
-        left before = left_now();
-        life();
-        left after = left_now();
-        CHECK(after.blocks == before.blocks && after.files == before.files && after.maps == before.maps,
-              "left behind after %s failed: %ld blocks of memory, %ld descriptors, %ld mappings", inject_failed(), after.blocks - before.blocks,
-              after.files - before.files, after.maps - before.maps);
-        MPI_Bcast(&hit, 1, MPI_LONG, victim, MPI_COMM_WORLD);
-        if (!hit || t_failed_anywhere() > 20)
-            break;
-        tolerated++;
-    }
-    if (t_rank == 0)
-        printf("%s: %ld failures\n", step_names[step], tolerated);
-}
-
 int main(int argc, char **argv)
 {
     t_init(&argc, &argv, "alloc_ep");
-    const char *name = t_option_text(argc, argv, "--step", ""), *form = t_option_text(argc, argv, "--layout", "compact");
-    what = strcmp(t_option_text(argc, argv, "--what", "memory"), "system") ? INJECT_MEMORY : INJECT_SYSTEM;
-    sticky = (int)t_option(argc, argv, "--sticky", 0);
-    victim = (int)t_option(argc, argv, "--victim", t_size - 1);
+    const char *form = t_option_text(argc, argv, "--layout", "compact");
     limit = (double)t_option(argc, argv, "--limit", 60);
-    progress = t_option_text(argc, argv, "--progress", "caller");
     low_latency = !strcmp(form, "slots") || !strcmp(form, "ll_expert");
     layout = !strcmp(form, "slots") ? MPIX_EP_SLOTS : !strcmp(form, "compact") ? MPIX_EP_COMPACT : MPIX_EP_EXPERT;
     own.s = 100u + (unsigned)t_rank;
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-    MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
-    t_watchdog(280);
-    at_step = -1;
-    life(); /* what is made once per process is there */
-    for (int step = 0; step < STEPS; step++)
-        if (!name[0] || strstr(name, step_names[step]))
-            step_all(step);
-    t_watchdog(0);
+    alloc_run(argc, argv, life, STEPS, step_names);
     return t_end();
 }
