@@ -7,6 +7,9 @@
  *  - Objects are owned: move only, freed by their destructors. Freeing contexts, P2P objects, handles and memory is collective or ordered
  *    between ranks (mpix_ep.h); so is the destruction here. While an exception unwinds the stack nothing collective is called, since the
  *    other ranks are elsewhere: the C objects then stay until MPI_Finalize. Memory, handles and transfers must not outlive their context.
+ *    One that does, say a member declared before its context, is told in the log when it is destroyed; its error is not raised.
+ *  - MPI_Finalize takes down what is left, so destructors that run later, of static objects or in main itself, do nothing. What
+ *    should be freed in time lies in a block that ends before MPI_Finalize. In a child of fork destructors let go of the child's copies.
  *  - mpix::span is std::span where the library has it (C++20), else a pointer with a size.
  *  - The argument structs are those of C with struct_size set: mpix::dispatch_in in; in.hidden = 7168; ...
  */
@@ -31,6 +34,7 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+#include <unistd.h>
 #if __cplusplus >= 202002L && __has_include(<span>)
 #include <span>
 #endif
@@ -144,6 +148,37 @@ public:
 private:
     int at_birth_ = std::uncaught_exceptions();
 };
+inline const long process = ::getpid();
+/** Whether this thread may call MPI. In a child of fork nobody may. */
+inline bool may_call_mpi() noexcept
+{
+    int finalized = 0, level = MPI_THREAD_SINGLE, main_thread = 0;
+    if (::getpid() != process)
+        return false;
+    MPI_Finalized(&finalized);
+    if (!finalized) {
+        MPI_Query_thread(&level);
+        MPI_Is_thread_main(&main_thread);
+    }
+    return !finalized && (level >= MPI_THREAD_SERIALIZED || main_thread);
+}
+inline bool finalized() noexcept
+{
+    int flag = 0;
+    if (::getpid() == process)
+        MPI_Finalized(&flag);
+    return flag != 0;
+}
+/** What destructors do. An object that went with its context has no handler of its own: its error goes to MPI_COMM_SELF's, which is set aside. */
+template <class F> void last_call(F free)
+{
+    if (finalized())
+        return;
+    std::optional<returning> handler;
+    if (may_call_mpi())
+        handler.emplace(MPI_COMM_SELF);
+    free();
+}
 inline MPI_Count count(std::size_t n) noexcept { return static_cast<MPI_Count>(n); }
 } // namespace detail
 
@@ -220,7 +255,7 @@ public:
     ~transfer()
     {
         if (xfer_ != MPIX_XFER_NULL)
-            MPIX_Xfer_wait(&xfer_);
+            detail::last_call([this] { MPIX_Xfer_wait(&xfer_); });
     }
     void wait() { detail::check(MPIX_Xfer_wait(&xfer_), "MPIX_Xfer_wait"); }
     /** Whether it is done. */
@@ -289,7 +324,7 @@ public:
     ~ep()
     {
         if (ep_ != MPIX_EP_NULL && calm_())
-            MPIX_Ep_free(&ep_);
+            detail::last_call([this] { MPIX_Ep_free(&ep_); });
     }
     /** The destructor, with its error. */
     void free() { detail::check(MPIX_Ep_free(&ep_), "MPIX_Ep_free"); }
@@ -364,7 +399,7 @@ public:
     ~memory()
     {
         if (data_ && calm_())
-            MPIX_Ep_dealloc(ep_, data_);
+            detail::last_call([this] { MPIX_Ep_dealloc(ep_, data_); });
     }
     void dealloc() { detail::check(MPIX_Ep_dealloc(ep_, std::exchange(data_, nullptr)), "MPIX_Ep_dealloc"); }
     T *data() const noexcept { return static_cast<T *>(data_); }
@@ -401,7 +436,7 @@ public:
     ~handle()
     {
         if (handle_ != MPIX_EP_HANDLE_NULL && calm_())
-            MPIX_Ep_handle_free(&handle_);
+            detail::last_call([this] { MPIX_Ep_handle_free(&handle_); });
     }
     void free() { detail::check(MPIX_Ep_handle_free(&handle_), "MPIX_Ep_handle_free"); }
     MPIX_Ep_handle get() const noexcept { return handle_; }
@@ -547,7 +582,7 @@ public:
     ~rmem()
     {
         if (rmem_)
-            MPIX_P2p_rmem_free(&rmem_);
+            detail::last_call([this] { MPIX_P2p_rmem_free(&rmem_); });
     }
     void free() { detail::check(MPIX_P2p_rmem_free(&rmem_), "MPIX_P2p_rmem_free"); }
     operator MPIX_P2p_rmem() const noexcept { return rmem_; }
@@ -584,7 +619,7 @@ public:
     ~mem()
     {
         if (mem_)
-            MPIX_P2p_dereg(&mem_);
+            detail::last_call([this] { MPIX_P2p_dereg(&mem_); });
     }
     void dereg() { detail::check(MPIX_P2p_dereg(&mem_), "MPIX_P2p_dereg"); }
     operator MPIX_P2p_mem() const noexcept { return mem_; }
@@ -635,7 +670,7 @@ public:
     ~p2p()
     {
         if (p2p_ != MPIX_P2P_NULL && calm_())
-            MPIX_P2p_free(&p2p_);
+            detail::last_call([this] { MPIX_P2p_free(&p2p_); });
     }
     void free() { detail::check(MPIX_P2p_free(&p2p_), "MPIX_P2p_free"); }
     operator MPIX_P2p() const noexcept { return p2p_; }
