@@ -252,10 +252,28 @@ int PMPIX_Ep_create(MPI_Comm comm, const MPIX_Ep_config *config, MPI_Info info, 
 }
 MPIX_WEAK_ALIAS(Ep_create);
 
+/*
+ * In a child of fork. Of what a network or a GPU knows nothing is mapped here, and something else may have got the addresses.
+ * A thread of the parent that held the lock may have been changing the table.
+ */
+static void ep_leave(mpix_ep *ep) {
+    if (ep->far || ep->gpu || pthread_mutex_trylock(&ep->lock) != 0)
+        return;
+    for (int i = 0; i < ep->nregions; i++)
+        mpix_win_leave(ep->regions[i].win);
+    mpix_win_leave(ep->stage);
+    mpix_win_leave(ep->ctl);
+}
+
 int PMPIX_Ep_free(MPIX_Ep *pep) {
     int kind = pep ? 0 : mpix_fail(MPIX_ERRK_ARG, "ep", "ep is NULL");
-    if (!kind && !mpix_live_check(*pep, MPIX_LIVE_EP))
-        kind = mpix_fail(MPIX_ERRK_ARG, "ep", "*ep is NULL or freed");
+    if (!kind && mpix_live_leave(*pep, MPIX_LIVE_EP)) {
+        ep_leave(*pep);
+        *pep = MPIX_EP_NULL;
+        return MPI_SUCCESS;
+    }
+    if (!kind)
+        kind = mpix_live_need(*pep, MPIX_LIVE_EP, "ep", "*ep is NULL or freed");
     if (kind)
         return mpix_boot_raise(NULL, kind);
     mpix_ep *ep = *pep;

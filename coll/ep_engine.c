@@ -92,7 +92,7 @@ static mpix_ep_call *call_new(struct mpix_ep_handle *handle, int type) {
 
 int mpix_ep_call_begin(struct mpix_ep_handle *handle, int type, int (*step)(mpix_ep_call *, int *), mpix_ep_call **call) {
     if (!mpix_live_check(handle, MPIX_LIVE_HANDLE))
-        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "handle", "handle is NULL or freed"));
+        return mpix_boot_raise(NULL, mpix_live_need(handle, MPIX_LIVE_HANDLE, "handle", "handle is NULL or freed"));
     int kind = mpix_ep_alive(handle->ep);
     if (kind)
         return mpix_boot_raise(handle->ep->boot, kind);

@@ -35,7 +35,7 @@ static int slot_commit(mpix_ep *ep, int slot) {
 
 int PMPIX_Ep_handle_create(MPIX_Ep ep, MPIX_Ep_handle *handle) {
     int slot = 0;
-    int kind = mpix_live_check(ep, MPIX_LIVE_EP) ? 0 : mpix_fail(MPIX_ERRK_ARG, "ep", "ep is NULL or freed");
+    int kind = mpix_live_need(ep, MPIX_LIVE_EP, "ep", "ep is NULL or freed");
     if (kind)
         return mpix_boot_raise(NULL, kind);
     if ((kind = mpix_ep_alive(ep)))
@@ -81,8 +81,12 @@ MPIX_WEAK_ALIAS(Ep_handle_create);
 
 int PMPIX_Ep_handle_free(MPIX_Ep_handle *handle) {
     int kind = handle ? 0 : mpix_fail(MPIX_ERRK_ARG, "handle", "handle is NULL");
-    if (!kind && !mpix_live_check(*handle, MPIX_LIVE_HANDLE))
-        kind = mpix_fail(MPIX_ERRK_ARG, "handle", "*handle is NULL or freed");
+    if (!kind && mpix_live_leave(*handle, MPIX_LIVE_HANDLE)) { /* a child of fork: it is the parent's */
+        *handle = MPIX_EP_HANDLE_NULL;
+        return MPI_SUCCESS;
+    }
+    if (!kind)
+        kind = mpix_live_need(*handle, MPIX_LIVE_HANDLE, "handle", "*handle is NULL or freed");
     if (kind)
         return mpix_boot_raise(NULL, kind);
     struct mpix_ep_handle *h = *handle;
@@ -120,7 +124,7 @@ MPIX_WEAK_ALIAS(Ep_handle_free);
 
 static int ep_check(MPIX_Ep ep, const void *out, const char *arg) {
     if (!mpix_live_check(ep, MPIX_LIVE_EP))
-        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "ep", "ep is NULL or freed"));
+        return mpix_boot_raise(NULL, mpix_live_need(ep, MPIX_LIVE_EP, "ep", "ep is NULL or freed"));
     return out ? MPI_SUCCESS : mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, arg, "%s is NULL", arg));
 }
 

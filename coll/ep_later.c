@@ -6,7 +6,7 @@
 
 static int later(MPIX_Ep_handle handle, const char *call) {
     if (!mpix_live_check(handle, MPIX_LIVE_HANDLE))
-        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "handle", "handle is NULL or freed"));
+        return mpix_boot_raise(NULL, mpix_live_need(handle, MPIX_LIVE_HANDLE, "handle", "handle is NULL or freed"));
     return mpix_boot_raise(handle->ep->boot,
                            mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.memkind",
                                      "%s is ordered in a CUDA stream, and this context is in host memory: create it "
@@ -50,7 +50,7 @@ int PMPIX_Ep_combine_buffer(MPIX_Ep_handle handle, MPIX_Ep_rows *rows) {
         return dead ? mpix_boot_raise(handle->ep->boot, dead) : mpix_ep_gpu_combine_buffer(handle, rows);
     }
     if (!mpix_live_check(handle, MPIX_LIVE_HANDLE))
-        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "handle", "handle is NULL or freed"));
+        return mpix_boot_raise(NULL, mpix_live_need(handle, MPIX_LIVE_HANDLE, "handle", "handle is NULL or freed"));
     if (!handle->ll)
         return mpix_boot_raise(handle->ep->boot,
                                mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.mode",
@@ -64,7 +64,7 @@ MPIX_WEAK_ALIAS(Ep_combine_buffer);
 int PMPIX_Ep_set_mask(MPIX_Ep ep, int rank, int alive) {
     (void)rank, (void)alive;
     if (!mpix_live_check(ep, MPIX_LIVE_EP))
-        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "ep", "ep is NULL or freed"));
+        return mpix_boot_raise(NULL, mpix_live_need(ep, MPIX_LIVE_EP, "ep", "ep is NULL or freed"));
     return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "MPIX_Ep_set_mask: masking is not in this version of mpix-ep (%s)",
                                                PACKAGE_VERSION));
 }

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 static int ep_valid(MPIX_Ep ep) {
-    return mpix_live_check(ep, MPIX_LIVE_EP) ? 0 : mpix_fail(MPIX_ERRK_ARG, "ep", "ep is NULL or freed");
+    return mpix_live_need(ep, MPIX_LIVE_EP, "ep", "ep is NULL or freed");
 }
 
 const mpix_ep_region *mpix_ep_region_of(const mpix_ep *ep, const void *p, size_t bytes) {
@@ -101,6 +101,8 @@ static int in_flight(mpix_ep *ep, const char *what) {
 }
 
 int PMPIX_Ep_dealloc(MPIX_Ep ep, void *base) {
+    if (mpix_boot_owner())
+        return MPI_SUCCESS; /* a child of fork: it is the parent's, or went with the child's context */
     int kind = ep_valid(ep), i;
     if (kind)
         return mpix_boot_raise(NULL, kind);
@@ -160,6 +162,8 @@ int PMPIX_Ep_register(MPIX_Ep ep, void *base, MPI_Count bytes, int *direct) {
 MPIX_WEAK_ALIAS(Ep_register);
 
 int PMPIX_Ep_deregister(MPIX_Ep ep, void *base) {
+    if (mpix_boot_owner())
+        return MPI_SUCCESS; /* a child of fork: it is the parent's, or went with the child's context */
     int kind = ep_valid(ep), i;
     if (kind)
         return mpix_boot_raise(NULL, kind);

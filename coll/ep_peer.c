@@ -31,7 +31,7 @@ static void peer_proxied(mpix_ep *ep, int rank, MPIX_Ep_peer *peer) {
 
 int PMPIX_Ep_get_peer(MPIX_Ep ep, int rank, MPIX_Ep_peer *peer) {
     if (!mpix_live_check(ep, MPIX_LIVE_EP))
-        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "ep", "ep is NULL or freed"));
+        return mpix_boot_raise(NULL, mpix_live_need(ep, MPIX_LIVE_EP, "ep", "ep is NULL or freed"));
     int kind = 0;
     if (!peer)
         kind = mpix_fail(MPIX_ERRK_ARG, "peer", "peer is NULL");

@@ -20,6 +20,7 @@
  *    delivered by the caller's later calls on the same context (or the progress thread). With a NULL or freed object the caller
  *    alone gets MPIX_ERRK_ARG, and its peers time out.
  *  - One thread at a time per context. Several contexts and handles may be in flight at once.
+ *  - After fork a context is the parent's (mpix_xfer.h): the child can only free it.
  *  - Every i... call has a blocking form without the last argument, and an ..._enqueue form with `void *stream` (a cudaStream_t)
  *    instead for GPU memory.
  *  - Configuration beats info, info beats environment, environment beats default. The info keys and environment variables are

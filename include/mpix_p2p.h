@@ -24,7 +24,7 @@
  * Object and peers: a peer's death (MPIX_ERRK_PEER) or silence (MPIX_ERRK_TIMEOUT) is noticed by transfers and waits that need the peer,
  * and then the object has failed: all its transfers end with that error, and so do later calls. Handles of memory end with their object.
  * A peer of the same host that has deregistered memory is told from its handle (MPIX_ERRK_ARG); over a network, using such a handle may
- * break the connection. After fork the child must not use the object.
+ * break the connection. After fork the object is the parent's (mpix_xfer.h): the child can only free it.
  *
  * GPU memory (with the CUDA module, between ranks of one host; at most 32 ranks)
  *   MPIX_P2p_alloc with the info key mpix_ep_p2p_memory=cuda: an allocation on the CUDA device that is current at the object's first

@@ -13,6 +13,11 @@
  *    it. Zero is every field's default. Structs are copied at the call; what they point to belongs to the library until
  *    completion. Strides are in bytes, 0 means dense.
  *  - Outputs are set on success only, unless a call says otherwise.
+ *  - Objects belong to the process that made them. A child of fork may exit, exec or go on with work of its own; a call
+ *    on an inherited object, or one that would make an object, returns MPIX_ERRK_ARG there at once. Calls that free
+ *    succeed in the child: they let go of its mappings and touch nothing of the parent's. The child's copies of memory
+ *    from MPIX_Ep_alloc and MPIX_P2p_alloc are the same memory as the parent's until they are freed.
+ *  - A create call that fails is raised on the communicator it was given, if that is one.
  *  - Every call may be interposed: MPIX_X is a weak alias of PMPIX_X.
  *
  * MPI is used for bootstrap and for exchanging memory handles only: create, alloc, register, handle_create and free may call

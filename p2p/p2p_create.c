@@ -24,12 +24,11 @@ typedef struct live_seen {
     int tag;
 } live_seen;
 
-static _Atomic uint64_t live_turn = 1; /* counts ends: what was seen before the last one is looked up again */
-/* Found without a call: every put looks at it. */
+/* Found without a call: every put looks at it. What was seen before the last end or fork is looked up again. */
 static _Thread_local live_seen live_cache[LIVE_CACHE] __attribute__((tls_model("initial-exec")));
 
 int p2p_live(const void *object, int tag) {
-    uint64_t turn = atomic_load_explicit(&live_turn, memory_order_acquire);
+    uint64_t turn = atomic_load_explicit(&mpix_live_turn, memory_order_acquire);
     live_seen *seen = &live_cache[((uintptr_t)object >> 5 ^ (uintptr_t)object >> 9) % LIVE_CACHE];
 
     if (seen->object == object && seen->turn == turn && seen->tag == tag)
@@ -42,7 +41,7 @@ int p2p_live(const void *object, int tag) {
 
 void p2p_live_end(const void *object) {
     mpix_live_remove(object);
-    atomic_fetch_add_explicit(&live_turn, 1, memory_order_release);
+    atomic_fetch_add_explicit(&mpix_live_turn, 1, memory_order_release);
 }
 
 int p2p_alive(mpix_p2p *p2p) {
@@ -332,13 +331,27 @@ int PMPIX_P2p_create(MPI_Comm comm, MPI_Info info, MPIX_P2p *out) {
 }
 MPIX_WEAK_ALIAS(P2p_create);
 
+/* In a child of fork; see ep_leave. */
+static void p2p_leave(mpix_p2p *p2p) {
+    if (p2p->proxy || p2p->gpu || pthread_mutex_trylock(&p2p->lock) != 0)
+        return;
+    for (p2p_area *area = p2p->areas; area; area = area->next)
+        mpix_win_leave(area->win);
+    mpix_win_leave(p2p->ctl_win);
+}
+
 /* The barrier lets peers finish what they do with our memory, and our device answer them. Bounded: a peer may never come. */
 int PMPIX_P2p_free(MPIX_P2p *pp2p) {
     int kind = pp2p ? 0 : mpix_fail(MPIX_ERRK_ARG, "p2p", "p2p is NULL"), users, failed;
     mpix_p2p *p2p;
 
-    if (!kind && !mpix_live_check(*pp2p, MPIX_LIVE_P2P))
-        kind = mpix_fail(MPIX_ERRK_ARG, "p2p", "*p2p is NULL or freed");
+    if (!kind && mpix_live_leave(*pp2p, MPIX_LIVE_P2P)) {
+        p2p_leave(*pp2p);
+        *pp2p = MPIX_P2P_NULL;
+        return MPI_SUCCESS;
+    }
+    if (!kind)
+        kind = mpix_live_need(*pp2p, MPIX_LIVE_P2P, "p2p", "*p2p is NULL or freed");
     if (kind)
         return mpix_boot_raise(NULL, kind);
     p2p = *pp2p;
@@ -360,14 +373,14 @@ MPIX_WEAK_ALIAS(P2p_free);
 
 int PMPIX_P2p_set_errhandler(MPIX_P2p p2p, MPI_Errhandler errhandler) {
     if (!mpix_live_check(p2p, MPIX_LIVE_P2P))
-        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "p2p", "p2p is NULL or freed"));
+        return mpix_boot_raise(NULL, mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed"));
     return p2p_raise(p2p, mpix_boot_set_errhandler(p2p->boot, errhandler));
 }
 MPIX_WEAK_ALIAS(P2p_set_errhandler);
 
 int PMPIX_P2p_get_async_error(MPIX_P2p p2p, MPIX_Error *error) {
     if (!mpix_live_check(p2p, MPIX_LIVE_P2P))
-        return mpix_boot_code(mpix_fail(MPIX_ERRK_ARG, "p2p", "p2p is NULL or freed"));
+        return mpix_boot_code(mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed"));
     if (!error || error->struct_size != sizeof *error)
         return mpix_boot_code(mpix_fail(MPIX_ERRK_ARG, "error", "error is NULL, or its struct_size is unknown: use MPIX_INIT"));
     if (atomic_load_explicit(&p2p->failed, memory_order_acquire)) {

@@ -262,7 +262,7 @@ int PMPIX_P2p_get_device(MPIX_P2p p2p, void *device_handle) {
     int kind;
 
     if (!p2p_live(p2p, MPIX_LIVE_P2P))
-        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "p2p", "p2p is NULL or freed"));
+        return mpix_boot_raise(NULL, mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed"));
     kind = p2p_alive(p2p);
     if (!kind && p2p->device && !p2p->device->handle.struct_size)
         kind = mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "an earlier MPIX_P2p_get_device of this object has failed");
@@ -303,7 +303,7 @@ int PMPIX_P2p_mem_device(MPIX_P2p_mem mem, MPIX_Device_mem *out) {
     char *ptr;
 
     if (!p2p_live(mem, MPIX_LIVE_MEM))
-        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "mem", "mem is NULL or deregistered"));
+        return mpix_boot_raise(NULL, mpix_live_need(mem, MPIX_LIVE_MEM, "mem", "mem is NULL or deregistered"));
     mpix_p2p *p2p = mem->p2p;
     kind = !out || out->struct_size != sizeof *out ? mpix_fail(MPIX_ERRK_ARG, "out", "out is NULL, or its struct_size is unknown: use MPIX_INIT") : device_ready(p2p);
     if (kind)
@@ -379,7 +379,7 @@ int PMPIX_P2p_rmem_device(MPIX_P2p_rmem rmem, MPIX_Device_rmem *out) {
     int kind;
 
     if (!p2p_live(rmem, MPIX_LIVE_RMEM))
-        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "rmem", "rmem is NULL or freed"));
+        return mpix_boot_raise(NULL, mpix_live_need(rmem, MPIX_LIVE_RMEM, "rmem", "rmem is NULL or freed"));
     mpix_p2p *p2p = rmem->p2p;
     kind = !out || out->struct_size != sizeof *out ? mpix_fail(MPIX_ERRK_ARG, "out", "out is NULL, or its struct_size is unknown: use MPIX_INIT") : device_ready(p2p);
     if (kind)

@@ -9,6 +9,7 @@
 #include "p2p/p2p_gpu.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 
 /* ---- registrations ------------------------------------------------------------------------------------------------------ */
 
@@ -108,7 +109,7 @@ struct mpix_mem *p2p_mem_find(mpix_p2p *p2p, uint64_t id, uint64_t off, uint64_t
 
 static int mem_check_object(MPIX_P2p p2p) {
     if (!p2p_live(p2p, MPIX_LIVE_P2P))
-        return mpix_fail(MPIX_ERRK_ARG, "p2p", "p2p is NULL or freed");
+        return mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed");
     return 0;
 }
 
@@ -218,6 +219,10 @@ MPIX_WEAK_ALIAS(P2p_reg);
 int PMPIX_P2p_dereg(MPIX_P2p_mem *pmem) {
     int busy;
 
+    if (pmem && mpix_live_leave(*pmem, MPIX_LIVE_MEM)) { /* a child of fork: it is the parent's */
+        *pmem = NULL;
+        return MPI_SUCCESS;
+    }
     if (!pmem || !p2p_live(*pmem, MPIX_LIVE_MEM))
         return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "mem", "mem is NULL, or *mem is NULL or deregistered"));
     struct mpix_mem *mem = *pmem;
@@ -254,7 +259,7 @@ int PMPIX_P2p_export(MPIX_P2p_mem mem, MPI_Count off, MPI_Count len, void *buf, 
     int kind = 0;
 
     if (!p2p_live(mem, MPIX_LIVE_MEM))
-        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "mem", "mem is NULL or deregistered"));
+        return mpix_boot_raise(NULL, mpix_live_need(mem, MPIX_LIVE_MEM, "mem", "mem is NULL or deregistered"));
     mpix_p2p *p2p = mem->p2p;
     if (!buflen)
         kind = mpix_fail(MPIX_ERRK_ARG, "buflen", "buflen is NULL");
@@ -393,6 +398,10 @@ int PMPIX_P2p_import(MPIX_P2p p2p, int peer, const void *buf, MPI_Count buflen, 
 MPIX_WEAK_ALIAS(P2p_import);
 
 int PMPIX_P2p_rmem_free(MPIX_P2p_rmem *prmem) {
+    if (prmem && mpix_live_leave(*prmem, MPIX_LIVE_RMEM)) { /* a child of fork: it is the parent's */
+        *prmem = NULL;
+        return MPI_SUCCESS;
+    }
     if (!prmem || !p2p_live(*prmem, MPIX_LIVE_RMEM))
         return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "rmem", "rmem is NULL, or *rmem is NULL or freed"));
     mpix_p2p *p2p = (*prmem)->p2p;
@@ -410,7 +419,7 @@ MPIX_WEAK_ALIAS(P2p_rmem_free);
 
 int PMPIX_P2p_exchange(MPIX_P2p_mem mem, MPIX_P2p_rmem rmems[]) {
     if (!p2p_live(mem, MPIX_LIVE_MEM))
-        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "mem", "mem is NULL or deregistered"));
+        return mpix_boot_raise(NULL, mpix_live_need(mem, MPIX_LIVE_MEM, "mem", "mem is NULL or deregistered"));
     mpix_p2p *p2p = mem->p2p;
     size_t bytes = p2p->blob_bytes, n = (size_t)p2p->size;
     int kind = p2p_alive(p2p), r = 0;
@@ -459,13 +468,22 @@ static int check_range(MPI_Count off, MPI_Count len, uint64_t bytes, int i, cons
                      (long long)len, bytes);
 }
 
+/* Of a piece whose memory, or the peer's, is not alive. */
+static int need_piece(const void *object, int tag, int i) {
+    char text[64];
+    int local = tag == MPIX_LIVE_MEM;
+
+    snprintf(text, sizeof text, "iov[%d].%s", i, local ? "mem is NULL or deregistered" : "rmem is NULL or freed");
+    return mpix_live_need(object, tag, local ? "iov.mem" : "iov.rmem", text);
+}
+
 static int check_remote(const MPIX_P2p_iov *v, int i, const struct mpix_rmem *first, const struct mpix_mem *mem) {
     const struct mpix_rmem *rmem = v->rmem;
 
     if (i > 0 && rmem == v[-1].rmem) /* looked at already */
         return check_range(v->roff, v->len, rmem->bytes, i, "iov.roff");
     if (rmem != first && !p2p_live(rmem, MPIX_LIVE_RMEM))
-        return mpix_fail(MPIX_ERRK_ARG, "iov.rmem", "iov[%d].rmem is NULL or freed", i);
+        return need_piece(rmem, MPIX_LIVE_RMEM, i);
     if (rmem->p2p != mem->p2p)
         return mpix_fail(MPIX_ERRK_ARG, "iov.rmem", "iov[%d]: mem and rmem belong to different objects", i);
     if (rmem->peer != first->peer)
@@ -491,7 +509,7 @@ int p2p_check(const MPIX_P2p_iov iov[], int n, int rmems, mpix_p2p **out, int *p
     for (int i = 0; i < n; i++) {
         const MPIX_P2p_iov *v = &iov[i];
         if ((i == 0 || v->mem != v[-1].mem) && !p2p_live(v->mem, MPIX_LIVE_MEM))
-            return mpix_fail(MPIX_ERRK_ARG, "iov.mem", "iov[%d].mem is NULL or deregistered", i);
+            return need_piece(v->mem, MPIX_LIVE_MEM, i);
         p2p = p2p ? p2p : v->mem->p2p;
         *out = p2p; /* to raise through */
         if (i == 0 && (kind = p2p_alive(p2p)))
@@ -500,7 +518,7 @@ int p2p_check(const MPIX_P2p_iov iov[], int n, int rmems, mpix_p2p **out, int *p
             return mpix_fail(MPIX_ERRK_ARG, "iov.mem", "iov[%d].mem belongs to another object", i);
         kind = check_range(v->off, v->len, v->mem->bytes, i, "iov.off");
         if (!kind && rmems && i == 0 && !p2p_live(v->rmem, MPIX_LIVE_RMEM))
-            kind = mpix_fail(MPIX_ERRK_ARG, "iov.rmem", "iov[0].rmem is NULL or freed");
+            kind = need_piece(v->rmem, MPIX_LIVE_RMEM, i);
         if (!kind && rmems)
             kind = check_remote(v, i, iov[0].rmem, v->mem);
         if (kind)

@@ -140,7 +140,7 @@ MPIX_WEAK_ALIAS(P2p_put_notify);
 
 static int notify_check(MPIX_P2p p2p, int peer, int slot) {
     if (!p2p_live(p2p, MPIX_LIVE_P2P))
-        return mpix_fail(MPIX_ERRK_ARG, "p2p", "p2p is NULL or freed");
+        return mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed");
     int kind = p2p_check_peer(p2p, peer);
     return kind ? kind : p2p_check_slot(p2p, slot);
 }
@@ -218,7 +218,7 @@ static int add_call(MPIX_P2p_rmem rmem, MPI_Count roff, int64_t add, int64_t *ol
     int kind = 0;
 
     if (!p2p_live(rmem, MPIX_LIVE_RMEM))
-        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "rmem", "rmem is NULL or freed"));
+        return mpix_boot_raise(NULL, mpix_live_need(rmem, MPIX_LIVE_RMEM, "rmem", "rmem is NULL or freed"));
     mpix_p2p *p2p = rmem->p2p;
     if (roff < 0 || rmem->bytes < 8 || (uint64_t)roff > rmem->bytes - 8 || (rmem->addr + (uint64_t)roff) % 8)
         kind = mpix_fail(MPIX_ERRK_ARG, "roff", "roff = %lld: an aligned word of 8 bytes inside %llu bytes is needed", (long long)roff,
@@ -329,7 +329,7 @@ static int flush_peer(mpix_p2p *p2p, int peer) {
 
 int PMPIX_P2p_flush(MPIX_P2p p2p, int peer) {
     if (!p2p_live(p2p, MPIX_LIVE_P2P))
-        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "p2p", "p2p is NULL or freed"));
+        return mpix_boot_raise(NULL, mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed"));
     int kind = p2p_alive(p2p);
     if (!kind && peer != MPIX_ALL_PEERS && (peer < 0 || peer >= p2p->size))
         kind = mpix_fail(MPIX_ERRK_ARG, "peer", "peer = %d is not in [0, %d), nor MPIX_ALL_PEERS", peer, p2p->size);

@@ -356,7 +356,7 @@ static int send_run(p2p_op *op, MPIX_Xfer *xfer) {
 
 static int call_send(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPIX_Xfer *xfer, int blocking) {
     if (!p2p_live(p2p, MPIX_LIVE_P2P))
-        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "p2p", "p2p is NULL or freed"));
+        return mpix_boot_raise(NULL, mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed"));
     int kind = blocking || xfer ? call_check(p2p, peer, iov, n) : mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
     if (kind)
         return p2p_raise(p2p, kind);
@@ -446,7 +446,7 @@ static int recv_quick(mpix_p2p *p2p, int rank, const MPIX_P2p_iov iov[], int n, 
 
 static int call_recv(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPI_Count *received, MPIX_Xfer *xfer, int blocking) {
     if (!p2p_live(p2p, MPIX_LIVE_P2P))
-        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "p2p", "p2p is NULL or freed"));
+        return mpix_boot_raise(NULL, mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed"));
     int kind = blocking || xfer ? call_check(p2p, peer, iov, n) : mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
     if (kind)
         return p2p_raise(p2p, kind);
@@ -547,7 +547,7 @@ int PMPIX_P2p_get_advert(MPIX_P2p p2p, int peer, int tag, int max, MPIX_P2p_rmem
     mpix_wait wait;
 
     if (!p2p_live(p2p, MPIX_LIVE_P2P))
-        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "p2p", "p2p is NULL or freed"));
+        return mpix_boot_raise(NULL, mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed"));
     kind = call_check(p2p, peer, NULL, 0);
     if (!kind && (max < 0 || (max > 0 && !rmems) || !n))
         kind = mpix_fail(MPIX_ERRK_ARG, max < 0 ? "max" : n ? "rmems" : "n", "max = %d, rmems = %p, n = %p", max, (void *)rmems, (void *)n);

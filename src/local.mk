@@ -22,6 +22,7 @@ libmpixep_core_la_SOURCES += \
 	src/boot/collect.c \
 	src/boot/boot.h \
 	src/boot/finalize.c \
+	src/boot/fork.c \
 	src/boot/hosts.c \
 	src/boot/info.c \
 	src/boot/live.c \

@@ -82,6 +82,10 @@ void mpix_log_configure(int level, const char *file) {
     }
 }
 
+void mpix_log_fork(void) {
+    pthread_mutex_init(&log_lock, NULL);
+}
+
 void mpix_log_set_rank(int rank) {
     atomic_store(&log_rank, rank);
 }

@@ -13,6 +13,8 @@ int mpix_log_enabled(int level);
 /* Level and file; called when parameters are read. file NULL or "": standard error. %p in it becomes the pid, %h the
  * host. */
 void mpix_log_configure(int level, const char *file);
+/* In a child of fork: another thread may have been writing. */
+void mpix_log_fork(void);
 void mpix_log_set_rank(int rank); /* of MPI_COMM_WORLD; -1: unknown */
 int mpix_log_rank(void);
 /* A file's name with %p and %h replaced. */

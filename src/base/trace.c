@@ -49,6 +49,11 @@ void mpix_trace_configure(const char *file) {
     pthread_mutex_unlock(&trace_lock);
 }
 
+void mpix_trace_fork(void) {
+    atomic_store(&mpix_trace_on, 0);
+    pthread_mutex_init(&trace_lock, NULL);
+}
+
 static int32_t trace_tid(void) {
     static _Thread_local int32_t tid;
 

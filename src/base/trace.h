@@ -20,6 +20,9 @@ void mpix_trace_thread(const char *name);
 /* Writes the file, if there is one. */
 void mpix_trace_write(void);
 
+/* In a child of fork, whose events are nobody's: traces no more. */
+void mpix_trace_fork(void);
+
 /* Strings must live for ever. peer, bytes: -1: none. */
 static inline void mpix_trace_begin(const char *category, const char *name, uint64_t id, int64_t peer, int64_t bytes) {
     if (atomic_load_explicit(&mpix_trace_on, memory_order_relaxed))

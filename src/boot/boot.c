@@ -29,6 +29,10 @@ int mpix_boot_mpi(int err, const char *what) {
 int mpix_boot_check(MPI_Comm comm) {
     int flag = 0, errclass = 0, err;
 
+    if (mpix_boot_owner())
+        return mpix_fail(MPIX_ERRK_ARG, "comm",
+                         "comm belongs to process %ld, which forked this one after MPI_Init: MPI can't be used here",
+                         (long)mpix_boot_owner());
     MPI_Initialized(&flag);
     if (!flag)
         return mpix_fail(MPIX_ERRK_ARG, "comm", "MPI is not initialized: call MPI_Init first");

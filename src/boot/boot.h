@@ -9,6 +9,7 @@
 #define MPIX_BOOT_H
 #include "base/param.h"
 #include "base/status.h"
+#include <stdatomic.h>
 #include <sys/types.h>
 
 typedef struct mpix_boot_room mpix_boot_room;
@@ -164,4 +165,18 @@ typedef struct mpix_live {
 void mpix_live_add(mpix_live *entry, const void *object, int tag);
 void mpix_live_remove(const void *object);
 int mpix_live_check(const void *object, int tag); /* 1: alive and of that kind. Constant time, thread safe. */
+/* 0 if it is alive, otherwise ARG: text, of what arg is, or that it belongs to the process that forked this one. */
+int mpix_live_need(const void *object, int tag, const char *arg, const char *text);
+
+/* Processes that fork: fork.c. The process that owns the objects, where this one is a child of it; 0: it is none. */
+pid_t mpix_boot_owner(void);
+/* Whether the object was alive in the parent when this process was forked and has not been freed here. */
+int mpix_live_inherited(const void *object, int tag);
+/* Frees it here: 1 if it was inherited. Its memory stays. */
+int mpix_live_leave(const void *object, int tag);
+/* Around a fork; LEFT: in the first child after MPI_Init, where no object is alive any more. */
+enum { MPIX_FORK_BEFORE, MPIX_FORK_PARENT, MPIX_FORK_CHILD, MPIX_FORK_LEFT };
+void mpix_live_fork(int when);
+/* Counts what ends the validity of look-ups that callers keep: an object's end, where they say so, and a fork. */
+extern _Atomic uint64_t mpix_live_turn;
 #endif

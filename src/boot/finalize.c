@@ -27,6 +27,8 @@ static int final_delete(MPI_Comm comm, int keyval, void *value, void *extra) {
     (void)keyval;
     (void)value;
     (void)extra;
+    if (mpix_boot_owner())
+        return MPI_SUCCESS; /* a child: the objects are the parent's */
     for (;;) {
         final_entry *entry;
         pthread_mutex_lock(&final_lock);

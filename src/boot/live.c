@@ -23,12 +23,22 @@ static mpix_live *live_few[LIVE_FEW]; /* the first buckets, which need no memory
 static mpix_live **live_buckets = live_few;
 static size_t live_mask = LIVE_FEW - 1; /* buckets - 1; they are a power of two */
 static size_t live_count;
+_Atomic uint64_t mpix_live_turn = 1;
 
-static size_t live_home(const void *object) {
+/* In a child of fork: all that was alive in the parent. */
+static mpix_live *left_few[LIVE_FEW];
+static mpix_live **left_buckets;
+static size_t left_mask;
+
+static size_t live_hash(const void *object) {
     uint64_t x = (uint64_t)(uintptr_t)object;
 
     x = (x >> 4) * 0x9e3779b97f4a7c15u; /* addresses differ in the middle bits, so these are spread to the top */
-    return (size_t)(x >> 32) & live_mask;
+    return (size_t)(x >> 32);
+}
+
+static size_t live_home(const void *object) {
+    return live_hash(object) & live_mask;
 }
 
 /* What points to the entry of object, or to the end of its chain. */
@@ -102,4 +112,67 @@ int mpix_live_check(const void *object, int tag) {
     alive = entry && entry->tag == tag;
     pthread_mutex_unlock(&live_lock);
     return alive;
+}
+
+/* ---- after a fork --------------------------------------------------------------------------------------------------- */
+
+/* The sets are those of the parent: the child has one too, which is empty. */
+void mpix_live_fork(int when) {
+    if (when == MPIX_FORK_BEFORE) {
+        pthread_mutex_lock(&live_lock);
+        return;
+    }
+    if (when == MPIX_FORK_PARENT) {
+        pthread_mutex_unlock(&live_lock);
+        return;
+    }
+    pthread_mutex_init(&live_lock, NULL);
+    if (when != MPIX_FORK_LEFT)
+        return;
+    memcpy(left_few, live_few, sizeof left_few);
+    left_buckets = live_buckets == live_few ? left_few : live_buckets;
+    left_mask = live_mask;
+    memset(live_few, 0, sizeof live_few);
+    live_buckets = live_few;
+    live_mask = LIVE_FEW - 1;
+    live_count = 0;
+    atomic_fetch_add_explicit(&mpix_live_turn, 1, memory_order_release);
+}
+
+/* Under the lock. */
+static mpix_live *left_find(const void *object, int tag) {
+    mpix_live *entry = object ? left_buckets[live_hash(object) & left_mask] : NULL;
+
+    while (entry && (entry->object != object || entry->tag != tag))
+        entry = entry->next;
+    return entry;
+}
+
+int mpix_live_inherited(const void *object, int tag) {
+    if (!left_buckets)
+        return 0;
+    pthread_mutex_lock(&live_lock);
+    int found = left_find(object, tag) != NULL;
+    pthread_mutex_unlock(&live_lock);
+    return found;
+}
+
+int mpix_live_leave(const void *object, int tag) {
+    if (!left_buckets)
+        return 0;
+    pthread_mutex_lock(&live_lock);
+    mpix_live *entry = left_find(object, tag);
+    if (entry)
+        entry->tag = 0; /* it stays in its chain: what it lies in is not forgotten */
+    pthread_mutex_unlock(&live_lock);
+    return entry != NULL;
+}
+
+int mpix_live_need(const void *object, int tag, const char *arg, const char *text) {
+    if (mpix_live_check(object, tag))
+        return 0;
+    if (mpix_boot_owner() && mpix_live_inherited(object, tag))
+        return mpix_fail(MPIX_ERRK_ARG, arg, "%s belongs to process %ld, which forked this one: here it can only be freed", arg,
+                         (long)mpix_boot_owner());
+    return mpix_fail(MPIX_ERRK_ARG, arg, "%s", text);
 }

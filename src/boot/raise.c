@@ -37,6 +37,8 @@ static int raise_codes[RAISE_KINDS + 1];
 static int raise_may_call(void) {
     int flag = 0, level = MPI_THREAD_SINGLE, main_thread = 0;
 
+    if (mpix_boot_owner())
+        return 0; /* MPI is the parent's */
     MPI_Initialized(&flag);
     if (!flag)
         return 0;

@@ -396,3 +396,15 @@ void mpix_win_free(mpix_win *win) {
     free(win->peer_reserved);
     free(win);
 }
+
+void mpix_win_leave(mpix_win *win) {
+    if (!win)
+        return;
+    for (int r = 0; win->peer_map && r < win->size; r++)
+        if (win->peer_map[r])
+            munmap(win->peer_map[r], win->peer_reserved[r]);
+    if (win->map)
+        munmap(win->map, win->reserved);
+    if (win->fd >= 0)
+        close(win->fd);
+}

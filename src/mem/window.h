@@ -42,4 +42,6 @@ int mpix_win_create(mpix_boot *boot, const mpix_params *params, size_t bytes, in
 int mpix_win_commit(mpix_win *win, size_t off, size_t bytes);
 /* Unmaps everything here. Local: peers' mappings keep their memory. NULL is fine. */
 void mpix_win_free(mpix_win *win);
+/* Unmaps everything in a child of fork, and nothing else: what is on the heap stays. NULL is fine. */
+void mpix_win_leave(mpix_win *win);
 #endif

@@ -19,6 +19,8 @@ int mpix_xfer_finish(struct mpix_xfer *xfer, mpix_boot **boot) {
 static int xfer_check(MPIX_Xfer xfer) {
     if (xfer == MPIX_XFER_NULL || mpix_live_check(xfer, MPIX_LIVE_XFER))
         return 0;
+    if (mpix_live_inherited(xfer, MPIX_LIVE_XFER))
+        return mpix_live_need(xfer, MPIX_LIVE_XFER, "xfer", "");
     return mpix_fail(MPIX_ERRK_ARG, "xfer", "transfer %p is not in flight (already completed, or not a transfer)", (void *)xfer);
 }
 

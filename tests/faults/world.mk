@@ -4,16 +4,42 @@ tests_faults_world_SOURCES = tests/faults/world.c
 tests_faults_world_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
 tests_faults_world_LDADD = $(MPI_TEST_LIBS)
 
+check_PROGRAMS += tests/faults/forks
+tests_faults_forks_SOURCES = tests/faults/forks.c
+tests_faults_forks_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
+tests_faults_forks_LDADD = $(MPI_TEST_LIBS)
+
+if HAVE_CXX
+check_PROGRAMS += tests/faults/world_cpp
+tests_faults_world_cpp_SOURCES = tests/faults/world_cpp.cpp
+tests_faults_world_cpp_LDADD = libmpixep.la $(MPI_LIBS) -lpthread
+endif
+
 WORLD_TESTS = \
+	tests/faults/world_cpp.2.test \
+	tests/faults/world_fork_calls.3.test \
+	tests/faults/world_fork_free_threads.2.test \
+	tests/faults/world_fork_exit.2.test \
+	tests/faults/world_fork_work_progress.2.test \
 	tests/faults/world_handlers.2.test \
 	tests/faults/world_descriptors.5.test \
 	tests/faults/world_singletons.3.test \
 	tests/faults/world_spaces.3.test
+WORLD_FULL_TESTS = \
+	tests/faults/world_fork_calls_proxied.2.test \
+	tests/faults/world_fork_exec.2.test \
+	tests/faults/world_fork_free.2.test \
+	tests/faults/world_fork_free_ucx.2.test \
+	tests/faults/world_fork_exit_ucx.2.test \
+	tests/faults/world_fork_exit_threads.2.test \
+	tests/faults/world_fork_work.3.test \
+	tests/faults/world_fork_work_proxied.2.test \
+	tests/faults/world_fork_work_threads.2.test
 TESTS += $(WORLD_TESTS)
-FULL_TESTS += $(WORLD_TESTS)
+FULL_TESTS += $(WORLD_TESTS) $(WORLD_FULL_TESTS)
 EXTRA_DIST += tests/faults/world.sh
-CLEANFILES += $(WORLD_TESTS)
+CLEANFILES += $(WORLD_TESTS) $(WORLD_FULL_TESTS)
 
-$(WORLD_TESTS): Makefile
+$(WORLD_TESTS) $(WORLD_FULL_TESTS): Makefile
 	$(AM_V_GEN)$(MKDIR_P) tests/faults && \
 	printf '#!/bin/sh\nexec "$(abs_top_srcdir)/tests/faults/world.sh" "$$0"\n' >$@ && chmod +x $@

@@ -7,6 +7,17 @@
 # covers: descriptors of many contexts | create | tests/faults/world_descriptors.5.test
 # covers: MPI gives no shared communicator | create ht-mapped | tests/faults/world_singletons.3.test
 # covers: containers of one machine | create ht-proxied | tests/faults/world_spaces.3.test
+# covers: fork, every call in the child | ht-mapped p2p-mapped | tests/faults/world_fork_calls.3.test
+# covers: fork, every call in the child | ht-proxied p2p-proxied | tests/faults/world_fork_calls_proxied.2.test
+# covers: fork, the child frees | ht-mapped p2p-mapped | tests/faults/world_fork_free.2.test
+# covers: fork, the child frees | ht-proxied p2p-proxied | tests/faults/world_fork_free_threads.2.test
+# covers: fork, the child exits | ht-mapped p2p-mapped | tests/faults/world_fork_exit.2.test
+# covers: fork, the child exits | ht-proxied p2p-proxied | tests/faults/world_fork_exit_threads.2.test
+# covers: fork, the child execs | ht-mapped p2p-mapped | tests/faults/world_fork_exec.2.test
+# covers: fork, the child goes on beside | ht-mapped p2p-mapped | tests/faults/world_fork_work_progress.2.test
+# covers: fork, the child goes on beside | ht-proxied p2p-proxied | tests/faults/world_fork_work_proxied.2.test
+# covers: C++ objects destroyed after MPI_Finalize | create | tests/faults/world_cpp.2.test
+# covers: C++ objects destroyed in a child of fork | ht-mapped p2p-mapped | tests/faults/world_cpp.2.test
 set -u
 
 name=$(basename "$1" .test)
@@ -20,6 +31,38 @@ export MPIX_SRCDIR MPIX_BUILDDIR MPIX_TEST_TIMEOUT=120
 [ "${MPIX_SANITIZED:-0}" = 0 ] || export ASAN_OPTIONS="fast_unwind_on_malloc=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
 
 case $name in
+world_fork_*) # how the child ends, and how peers are reached
+    export MPIX_EP_LOG_LEVEL=none
+    case $name in
+    *_proxied) export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied ;;
+    *_threads) export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_REACH=proxied MPIX_EP_PROXY_THREADS=2 MPIX_EP_LANES=2 MPIX_EP_PROGRESS=thread ;;
+    *_progress) export MPIX_EP_PROGRESS=thread ;;
+    *_ucx)
+        if [ ! -e "$build/libmpixep_ucx.so" ]; then
+            echo "left out: libmpixep_ucx.so was not built"
+            exit 77
+        fi
+        export MPIX_EP_TRANSPORT=ucx MPIX_EP_REACH=proxied MPIXEP_UCX_TLS=tcp,self
+        ;;
+    esac
+    end=${name#world_fork_}
+    exec "$run" "$np" "$build/tests/faults/forks" --end "${end%%_*}"
+    ;;
+world_cpp) # no output but what is awaited, and status 0
+    if [ ! -x "$build/tests/faults/world_cpp" ]; then
+        echo "left out: no C++ compiler"
+        exit 77
+    fi
+    for which in main static order fork thread; do
+        output=$("$run" "$np" "$build/tests/faults/world_cpp" $which 2>&1) || { echo "$output"; echo "world_cpp $which: failed"; exit 1; }
+        [ "$(echo "$output" | grep -c "$which done")" -eq "$np" ] || { echo "$output"; echo "world_cpp $which: not all ranks are done"; exit 1; }
+        case $which in
+        order | thread) ;; # an object that outlives its context is told
+        *) if echo "$output" | grep "error:"; then echo "world_cpp $which: errors were logged"; exit 1; fi ;;
+        esac
+    done
+    exit 0
+    ;;
 world_handlers) export MPIX_EP_LOG_LEVEL=none ;; # every one of them is wanted
 world_descriptors | world_singletons) ;;
 world_spaces) export MPIX_EP_TRANSPORT=null ;; # it is made and told, no row moves
