@@ -83,6 +83,20 @@ MPIX_ALWAYS_INLINE void mpix_fp_leave(unsigned mode) {
     if ((mode & ~(unsigned)MPIX_FP_FLAGS) != MPIX_FP_DEFAULT)
         _mm_setcsr(mode);
 }
+#elif defined __aarch64__
+/* FPCR: 0 is to nearest, without flushing of small numbers and without traps. Flags of what happened are in another register. */
+MPIX_ALWAYS_INLINE unsigned mpix_fp_enter(void) {
+    uint64_t mode;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(mode) : : "memory");
+    if (mode)
+        __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)0) : "memory");
+    return (unsigned)mode;
+}
+
+MPIX_ALWAYS_INLINE void mpix_fp_leave(unsigned mode) {
+    if (mode)
+        __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)mode) : "memory");
+}
 #else
 MPIX_ALWAYS_INLINE unsigned mpix_fp_enter(void) { return 0; }
 MPIX_ALWAYS_INLINE void mpix_fp_leave(unsigned mode) { (void)mode; }
