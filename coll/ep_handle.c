@@ -96,10 +96,11 @@ int PMPIX_Ep_handle_free(MPIX_Ep_handle *handle) {
     for (mpix_ep_call *c = ep->failed ? ep->held : NULL; c; c = c->held_next)
         if (c->handle == h)
             c->handle = NULL; /* complete, with the failure; its caller may still ask */
+    int active = h->active != 0;
     pthread_mutex_unlock(&ep->lock);
     if (held)
         return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "handle", "%d transfers of the handle are in flight: complete them first", held));
-    if (h->active)
+    if (active)
         mpix_ep_drain(ep); /* its failed batches; after a time-out the context has failed and nothing is left */
     memcpy(ep->slot_epochs[h->slot], h->started, sizeof h->started);
     ep->slots_used[h->slot / 64] &= ~(UINT64_C(1) << (h->slot % 64));

@@ -123,9 +123,12 @@ void mpix_trace_write(void) {
                 trace_threads[i].name);
     for (; at < end; at++) {
         const trace_event *event = &trace_ring[at % TRACE_EVENTS];
-        trace_event copy = *event;
         if (atomic_load_explicit(&event->number, memory_order_acquire) != at + 1)
             continue; /* being written, or written over */
+        trace_event copy = *event;
+        atomic_thread_fence(memory_order_acquire);
+        if (atomic_load_explicit(&event->number, memory_order_relaxed) != at + 1)
+            continue; /* written over meanwhile: what was copied is of both */
         trace_print(out, &copy);
     }
     fputs("\n]}\n", out);

@@ -10,6 +10,11 @@
 #include "base/param.h"
 #include "boot/boot.h"
 
+#include <stdatomic.h>
+
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && sizeof(_Atomic uint64_t) == 8,
+               "words of 8 bytes in shared memory: a lock would be of one process");
+
 typedef struct mpix_transport_ops mpix_transport_ops;
 
 typedef struct mpix_win {
