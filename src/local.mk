@@ -6,6 +6,8 @@ libmpixep_core_la_SOURCES += \
 	src/base/log.h \
 	src/base/module.c \
 	src/base/module.h \
+	src/base/number.c \
+	src/base/number.h \
 	src/base/param.c \
 	src/base/param.h \
 	src/base/status.c \

@@ -7,6 +7,7 @@
 #include "config.h"
 
 #include "base/log.h"
+#include "base/number.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -129,7 +130,7 @@ void mpix_log(int level, const char *fmt, ...) {
     used = n < 0 ? 0 : (size_t)n;
 
     va_start(ap, fmt);
-    n = vsnprintf(line + used, sizeof line - used - 1, fmt, ap);
+    n = mpix_number_vprint(line + used, sizeof line - used - 1, fmt, ap);
     va_end(ap);
     if (n > 0)
         used += (size_t)n < sizeof line - used - 1 ? (size_t)n : sizeof line - used - 2;

@@ -18,9 +18,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "base/log.h"
+#include "base/number.h"
 #include "base/status.h"
 #include "base/trace.h"
 
@@ -232,7 +232,7 @@ static int param_enum_index(const char *values, const char *word) {
     for (const char *p = values;; index++) {
         const char *end = strchr(p, '|');
         size_t n = end ? (size_t)(end - p) : strlen(p);
-        if (n == len && strncasecmp(p, word, n) == 0)
+        if (n == len && mpix_same_word(p, word, n))
             return index;
         if (!end)
             return -1;
@@ -251,16 +251,16 @@ static int param_parse_bytes(const char *value, size_t *out) {
     n = strtoull(value, &end, 10);
     if (errno)
         return -1;
-    switch (tolower((unsigned char)*end)) {
-    case 'k':
+    switch (mpix_upper((unsigned char)*end)) {
+    case 'K':
         shift = 10;
         end++;
         break;
-    case 'm':
+    case 'M':
         shift = 20;
         end++;
         break;
-    case 'g':
+    case 'G':
         shift = 30;
         end++;
         break;
@@ -290,7 +290,7 @@ static int param_parse_seconds(const mpix_param_desc *desc, const char *value, d
     char *end;
 
     errno = 0;
-    x = strtod(value, &end);
+    x = mpix_number_read(value, &end);
     if (errno || end == value || *end || !(x > 0) || (x > 1e9 && !strstr(desc->values, "inf")))
         return -1;
     *out = x;
@@ -329,7 +329,7 @@ static void param_env_name(char *buf, size_t len, const char *name) {
     size_t n = (size_t)snprintf(buf, len, PARAM_ENV_PREFIX "%s", name);
 
     for (size_t i = sizeof PARAM_ENV_PREFIX - 1; i < n && i < len; i++)
-        buf[i] = (char)toupper((unsigned char)buf[i]);
+        buf[i] = (char)mpix_upper((unsigned char)buf[i]);
 }
 
 static void param_defaults(mpix_params *params) {
@@ -442,7 +442,7 @@ void mpix_params_print(const mpix_params *params, const mpix_param_desc *desc, c
     } else if (strcmp(desc->type, "int") == 0) {
         snprintf(buf, len, "%d", *(const int *)field);
     } else if (strcmp(desc->type, "seconds") == 0) {
-        snprintf(buf, len, "%.15g", *(const double *)field);
+        (void)mpix_number_print(buf, len, "%.15g", *(const double *)field);
     } else if (strcmp(desc->type, "bytes") == 0) {
         snprintf(buf, len, "%zu", *(const size_t *)field);
     } else {

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/number.h"
 
 static _Thread_local MPIX_Error status_last = {.struct_size = sizeof(MPIX_Error), .rank = -1};
 
@@ -73,7 +74,7 @@ static void status_record(int kind, int rank, int sys_errno, const char *host, c
     size_t used;
     int n, level;
 
-    n = vsnprintf(text, sizeof text, fmt, ap);
+    n = mpix_number_vprint(text, sizeof text, fmt, ap);
     used = n < 0 ? 0 : (size_t)n;
     if (n < 0)
         text[0] = '\0';

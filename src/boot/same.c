@@ -8,8 +8,8 @@
 #include "config.h"
 
 #include "boot/boot.h"
+#include "base/number.h"
 
-#include <ctype.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -31,7 +31,7 @@ void mpix_same_add(mpix_same *same, const char *name, const char *fmt, ...) {
     }
     memcpy(same->text + same->used, name, len);
     va_start(ap, fmt);
-    n = vsnprintf(same->text + same->used + len, room - len, fmt, ap);
+    n = mpix_number_vprint(same->text + same->used + len, room - len, fmt, ap);
     va_end(ap);
     if (n < 0 || (size_t)n >= room - len)
         same->full = 1;
@@ -86,7 +86,7 @@ static int same_differs(const mpix_boot *boot, const char *name, const char *min
     if (strncmp(name, prefix, len) == 0) {
         size_t n = (size_t)snprintf(remedy, sizeof remedy, " (info key, or MPIX_EP_%s, which a launcher may not pass on)", name + len);
         for (char *c = strstr(remedy, "MPIX_EP_"); c && c < remedy + n && *c != ','; c++)
-            *c = (char)toupper((unsigned char)*c);
+            *c = (char)mpix_upper((unsigned char)*c);
     }
     kind = mpix_fail_peer(MPIX_ERRK_ARG, 0, boot->hostnames[0], "%s is \"%.*s\" on rank %d and \"%.*s\" on rank 0: it must be the same on all ranks%s",
                           name, SAME_SHOWN, mine ? mine : "(none)", boot->rank, SAME_SHOWN, first ? first : "(none)", remedy);

@@ -65,7 +65,7 @@ static int open_context(ucx_net *net, const mpix_params *params) {
     if (status != UCS_OK)
         return ucx_fail(MPIX_ERRK_TRANSPORT, status, "its configuration can't be read");
     /* A silent peer that has ended is noticed by this; and additions must agree with the processors'. */
-    snprintf(seconds, sizeof seconds, "%.3fs", params->net_timeout / 2);
+    snprintf(seconds, sizeof seconds, "%lldms", (long long)(params->net_timeout * 500)); /* no point, which a locale may write otherwise */
     status = ucp_config_modify(config, "KEEPALIVE_INTERVAL", seconds);
     if (status == UCS_OK)
         status = ucp_config_modify(config, "ATOMIC_MODE", "cpu");
