@@ -9,7 +9,9 @@
 
 #include "boot/boot.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
+#include <stdint.h>
 #include <stdlib.h>
 
 typedef struct final_entry {
@@ -43,9 +45,21 @@ static int final_delete(MPI_Comm comm, int keyval, void *value, void *extra) {
     }
 }
 
+/*
+ * MPI will call final_delete, so the object that holds it must stay, also where it is a plugin that the program closes. The shared
+ * library says so itself (-z nodelete); a static one lies in somebody else's object.
+ */
+static void final_stay(void) {
+    Dl_info info;
+
+    if (dladdr((void *)(uintptr_t)final_delete, &info) && info.dli_fname && info.dli_fname[0])
+        (void)dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE); /* NULL: the program itself */
+}
+
 static int final_hook(void) {
     int keyval, kind;
 
+    final_stay();
     kind = mpix_boot_mpi(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, final_delete, &keyval, NULL),
                          "MPI_Comm_create_keyval");
     if (kind)

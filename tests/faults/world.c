@@ -1,9 +1,11 @@
 /*
  * world.c - the host program's world: its error handlers, its descriptors, and machines on which ranks share memory or can't.
  *
- *   world --case handlers | descriptors | singletons | spaces
+ *   world --case handlers | descriptors | singletons | spaces | signals | locale [--locale NAME]
  */
+#include <locale.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/types.h>
@@ -178,6 +180,71 @@ static void case_handlers(void) {
     MPI_Comm_free(&half);
 }
 
+/* ---- handlers of signals -------------------------------------------------------------------------------------------------- */
+
+static void on_signal(int sig) {
+    (void)sig;
+}
+
+/* Those of faults are the program's, whatever is loaded; one of them is left as it is. */
+static void case_signals(void) {
+    static const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+    struct sigaction before[4], after, own = {.sa_handler = on_signal};
+    MPIX_Ep ep = MPIX_EP_NULL;
+
+    for (int i = 0; i < 4; i++) {
+        if (i < 3)
+            sigaction(signals[i], &own, NULL);
+        sigaction(signals[i], NULL, &before[i]);
+    }
+    if (!CHECK_OK(make(MPI_COMM_WORLD, MPIX_EP_HT, &ep)))
+        return;
+    for (int i = 0; i < 4; i++) {
+        sigaction(signals[i], NULL, &after);
+        CHECK(after.sa_handler == before[i].sa_handler, "signal %d has another handler", signals[i]);
+    }
+    CHECK_OK(MPIX_Ep_free(&ep));
+}
+
+/* ---- locales -------------------------------------------------------------------------------------------------------------- */
+
+/* Of even ranks only: what they compare with the others must be written alike. MPIX_EP_TIMEOUT is 60.5 and MPIX_EP_REACH PROXIED. */
+static void case_locale(const char *name) {
+    MPIX_Ep ep = MPIX_EP_NULL;
+    MPIX_P2p p2p = MPIX_P2P_NULL;
+    MPIX_Ep_config config;
+    MPIX_Ep_peer peer;
+    MPIX_Error error;
+    MPI_Info info;
+
+    REQUIRE(t_rank % 2 || setlocale(LC_ALL, name), "there is no locale %s", name);
+    MPI_Info_create(&info);
+    MPI_Info_set(info, "mpix_ep_net_timeout", "2.5");
+    MPI_Info_set(info, "mpix_ep_isa", "PORTABLE");
+    MPIX_INIT(&config);
+    config.max_topk = 1;
+    config.num_experts = t_size;
+    config.max_tokens = 1;
+    config.max_row_bytes = 16;
+    if (CHECK_OK(MPIX_Ep_create(MPI_COMM_WORLD, &config, info, &ep))) {
+        CHECK_OK(MPIX_Ep_get_config(ep, &config));
+        CHECK(config.timeout_s == 60.5, "60.5 s became %g", config.timeout_s);
+        MPIX_INIT(&peer);
+        CHECK_OK(MPIX_Ep_get_peer(ep, (t_rank + 1) % t_size, &peer));
+        CHECK(peer.reach == MPIX_EP_REACH_PROXIED, "MPIX_EP_REACH was not seen");
+        CHECK_OK(MPIX_Ep_free(&ep));
+    }
+    if (CHECK_OK(MPIX_P2p_create(MPI_COMM_WORLD, info, &p2p)))
+        CHECK_OK(MPIX_P2p_free(&p2p));
+    /* A number in a text. */
+    config.timeout_s = t_rank == 0 ? 61.25 : 62.5;
+    CHECK(MPIX_Ep_create(MPI_COMM_WORLD, &config, info, &ep) != MPI_SUCCESS, "different limits were taken");
+    MPIX_INIT(&error);
+    MPIX_Error_last(&error);
+    CHECK(strstr(error.text, "61.25") && strstr(error.text, "62.5"), "%s", error.text);
+    MPI_Info_free(&info);
+}
+
 int main(int argc, char **argv) {
     const char *which = t_option_text(argc, argv, "--case", "");
 
@@ -189,6 +256,10 @@ int main(int argc, char **argv) {
         case_descriptors();
     else if (strcmp(which, "singletons") == 0)
         case_singletons();
+    else if (strcmp(which, "signals") == 0)
+        case_signals();
+    else if (strcmp(which, "locale") == 0)
+        case_locale(t_option_text(argc, argv, "--locale", "C"));
     else if (strcmp(which, "spaces") == 0) {
         int done = case_spaces(), status = t_end();
         return status || done ? status : 77;

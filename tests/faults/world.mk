@@ -15,7 +15,22 @@ tests_faults_world_cpp_SOURCES = tests/faults/world_cpp.cpp
 tests_faults_world_cpp_LDADD = libmpixep.la $(MPI_LIBS) -lpthread
 endif
 
+# A plugin with the shared library, and one that the library is a part of.
+check_PROGRAMS += tests/faults/world_host
+tests_faults_world_host_SOURCES = tests/faults/world_host.c
+tests_faults_world_host_LDADD = $(MPI_LIBS) -ldl
+check_LTLIBRARIES += tests/faults/world_plugin.la tests/faults/world_plugin_whole.la
+tests_faults_world_plugin_la_SOURCES = tests/faults/world_plugin.c
+tests_faults_world_plugin_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -rpath $(abs_top_builddir)/tests/faults
+tests_faults_world_plugin_la_LIBADD = libmpixep.la $(MPI_LIBS)
+tests_faults_world_plugin_whole_la_SOURCES = tests/faults/world_plugin.c
+tests_faults_world_plugin_whole_la_LDFLAGS = $(tests_faults_world_plugin_la_LDFLAGS)
+tests_faults_world_plugin_whole_la_LIBADD = libmpixep_core.la $(MPI_LIBS)
+
 WORLD_TESTS = \
+	tests/faults/world_locale.2.test \
+	tests/faults/world_plugin.2.test \
+	tests/faults/world_signals.2.test \
 	tests/faults/world_cpp.2.test \
 	tests/faults/world_fork_calls.3.test \
 	tests/faults/world_fork_free_threads.2.test \

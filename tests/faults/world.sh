@@ -18,6 +18,9 @@
 # covers: fork, the child goes on beside | ht-proxied p2p-proxied | tests/faults/world_fork_work_proxied.2.test
 # covers: C++ objects destroyed after MPI_Finalize | create | tests/faults/world_cpp.2.test
 # covers: C++ objects destroyed in a child of fork | ht-mapped p2p-mapped | tests/faults/world_cpp.2.test
+# covers: the locale's decimal comma | create | tests/faults/world_locale.2.test
+# covers: a plugin is closed before MPI_Finalize | create | tests/faults/world_plugin.2.test
+# covers: signal handlers of the program | create | tests/faults/world_signals.2.test
 set -u
 
 name=$(basename "$1" .test)
@@ -62,6 +65,42 @@ world_cpp) # no output but what is awaited, and status 0
         esac
     done
     exit 0
+    ;;
+world_locale) # a decimal comma, and a language in which the capital of i is another letter
+    folder=$(mktemp -d) || exit 99
+    trap 'rm -rf "$folder"' EXIT
+    printf 'LC_NUMERIC\ndecimal_point ","\nthousands_sep "."\ngrouping 3;3\nEND LC_NUMERIC\n' >"$folder/comma.src"
+    localedef -c -i "$folder/comma.src" -f ANSI_X3.4-1968 "$folder/comma" >/dev/null 2>&1
+    localedef -c -i tr_TR -f ISO-8859-9 "$folder/mpixtr" >/dev/null 2>&1
+    if [ ! -e "$folder/comma/LC_NUMERIC" ]; then
+        echo "left out: localedef makes no locale here"
+        exit 77
+    fi
+    export LOCPATH="$folder" MPIX_EP_TIMEOUT=60.5 MPIX_EP_REACH=PROXIED MPIX_EP_TRANSPORT=shmem MPIX_EP_LOG_LEVEL=none
+    for locale in comma mpixtr; do
+        [ -e "$folder/$locale/LC_CTYPE" ] || continue
+        "$run" "$np" "$build/tests/faults/world" --case locale --locale $locale || exit 1
+        [ -e "$build/libmpixep_ucx.so" ] || continue
+        MPIX_EP_TRANSPORT=ucx MPIXEP_UCX_TLS=tcp,self "$run" "$np" "$build/tests/faults/world" --case locale --locale $locale || exit 1
+    done
+    exit 0
+    ;;
+world_plugin)
+    for plugin in world_plugin world_plugin_whole; do
+        if [ ! -e "$build/tests/faults/.libs/$plugin.so" ]; then
+            echo "left out: this build makes no shared libraries"
+            exit 77
+        fi
+        "$run" "$np" "$build/tests/faults/world_host" "$(cd "$build" && pwd)/tests/faults/.libs/$plugin.so" 3 || exit 1
+    done
+    exit 0
+    ;;
+world_signals) # libucs has handlers of its own
+    if [ ! -e "$build/libmpixep_ucx.so" ]; then
+        echo "left out: libmpixep_ucx.so was not built"
+        exit 77
+    fi
+    export MPIX_EP_TRANSPORT=ucx MPIX_EP_REACH=proxied MPIXEP_UCX_TLS=tcp,self
     ;;
 world_handlers) export MPIX_EP_LOG_LEVEL=none ;; # every one of them is wanted
 world_descriptors | world_singletons) ;;
