@@ -7,7 +7,8 @@
  *
  * Right to write. Partial sums go to the window of a rank after its ROWS of this epoch, which it sends in the order of its stream after
  * it has read those of the last. Where a batch does not fit (gpu_partial_bytes) the room is a ring of chunks: chunk c is
- * written when c - slots has been used up (`freed`). No deadlock: let c be the lowest chunk of any rank's tokens that is not finished.
+ * written when what lies at its place has been used up (`freed`): the last of c - slots, c - 2 slots ... that the pusher has tokens of. Chunks that
+ * it has none of are never pushed, used up or told of. No deadlock: let c be the lowest chunk of any rank's tokens that is not finished.
  * Pushes are taken in the order of chunks, so whoever pushes to c, or waits before that, waits for a chunk below c only, and those are
  * finished; tokens are taken in order, so all up to chunk c are taken or done, and wait for pushes of chunks up to c only. Every block has
  * warps of both kinds, so they run whenever it does. Weights of choices are written into the pairs' records before anything waits.

@@ -94,12 +94,20 @@ __device__ static void chunk_pushed(const mpix_cuda_handle &h, const common &g, 
     __syncwarp();
 }
 
-/* Waits until the place of a chunk at its rank is free; by all lanes. False: time-out. */
+/* Waits until the place of a chunk at its rank is free; by all lanes. False: time-out. What lies there is the last chunk below it, of those that share
+ * the place, in which `source` has tokens for this rank: nothing was pushed of the others, and nobody says that they are used up. */
 __device__ static bool chunk_free(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const common &g, uint64_t epoch, int source, int chunk) {
     if (chunk < g.slots)
         return true;
     delay(h, 80);
-    bool fine = threadIdx.x % 32 != 0 || word_wait(h, word_at(h, h.rank, source, h.expert.freed, chunk % g.slots), mark(epoch, chunk - g.slots), source, c.report);
+    bool fine = true;
+    if (threadIdx.x % 32 == 0) {
+        const volatile uint32_t *starts = starts_of(h, h.rank, source);
+        int before = chunk - g.slots;
+        while (before >= 0 && starts[before + 1] == starts[before])
+            before -= g.slots;
+        fine = before < 0 || word_wait(h, word_at(h, h.rank, source, h.expert.freed, chunk % g.slots), mark(epoch, before), source, c.report);
+    }
     return __all_sync(~0u, fine);
 }
 

@@ -17,7 +17,7 @@ enum { BLOCKING, XFER, ENQUEUE, HALVES, GRAPH, HOWS };
 
 typedef struct shape {
     uint64_t seed;
-    int experts, topk, holes, dtype, scales, odtype, oscales, zdtype, zscales, ydtype, weights, slots, roww, choicew, bias, exact, how, bits, align, drop, compact;
+    int experts, topk, holes, dtype, scales, odtype, oscales, zdtype, zscales, ydtype, weights, slots, roww, choicew, bias, exact, how, bits, align, drop, compact, gaps;
     int64_t hidden, tokens[64], pad, cap;
 } shape;
 
@@ -192,6 +192,14 @@ static void bound_check(const shape *s, const int32_t *owner, const int32_t *ids
     free(g), free(z), free(sum), free(part), free(mag), free(rounded);
 }
 
+/* Chunks of tokens (128) that go nowhere, or not to some rank, the first two among them: what the ring of partial sums then holds is older. */
+static void gap_make(const shape *s, const int32_t *owner, int64_t t, int32_t *ids) {
+    uint64_t chunk = (uint64_t)(t / 128), how = chunk < 2 ? 3 * (uint64_t)((rank + 1) % size) + 1 + chunk : g_mix(s->seed ^ (uint64_t)rank << 32 ^ chunk);
+    for (int k = 0; k < s->topk && s->gaps; k++)
+        if (ids[k] >= 0 && (how % 3 == 1 || (how % 3 == 2 && owner[ids[k]] == (int)(how / 3 % (uint64_t)size))))
+            ids[k] = -1;
+}
+
 static void run_shape(MPIX_Ep gpu, MPIX_Ep_handle hg, MPIX_Ep host, MPIX_Ep_handle hh, const shape *s, const int32_t *owner) {
     int64_t T = s->tokens[rank], H = s->hidden;
     int K = s->topk, le = 0, layout_expert = !s->compact;
@@ -216,6 +224,7 @@ static void run_shape(MPIX_Ep gpu, MPIX_Ep_handle hg, MPIX_Ep host, MPIX_Ep_hand
             }
         scales_make(s->scales, s->seed + 1, (uint64_t)rank, (uint64_t)t, H, sc + (size_t)t * srow);
         g_ids(s->seed, rank, t, K, s->experts, s->holes, ids + t * K);
+        gap_make(s, owner, t, ids + t * K);
         for (int k = 0; k < K; k++) {
             if (s->bits == 64)
                 ((int64_t *)idv)[t * K + k] = ids[t * K + k];
@@ -405,6 +414,9 @@ static void shape_make(shape *s, int i) {
     s->cap = s->drop ? g_range(&rng, 0, 8) : g_range(&rng, 0, 5);
     for (int r = 0; r < size; r++)
         s->tokens[r] = g_range(&rng, 0, 3) == 0 ? 0 : g_range(&rng, 1, i % 5 == 4 ? 700 : 60);
+    s->gaps = i % 10 == 4; /* and then so many tokens, and rows so large as the context may have, that the ring is used (gpu_partial_bytes = 0) */
+    for (int r = 0; s->gaps && r < size; r++)
+        s->tokens[r] = 700 - s->tokens[r] % 100;
     if (i % 3 == 2) { /* rows become fp8 on the way */
         static const int from[] = {MPIX_EP_BF16, MPIX_EP_BF16, MPIX_EP_F16, MPIX_EP_F32};
         s->dtype = from[g_range(&rng, 0, 3)];
@@ -441,6 +453,9 @@ int main(int argc, char **argv) {
         c.num_experts = s.experts;
         c.max_tokens = 700;
         c.max_row_bytes = s.hidden * 8 + 1024 < 40000 ? s.hidden * 8 + 1024 : 40000; /* memory for proxied peers goes by it */
+        if (s.gaps)
+            c.max_row_bytes = s.hidden * (int64_t)(esize(s.dtype) > esize(s.zdtype) ? esize(s.dtype) : s.exact && esize(s.zdtype) < 4 ? 4 : esize(s.zdtype)) +
+                              (s.hidden + 127) / 128 * 4;
         c.timeout_s = 60;
         c.memkind = MPIX_EP_CUDA;
         c.num_sms = i % 4 == 3 ? 1 + i % 20 : 0;

@@ -83,5 +83,8 @@ check holds ll -DDEPTH=1
 check holds ll -DDEPTH=2
 for mutant in MARK HEAD_FIRST FLAG_FIRST TAKEN TAKEN_EARLY OFFER_FIRST OFFER_ANY BUSY; do check caught ll -DDEPTH=1 -DM_$mutant; done
 
+for slots in 1 2 3; do check holds ring -DSLOTS=$slots; done
+for mutant in SLOTS LAPS NO_WAIT EPOCH EARLY; do check caught ring -DM_$mutant; done
+
 echo "$checked searches, $failed failed"
 [ $failed -eq 0 ]
