@@ -33,6 +33,9 @@ static int report_fail(mpix_ep *ep, const mpix_cuda_status *s) {
     case MPIX_CUDA_BAD_ID:
         return mpix_fail(MPIX_ERRK_ARG, "routing.ids", "routing.ids: token %lld has expert %lld, not in [-1, %lld)", a, b, (long long)ep->config.num_experts);
     case MPIX_CUDA_TOPK: return mpix_fail_peer(MPIX_ERRK_ARG, p, host, "routing.topk = %lld on rank %d differs from %lld", a, p, b);
+    case MPIX_CUDA_TWICE:
+        return mpix_fail(MPIX_ERRK_ARG, "routing.ids",
+                         "routing.ids: token %lld has expert %lld twice; a token may choose an expert once", a, b);
     case MPIX_CUDA_ROWS_LIMIT:
         return mpix_fail(MPIX_ERRK_TRUNCATE, "config.max_recv_rows", "this rank would receive %lld rows, config.max_recv_rows is %lld", a, b);
     case MPIX_CUDA_CAPACITY:

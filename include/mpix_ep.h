@@ -146,7 +146,9 @@ typedef struct {
                            rows. Must be 0 with MPIX_EP_HOST. Ranks may differ in it, but not in MPIX_EP_SMS_NONE */
     int overflow;     /**< MPIX_EP_OVERFLOW_ERROR or MPIX_EP_OVERFLOW_DROP */
     int masking;      /**< 1: go on without dead ranks (UNSUPPORTED in this version) */
-    int check;        /**< of ids in route: 1 yes, -1 no, 0: yes in host memory. Unchecked bad ids are undefined behaviour */
+    int check;        /**< of ids in route (range, and that a token has no expert twice): 1 yes, -1 no, 0: yes in host memory. Unchecked
+                           bad ids are undefined behaviour in host memory; in GPU memory ids out of range count as -1, and choices of
+                           one expert by one token share a row, which the token's sum has for each of them */
     int pad;          /**< must be 0 */
     MPI_Count num_experts;   /**< experts of all ranks together, >= 0, < 2^31 */
     MPI_Count max_tokens;    /**< most tokens a rank sends in a batch, >= 0, < 2^31 */

@@ -49,7 +49,8 @@ enum {
     MPIX_CUDA_NO_DISPATCH, /* low latency: nothing has told this rank what it sends back */
     MPIX_CUDA_ANSWERS,  /* low latency: peer, a: tokens that it answers, b: that it was sent */
     MPIX_CUDA_NO_ROWS,  /* low latency: in.x.data is NULL; a: rows that are here */
-    MPIX_CUDA_LOST      /* peer: the proxy can't reach it, a: kind */
+    MPIX_CUDA_LOST,     /* peer: the proxy can't reach it, a: kind */
+    MPIX_CUDA_TWICE     /* a: token, b: id that it has twice */
 };
 /* A call in one, or its halves (MPIX_Ep_..._begin_enqueue, ..._end_enqueue). */
 enum { MPIX_CUDA_WHOLE, MPIX_CUDA_BEGIN, MPIX_CUDA_END };

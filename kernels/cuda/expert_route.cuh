@@ -46,7 +46,10 @@ __device__ static void limit_check(const mpix_cuda_handle &h, int r, int64_t row
         report(h, MPIX_CUDA_REMOTE, 0, r, 2, 0);
 }
 
-/* By all blocks: each choice's place among its block's choices of the same expert, by bit maps of the block's tokens. */
+/*
+ * By all blocks: each choice's place among its block's choices of the same expert, by bit maps of the block's tokens; counts for h.histogram. An expert
+ * that a token has twice counts once, and both choices have the same row: so each row that is counted has a token that writes it.
+ */
 __device__ static void experts_rank(const mpix_cuda_handle &h, const mpix_cuda_route &c, int64_t t) {
     enum { AT_ONCE = 512 };
     __shared__ uint32_t maps[AT_ONCE][WARPS];
@@ -75,6 +78,8 @@ __device__ static void experts_rank(const mpix_cuda_handle &h, const mpix_cuda_r
             for (int i = 0; i < WARPS; i++)
                 all += __popc(maps[e][i]);
             h.expert.blk[(size_t)blockIdx.x * h.experts + e0 + e] = all;
+            if (all)
+                atomicAdd(&h.histogram[e0 + e], all);
         }
         __syncthreads();
     }

@@ -29,6 +29,14 @@ __device__ __forceinline__ uint32_t before_in_block(const uint32_t *map, int str
     return bits_of(map, stride, w / BLOCK_WORDS * BLOCK_WORDS, w) + __popc(map[w * stride] & ((1u << t % 32) - 1));
 }
 
+/* An expert that the token has already, in a choice before the k-th. */
+__device__ static void twice_check(const mpix_cuda_handle &h, const mpix_cuda_route &c, int t, int k, int64_t id) {
+    const char *at = (const char *)c.ids + t * c.stride;
+    for (int j = 0; j < k; j++)
+        if ((c.bits == 64 ? ((const int64_t *)at)[j] : ((const int32_t *)at)[j]) == id)
+            report(h, MPIX_CUDA_TWICE, 0, -1, t, id);
+}
+
 __global__ void __launch_bounds__(ROUTE_THREADS) ll_route_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_route c) {
     enum { EACH = ROUTE_CHOICES / ROUTE_THREADS };
     extern __shared__ uint32_t maps[]; /* EXPERT: [experts], of map_pitch words each */
@@ -74,9 +82,11 @@ __global__ void __launch_bounds__(ROUTE_THREADS) ll_route_kernel(const __grid_co
         if (id[i] < 0)
             continue;
         atomicOr(&ranks[token[i]], 1u << owner[id[i]]);
-        atomicAdd(&chosen[id[i]], 1u);
-        if (h.ll.expert)
-            atomicOr(&maps[id[i] * pitch + token[i] / 32], 1u << token[i] % 32);
+        uint32_t bit = 1u << token[i] % 32;
+        if (!h.ll.expert || !(atomicOr(&maps[id[i] * pitch + token[i] / 32], bit) & bit)) /* both choices have one row */
+            atomicAdd(&chosen[id[i]], 1u);
+        if (h.check)
+            twice_check(h, c, token[i], k[i], id[i]);
     }
     __syncthreads();
     if (tid == 0)

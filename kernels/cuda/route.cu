@@ -16,7 +16,14 @@
 
 enum { COUNTED_HERE = 1024 }; /* so many experts are counted in shared memory first */
 
-/* The ids of one token: copied, checked, counted in `histogram`. */
+/* An expert that the token has already: a choice before the k-th, all of which have been copied. */
+__device__ static void twice_check(const mpix_cuda_handle &h, int64_t t, int k, int64_t id) {
+    for (int j = 0; j < k && id >= 0; j++)
+        if (h.ids[t * h.max_topk + j] == id)
+            report(h, MPIX_CUDA_TWICE, 0, -1, t, id);
+}
+
+/* The ids of one token: copied, checked, counted in `histogram` (null: experts_rank counts them). */
 __device__ static uint32_t token_read(const mpix_cuda_handle &h, const mpix_cuda_route &c, int64_t t, uint32_t *histogram) {
     uint32_t map = 0;
     const char *at = (const char *)c.ids + t * c.stride;
@@ -41,9 +48,12 @@ __device__ static uint32_t token_read(const mpix_cuda_handle &h, const mpix_cuda
                 h.ids[t * h.max_topk + k0 + k] = (int32_t)id[k];
             if (owner[k] >= 0) {
                 map |= 1u << owner[k];
-                atomicAdd(&histogram[id[k]], 1u);
+                if (histogram)
+                    atomicAdd(&histogram[id[k]], 1u);
             }
         }
+        for (int k = k0; h.check && k < k0 + 8 && k < c.topk; k++)
+            twice_check(h, t, k, h.ids[t * h.max_topk + k]);
     }
     h.bitmap[t] = map;
     for (int r = 0; c.token_in_rank && r < h.size; r++)
@@ -272,11 +282,11 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ 
         return;
     uint64_t epoch = h.state->epoch[MPIX_CUDA_ROUTE] + 1;
     int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    bool here = h.experts <= COUNTED_HERE;
+    bool ranked = h.expert.on || h.ll.expert, here = !ranked && h.experts <= COUNTED_HERE;
     for (int e = threadIdx.x; here && e < h.experts; e += THREADS)
         counted[e] = 0;
     __syncthreads();
-    uint32_t map = t < c.tokens ? token_read(h, c, t, here ? counted : h.histogram) : 0;
+    uint32_t map = t < c.tokens ? token_read(h, c, t, ranked ? nullptr : here ? counted : h.histogram) : 0;
     places_count(map, nullptr, h.size, t, c.tokens, warps, h.rel, h.blk);
     for (int e = threadIdx.x; here && e < h.experts; e += THREADS)
         if (counted[e])
@@ -285,7 +295,7 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ 
         __syncthreads();
         places_count(map, h.far.host, h.far.nhosts, t, c.tokens, warps, h.far.rel, h.far.blk);
     }
-    if (h.expert.on || h.ll.expert)
+    if (ranked)
         experts_rank(h, c, t);
     for (int i = 0; c.send_per_host && i < h.far.nhosts; i++) {
         int n = __syncthreads_count((map & h.far.host[i]) != 0);
@@ -303,7 +313,7 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ 
     if (h.far.hops)
         blocks_scan(h.far.blk, h.far.nhosts, gridDim.x, send, h.state->hosts);
     blocks_scan(h.blk, h.size, gridDim.x, send, h.state->send);
-    if (h.expert.on || h.ll.expert)
+    if (ranked)
         experts_scan(h, gridDim.x);
     if (h.ll.on) {
         ll_finish(h, c, send);
