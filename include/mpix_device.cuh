@@ -64,8 +64,15 @@ template <mpix_scope S> __device__ __forceinline__ void mpix_dev_sync() {
 }
 /* The leader's result for all; also the barrier behind which what the leader acquired is everybody's. */
 template <mpix_scope S> __device__ __forceinline__ int mpix_dev_all(int result) {
-    if (S == MPIX_BLOCK)
-        return __syncthreads_or(mpix_dev_leader<S>() ? result : 0);
+    if (S == MPIX_BLOCK) {
+        const int mine = mpix_dev_leader<S>() ? result : 0;
+        if (!__syncthreads_or(mine)) /* says only whether, not which */
+            return MPIX_DEVICE_OK;
+        result = 0;
+        for (int bit = 1; bit < 1 << 5; bit <<= 1)
+            result |= __syncthreads_or(mine & bit) ? bit : 0;
+        return result;
+    }
     if (S == MPIX_WARP) {
         result = __shfl_sync(0xffffffffu, result, 0);
         __syncwarp();
@@ -178,8 +185,9 @@ __device__ inline int mpix_dev_command(const mpix_dev_state &s, int peer, const 
     return MPIX_DEVICE_OK;
 }
 
-/* The counters of a mapped peer: in GPU memory by an addition over the link; in host memory, where the GPU's additions are none to the
- * processor, by storing the new sum, under a lock that makes the word grow. By one thread, behind a fence. */
+/* The counters of a mapped peer: by an addition over the link where that adds to the peer's memory; elsewhere, as in host memory, where the
+ * GPU's additions are none to the processor, by storing the new sum, which nobody else changes, under a lock that makes the word grow. By one
+ * thread, behind a fence. */
 __device__ inline void mpix_dev_count(const mpix_dev_peer &p, int slot, unsigned long long add) {
     if (!p.sums) {
         asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(p.out + slot), "l"(add) : "memory");

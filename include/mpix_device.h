@@ -115,7 +115,7 @@ typedef struct mpix_dev_fifo {
 typedef struct mpix_dev_peer {
     int proxied, fifo;
     unsigned long long *out;       /* mapped: this rank's counters there, [slots] */
-    unsigned long long *sums;      /* mapped, counters in host memory: their values, in GPU memory; the top bit is a lock */
+    unsigned long long *sums;      /* mapped, counters that can't be added to from here: their values, in GPU memory; the top bit is a lock */
     const unsigned long long *in;  /* the peer's counters here, [slots] */
     unsigned long long *last;      /* proxied, GPU memory: number of the last command for the peer */
     const unsigned long long *done;  /* proxied, pinned: commands for the peer up to this number are complete */

@@ -28,6 +28,7 @@ struct p2p_device {
     void **pinned;          /* [size] win's mappings as CUDA knows them */
     mpix_gpu_window window; /* counters in GPU memory */
     mpix_gpu_queues *queues;
+    unsigned char (*uuid)[16];  /* [size + 1] the ranks' devices, where all are mapped */
     void *state, *peers, *sums; /* GPU memory */
     unsigned char *used;        /* [MPIX_DEV_REMOTES] */
     uint32_t next;
@@ -110,21 +111,16 @@ static int device_new(mpix_p2p *p2p, p2p_device **out) {
     return 0;
 }
 
-/* All peers are mapped: additions to each other's GPU memory. Collective, ends in agreement. */
+/* All peers are mapped: counters in GPU memory. Collective, ends in agreement. */
 static int device_counters_gpu(mpix_p2p *p2p, p2p_device *dev) {
     const mpix_gpu *gpu = p2p_gpu_of(p2p);
-    unsigned char(*uuid)[16] = calloc((size_t)p2p->size + 1, sizeof *uuid);
+    unsigned char(*uuid)[16] = dev->uuid = calloc((size_t)p2p->size + 1, sizeof *uuid);
     int kind = mpix_boot_agree(p2p->boot, uuid ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d ranks", p2p->size));
 
     if (!kind) {
         memcpy(uuid[p2p->size], gpu->device.uuid, sizeof *uuid);
         kind = mpix_boot_allgather(p2p->boot, uuid[p2p->size], sizeof *uuid, uuid);
     }
-    for (int r = 0; !kind && r < p2p->size; r++)
-        if (!gpu->ops->atomics(&gpu->device, uuid[r]))
-            kind = mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, r, p2p->boot->hostnames[r],
-                                  "signals by kernels: the GPU of rank %d can't add to memory of that of rank %d; mpix_ep_reach=proxied would work", p2p->rank, r);
-    free(uuid);
     kind = mpix_boot_agree(p2p->boot, kind);
     if (!kind)
         kind = p2p_gpu_choose(p2p);
@@ -159,6 +155,11 @@ static char *device_counters(const p2p_device *dev, int r) {
     return dev->win ? dev->pinned[r] : dev->window.mem[r].p;
 }
 
+/* Whether kernels add to the counters at a mapped peer; elsewhere they store sums. */
+static int device_adds(const mpix_gpu *gpu, const p2p_device *dev, int r) {
+    return !dev->win && gpu->ops->atomics(&gpu->device, dev->uuid[r]);
+}
+
 /* What kernels see, in GPU memory. */
 static int device_describe(mpix_p2p *p2p, p2p_device *dev) {
     const mpix_gpu *gpu = p2p_gpu_of(p2p);
@@ -173,14 +174,14 @@ static int device_describe(mpix_p2p *p2p, p2p_device *dev) {
         kind = gpu->ops->local_alloc(&gpu->device, sizeof state, &dev->state, why);
     if (!kind)
         kind = gpu->ops->local_alloc(&gpu->device, size * sizeof *peers, &dev->peers, why);
-    if (!kind && dev->win)
+    if (!kind)
         kind = gpu->ops->local_alloc(&gpu->device, size * row, &dev->sums, why);
     for (int r = 0; r < p2p->size && !kind; r++) {
         mpix_dev_peer *p = &peers[r];
         p->in = (unsigned long long *)(void *)(device_counters(dev, p2p->rank) + (size_t)r * row);
         if (device_counters(dev, r)) {
             p->out = (unsigned long long *)(void *)(device_counters(dev, r) + (size_t)p2p->rank * row);
-            p->sums = dev->win ? (unsigned long long *)(void *)((char *)dev->sums + (size_t)r * row) : NULL;
+            p->sums = device_adds(gpu, dev, r) ? NULL : (unsigned long long *)(void *)((char *)dev->sums + (size_t)r * row);
         } else {
             mpix_gpu_queues_describe_peer(dev->queues, r, 0, p);
             proxied++;
@@ -227,6 +228,7 @@ void p2p_device_free(mpix_p2p *p2p) {
             device_unregister(p2p, dev->win->peer[r]);
     mpix_gpu_window_free(gpu, p2p->size, &dev->window);
     mpix_win_free(dev->win);
+    free(dev->uuid);
     free(dev->pinned);
     free(dev->used);
     free(dev);

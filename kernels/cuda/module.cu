@@ -2,6 +2,7 @@
 #include "launch.h"
 
 #include <cuda.h>
+#include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -417,18 +418,19 @@ static int m_share(const mpix_cuda_device *d, const void *p, size_t bytes, mpix_
 }
 
 static int m_atomics(const mpix_cuda_device *d, const unsigned char uuid[16]) {
-    int n = 0, native = 0;
+    int n = 0, native = 0, seen = 0;
     if (memcmp(uuid, d->uuid, sizeof d->uuid) == 0)
         return 1;
     if (cudaGetDeviceCount(&n) != cudaSuccess)
         n = 0;
     for (int i = 0; i < n; i++) {
         cudaDeviceProp prop;
-        if (cudaGetDeviceProperties(&prop, i) == cudaSuccess && memcmp(&prop.uuid, uuid, 16) == 0)
+        if (cudaGetDeviceProperties(&prop, i) == cudaSuccess && memcmp(&prop.uuid, uuid, 16) == 0) {
+            seen = 1;
             cudaDeviceGetP2PAttribute(&native, cudaDevP2PAttrNativeAtomicSupported, d->ordinal, i);
     }
     cudaGetLastError();
-    return native;
+    return seen ? native : atomics_unseen(d->uuid, uuid);
 }
 
 static int m_host_register(const mpix_cuda_device *d, void *p, size_t bytes, void **mapped, char *why) {
@@ -469,6 +471,33 @@ static int stream_write(const mpix_cuda_tail *tail, void *stream, char *why) {
     return launched(mpix_cuda_p2p_tail(tail, (cudaStream_t)stream), why, "telling of a copy");
 }
 static int m_p2p_move(const mpix_cuda_device *d, mpix_cuda_piece *pieces, int n, uint64_t kernel_bytes, const mpix_cuda_tail *tail, void *stream,
+/* Of a device that this process does not see, as where each rank has one visible GPU: the driver's management library knows all of the machine's. It is
+ * not needed otherwise, so it is looked for when it is asked. (To try an addition is no way: one that fails is fatal for the process's context.) */
+static int atomics_unseen(const unsigned char mine[16], const unsigned char other[16]) {
+    enum { ATOMICS = 3 }; /* NVML_P2P_CAPS_INDEX_ATOMICS; status 0 is NVML_P2P_STATUS_OK */
+    void *lib = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL), *at[2] = {nullptr, nullptr};
+    const unsigned char *const uuids[2] = {mine, other};
+    char text[2][48];
+    int status = -1;
+    if (!lib)
+        return 0;
+    int (*init)(void) = (int (*)(void))dlsym(lib, "nvmlInit_v2"), (*end)(void) = (int (*)(void))dlsym(lib, "nvmlShutdown");
+    int (*find)(const char *, void **) = (int (*)(const char *, void **))dlsym(lib, "nvmlDeviceGetHandleByUUID");
+    int (*ask)(void *, void *, int, int *) = (int (*)(void *, void *, int, int *))dlsym(lib, "nvmlDeviceGetP2PStatus");
+    for (int i = 0; i < 2; i++) {
+        int n = snprintf(text[i], sizeof text[i], "GPU-");
+        for (int b = 0; b < 16; b++)
+            n += snprintf(text[i] + n, sizeof text[i] - (size_t)n, "%s%02x", b == 4 || b == 6 || b == 8 || b == 10 ? "-" : "", uuids[i][b]);
+    }
+    if (init && end && find && ask && init() == 0) {
+        if (find(text[0], &at[0]) == 0 && find(text[1], &at[1]) == 0 && ask(at[0], at[1], ATOMICS, &status) != 0)
+            status = -1;
+        end();
+    }
+    dlclose(lib);
+    return status == 0;
+}
+
                       char *why) {
     on_device guard(d->ordinal);
     int kind = launched(mpix_cuda_p2p_move(pieces, n, kernel_bytes, tail, (cudaStream_t)stream), why, "copying between GPUs");
@@ -479,6 +508,7 @@ static int m_p2p_add(const mpix_cuda_device *d, uint64_t *word, uint64_t add, ui
     return launched(mpix_cuda_p2p_add(word, add, old, tail, (cudaStream_t)stream), why, "launching an addition");
 }
 static int m_stream_failed(const mpix_cuda_device *d, void *stream, char *why) {
+        }
     on_device guard(d->ordinal);
     cudaError_t err = cudaStreamQuery((cudaStream_t)stream);
     if (err == cudaSuccess || err == cudaErrorNotReady) {
