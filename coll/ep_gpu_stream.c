@@ -85,6 +85,7 @@ static void report_note(mpix_ep *ep, mpix_cuda_status *s) {
         return;
     seen = *s;
     __atomic_store_n(&s->code, 0, __ATOMIC_RELEASE);
+    s->taken = 0;
     (void)report_read(ep, &seen);
     if (!ep->gpu->async.kind)
         ep->gpu->async = *mpix_error_tls();

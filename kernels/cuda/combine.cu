@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(HOW == BULK ? 480 : 512) combine_kernel(const 
     uint64_t epoch = h.state->epoch[MPIX_CUDA_COMBINE] + 1;
     int64_t rows = h.state->recv_total;
     int fault = routing_fault(h, c.tokens, c.topk);
-    if (call_refused(h, c.report))
+    if (block_refused(h, c.report))
         return;
     if (blockIdx.x == 0 && threadIdx.x < 32 && c.part != MPIX_CUDA_END)
         rows_offer_send(h, c, rows, fault, epoch);

@@ -80,7 +80,7 @@ typedef struct mpix_cuda_words {
 } mpix_cuda_words;
 
 /* In pinned host memory, one per call; of captured calls, one per handle. code is written last. */
-typedef struct mpix_cuda_status { int32_t code, kind, peer, pad; int64_t a, b; } mpix_cuda_status;
+typedef struct mpix_cuda_status { int32_t code, kind, peer, taken; int64_t a, b; } mpix_cuda_status; /* taken: a thread of the GPU writes it */
 
 /* In device memory, one per handle. */
 typedef struct mpix_cuda_state {

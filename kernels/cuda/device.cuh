@@ -111,10 +111,10 @@ __device__ __forceinline__ void delay(const mpix_cuda_handle &h, uint32_t point)
         delay_take(h, point);
 }
 
-/* To pinned memory, where the host may be looking: what is there already stays, the code comes last. */
+/* To pinned memory, where the host may be looking: one thread writes, what is there already stays, the code comes last. */
 __device__ inline void status_write(const mpix_cuda_handle &h, mpix_cuda_status *to, const mpix_cuda_status &s) {
     volatile mpix_cuda_status *v = to;
-    if (v->code)
+    if (v->code || atomicCAS(&to->taken, 0, 1))
         return;
     v->kind = s.kind;
     v->peer = s.peer;
@@ -292,6 +292,11 @@ __device__ inline bool call_refused(const mpix_cuda_handle &h, mpix_cuda_status 
     return true;
 }
 __device__ inline bool call_refused(const mpix_cuda_handle &h, mpix_cuda_status *to) { return call_refused(h, to, context_failed(h)); }
+
+/* By all threads of a block at its start, of which one looks: all leave, or none. The word may be set meanwhile. */
+__device__ inline bool block_refused(const mpix_cuda_handle &h, mpix_cuda_status *to) {
+    return __syncthreads_or(call_refused(h, to, threadIdx.x == 0 ? context_failed(h) : 0));
+}
 
 /* Whether the routing can serve a call of so many tokens: a call in a graph keeps the numbers that it was captured with. 0: yes. */
 __device__ inline int routing_fault(const mpix_cuda_handle &h, int64_t tokens, int topk) {

@@ -112,6 +112,8 @@ __device__ static int bulk_send(const mpix_cuda_handle &h, const mpix_cuda_dispa
                 rows[ls * h.size + lane] = {goes ? (uint32_t)(base + now.blk + now.rel) : NONE, (uint32_t)off};
             if (limit < S)
                 pending_wait<4>(P);
+                __syncwarp(); /* all lanes' stores have read the stage; a vote alone orders no memory */
+            }
             uint32_t any = __ballot_sync(~0u, goes);
             if (lane == 0) {
                 bar_expect(&bars[ls], any ? n : 0);
@@ -319,7 +321,7 @@ __global__ void __launch_bounds__(512) dispatch_kernel(const __grid_constant__ m
 
 /* The second half of a call that was begun: waits for the peers' rows. One block. */
 __global__ void dispatch_end_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_dispatch c) {
-    if (call_refused(h, c.report))
+    if (block_refused(h, c.report))
         return;
     uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
     if (!lanes_wait(h, offsetof(mpix_cuda_words, rows_here), h.ready, epoch, c.wait_ns, c.report))

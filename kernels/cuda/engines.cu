@@ -48,7 +48,7 @@ enum { TYPE_F64 = 1, TYPE_F32, TYPE_F16, TYPE_BF16, SCALES_FLOAT = 1 }; /* as in
 
 /* After route: how many rows of each piece come from whom, told to the host. One block. */
 __global__ void cuts_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_route c) {
-    if (call_refused(h, c.report))
+    if (block_refused(h, c.report))
         return;
     const mpix_cuda_state *st = h.state;
     const int cuts = MPIX_CUDA_PIECES + 1;
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(512, 2) pack_kernel(const __grid_constant__ mp
     uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
     int status = own_status(h, c), lane = threadIdx.x % 32, warp = threadIdx.x / 32, fine = 1;
     bool peer = lane < h.size && lane != h.rank;
-    if (call_refused(h, c.report))
+    if (block_refused(h, c.report))
         return;
     if (blockIdx.x == 0 && warp == 0) {
         mpix_cuda_offer mine = c.offer;
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(512, 2) pack_kernel(const __grid_constant__ mp
 /* All is here, or some rank failed its part. One warp. */
 __global__ void pull_end_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_dispatch c) {
     mpix_cuda_offer o;
-    if (call_refused(h, c.report))
+    if (block_refused(h, c.report))
         return;
     uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
     if (offers_wait(h, c.offer, h.ready, offsetof(mpix_cuda_words, ready), epoch, nullptr, c.report, &o) == 2)
@@ -223,7 +223,7 @@ __device__ static bool packed_all(const mpix_cuda_handle &h, const mpix_cuda_com
 __global__ void push_gate_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_combine c) {
     int lane = threadIdx.x, fault = routing_fault(h, c.tokens, c.topk);
     uint64_t epoch = h.state->epoch[MPIX_CUDA_COMBINE] + 1;
-    bool refused = call_refused(h, c.report);
+    bool refused = __any_sync(~0u, call_refused(h, c.report));
     if (lane < CPIECES)
         h.engines.signals[SIGNAL_PUSHED + lane] = pieces_word(epoch, lane + 1);
     if (!refused) {
@@ -239,7 +239,7 @@ __global__ void push_gate_kernel(const __grid_constant__ mpix_cuda_handle h, con
 /* So many pieces are here from all peers, or some rank failed its part. One warp. */
 __global__ void pushed_wait_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_combine c, int pieces) {
     int lane = threadIdx.x, status = 0, fine = 1;
-    if (call_refused(h, c.report))
+    if (block_refused(h, c.report))
         return;
     uint64_t epoch = h.state->epoch[MPIX_CUDA_COMBINE] + 1, start = now_ns();
     if (lane < h.size && (fine = word_wait(h, &words_of(h, h.rank, lane)->rows_offered, epoch, lane, c.report)))

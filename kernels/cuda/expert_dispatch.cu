@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(512) expert_send_kernel(const __grid_constant_
     int lane = threadIdx.x % 32, w = threadIdx.x / 32;
     uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
     int status = own_status(h, c);
-    if (call_refused(h, c.report))
+    if (block_refused(h, c.report))
         return;
     if (blockIdx.x == 0 && w == 0) {
         mpix_cuda_offer mine = c.offer;
@@ -259,7 +259,7 @@ template <int BULK>
 __global__ void __launch_bounds__(512) expand_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_dispatch c) {
     extern __shared__ __align__(128) char smem[];
     __shared__ pair_order order;
-    if (call_refused(h, c.report))
+    if (block_refused(h, c.report))
         return;
     int w = threadIdx.x / 32;
     uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;

@@ -66,9 +66,8 @@ __global__ void __launch_bounds__(ROUTE_THREADS) ll_route_kernel(const __grid_co
         ranks[t] = 0;
     for (int i = tid; h.ll.expert && i < h.experts * pitch; i += ROUTE_THREADS)
         maps[i] = 0;
-    if (call_refused(h, c.report, failed))
+    if (__syncthreads_or(call_refused(h, c.report, failed)))
         return;
-    __syncthreads();
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         if (i * ROUTE_THREADS + tid >= choices)

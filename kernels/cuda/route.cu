@@ -278,7 +278,7 @@ __device__ static void ll_finish(const mpix_cuda_handle &h, const mpix_cuda_rout
 __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_route c) {
     __shared__ uint32_t warps[WARPS][MPIX_CUDA_RANKS], send[MPIX_CUDA_RANKS];
     __shared__ uint32_t counted[COUNTED_HERE];
-    if (call_refused(h, c.report))
+    if (block_refused(h, c.report))
         return;
     uint64_t epoch = h.state->epoch[MPIX_CUDA_ROUTE] + 1;
     int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x;
