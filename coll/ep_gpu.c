@@ -81,6 +81,8 @@ static int create_local(mpix_ep *ep) {
         kind = gpu->ops->pinned_alloc(sizeof *gpu->alarm, (void **)&gpu->alarm, why);
     if (!kind)
         kind = gpu->ops->stream_create(&gpu->device, &gpu->stream, why);
+    if (!kind)
+        gpu->stream_id = gpu->ops->stream_id(&gpu->device, gpu->stream);
     free(tables);
     return kind ? mpix_fail(kind, NULL, "a context in GPU memory: %s", why) : 0;
 }

@@ -20,6 +20,7 @@ typedef struct mpix_ep_gpu {
     mpix_cuda_device device;
     int ipc;                      /* CUDA IPC instead of shareable allocations */
     void *stream;                 /* of blocking and i... calls */
+    uint64_t stream_id;
     mpix_ep_gpu_window *windows;  /* MPIX_Ep_alloc */
     int nwindows;
     void **bases;                 /* device */
@@ -28,7 +29,7 @@ typedef struct mpix_ep_gpu {
     mpix_cuda_status *reports;    /* pinned, a ring */
     int64_t next_report;
     unsigned char slots[MPIX_EP_GPU_REPORTS];
-    const void *known[MPIX_EP_GPU_KNOWN]; /* pointers found to be memory of this device */
+    struct { const void *p; uint64_t allocation; } known[MPIX_EP_GPU_KNOWN]; /* pointers found to be memory of this device */
     MPIX_Error async;             /* first error of an enqueued call */
     struct mpix_ep_gpu_far *far;  /* ep_gpu_far.c; NULL: all peers are mapped */
 } mpix_ep_gpu;
@@ -38,10 +39,12 @@ typedef struct mpix_ep_gpu_handle {
     mpix_cuda_handle dev;
     void *local, *results;
     int counted;                  /* copy engines: the host knows the counts of the last route */
-    void *event, *last_stream;    /* the last eager call of the handle, and where it went */
+    void *event;                  /* the last eager call of the handle, and the number of the stream where it went */
+    uint64_t last_stream;
     int started;
     unsigned long long capture;   /* the last captured call: its capture, 0: none */
-    void *capture_event, *capture_stream;
+    void *capture_event;
+    uint64_t capture_stream;
     mpix_cuda_status *captured;   /* pinned: the report of captured calls */
     void *buffer;                 /* low latency: of MPIX_Ep_combine_buffer, NULL: none */
     int open;                     /* MPIX_CUDA_DISPATCH or COMBINE: begun and not ended */
@@ -70,6 +73,7 @@ typedef struct mpix_ep_gpu_call { /* a blocking or nonblocking call, while it is
 typedef struct mpix_ep_gpu_begun { /* a call between its start and its launch */
     int how, kind;                /* kind: an error of the caller's that is known already */
     void *stream;
+    uint64_t stream_id;           /* 0: it can't be told apart from others */
     unsigned long long capture;   /* the stream is in this capture, 0: in none */
     mpix_ep_gpu_call *call;       /* NULL: nobody waits */
     MPIX_Xfer *xfer;

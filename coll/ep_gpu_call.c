@@ -10,14 +10,18 @@
 
 /* ---- pointers -------------------------------------------------------------------------------------------------------------- */
 
+/* What is known of a pointer counts as long as its allocation is there: the caller may have freed it, and anything may lie there now. */
 static int pointer_kind(mpix_ep *ep, const void *p) {
     mpix_ep_gpu *gpu = ep->gpu;
-    const void **slot = &gpu->known[((uintptr_t)p >> 4 ^ (uintptr_t)p >> 15) % MPIX_EP_GPU_KNOWN];
-    if (*slot == p)
+    uint64_t allocation = gpu->ops->allocation(&gpu->device, p);
+    size_t i = ((uintptr_t)p >> 4 ^ (uintptr_t)p >> 15) % MPIX_EP_GPU_KNOWN;
+    if (allocation && gpu->known[i].p == p && gpu->known[i].allocation == allocation)
         return MPIX_CUDA_PTR_DEVICE;
     int kind = gpu->ops->pointer(&gpu->device, p);
-    if (kind == MPIX_CUDA_PTR_DEVICE)
-        *slot = p;
+    if (kind == MPIX_CUDA_PTR_DEVICE) {
+        gpu->known[i].p = p;
+        gpu->known[i].allocation = allocation;
+    }
     return kind;
 }
 

@@ -2,7 +2,8 @@
  * ep_gpu_stream.c - how a call in GPU memory starts, on which stream and after what, and how its end is told.
  *
  * Order. Calls of one handle follow each other on the device, whatever their streams: each records an event, and the next one on
- * another stream waits for it. What is captured into a CUDA graph runs later and any number of times, so events of eager calls mean
+ * another stream waits for it. Streams are told apart by their numbers: a handle may be that of a destroyed stream again, and
+ * cudaStreamPerThread is another one in each thread. What is captured into a CUDA graph runs later and any number of times, so events of eager calls mean
  * nothing to it and the other way round: within one capture the calls of a handle are put in order by an event of their own, and
  * between graph launches and eager calls the caller's streams give the order. Epochs are counted on the device, so replays and eager
  * calls mix. A call whose arguments fail while its stream is captured adds nothing to the graph: the capture stays as it was.
@@ -32,10 +33,10 @@ static int report_fail(mpix_ep *ep, const mpix_cuda_status *s) {
     case MPIX_CUDA_REMOTE: return mpix_fail_peer(MPIX_ERRK_REMOTE, p, host, "rank %d on %s failed its part of the call", p, host);
     case MPIX_CUDA_BAD_ID:
         return mpix_fail(MPIX_ERRK_ARG, "routing.ids", "routing.ids: token %lld has expert %lld, not in [-1, %lld)", a, b, (long long)ep->config.num_experts);
-    case MPIX_CUDA_TOPK: return mpix_fail_peer(MPIX_ERRK_ARG, p, host, "routing.topk = %lld on rank %d differs from %lld", a, p, b);
     case MPIX_CUDA_TWICE:
         return mpix_fail(MPIX_ERRK_ARG, "routing.ids",
                          "routing.ids: token %lld has expert %lld twice; a token may choose an expert once", a, b);
+    case MPIX_CUDA_TOPK: return mpix_fail_peer(MPIX_ERRK_ARG, p, host, "routing.topk = %lld on rank %d differs from %lld", a, p, b);
     case MPIX_CUDA_ROWS_LIMIT:
         return mpix_fail(MPIX_ERRK_TRUNCATE, "config.max_recv_rows", "this rank would receive %lld rows, config.max_recv_rows is %lld", a, b);
     case MPIX_CUDA_CAPACITY:
@@ -84,8 +85,8 @@ static void report_note(mpix_ep *ep, mpix_cuda_status *s) {
     if (!__atomic_load_n(&s->code, __ATOMIC_ACQUIRE))
         return;
     seen = *s;
-    __atomic_store_n(&s->code, 0, __ATOMIC_RELEASE);
     s->taken = 0;
+    __atomic_store_n(&s->code, 0, __ATOMIC_RELEASE);
     (void)report_read(ep, &seen);
     if (!ep->gpu->async.kind)
         ep->gpu->async = *mpix_error_tls();
@@ -206,6 +207,7 @@ int mpix_ep_gpu_start(MPIX_Ep_handle handle, MPIX_Xfer *xfer, int how, int end, 
     mpix_ep_gpu_handle *g = handle->gpu;
     int waits = how == MPIX_EP_GPU_BLOCKING || how == MPIX_EP_GPU_XFER;
     *s = (mpix_ep_gpu_begun){.how = how, .xfer = xfer, .stream = waits ? ep->gpu->stream : stream};
+    s->stream_id = waits ? ep->gpu->stream_id : ep->gpu->ops->stream_id(&ep->gpu->device, stream);
     mpix_ep_gpu_poll(ep);
     int kind = mpix_ep_alive(ep);
     if (!kind && !waits)
@@ -228,20 +230,22 @@ int mpix_ep_gpu_start(MPIX_Ep_handle handle, MPIX_Xfer *xfer, int how, int end, 
     return kind != 0;
 }
 
+static int same_stream(uint64_t a, uint64_t b) { return a && a == b; }
+
 int mpix_ep_gpu_order(struct mpix_ep_handle *handle, const mpix_ep_gpu_begun *s, char *why) {
     const mpix_cuda_ops *ops = handle->ep->gpu->ops;
     mpix_ep_gpu_handle *g = handle->gpu;
     int kind = 0;
     if (s->capture) {
-        if (g->capture == s->capture && g->capture_stream != s->stream)
+        if (g->capture == s->capture && !same_stream(g->capture_stream, s->stream_id))
             kind = ops->stream_wait(&handle->ep->gpu->device, s->stream, g->capture_event, why);
         g->capture = s->capture;
-        g->capture_stream = s->stream;
+        g->capture_stream = s->stream_id;
     } else {
-        if (g->started && g->last_stream != s->stream)
+        if (g->started && !same_stream(g->last_stream, s->stream_id))
             kind = ops->stream_wait(&handle->ep->gpu->device, s->stream, g->event, why);
         g->started = 1;
-        g->last_stream = s->stream;
+        g->last_stream = s->stream_id;
     }
     return kind;
 }

@@ -332,6 +332,8 @@ typedef struct mpix_cuda_ops {
     int (*import)(const mpix_cuda_device *device, size_t bytes, int ipc, int fd, const unsigned char *handle, mpix_cuda_mem *mem, char *why);
     void (*free)(const mpix_cuda_device *device, mpix_cuda_mem *mem);
     int (*local_alloc)(const mpix_cuda_device *device, size_t bytes, void **p, char *why); /* zeroed */
+    /* The number of the allocation that p lies in, another for each in the process's life; 0: none, or it can't be told. */
+    uint64_t (*allocation)(const mpix_cuda_device *device, const void *p);
     void (*local_free)(const mpix_cuda_device *device, void *p);
     int (*pinned_alloc)(size_t bytes, void **p, char *why); /* zeroed */
     void (*pinned_free)(void *p);
@@ -345,6 +347,8 @@ typedef struct mpix_cuda_ops {
     int (*event_record)(const mpix_cuda_device *device, void *event, void *stream, char *why);
     int (*event_done)(const mpix_cuda_device *device, void *event, char *why); /* 1: yes, 0: no, -1: the device failed */
     int (*stream_wait)(const mpix_cuda_device *device, void *stream, void *event, char *why);
+    /* A number of its own for each stream of the process's life; 0: it can't be told. cudaStreamPerThread is one in each thread. */
+    uint64_t (*stream_id)(const mpix_cuda_device *device, void *stream);
     void (*device_sync)(const mpix_cuda_device *device);
     int (*route)(const mpix_cuda_device *, const mpix_cuda_handle *, const mpix_cuda_route *, void *stream, char *why);
     int (*dispatch)(const mpix_cuda_device *, const mpix_cuda_handle *, mpix_cuda_dispatch *, void *stream, char *why);

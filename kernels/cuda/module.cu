@@ -30,7 +30,14 @@ static struct {
 
 static int symbol(const char *name, void *fn) {
     cudaDriverEntryPointQueryResult found;
-    return cudaGetDriverEntryPointByVersion(name, (void **)fn, 12000, cudaEnableDefault, &found) == cudaSuccess && found == cudaDriverEntryPointSuccess;
+#if CUDART_VERSION >= 12050
+    cudaError_t err = cudaGetDriverEntryPointByVersion(name, (void **)fn, 12000, cudaEnableDefault, &found);
+#else
+    cudaError_t err = cudaGetDriverEntryPoint(name, (void **)fn, cudaEnableDefault, &found);
+#endif
+    if (err != cudaSuccess)
+        cudaGetLastError();
+    return err == cudaSuccess && found == cudaDriverEntryPointSuccess;
 }
 
 static int fail(int kind, char *why, const char *what, cudaError_t err) {
@@ -165,6 +172,13 @@ static void m_free(const mpix_cuda_device *d, mpix_cuda_mem *mem) {
     on_device guard(d->ordinal);
     if (mem->fd >= 0)
         close(mem->fd);
+static uint64_t m_allocation(const mpix_cuda_device *, const void *p) {
+    unsigned long long id = 0;
+    if (!drv.pointer_attribute || drv.pointer_attribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, (CUdeviceptr)p) != CUDA_SUCCESS)
+        return 0;
+    return id;
+}
+
     if (mem->p && mem->is_ipc) {
         if (mem->imported)
             cudaIpcCloseMemHandle(mem->p);
@@ -302,8 +316,11 @@ static int m_stream_check(const mpix_cuda_device *d, void *stream, unsigned long
     *capture = status == cudaStreamCaptureStatusNone ? 0 : id + 1;
     int device = d->ordinal;
 #if CUDART_VERSION >= 12080
-    if (stream && !*capture && (err = cudaStreamGetDevice((cudaStream_t)stream, &device)) != cudaSuccess) /* not allowed in a capture */
-        return fail(1, why, "stream can't be used", err);
+    /* Not allowed in a capture; a driver older than the toolkit does not have it, and then the launch is the check. */
+    if (stream && !*capture && cudaStreamGetDevice((cudaStream_t)stream, &device) != cudaSuccess) {
+        cudaGetLastError();
+        device = d->ordinal;
+    }
 #endif
     if (device != d->ordinal) {
         snprintf(why, MPIX_CUDA_WHY, "stream belongs to CUDA device %d, the context to device %d", device, d->ordinal);
@@ -338,6 +355,15 @@ static int m_stream_wait(const mpix_cuda_device *d, void *stream, void *event, c
     on_device guard(d->ordinal);
     cudaError_t err = cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)event, 0);
     return err == cudaSuccess ? 0 : fail(KIND_TRANSPORT, why, "waiting for a CUDA event", err);
+static uint64_t m_stream_id(const mpix_cuda_device *d, void *stream) {
+    on_device guard(d->ordinal);
+    unsigned long long id = 0;
+    if (cudaStreamGetId((cudaStream_t)stream, &id) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    return id + 1;
+}
 }
 static void m_device_sync(const mpix_cuda_device *d) {
     on_device guard(d->ordinal);
@@ -525,8 +551,8 @@ static int m_dmabuf(const mpix_cuda_device *d, void *p, size_t bytes, int *fd, c
 }
 
 static const mpix_cuda_ops ops = {
-    MPIX_CUDA_ABI, m_open, m_pointer, m_alloc, m_import, m_free, m_local_alloc, m_local_free, m_pinned_alloc, m_pinned_free, m_copy,
-    m_stream_create, m_stream_destroy, m_stream_check, m_event_create, m_event_destroy, m_event_record, m_event_done, m_stream_wait,
+    MPIX_CUDA_ABI, m_open, m_load, m_pointer, m_allocation, m_alloc, m_import, m_free, m_local_alloc, m_local_free, m_pinned_alloc, m_pinned_free, m_copy,
+    m_stream_create, m_stream_destroy, m_stream_check, m_stream_id, m_event_create, m_event_destroy, m_event_record, m_event_done, m_stream_wait,
     m_device_sync, m_route, m_dispatch, m_combine, m_engines_create, m_engines_destroy, m_event_sync,
     m_share, m_atomics, m_host_register, m_host_unregister, m_p2p_move, m_p2p_add, m_stream_failed, m_dmabuf,
 };
