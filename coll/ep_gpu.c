@@ -87,6 +87,21 @@ static int create_local(mpix_ep *ep) {
     return kind ? mpix_fail(kind, NULL, "a context in GPU memory: %s", why) : 0;
 }
 
+/* The kernels that the configuration needs. */
+static int kernels_load(mpix_ep *ep) {
+    const MPIX_Ep_config *c = &ep->config;
+    char why[MPIX_CUDA_WHY] = "";
+    int what = MPIX_CUDA_LOAD_EP | (ep->gpu->far ? MPIX_CUDA_LOAD_FAR : 0);
+    if (c->mode == MPIX_EP_LL)
+        what |= MPIX_CUDA_LOAD_LL;
+    else
+        what |= c->layout == MPIX_EP_EXPERT ? MPIX_CUDA_LOAD_EXPERT : MPIX_CUDA_LOAD_COMPACT;
+    if (c->num_sms == MPIX_EP_SMS_NONE)
+        what |= MPIX_CUDA_LOAD_ENGINES;
+    int kind = ep->gpu->ops->load(&ep->gpu->device, what, why);
+    return kind ? mpix_fail(kind, "config.memkind", "MPIX_EP_CUDA: %s", why) : 0;
+}
+
 static int create_checks(mpix_ep *ep) {
     if (ep->boot->nhosts > 1 && ep->config.num_sms == MPIX_EP_SMS_NONE)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.memkind", "MPIX_EP_CUDA on %d hosts: proxied peers with config.num_sms = MPIX_EP_SMS_NONE are not in this version, since kernels pack what goes to them",
@@ -127,6 +142,8 @@ int mpix_ep_gpu_create(mpix_ep *ep) {
         kind = mpix_boot_agree(ep->boot, create_local(ep));
     if (!kind)
         kind = mpix_ep_gpu_far_create(ep);
+    if (!kind)
+        kind = mpix_boot_agree(ep->boot, kernels_load(ep));
     if (!kind)
         mpix_log(MPIX_LOG_INFO, "GPU memory on device %d (%s), windows by %s", gpu->device.ordinal, gpu->device.name,
                  gpu->ipc ? "CUDA IPC" : "shareable allocations");

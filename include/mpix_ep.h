@@ -87,7 +87,12 @@ enum { MPIX_EP_HT, MPIX_EP_LL };
  */
 enum { MPIX_EP_COMPACT, MPIX_EP_EXPERT, MPIX_EP_SLOTS };
 
-/** Memory kind of all row buffers, ids and outputs of a context (counts of route may be in host memory too). */
+/**
+ * Memory kind of all row buffers, ids and outputs of a context (counts of route may be in host memory too).
+ *
+ * MPIX_EP_CUDA: creating and freeing contexts and handles, MPIX_Ep_alloc and MPIX_Ep_dealloc wait for all kernels of the device, of other contexts too.
+ * So all ranks make these calls and enqueued calls of other contexts in the same order, or the two wait for each other.
+ */
 enum { MPIX_EP_HOST, MPIX_EP_CUDA };
 
 /**
@@ -140,10 +145,13 @@ typedef struct {
     int expert_align; /**< EXPERT layout: rows to which each expert's block is aligned; 0: 1. Must be 0 or 1 otherwise */
     int depth;        /**< HT: batches in flight per context whose rows or row data must be staged. LL: dispatches, and combines, in flight per
                            handle. 0: 2; at most 64 */
-    int num_sms;      /**< multiprocessors that a dispatch or combine takes at most; 0: COMPACT 15, the fewest that were fastest (60 to
-                           make rows fp8 on the way and to sum fp8 rows, 20 in combine where there are no bulk loads), EXPERT all, since each row is copied or read several times in local memory, among proxied peers 60; LL 60,
-                           so that calls of two handles can wait at once; MPIX_EP_SMS_NONE: copy engines move the
-                           rows. Must be 0 with MPIX_EP_HOST. Ranks may differ in it, but not in MPIX_EP_SMS_NONE */
+    int num_sms;      /**< multiprocessors that a dispatch or combine takes at most. MPIX_EP_SMS_NONE: copy engines move the rows. 0, the default:
+                           COMPACT: 15, the fewest that were fastest; 60 to make rows fp8 on the way and to sum fp8 rows; 20 in
+                           combine where there are no bulk loads. EXPERT: all in dispatch, since each row is copied several times in
+                           local memory. Kernels whose blocks all wait for the peers take at most (all - 12) / 2, so that calls of two
+                           handles can wait at once, in whatever order ranks start them: EXPERT's combine, and dispatch that makes rows
+                           fp8; LL and EXPERT among proxied peers, at most 60. Who gives more starts calls of different handles in the
+                           same order on all ranks. Must be 0 with MPIX_EP_HOST. Ranks may differ in it, but not in MPIX_EP_SMS_NONE */
     int overflow;     /**< MPIX_EP_OVERFLOW_ERROR or MPIX_EP_OVERFLOW_DROP */
     int masking;      /**< 1: go on without dead ranks (UNSUPPORTED in this version) */
     int check;        /**< of ids in route (range, and that a token has no expert twice): 1 yes, -1 no, 0: yes in host memory. Unchecked

@@ -56,6 +56,8 @@ static int gpu_make(mpix_p2p *p2p, p2p_gpu *g, char *why) {
     int kind = mpix_gpu_open(&g->gpu, &p2p->params, 0, why);
 
     if (!kind)
+        kind = g->gpu.ops->load(&g->gpu.device, MPIX_CUDA_LOAD_P2P, why);
+    if (!kind)
         kind = g->gpu.ops->stream_create(&g->gpu.device, &g->stream, why);
     if (!kind)
         kind = g->gpu.ops->pinned_alloc(2 * GPU_WORDS * sizeof *g->words, (void **)&g->words, why);

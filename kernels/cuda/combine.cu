@@ -325,6 +325,9 @@ __global__ void __launch_bounds__(HOW == BULK ? 480 : 512) combine_kernel(const 
         call_end(h, MPIX_CUDA_COMBINE, epoch, c.report);
 }
 
+/* Shared memory that the kernel has anyhow, a little more. */
+enum { COMBINE_STATIC = MPIX_CUDA_RANKS * (int)sizeof(mpix_cuda_offer) + (int)sizeof(sources) + 512 };
+
 template <int X> static cudaError_t launch_f8(int sms, const mpix_cuda_handle *h, const mpix_cuda_combine *c, cudaStream_t stream) {
     combine_kernel<F8, X><<<sms, 512, 0, stream>>>(*h, *c);
     return cudaGetLastError();
@@ -341,9 +344,9 @@ template <int X> static cudaError_t launch_typed(int bulk, int sms, size_t smem,
 
 cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream) {
     int rows_f8 = c->xdtype == F8E4M3 || c->xdtype == F8E5M2, size = c->xdtype == F32 ? 4 : 2;
-    int bulk = d->major >= 9 && c->path != MPIX_CUDA_PATH_VECTOR;
+    int bulk = d->bulk && c->path != MPIX_CUDA_PATH_VECTOR;
     /* fp8 rows are a matter of arithmetic, not of the link; asynchronous loads need a few more than bulk loads. */
-    int sms = c->num_sms ? c->num_sms : rows_f8 ? 4 * MPIX_CUDA_SMS : bulk ? MPIX_CUDA_SMS : MPIX_CUDA_VECTOR_SMS;
+    int sms = c->num_sms ? c->num_sms : rows_f8 ? mpix_cuda_half(d, 4 * MPIX_CUDA_SMS) : bulk ? MPIX_CUDA_SMS : MPIX_CUDA_VECTOR_SMS;
     sms = mpix_cuda_blocks(d, sms);
     c->offer.lanes = sms; /* of the kernel that reads */
     if (c->part == MPIX_CUDA_BEGIN)
@@ -366,12 +369,14 @@ cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_
     if (bulk) {
         c->warps = 15;
         c->stages = 2;
-        int most = (int)(214 * 1024 / ((size_t)c->warps * c->stages * c->terms)) / 16 * 16;
+        size_t beside = 8 + 12 + 4 * (size_t)h->size, rings = (size_t)c->warps * c->stages;
+        size_t room = mpix_cuda_room(d, 214 * 1024, COMBINE_STATIC + rings * beside);
+        int most = (int)(room / (rings * c->terms)) / 16 * 16;
         if (most > 3584)
             most = 3584;
         c->pieces = (row + most - 1) / most;
         c->piece = ((row + c->pieces - 1) / c->pieces + 15) / 16 * 16;
-        smem = (size_t)c->warps * c->stages * ((size_t)c->piece * c->terms + 8 + 12 + 4 * (size_t)h->size);
+        smem = rings * ((size_t)c->piece * c->terms + beside);
     } else {
         c->warps = 16;
         int most = (int)((d->smem - 13 * 1024) / ((size_t)c->warps * 2 * c->terms)); /* the rest: what the kernel has besides */
@@ -385,17 +390,8 @@ cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_
                               : launch_typed<BF16>(bulk, sms, smem, h, c, stream);
 }
 
-template <int X> static cudaError_t load_typed(void) {
-    cudaFuncAttributes a;
-    cudaError_t err = cudaFuncGetAttributes(&a, combine_kernel<VECTOR, X>);
-    err = err == cudaSuccess ? cudaFuncGetAttributes(&a, combine_kernel<F8, X>) : err;
-    return err == cudaSuccess ? cudaFuncGetAttributes(&a, combine_kernel<BULK, X>) : err;
-}
-
-cudaError_t mpix_cuda_combine_load(void) {
-    cudaFuncAttributes a;
-    cudaError_t err = cudaFuncGetAttributes(&a, combine_kernel<ANY, BF16>);
-    err = err == cudaSuccess ? load_typed<F32>() : err;
-    err = err == cudaSuccess ? load_typed<F16>() : err;
-    return err == cudaSuccess ? load_typed<BF16>() : err;
+cudaError_t mpix_cuda_combine_load(int *arch) {
+    return mpix_cuda_load(arch, combine_kernel<ANY, BF16>, combine_kernel<VECTOR, F32>, combine_kernel<F8, F32>, combine_kernel<BULK, F32>,
+                          combine_kernel<VECTOR, F16>, combine_kernel<F8, F16>, combine_kernel<BULK, F16>, combine_kernel<VECTOR, BF16>,
+                          combine_kernel<F8, BF16>, combine_kernel<BULK, BF16>);
 }

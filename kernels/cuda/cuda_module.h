@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 enum {
-    MPIX_CUDA_ABI = 16,
+    MPIX_CUDA_ABI = 17,
     MPIX_CUDA_RANKS = 32,    /* ranks of a context at most: one lane of a warp each */
     MPIX_CUDA_LANES = 192,   /* blocks of a kernel that signal a peer at most, each by a word of its own */
     MPIX_CUDA_WINDOWS = 256, /* allocations of a context at most */
@@ -57,6 +57,9 @@ enum { MPIX_CUDA_WHOLE, MPIX_CUDA_BEGIN, MPIX_CUDA_END };
 /* Sums of rows that copy engines brought, piece after piece. */
 enum { MPIX_CUDA_STAGED = 1, MPIX_CUDA_STAGED_LAST };
 enum { MPIX_CUDA_PATH_AUTO, MPIX_CUDA_PATH_BULK, MPIX_CUDA_PATH_VECTOR };
+/* What a context needs: COMPACT with proxied peers is EP | COMPACT | FAR, and so on. */
+enum { MPIX_CUDA_LOAD_EP = 1, MPIX_CUDA_LOAD_COMPACT = 2, MPIX_CUDA_LOAD_EXPERT = 4, MPIX_CUDA_LOAD_LL = 8, MPIX_CUDA_LOAD_ENGINES = 16,
+       MPIX_CUDA_LOAD_FAR = 32, MPIX_CUDA_LOAD_P2P = 64 };
 /* Kinds of memory behind a pointer. */
 enum { MPIX_CUDA_PTR_PAGEABLE, MPIX_CUDA_PTR_PINNED, MPIX_CUDA_PTR_DEVICE, MPIX_CUDA_PTR_OTHER_DEVICE, MPIX_CUDA_PTR_MANAGED };
 
@@ -283,7 +286,7 @@ typedef struct mpix_cuda_device {
     int ordinal, major, minor, sms, smem; /* smem: bytes a block can have */
     int vmm;                              /* allocations with POSIX descriptors can be had */
     int dmabuf;                           /* memory can be exported as dma-buf */
-    int early;                            /* kernels can be launched before the one in front of them has ended */
+    int bulk, early; /* by the loaded code (0: nothing is loaded): bulk copies; launches before the kernel in front has ended */
     int rdma_order;                       /* kernels that run see writes of network devices in their order */
     char name[64];
     unsigned char uuid[16];
@@ -326,14 +329,16 @@ typedef struct mpix_cuda_ops {
     int abi;
     /* device: ordinal + 1, 0: the current one. */
     int (*open)(int device, mpix_cuda_device *out, char *why);
+    /* Kernels of MPIX_CUDA_LOAD_*, before the first launch of any: loading one may wait for kernels that run, and those may wait for it. */
+    int (*load)(mpix_cuda_device *device, int what, char *why);
     int (*pointer)(const mpix_cuda_device *device, const void *p); /* MPIX_CUDA_PTR_* */
+    /* The number of the allocation that p lies in, another for each in the process's life; 0: none, or it can't be told. */
+    uint64_t (*allocation)(const mpix_cuda_device *device, const void *p);
     /* Zeroed memory that another process can map. */
     int (*alloc)(const mpix_cuda_device *device, size_t bytes, int ipc, mpix_cuda_mem *mem, char *why);
     int (*import)(const mpix_cuda_device *device, size_t bytes, int ipc, int fd, const unsigned char *handle, mpix_cuda_mem *mem, char *why);
     void (*free)(const mpix_cuda_device *device, mpix_cuda_mem *mem);
     int (*local_alloc)(const mpix_cuda_device *device, size_t bytes, void **p, char *why); /* zeroed */
-    /* The number of the allocation that p lies in, another for each in the process's life; 0: none, or it can't be told. */
-    uint64_t (*allocation)(const mpix_cuda_device *device, const void *p);
     void (*local_free)(const mpix_cuda_device *device, void *p);
     int (*pinned_alloc)(size_t bytes, void **p, char *why); /* zeroed */
     void (*pinned_free)(void *p);
@@ -342,13 +347,13 @@ typedef struct mpix_cuda_ops {
     void (*stream_destroy)(void *stream);
     /* capture: the number of the capture that the stream is in, 0: none. */
     int (*stream_check)(const mpix_cuda_device *device, void *stream, unsigned long long *capture, char *why);
+    /* A number of its own for each stream of the process's life; 0: it can't be told. cudaStreamPerThread is one in each thread. */
+    uint64_t (*stream_id)(const mpix_cuda_device *device, void *stream);
     int (*event_create)(const mpix_cuda_device *device, void **event, char *why);
     void (*event_destroy)(void *event);
     int (*event_record)(const mpix_cuda_device *device, void *event, void *stream, char *why);
     int (*event_done)(const mpix_cuda_device *device, void *event, char *why); /* 1: yes, 0: no, -1: the device failed */
     int (*stream_wait)(const mpix_cuda_device *device, void *stream, void *event, char *why);
-    /* A number of its own for each stream of the process's life; 0: it can't be told. cudaStreamPerThread is one in each thread. */
-    uint64_t (*stream_id)(const mpix_cuda_device *device, void *stream);
     void (*device_sync)(const mpix_cuda_device *device);
     int (*route)(const mpix_cuda_device *, const mpix_cuda_handle *, const mpix_cuda_route *, void *stream, char *why);
     int (*dispatch)(const mpix_cuda_device *, const mpix_cuda_handle *, mpix_cuda_dispatch *, void *stream, char *why);

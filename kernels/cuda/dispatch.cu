@@ -110,7 +110,7 @@ __device__ static int bulk_send(const mpix_cuda_handle &h, const mpix_cuda_dispa
             bool goes = lane < h.size && (now.map >> lane & 1);
             if (lane < h.size)
                 rows[ls * h.size + lane] = {goes ? (uint32_t)(base + now.blk + now.rel) : NONE, (uint32_t)off};
-            if (limit < S)
+            if (limit < S) {
                 pending_wait<4>(P);
                 __syncwarp(); /* all lanes' stores have read the stage; a vote alone orders no memory */
             }
@@ -364,7 +364,7 @@ __global__ void __launch_bounds__(1024) unpack_kernel(const __grid_constant__ mp
 
 /* Whether this rank's rows allow bulk copies: 16-byte pieces from 16-byte addresses. */
 static bool bulk_fits(const mpix_cuda_device *d, const mpix_cuda_dispatch *c) {
-    if (d->major < 9 || c->path == MPIX_CUDA_PATH_VECTOR || c->quant)
+    if (!d->bulk || c->path == MPIX_CUDA_PATH_VECTOR || c->quant)
         return false;
     return ((uint64_t)c->x | (uint64_t)c->x_stride | (uint64_t)c->row) % 16 == 0 && c->tokens * (c->row / 3584 + 1) < (1 << 30);
 }
@@ -377,27 +377,24 @@ cudaError_t mpix_cuda_unpack_launch(const mpix_cuda_handle *h, const mpix_cuda_d
 }
 
 cudaError_t mpix_cuda_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
-    int sms = c->num_sms ? c->num_sms : c->quant ? 4 * MPIX_CUDA_SMS : MPIX_CUDA_SMS; /* to quantise takes more of them than to copy */
+    int sms = c->num_sms ? c->num_sms : c->quant ? mpix_cuda_half(d, 4 * MPIX_CUDA_SMS) : MPIX_CUDA_SMS; /* to quantise takes more of them than to copy */
     sms = mpix_cuda_blocks(d, sms);
     c->offer.lanes = sms;
     if (c->part == MPIX_CUDA_END) {
         dispatch_end_kernel<<<1, 1024, 0, stream>>>(*h, *c);
     } else if (bulk_fits(d, c)) {
-        /* Whole rows, in few warps, are best where they are large; small ones need more in flight. See doc/performance.md. */
-        int most = 14336, beside = 8; /* warps: scales, and records, which peers may ask for; the first sends READY */
-        c->pieces = (int)((c->row + most - 1) / most);
-        c->piece = (int)(((c->row + c->pieces - 1) / c->pieces + 15) / 16 * 16);
-        size_t stage = c->piece + 8 * (size_t)h->size + 8;
-        c->warps = c->piece >= 7168 ? 4 : 8;
-        c->stages = c->warps == 4 ? 3 : (int)(172032 / (8 * stage));
-        if (c->stages > 24)
-            c->stages = 24;
-        c->pending = c->warps == 4 ? 1 : 2;
-        size_t smem = c->warps * c->stages * stage;
-        cudaError_t err = cudaFuncSetAttribute(dispatch_kernel<1>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
+        enum { BESIDE = 8 }; /* warps: scales, and records, which peers may ask for; the first sends READY */
+        size_t room = mpix_cuda_room(d, 180224, MPIX_CUDA_RANKS * sizeof(target) + 512);
+        mpix_cuda_rings r = mpix_cuda_rings_of(c->row, 8 * (size_t)h->size + 8, room, room < 172032 ? room : 172032, false);
+        c->pieces = r.pieces;
+        c->piece = r.piece;
+        c->warps = r.warps;
+        c->stages = r.stages;
+        c->pending = r.pending;
+        cudaError_t err = cudaFuncSetAttribute(dispatch_kernel<1>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)r.smem);
         if (err != cudaSuccess)
             return err;
-        dispatch_kernel<1><<<sms, (c->warps + beside) * 32, smem, stream>>>(*h, *c);
+        dispatch_kernel<1><<<sms, (c->warps + BESIDE) * 32, r.smem, stream>>>(*h, *c);
     } else {
         c->warps = 16;
         c->piece = 4096;
@@ -408,10 +405,6 @@ cudaError_t mpix_cuda_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda
     return err == cudaSuccess && c->part != MPIX_CUDA_BEGIN ? mpix_cuda_unpack_launch(h, c, sms, stream) : err;
 }
 
-cudaError_t mpix_cuda_dispatch_load(void) {
-    cudaFuncAttributes a;
-    cudaError_t err = cudaFuncGetAttributes(&a, dispatch_kernel<0>);
-    err = err == cudaSuccess ? cudaFuncGetAttributes(&a, dispatch_kernel<1>) : err;
-    err = err == cudaSuccess ? cudaFuncGetAttributes(&a, dispatch_end_kernel) : err;
-    return err == cudaSuccess ? cudaFuncGetAttributes(&a, unpack_kernel) : err;
+cudaError_t mpix_cuda_dispatch_load(int *arch) {
+    return mpix_cuda_load(arch, dispatch_kernel<0>, dispatch_kernel<1>, dispatch_end_kernel, unpack_kernel);
 }

@@ -522,12 +522,6 @@ cudaError_t mpix_cuda_engines_combine_launch(const mpix_cuda_device *d, const mp
     return w.err;
 }
 
-cudaError_t mpix_cuda_engines_load(void) {
-    cudaFuncAttributes a;
-    cudaError_t err = cudaFuncGetAttributes(&a, cuts_kernel);
-    err = err == cudaSuccess ? cudaFuncGetAttributes(&a, pack_kernel) : err;
-    err = err == cudaSuccess ? cudaFuncGetAttributes(&a, packed_wait_kernel) : err;
-    err = err == cudaSuccess ? cudaFuncGetAttributes(&a, pull_end_kernel) : err;
-    err = err == cudaSuccess ? cudaFuncGetAttributes(&a, push_gate_kernel) : err;
-    return err == cudaSuccess ? cudaFuncGetAttributes(&a, pushed_wait_kernel) : err;
+cudaError_t mpix_cuda_engines_load(int *arch) {
+    return mpix_cuda_load(arch, cuts_kernel, pack_kernel, packed_wait_kernel, pull_end_kernel, push_gate_kernel, pushed_wait_kernel);
 }

@@ -146,7 +146,8 @@ template <class SUM> static cudaError_t launch(int sms, const mpix_cuda_handle *
 }
 
 cudaError_t mpix_cuda_expert_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream) {
-    int sms = mpix_cuda_blocks(d, c->num_sms > 0 ? c->num_sms : d->sms); /* sums here are a matter of local memory */
+    /* Sums here are a matter of local memory, but among peers all blocks wait for them. */
+    int sms = mpix_cuda_blocks(d, c->num_sms > 0 ? c->num_sms : h->size > 1 ? mpix_cuda_half(d, d->sms) : d->sms);
     c->offer.lanes = sms;
     if (c->part == MPIX_CUDA_BEGIN)
         sms = 1;
@@ -156,11 +157,6 @@ cudaError_t mpix_cuda_expert_combine_launch(const mpix_cuda_device *d, const mpi
     return sum_choose(c, [&](auto sum) { return launch<decltype(sum)>(sms, h, c, stream); });
 }
 
-template <class SUM> static cudaError_t load(void) {
-    cudaFuncAttributes a;
-    return cudaFuncGetAttributes(&a, expert_combine_kernel<SUM>);
-}
-
-cudaError_t mpix_cuda_expert_combine_load(void) {
-    return sum_each([](auto sum) { return load<decltype(sum)>(); });
+cudaError_t mpix_cuda_expert_combine_load(int *arch) {
+    return sum_each([=](auto sum) { return mpix_cuda_load(arch, expert_combine_kernel<decltype(sum)>); });
 }

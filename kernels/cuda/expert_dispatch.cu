@@ -294,24 +294,24 @@ __global__ void __launch_bounds__(512) expand_kernel(const __grid_constant__ mpi
 /* ---- launches ---- */
 struct form { int sms, threads; size_t smem; };
 
-/* How rows are moved: c is filled in. x: whether source rows allow bulk copies, or there are none to copy. */
-static form form_of(const mpix_cuda_device *d, mpix_cuda_dispatch *c, int sms, bool x, int *bulk) {
-    *bulk = d->major >= 9 && c->path != MPIX_CUDA_PATH_VECTOR && x && c->row % 16 == 0;
+/* How rows are moved: c is filled in. x: whether source rows allow bulk copies, or there are none to copy; more: shared memory besides the rings. */
+static form form_of(const mpix_cuda_device *d, mpix_cuda_dispatch *c, int sms, bool x, size_t more, int *bulk) {
+    *bulk = d->bulk && c->path != MPIX_CUDA_PATH_VECTOR && x && c->row % 16 == 0;
     if (!*bulk) {
         c->warps = 16;
         c->piece = 4096;
         c->pieces = (int)((c->row + c->piece - 1) / c->piece);
         return {sms, 512, 0};
     }
-    int most = 14336, beside = 8;
-    c->pieces = (int)((c->row + most - 1) / most);
-    c->piece = (int)(((c->row + c->pieces - 1) / c->pieces + 15) / 16 * 16);
-    c->warps = c->piece >= 7168 ? 4 : 8;
-    c->stages = (int)(180224 / (c->warps * ring_stage_bytes(c->piece)));
-    if (c->stages > 24)
-        c->stages = 24;
-    c->pending = c->stages > 4 ? 2 : 1;
-    return {sms, (c->warps + beside) * 32, c->warps * c->stages * ring_stage_bytes(c->piece)};
+    enum { BESIDE = 8 };
+    size_t room = mpix_cuda_room(d, 180224, more + MPIX_CUDA_RANKS * sizeof(target) + 512);
+    mpix_cuda_rings r = mpix_cuda_rings_of(c->row, ring_stage_bytes(0), room, room, true);
+    c->pieces = r.pieces;
+    c->piece = r.piece;
+    c->warps = r.warps;
+    c->stages = r.stages;
+    c->pending = r.pending;
+    return {sms, (c->warps + BESIDE) * 32, r.smem};
 }
 
 template <class K> static cudaError_t launch(K kernel, const form &f, size_t more, const mpix_cuda_handle *h, const mpix_cuda_dispatch *c, cudaStream_t stream) {
@@ -324,26 +324,24 @@ template <class K> static cudaError_t launch(K kernel, const form &f, size_t mor
 
 cudaError_t mpix_cuda_expand_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, int sms, cudaStream_t stream) {
     int bulk;
-    form f = form_of(d, c, sms, true, &bulk);
+    form f = form_of(d, c, sms, true, order_bytes(h), &bulk);
     return bulk ? launch(expand_kernel<1>, f, order_bytes(h), h, c, stream) : launch(expand_kernel<0>, f, order_bytes(h), h, c, stream);
 }
 
 cudaError_t mpix_cuda_expert_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
-    int sms = mpix_cuda_blocks(d, c->num_sms > 0 ? c->num_sms : d->sms), bulk; /* expansion is a matter of local memory: all by default */
-    c->senders = sms < MPIX_CUDA_SMS || c->quant ? sms : MPIX_CUDA_SMS;
+    /* Expansion is a matter of local memory: all by default. What makes rows fp8 waits for the peers in all of its blocks. */
+    int sms = mpix_cuda_blocks(d, c->num_sms > 0 ? c->num_sms : d->sms), bulk;
+    int first = c->quant && c->num_sms <= 0 && h->size > 1 ? mpix_cuda_half(d, sms) : sms;
+    c->senders = sms < MPIX_CUDA_SMS || c->quant ? first : MPIX_CUDA_SMS;
     c->offer.lanes = c->senders;
     cudaError_t err = cudaSuccess;
     if (c->part != MPIX_CUDA_END) {
-        form f = form_of(d, c, sms, !c->quant && ((uint64_t)c->x | (uint64_t)c->x_stride) % 16 == 0, &bulk);
+        form f = form_of(d, c, first, !c->quant && ((uint64_t)c->x | (uint64_t)c->x_stride) % 16 == 0, 0, &bulk);
         err = bulk ? launch(expert_send_kernel<1>, f, 0, h, c, stream) : launch(expert_send_kernel<0>, f, 0, h, c, stream);
     }
     return c->part != MPIX_CUDA_BEGIN && err == cudaSuccess ? mpix_cuda_expand_launch(d, h, c, sms, stream) : err;
 }
 
-cudaError_t mpix_cuda_expert_dispatch_load(void) {
-    cudaFuncAttributes a;
-    cudaError_t err = cudaFuncGetAttributes(&a, expert_send_kernel<0>);
-    err = err == cudaSuccess ? cudaFuncGetAttributes(&a, expert_send_kernel<1>) : err;
-    err = err == cudaSuccess ? cudaFuncGetAttributes(&a, expand_kernel<0>) : err;
-    return err == cudaSuccess ? cudaFuncGetAttributes(&a, expand_kernel<1>) : err;
+cudaError_t mpix_cuda_expert_dispatch_load(int *arch) {
+    return mpix_cuda_load(arch, expert_send_kernel<0>, expert_send_kernel<1>, expand_kernel<0>, expand_kernel<1>);
 }

@@ -66,8 +66,6 @@ cudaError_t mpix_cuda_place_launch(const mpix_cuda_device *d, const mpix_cuda_ha
     return cudaGetLastError();
 }
 
-cudaError_t mpix_cuda_place_load(void) {
-    cudaFuncAttributes a;
-    cudaError_t err = cudaFuncGetAttributes(&a, place_kernel<0>);
-    return err == cudaSuccess ? cudaFuncGetAttributes(&a, place_kernel<1>) : err;
+cudaError_t mpix_cuda_place_load(int *arch) {
+    return mpix_cuda_load(arch, place_kernel<0>, place_kernel<1>);
 }

@@ -338,7 +338,7 @@ template <int HOW, int X> static cudaError_t launch_far(int sms, const mpix_cuda
 
 cudaError_t mpix_cuda_far_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream) {
     int rows_f8 = c->xdtype == F8E4M3 || c->xdtype == F8E5M2, size = c->xdtype == F64 ? 8 : c->xdtype == F32 ? 4 : rows_f8 ? 1 : 2;
-    int sms = c->num_sms ? c->num_sms : rows_f8 ? 4 * MPIX_CUDA_SMS : MPIX_CUDA_SMS;
+    int sms = c->num_sms ? c->num_sms : rows_f8 ? mpix_cuda_half(d, 4 * MPIX_CUDA_SMS) : MPIX_CUDA_SMS;
     sms = mpix_cuda_blocks(d, sms);
     c->offer.lanes = sms;
     if (c->part == MPIX_CUDA_BEGIN)
@@ -360,16 +360,7 @@ cudaError_t mpix_cuda_far_combine_launch(const mpix_cuda_device *d, const mpix_c
     return launch_far<ANY, BF16>(sms, h, c, stream);
 }
 
-template <int X> static cudaError_t load_typed(void) {
-    cudaFuncAttributes a;
-    cudaError_t err = cudaFuncGetAttributes(&a, far_combine_kernel<VECTOR, X>);
-    return err == cudaSuccess ? cudaFuncGetAttributes(&a, far_combine_kernel<F8, X>) : err;
-}
-
-cudaError_t mpix_cuda_far_combine_load(void) {
-    cudaFuncAttributes a;
-    cudaError_t err = cudaFuncGetAttributes(&a, far_combine_kernel<ANY, BF16>);
-    err = err == cudaSuccess ? load_typed<F32>() : err;
-    err = err == cudaSuccess ? load_typed<F16>() : err;
-    return err == cudaSuccess ? load_typed<BF16>() : err;
+cudaError_t mpix_cuda_far_combine_load(int *arch) {
+    return mpix_cuda_load(arch, far_combine_kernel<ANY, BF16>, far_combine_kernel<VECTOR, F32>, far_combine_kernel<F8, F32>, far_combine_kernel<VECTOR, F16>,
+                          far_combine_kernel<F8, F16>, far_combine_kernel<VECTOR, BF16>, far_combine_kernel<F8, BF16>);
 }

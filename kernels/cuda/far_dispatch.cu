@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(512) far_dispatch_kernel(const __grid_constant
 }
 
 cudaError_t mpix_cuda_far_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
-    int sms = c->num_sms ? c->num_sms : c->quant ? 4 * MPIX_CUDA_SMS : MPIX_CUDA_SMS;
+    int sms = c->num_sms ? c->num_sms : c->quant ? mpix_cuda_half(d, 4 * MPIX_CUDA_SMS) : MPIX_CUDA_SMS;
     sms = mpix_cuda_blocks(d, sms);
     c->offer.lanes = sms;
     c->batch = far_batch_of(h, c->row, c->scale_row, (int64_t)h->meta_record);
@@ -180,7 +180,6 @@ cudaError_t mpix_cuda_far_dispatch_launch(const mpix_cuda_device *d, const mpix_
     return err == cudaSuccess && c->part != MPIX_CUDA_BEGIN ? mpix_cuda_unpack_launch(h, c, sms, stream) : err;
 }
 
-cudaError_t mpix_cuda_far_dispatch_load(void) {
-    cudaFuncAttributes a;
-    return cudaFuncGetAttributes(&a, far_dispatch_kernel);
+cudaError_t mpix_cuda_far_dispatch_load(int *arch) {
+    return mpix_cuda_load(arch, far_dispatch_kernel);
 }

@@ -284,7 +284,7 @@ template <class SUM> static cudaError_t launch(int sms, const mpix_cuda_handle *
 }
 
 cudaError_t mpix_cuda_far_expert_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream) {
-    int sms = c->num_sms > 0 ? c->num_sms : MPIX_CUDA_FAR_EXPERT_SMS, small = c->xdtype == BF16 || c->xdtype == F16;
+    int sms = c->num_sms > 0 ? c->num_sms : mpix_cuda_half(d, MPIX_CUDA_FAR_EXPERT_SMS), small = c->xdtype == BF16 || c->xdtype == F16;
     int64_t values = 4 * (int64_t)h->max_topk, wide = c->xdtype == F64 ? 8 : 4;
     sms = mpix_cuda_blocks(d, sms);
     c->offer.lanes = sms;
@@ -298,11 +298,6 @@ cudaError_t mpix_cuda_far_expert_combine_launch(const mpix_cuda_device *d, const
     return sum_choose(c, [&](auto sum) { return launch<decltype(sum)>(sms, h, c, stream); });
 }
 
-template <class SUM> static cudaError_t load(void) {
-    cudaFuncAttributes a;
-    return cudaFuncGetAttributes(&a, far_expert_combine_kernel<SUM>);
-}
-
-cudaError_t mpix_cuda_far_expert_combine_load(void) {
-    return sum_each([](auto sum) { return load<decltype(sum)>(); });
+cudaError_t mpix_cuda_far_expert_combine_load(int *arch) {
+    return sum_each([=](auto sum) { return mpix_cuda_load(arch, far_expert_combine_kernel<decltype(sum)>); });
 }

@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(512) far_expert_dispatch_kernel(const __grid_c
 }
 
 cudaError_t mpix_cuda_far_expert_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
-    int sms = c->num_sms > 0 ? c->num_sms : MPIX_CUDA_FAR_EXPERT_SMS;
+    int sms = c->num_sms > 0 ? c->num_sms : mpix_cuda_half(d, MPIX_CUDA_FAR_EXPERT_SMS);
     sms = mpix_cuda_blocks(d, sms);
     c->offer.lanes = sms;
     c->batch = far_batch_of(h, c->row, c->scale_row, 8 + 8 * (int64_t)h->max_topk);
@@ -154,7 +154,6 @@ cudaError_t mpix_cuda_far_expert_dispatch_launch(const mpix_cuda_device *d, cons
     return err == cudaSuccess && c->part != MPIX_CUDA_BEGIN ? mpix_cuda_expand_launch(d, h, c, sms, stream) : err;
 }
 
-cudaError_t mpix_cuda_far_expert_dispatch_load(void) {
-    cudaFuncAttributes a;
-    return cudaFuncGetAttributes(&a, far_expert_dispatch_kernel);
+cudaError_t mpix_cuda_far_expert_dispatch_load(int *arch) {
+    return mpix_cuda_load(arch, far_expert_dispatch_kernel);
 }

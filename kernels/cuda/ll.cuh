@@ -251,7 +251,7 @@ template <class F> __device__ inline void ll_end(const mpix_cuda_handle &h, int 
 }
 
 static inline int ll_blocks(const mpix_cuda_device *d, int num_sms) {
-    int n = num_sms > 0 ? num_sms : MPIX_CUDA_LL_SMS;
+    int n = num_sms > 0 ? num_sms : mpix_cuda_half(d, MPIX_CUDA_LL_SMS);
     return n < d->sms ? n : d->sms;
 }
 #endif

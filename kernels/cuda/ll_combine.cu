@@ -550,10 +550,9 @@ cudaError_t mpix_cuda_ll_combine_launch(const mpix_cuda_device *d, const mpix_cu
     return err == cudaSuccess ? cudaGetLastError() : err;
 }
 
-cudaError_t mpix_cuda_ll_combine_load(void) {
-    cudaFuncAttributes a;
+cudaError_t mpix_cuda_ll_combine_load(int *arch) {
     cudaError_t err = cudaSuccess;
     for (int i = 0; i < 14 && err == cudaSuccess; i++)
-        err = cudaFuncGetAttributes(&a, i < 12 ? forms[i / 6][i / 3 % 2][i % 3] : general[i - 12]);
+        err = mpix_cuda_load(arch, i < 12 ? forms[i / 6][i / 3 % 2][i % 3] : general[i - 12]);
     return err;
 }

@@ -447,10 +447,9 @@ cudaError_t mpix_cuda_ll_dispatch_launch(const mpix_cuda_device *d, const mpix_c
     return mpix_cuda_launch_early(d, forms[c->quant != 0][form], blocks, LL_THREADS, smem, stream, *h, *c);
 }
 
-cudaError_t mpix_cuda_ll_dispatch_load(void) {
-    cudaFuncAttributes a;
+cudaError_t mpix_cuda_ll_dispatch_load(int *arch) {
     cudaError_t err = cudaSuccess;
     for (int i = 0; i < 2 * FORMS && err == cudaSuccess; i++)
-        err = cudaFuncGetAttributes(&a, forms[i / FORMS][i % FORMS]);
+        err = mpix_cuda_load(arch, forms[i / FORMS][i % FORMS]);
     return err;
 }

@@ -204,7 +204,6 @@ cudaError_t mpix_cuda_ll_far_combine_launch(const mpix_cuda_device *d, const mpi
     return call_launch<mpix_cuda_combine>(d, h, c, far, mpix_cuda_ll_combine_launch, stream);
 }
 
-cudaError_t mpix_cuda_ll_far_load(void) {
-    cudaFuncAttributes a;
-    return cudaFuncGetAttributes(&a, ll_far_kernel);
+cudaError_t mpix_cuda_ll_far_load(int *arch) {
+    return mpix_cuda_load(arch, ll_far_kernel);
 }

@@ -147,7 +147,6 @@ cudaError_t mpix_cuda_ll_route_launch(const mpix_cuda_device *d, const mpix_cuda
     return mpix_cuda_launch_early(d, ll_route_kernel, 1, ROUTE_THREADS, maps_bytes(h, c), stream, *h, *c);
 }
 
-cudaError_t mpix_cuda_ll_route_load(void) {
-    cudaFuncAttributes a;
-    return cudaFuncGetAttributes(&a, ll_route_kernel);
+cudaError_t mpix_cuda_ll_route_load(int *arch) {
+    return mpix_cuda_load(arch, ll_route_kernel);
 }

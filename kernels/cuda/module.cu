@@ -28,6 +28,7 @@ static struct {
     CUresult (*range_handle)(void *, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long);
 } drv;
 
+/* As the driver had it in CUDA 12.0: before 12.5 the toolkit's own version is all that can be asked for, which is not older. */
 static int symbol(const char *name, void *fn) {
     cudaDriverEntryPointQueryResult found;
 #if CUDART_VERSION >= 12050
@@ -69,11 +70,43 @@ struct on_device {
     }
 };
 
-static cudaError_t (*const loads[])(void) = {
-    mpix_cuda_route_load, mpix_cuda_ll_route_load, mpix_cuda_dispatch_load, mpix_cuda_combine_load, mpix_cuda_place_load,
-    mpix_cuda_expert_dispatch_load, mpix_cuda_expert_combine_load, mpix_cuda_engines_load, mpix_cuda_ll_dispatch_load, mpix_cuda_ll_combine_load,
-    mpix_cuda_ll_far_load, mpix_cuda_far_dispatch_load, mpix_cuda_far_combine_load, mpix_cuda_far_expert_dispatch_load,
-    mpix_cuda_far_expert_combine_load, mpix_cuda_p2p_load};
+/* What is loaded if all of `needs` is wanted. Where a device has no code of its own the driver compiles it now: seconds for each. */
+static const struct {
+    int needs;
+    cudaError_t (*load)(int *arch);
+} loads[] = {
+    {MPIX_CUDA_LOAD_EP, mpix_cuda_route_load},
+    {MPIX_CUDA_LOAD_COMPACT, mpix_cuda_dispatch_load},
+    {MPIX_CUDA_LOAD_COMPACT, mpix_cuda_combine_load},
+    {MPIX_CUDA_LOAD_EXPERT, mpix_cuda_place_load},
+    {MPIX_CUDA_LOAD_EXPERT, mpix_cuda_expert_dispatch_load},
+    {MPIX_CUDA_LOAD_EXPERT, mpix_cuda_expert_combine_load},
+    {MPIX_CUDA_LOAD_ENGINES, mpix_cuda_engines_load},
+    {MPIX_CUDA_LOAD_LL, mpix_cuda_ll_route_load},
+    {MPIX_CUDA_LOAD_LL, mpix_cuda_ll_dispatch_load},
+    {MPIX_CUDA_LOAD_LL, mpix_cuda_ll_combine_load},
+    {MPIX_CUDA_LOAD_LL | MPIX_CUDA_LOAD_FAR, mpix_cuda_ll_far_load},
+    {MPIX_CUDA_LOAD_COMPACT | MPIX_CUDA_LOAD_FAR, mpix_cuda_far_dispatch_load},
+    {MPIX_CUDA_LOAD_COMPACT | MPIX_CUDA_LOAD_FAR, mpix_cuda_far_combine_load},
+    {MPIX_CUDA_LOAD_EXPERT | MPIX_CUDA_LOAD_FAR, mpix_cuda_far_expert_dispatch_load},
+    {MPIX_CUDA_LOAD_EXPERT | MPIX_CUDA_LOAD_FAR, mpix_cuda_far_expert_combine_load},
+    {MPIX_CUDA_LOAD_P2P, mpix_cuda_p2p_load},
+};
+
+static int m_load(mpix_cuda_device *d, int what, char *why) {
+    on_device guard(d->ordinal);
+    int arch = INT_MAX, driver = 0;
+    cudaError_t err = cudaSuccess;
+    for (size_t i = 0; i < sizeof loads / sizeof *loads && err == cudaSuccess; i++)
+        if ((what & loads[i].needs) == loads[i].needs)
+            err = loads[i].load(&arch);
+    if (err != cudaSuccess)
+        return fail(KIND_UNSUPPORTED, why, "the kernels can't be loaded", err);
+    if (cudaDriverGetVersion(&driver) != cudaSuccess)
+        driver = 0;
+    mpix_cuda_decide(d, arch, driver);
+    return 0;
+}
 
 static int m_open(int device, mpix_cuda_device *out, char *why) {
     int n = 0, current = 0;
@@ -96,11 +129,6 @@ static int m_open(int device, mpix_cuda_device *out, char *why) {
         snprintf(why, MPIX_CUDA_WHY, "device %d (%.63s) has compute capability %d.%d, 8.0 is needed", out->ordinal, prop.name, prop.major, prop.minor);
         return KIND_UNSUPPORTED;
     }
-    /* Kernels are loaded now: loading one at its first launch may wait for the kernels that run, and those may be waiting for it. */
-    for (size_t i = 0; i < sizeof loads / sizeof *loads && err == cudaSuccess; i++)
-        err = loads[i]();
-    if (err != cudaSuccess)
-        return fail(KIND_UNSUPPORTED, why, "the kernels can't be loaded", err);
     out->major = prop.major;
     out->minor = prop.minor;
     out->sms = prop.multiProcessorCount;
@@ -117,8 +145,7 @@ static int m_open(int device, mpix_cuda_device *out, char *why) {
     }
     if (!symbol("cuStreamBatchMemOp", &drv.batch_ops))
         drv.batch_ops = nullptr;
-    int exports = 0, order = 0, driver = 0;
-    out->early = prop.major >= 9 && cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12030; /* in graphs, too */
+    int exports = 0, order = 0;
     if (drv.attribute && symbol("cuMemGetHandleForAddressRange", &drv.range_handle))
         drv.attribute(&exports, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, out->ordinal);
     if (drv.attribute)
@@ -143,6 +170,13 @@ static int m_pointer(const mpix_cuda_device *d, const void *p) {
     case cudaMemoryTypeDevice: return a.device == d->ordinal ? MPIX_CUDA_PTR_DEVICE : MPIX_CUDA_PTR_OTHER_DEVICE;
     default: return MPIX_CUDA_PTR_PAGEABLE;
     }
+}
+
+static uint64_t m_allocation(const mpix_cuda_device *, const void *p) {
+    unsigned long long id = 0;
+    if (!drv.pointer_attribute || drv.pointer_attribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, (CUdeviceptr)p) != CUDA_SUCCESS)
+        return 0;
+    return id;
 }
 
 /* Maps a VMM handle for use by this rank's device. */
@@ -172,13 +206,6 @@ static void m_free(const mpix_cuda_device *d, mpix_cuda_mem *mem) {
     on_device guard(d->ordinal);
     if (mem->fd >= 0)
         close(mem->fd);
-static uint64_t m_allocation(const mpix_cuda_device *, const void *p) {
-    unsigned long long id = 0;
-    if (!drv.pointer_attribute || drv.pointer_attribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, (CUdeviceptr)p) != CUDA_SUCCESS)
-        return 0;
-    return id;
-}
-
     if (mem->p && mem->is_ipc) {
         if (mem->imported)
             cudaIpcCloseMemHandle(mem->p);
@@ -328,6 +355,15 @@ static int m_stream_check(const mpix_cuda_device *d, void *stream, unsigned long
     }
     return 0;
 }
+static uint64_t m_stream_id(const mpix_cuda_device *d, void *stream) {
+    on_device guard(d->ordinal);
+    unsigned long long id = 0;
+    if (cudaStreamGetId((cudaStream_t)stream, &id) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    return id + 1;
+}
 static int m_event_create(const mpix_cuda_device *d, void **event, char *why) {
     on_device guard(d->ordinal);
     cudaError_t err = cudaEventCreateWithFlags((cudaEvent_t *)event, cudaEventDisableTiming);
@@ -355,15 +391,6 @@ static int m_stream_wait(const mpix_cuda_device *d, void *stream, void *event, c
     on_device guard(d->ordinal);
     cudaError_t err = cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)event, 0);
     return err == cudaSuccess ? 0 : fail(KIND_TRANSPORT, why, "waiting for a CUDA event", err);
-static uint64_t m_stream_id(const mpix_cuda_device *d, void *stream) {
-    on_device guard(d->ordinal);
-    unsigned long long id = 0;
-    if (cudaStreamGetId((cudaStream_t)stream, &id) != cudaSuccess) {
-        cudaGetLastError();
-        return 0;
-    }
-    return id + 1;
-}
 }
 static void m_device_sync(const mpix_cuda_device *d) {
     on_device guard(d->ordinal);
@@ -443,6 +470,33 @@ static int m_share(const mpix_cuda_device *d, const void *p, size_t bytes, mpix_
     return 0;
 }
 
+/* Of a device that this process does not see, as where each rank has one visible GPU: the driver's management library knows all of the machine's. It is
+ * not needed otherwise, so it is looked for when it is asked. (To try an addition is no way: one that fails is fatal for the process's context.) */
+static int atomics_unseen(const unsigned char mine[16], const unsigned char other[16]) {
+    enum { ATOMICS = 3 }; /* NVML_P2P_CAPS_INDEX_ATOMICS; status 0 is NVML_P2P_STATUS_OK */
+    void *lib = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL), *at[2] = {nullptr, nullptr};
+    const unsigned char *const uuids[2] = {mine, other};
+    char text[2][48];
+    int status = -1;
+    if (!lib)
+        return 0;
+    int (*init)(void) = (int (*)(void))dlsym(lib, "nvmlInit_v2"), (*end)(void) = (int (*)(void))dlsym(lib, "nvmlShutdown");
+    int (*find)(const char *, void **) = (int (*)(const char *, void **))dlsym(lib, "nvmlDeviceGetHandleByUUID");
+    int (*ask)(void *, void *, int, int *) = (int (*)(void *, void *, int, int *))dlsym(lib, "nvmlDeviceGetP2PStatus");
+    for (int i = 0; i < 2; i++) {
+        int n = snprintf(text[i], sizeof text[i], "GPU-");
+        for (int b = 0; b < 16; b++)
+            n += snprintf(text[i] + n, sizeof text[i] - (size_t)n, "%s%02x", b == 4 || b == 6 || b == 8 || b == 10 ? "-" : "", uuids[i][b]);
+    }
+    if (init && end && find && ask && init() == 0) {
+        if (find(text[0], &at[0]) == 0 && find(text[1], &at[1]) == 0 && ask(at[0], at[1], ATOMICS, &status) != 0)
+            status = -1;
+        end();
+    }
+    dlclose(lib);
+    return status == 0;
+}
+
 static int m_atomics(const mpix_cuda_device *d, const unsigned char uuid[16]) {
     int n = 0, native = 0, seen = 0;
     if (memcmp(uuid, d->uuid, sizeof d->uuid) == 0)
@@ -454,6 +508,7 @@ static int m_atomics(const mpix_cuda_device *d, const unsigned char uuid[16]) {
         if (cudaGetDeviceProperties(&prop, i) == cudaSuccess && memcmp(&prop.uuid, uuid, 16) == 0) {
             seen = 1;
             cudaDeviceGetP2PAttribute(&native, cudaDevP2PAttrNativeAtomicSupported, d->ordinal, i);
+        }
     }
     cudaGetLastError();
     return seen ? native : atomics_unseen(d->uuid, uuid);
@@ -497,33 +552,6 @@ static int stream_write(const mpix_cuda_tail *tail, void *stream, char *why) {
     return launched(mpix_cuda_p2p_tail(tail, (cudaStream_t)stream), why, "telling of a copy");
 }
 static int m_p2p_move(const mpix_cuda_device *d, mpix_cuda_piece *pieces, int n, uint64_t kernel_bytes, const mpix_cuda_tail *tail, void *stream,
-/* Of a device that this process does not see, as where each rank has one visible GPU: the driver's management library knows all of the machine's. It is
- * not needed otherwise, so it is looked for when it is asked. (To try an addition is no way: one that fails is fatal for the process's context.) */
-static int atomics_unseen(const unsigned char mine[16], const unsigned char other[16]) {
-    enum { ATOMICS = 3 }; /* NVML_P2P_CAPS_INDEX_ATOMICS; status 0 is NVML_P2P_STATUS_OK */
-    void *lib = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL), *at[2] = {nullptr, nullptr};
-    const unsigned char *const uuids[2] = {mine, other};
-    char text[2][48];
-    int status = -1;
-    if (!lib)
-        return 0;
-    int (*init)(void) = (int (*)(void))dlsym(lib, "nvmlInit_v2"), (*end)(void) = (int (*)(void))dlsym(lib, "nvmlShutdown");
-    int (*find)(const char *, void **) = (int (*)(const char *, void **))dlsym(lib, "nvmlDeviceGetHandleByUUID");
-    int (*ask)(void *, void *, int, int *) = (int (*)(void *, void *, int, int *))dlsym(lib, "nvmlDeviceGetP2PStatus");
-    for (int i = 0; i < 2; i++) {
-        int n = snprintf(text[i], sizeof text[i], "GPU-");
-        for (int b = 0; b < 16; b++)
-            n += snprintf(text[i] + n, sizeof text[i] - (size_t)n, "%s%02x", b == 4 || b == 6 || b == 8 || b == 10 ? "-" : "", uuids[i][b]);
-    }
-    if (init && end && find && ask && init() == 0) {
-        if (find(text[0], &at[0]) == 0 && find(text[1], &at[1]) == 0 && ask(at[0], at[1], ATOMICS, &status) != 0)
-            status = -1;
-        end();
-    }
-    dlclose(lib);
-    return status == 0;
-}
-
                       char *why) {
     on_device guard(d->ordinal);
     int kind = launched(mpix_cuda_p2p_move(pieces, n, kernel_bytes, tail, (cudaStream_t)stream), why, "copying between GPUs");
@@ -534,7 +562,6 @@ static int m_p2p_add(const mpix_cuda_device *d, uint64_t *word, uint64_t add, ui
     return launched(mpix_cuda_p2p_add(word, add, old, tail, (cudaStream_t)stream), why, "launching an addition");
 }
 static int m_stream_failed(const mpix_cuda_device *d, void *stream, char *why) {
-        }
     on_device guard(d->ordinal);
     cudaError_t err = cudaStreamQuery((cudaStream_t)stream);
     if (err == cudaSuccess || err == cudaErrorNotReady) {

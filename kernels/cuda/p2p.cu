@@ -153,16 +153,8 @@ __global__ void add_kernel(unsigned long long *word, unsigned long long add, uin
 
 /* ---- launches -------------------------------------------------------------------------------------------------------------- */
 
-cudaError_t mpix_cuda_p2p_load(void) {
-    cudaFuncAttributes a;
-    cudaError_t err = cudaFuncGetAttributes(&a, move_kernel<FEW>);
-    if (err == cudaSuccess)
-        err = cudaFuncGetAttributes(&a, move_kernel<SOME>);
-    if (err == cudaSuccess)
-        err = cudaFuncGetAttributes(&a, move_kernel<MANY>);
-    if (err == cudaSuccess)
-        err = cudaFuncGetAttributes(&a, tail_kernel);
-    return err == cudaSuccess ? cudaFuncGetAttributes(&a, add_kernel) : err;
+cudaError_t mpix_cuda_p2p_load(int *arch) {
+    return mpix_cuda_load(arch, move_kernel<FEW>, move_kernel<SOME>, move_kernel<MANY>, tail_kernel, add_kernel);
 }
 
 template <int N> static cudaError_t launch(const mpix_cuda_piece *pieces, int n, uint64_t bytes, uint64_t most, const mpix_cuda_tail *tail, cudaStream_t stream) {

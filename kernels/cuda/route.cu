@@ -342,7 +342,6 @@ cudaError_t mpix_cuda_route_launch(const mpix_cuda_device *d, const mpix_cuda_ha
     return cudaGetLastError();
 }
 
-cudaError_t mpix_cuda_route_load(void) {
-    cudaFuncAttributes a;
-    return cudaFuncGetAttributes(&a, route_kernel);
+cudaError_t mpix_cuda_route_load(int *arch) {
+    return mpix_cuda_load(arch, route_kernel);
 }
