@@ -57,6 +57,7 @@ static char *stacks;
 static warp warps[FIBERS / 32];
 static block blocks[FIBERS / 32];
 static const std::function<void()> *running;
+static int shared_most = SHARED; /* that a block can have: of the device */
 
 uint64_t emu_now() {
     struct timespec t;
@@ -106,11 +107,24 @@ int emu_barrier(int id, int threads, int value, bool waits) {
 static void *take(block &b, size_t bytes) {
     void *p = b.shared + b.used;
     b.used += (bytes + 127) / 128 * 128;
-    if (b.used > SHARED) {
-        fprintf(stderr, "emu: a block needs more than %d bytes of shared memory\n", SHARED);
+    if (b.used > (size_t)shared_most) {
+        fprintf(stderr, "emu: a block needs more than %d bytes of shared memory\n", shared_most);
         abort();
     }
     return p;
+}
+cudaError_t emu_shared_set(int bytes) { return bytes <= shared_most ? cudaSuccess : cudaErrorInvalidValue; }
+void emu_bar_patience(uint64_t since) {
+    if (emu_now() - since > 60000000000u) {
+        fprintf(stderr, "emu: bytes that a barrier counts on do not come\n");
+        abort();
+    }
+}
+void emu_bulk_check(const void *a, size_t b, uint32_t bytes) {
+    if (((size_t)a | b | bytes) % 16) {
+        fprintf(stderr, "emu: a bulk copy of %u bytes between %p and %zx, not multiples of 16\n", bytes, a, b);
+        abort();
+    }
 }
 void *emu_static(int id, size_t bytes) {
     void **p = &block_here().variables[id % VARIABLES];
@@ -128,7 +142,7 @@ static void fiber_main() {
 }
 static void fiber_run(int i, unsigned first_block, dim3 grid) {
     current = i;
-    emu_here = {dim3((unsigned)i % block_threads), dim3(first_block + (unsigned)i / block_threads), dim3(block_threads), grid};
+    emu_here = {dim3((unsigned)i % block_threads, 0, 0), dim3(first_block + (unsigned)i / block_threads, 0, 0), dim3(block_threads), grid};
     emu_switch(&scheduler, &fibers[i]);
 }
 
@@ -193,12 +207,17 @@ void emu_launch(unsigned grid, unsigned threads, size_t shared, const std::funct
 /* ---- the module ---- */
 typedef const mpix_cuda_device *device;
 
+static int number(const char *name, int otherwise) {
+    const char *text = getenv(name);
+    return text ? atoi(text) : otherwise;
+}
+
+/* EMU_MAJOR: the device's, whatever the code is for. */
 static int m_open(int, mpix_cuda_device *d, char *) {
-    const char *sms = getenv("EMU_SMS");
     memset(d, 0, sizeof *d);
-    d->major = 8;
-    d->sms = sms ? atoi(sms) : 3;
-    d->smem = 160 << 10;
+    d->major = number("EMU_MAJOR", 8);
+    d->sms = number("EMU_SMS", 3);
+    d->smem = shared_most = number("EMU_SMEM", d->major >= 9 ? 227 << 10 : 160 << 10);
     d->vmm = 1;
     d->sms = d->sms > 0 ? d->sms : 1;
     strcpy(d->name, "an emulated GPU");
@@ -206,6 +225,17 @@ static int m_open(int, mpix_cuda_device *d, char *) {
     memcpy(d->uuid, &pid, sizeof pid);
     return 0;
 }
+/* What sources with code for more than one architecture were compiled for. */
+static int m_load(mpix_cuda_device *d, int, char *) {
+    int arch = INT_MAX;
+    mpix_cuda_dispatch_load(&arch);
+    mpix_cuda_expert_dispatch_load(&arch);
+    mpix_cuda_combine_load(&arch);
+    mpix_cuda_decide(d, arch, 13000);
+    return 0;
+}
+static uint64_t m_allocation(device, const void *p) { return emu_memory_number(p); }
+static uint64_t m_stream_id(device, void *stream) { return emu_stream_number(stream); }
 static int m_pointer(device, const void *p) { return emu_memory_kind(p); }
 static int m_map(mpix_cuda_mem *m, size_t bytes, int fd) {
     m->p = (char *)mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -272,7 +302,8 @@ static int m_stream_check(device, void *, unsigned long long *capture, char *) {
 static int m_event_record(device, void *, void *, char *) { return 0; }
 static int m_event_done(device, void *, char *) { return 1; }
 static int m_event_sync(device, void *, char *) { return 0; }
-static int m_stream_wait(device, void *, void *, char *) { return 0; }
+int emu_stream_waits; /* for tests: how often a stream was made to wait for another one */
+static int m_stream_wait(device, void *, void *, char *) { return emu_stream_waits++, 0; }
 static void m_device_sync(device) {}
 static int m_route(device d, const mpix_cuda_handle *h, const mpix_cuda_route *c, void *, char *) {
     mpix_cuda_route_launch(d, h, c, 0);
@@ -301,6 +332,9 @@ static mpix_cuda_ops ops;
 extern "C" const mpix_cuda_ops *mpix_cuda_module(void) {
     ops.abi = MPIX_CUDA_ABI;
     ops.open = m_open;
+    ops.load = m_load;
+    ops.allocation = m_allocation;
+    ops.stream_id = m_stream_id;
     ops.pointer = m_pointer;
     ops.alloc = m_alloc;
     ops.import = m_import;

@@ -35,6 +35,10 @@
 #define __launch_bounds__(...)
 #define __noinline__ __attribute__((noinline))
 
+#ifndef EMU_ARCH
+#define EMU_ARCH 800 /* in the place of __CUDA_ARCH__ */
+#endif
+
 /* ---- where a thread is ---- */
 struct emu_place { dim3 thread, block, threads, blocks; };
 extern emu_place emu_here; /* of the fiber that runs */
@@ -164,6 +168,41 @@ static inline void emu_shared_store(uint32_t at, unsigned x, unsigned y, unsigne
     memcpy((void *)(uintptr_t)at, v, sizeof v);
 }
 
+/* Barriers that count bytes, in 64 bits; bulk copies are there at once. Both want what a GPU wants of addresses. */
+struct emu_bar { int32_t bytes; int16_t missing; uint8_t threads, phase; };
+void emu_bar_patience(uint64_t since);
+void emu_bulk_check(const void *a, size_t b, uint32_t bytes);
+static inline emu_bar *emu_bar_at(uint32_t at) { return (emu_bar *)(uintptr_t)at; }
+static inline void emu_bar_turn(emu_bar *b) {
+    if (b->missing == 0 && b->bytes == 0) {
+        b->missing = b->threads;
+        b->phase ^= 1;
+    }
+}
+static inline void emu_bar_init(uint32_t at, int n) { *emu_bar_at(at) = {0, (int16_t)n, (uint8_t)n, 0}; }
+static inline void emu_bar_expect(uint32_t at, uint32_t bytes) {
+    emu_bar_at(at)->bytes += (int32_t)bytes;
+    emu_bar_at(at)->missing--;
+    emu_bar_turn(emu_bar_at(at));
+}
+static inline void emu_bar_wait(uint32_t at, uint32_t parity) {
+    uint64_t since = emu_now();
+    while (emu_bar_at(at)->phase == parity) {
+        emu_bar_patience(since);
+        emu_yield();
+    }
+}
+static inline void emu_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar) {
+    emu_bulk_check(from, to, bytes);
+    memcpy((void *)(uintptr_t)to, from, bytes);
+    emu_bar_at(bar)->bytes -= (int32_t)bytes;
+    emu_bar_turn(emu_bar_at(bar));
+}
+static inline void emu_bulk_store(void *to, uint32_t from, uint32_t bytes) {
+    emu_bulk_check(to, from, bytes);
+    memcpy(to, (const void *)(uintptr_t)from, bytes);
+}
+
 /* ---- arithmetic: compile with -ffp-contract=off ---- */
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int __popc(uint32_t x) { return __builtin_popcount(x); }
@@ -200,8 +239,13 @@ static inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t s) {
 }
 
 /* ---- the runtime, as far as launchers call it ---- */
-#define cudaFuncGetAttributes(...) cudaSuccess
-#define cudaFuncSetAttribute(...) cudaSuccess
+template <class K> static inline cudaError_t emu_attributes(cudaFuncAttributes *a, K) { /* static: sources are compiled for different architectures */
+    a->ptxVersion = a->binaryVersion = EMU_ARCH / 10;
+    return cudaSuccess;
+}
+cudaError_t emu_shared_set(int bytes);
+#define cudaFuncGetAttributes emu_attributes
+#define cudaFuncSetAttribute(kernel, what, bytes) emu_shared_set(bytes)
 #define cudaGetLastError() cudaSuccess
 struct emu_config { emu_place emu_here; size_t dynamicSmemBytes; cudaStream_t stream; cudaLaunchAttribute *attrs; unsigned numAttrs; }; /* gridDim, blockDim */
 #define cudaLaunchConfig_t emu_config

@@ -10,5 +10,7 @@ void emu_memory_free(void *p);
 void emu_memory_note(void *p, size_t bytes, int kind); /* that was made elsewhere */
 void emu_memory_forget(void *p);
 int emu_memory_kind(const void *p); /* _PAGEABLE: of nobody's here */
+unsigned long long emu_memory_number(const void *p); /* of its allocation, 0: none */
+unsigned long long emu_stream_number(const void *stream);
 unsigned long long emu_capturing();
 #endif

@@ -1,9 +1,13 @@
 # tests/emu/ - `make check-emu`: the CUDA module's kernels compiled for a processor (emu.h), under tests of tests/gpu. Needs CUDA's headers, perl, no GPU.
 EXTRA_DIST += tests/emu/check tests/emu/emu.cpp tests/emu/emu.h tests/emu/emu_memory.h tests/emu/prepare.pl tests/emu/runtime.cpp
 if HAVE_CUDA
-emu_units = tests/emu/combine.emu.o tests/emu/dispatch.emu.o tests/emu/expert_combine.emu.o tests/emu/expert_dispatch.emu.o tests/emu/expert_place.emu.o \
+emu_plain = tests/emu/combine.emu.o tests/emu/dispatch.emu.o tests/emu/expert_dispatch.emu.o
+emu_others = tests/emu/expert_combine.emu.o tests/emu/expert_place.emu.o \
 	tests/emu/far_combine.emu.o tests/emu/far_dispatch.emu.o tests/emu/far_expert_combine.emu.o tests/emu/far_expert_dispatch.emu.o \
 	tests/emu/ll_combine.emu.o tests/emu/ll_dispatch.emu.o tests/emu/ll_far.emu.o tests/emu/ll_route.emu.o tests/emu/route.emu.o
+emu_units = $(emu_plain) $(emu_others)
+# The first with the code for sm_90: bulk copies.
+emu_bulk = tests/emu/combine.bulk.o tests/emu/dispatch.bulk.o tests/emu/expert_dispatch.bulk.o
 emu_own = tests/emu/emu.own.o tests/emu/runtime.own.o
 if !SANITIZED
 EMU_DEFS = -Wl,-z,defs
@@ -20,24 +24,34 @@ $(emu_units): tests/emu/src/stamp $(emu_headers)
 	$(AM_V_CXX)$(EMU_COMPILE) -x c++ -c -o $@ tests/emu/src/`basename $@ .emu.o`.cu
 $(emu_own): tests/emu/src/stamp tests/emu/emu.cpp tests/emu/runtime.cpp $(emu_headers)
 	$(AM_V_CXX)$(EMU_COMPILE) -c -o $@ $(top_srcdir)/tests/emu/`basename $@ .own.o`.cpp
+$(emu_bulk): tests/emu/src/stamp $(emu_headers)
+	$(AM_V_CXX)$(EMU_COMPILE) -DEMU_ARCH=900 -x c++ -c -o $@ tests/emu/src/`basename $@ .bulk.o`.cu
 tests/emu/libemu.so: $(emu_units) $(emu_own)
-	$(AM_V_CXXLD)$(CXX) -shared $(MPIX_SANITIZE) $(EMU_DEFS) -o $@ $(emu_units) $(emu_own)
+	$(AM_V_CXXLD)$(CXX) -shared $(MPIX_SANITIZE) $(EMU_DEFS) -Wl,-soname,libemu.so -o $@ $(emu_units) $(emu_own)
+tests/emu/bulk/libemu.so: $(emu_units) $(emu_bulk) $(emu_own)
+	$(AM_V_CXXLD)$(MKDIR_P) tests/emu/bulk && $(CXX) -shared $(MPIX_SANITIZE) $(EMU_DEFS) -Wl,-soname,libemu.so -o $@ $(emu_bulk) $(emu_others) $(emu_own)
 
-EXTRA_PROGRAMS += tests/emu/ep_expert tests/emu/ep_gpu tests/emu/ep_ll
+EXTRA_PROGRAMS += tests/emu/ep_expert tests/emu/ep_gpu tests/emu/ep_ll tests/emu/gpu_edges
 EMU_LIBS = libmpixep.la $(MPI_LIBS) $(abs_builddir)/tests/emu/libemu.so -lm
 tests_emu_ep_expert_SOURCES = tests/gpu/ep_expert.c tests/gpu/gpu.h
 tests_emu_ep_expert_CPPFLAGS = $(GPU_CPPFLAGS)
 tests_emu_ep_expert_LDADD = $(EMU_LIBS)
+tests_emu_gpu_edges_SOURCES = tests/faults/gpu_edges.c tests/gpu/gpu.h
+tests_emu_gpu_edges_CPPFLAGS = $(GPU_CPPFLAGS) -I$(top_srcdir)/tests/gpu -DEMULATED
+tests_emu_gpu_edges_LDADD = $(EMU_LIBS)
+tests/emu/gpu_device: tests/faults/gpu_device.cu tests/emu/src/stamp tests/emu/libemu.so $(emu_headers)
+	$(AM_V_CXXLD)$(PERL) $(top_srcdir)/tests/emu/prepare.pl tests/emu/src $(top_srcdir)/tests/faults/gpu_device.cu && \
+	  $(EMU_COMPILE) -DMPIX_DEVICE_ONLY -o $@ -x c++ tests/emu/src/gpu_device.cu -x none tests/emu/libemu.so
 tests_emu_ep_gpu_SOURCES = tests/gpu/ep_gpu.c tests/gpu/gpu.h
 tests_emu_ep_gpu_CPPFLAGS = $(GPU_CPPFLAGS)
 tests_emu_ep_gpu_LDADD = $(EMU_LIBS)
 tests_emu_ep_ll_SOURCES = tests/gpu/ep_ll.c tests/gpu/gpu.h
 tests_emu_ep_ll_CPPFLAGS = $(GPU_CPPFLAGS)
 tests_emu_ep_ll_LDADD = $(EMU_LIBS)
-CLEANFILES += $(emu_units) $(emu_own) tests/emu/libemu.so tests/emu/src/*
+CLEANFILES += $(emu_units) $(emu_bulk) $(emu_own) tests/emu/libemu.so tests/emu/bulk/libemu.so tests/emu/gpu_device tests/emu/src/*
 
-check-emu: libmpixep.la tests/emu/libemu.so
-	@$(MAKE) $(AM_MAKEFLAGS) tests/emu/ep_expert tests/emu/ep_gpu tests/emu/ep_ll tests/probe_size
+check-emu: libmpixep.la tests/emu/libemu.so tests/emu/bulk/libemu.so
+	@$(MAKE) $(AM_MAKEFLAGS) tests/emu/ep_expert tests/emu/ep_gpu tests/emu/ep_ll tests/emu/gpu_edges tests/emu/gpu_device tests/probe_size
 	@$(AM_TESTS_ENVIRONMENT) $(top_srcdir)/tests/emu/check
 else
 check-emu:

@@ -9,6 +9,8 @@ use File::Basename;
 
 my @names = ( # of instructions, the first that matches
     [qr/^ld\.relaxed\..*\.v2\./, 'emu_load_two'], [qr/^ld\.(acquire|relaxed)\./, 'emu_load'], [qr/^st\.(release|relaxed)\..*\.v2\./, 'emu_store_two'], [qr/^st\.(release|relaxed)\./, 'emu_store'],
+    [qr/^mbarrier\.init/, 'emu_bar_init'], [qr/^mbarrier\.arrive/, 'emu_bar_expect'], [qr/mbarrier\.try_wait/, 'emu_bar_wait'],
+    [qr/^cp\.async\.bulk\.shared/, 'emu_bulk_load'], [qr/^cp\.async\.bulk\.global/, 'emu_bulk_store'], [qr/^cp\.async\.bulk\.(commit|wait)/, 'emu_nothing'],
     [qr/^mov\.u64 %0, %globaltimer/, 'emu_clock'], [qr/^fence\./, 'emu_fence'], [qr/^atom\..*\.add\./, 'emu_fetch_add'],
     [qr/^atom\..*\.inc\./, 'emu_fetch_inc'], [qr/^red\..*\.add\./, 'emu_add'], [qr/^red\..*\.max\./, 'emu_max'],
     [qr/barrier\.cta\.red\.or/, 'emu_barrier_or'], [qr/^barrier\.cta\.sync/, 'emu_barrier_sync'], [qr/^barrier\.cta\.arrive/, 'emu_barrier_arrive'],
@@ -55,6 +57,7 @@ for my $file (@ARGV) {
         $indent . join(' ', map { my ($n, $d) = /^(\*?\w+)(.*)$/; my $star = $n =~ s,^\*,, ? ' *' : '';
             "typedef $type$star emu_t_$n$d; emu_t_$n &$n = *(emu_t_$n *)emu_static(__COUNTER__, sizeof(emu_t_$n));" } split(/, /, $list))
     }mge;
+    s/__CUDA_ARCH__/EMU_ARCH/g;
     s/#include <cuda_runtime\.h>/#include "emu.h"/g;
     open(my $to, '>', "$out/" . basename($file)) or die "$out: $!";
     print $to $_;

@@ -14,15 +14,17 @@
 
 typedef std::vector<std::function<void()>> actions;
 
-static std::map<const char *, std::pair<size_t, int>> &known() {
-    static std::map<const char *, std::pair<size_t, int>> all;
+struct memory { size_t bytes; int kind; unsigned long long number; };
+static std::map<const char *, memory> &known() {
+    static std::map<const char *, memory> all;
     return all;
 }
+static unsigned long long numbers;
 static actions *captured;
 static unsigned long long captures;
 
 /* ---- memory ---- */
-void emu_memory_note(void *p, size_t bytes, int kind) { known()[(const char *)p] = {bytes, kind}; }
+void emu_memory_note(void *p, size_t bytes, int kind) { known()[(const char *)p] = {bytes, kind, ++numbers}; }
 void emu_memory_forget(void *p) { known().erase((const char *)p); }
 void *emu_memory_make(size_t bytes, int kind) {
     void *p = NULL;
@@ -35,15 +37,26 @@ void emu_memory_free(void *p) {
     emu_memory_forget(p);
     free(p);
 }
-int emu_memory_kind(const void *p) {
+static memory memory_of(const void *p) {
     auto next = known().upper_bound((const char *)p);
-    if (next == known().begin())
-        return MPIX_CUDA_PTR_PAGEABLE;
-    --next;
-    return (size_t)((const char *)p - next->first) < next->second.first ? next->second.second : MPIX_CUDA_PTR_PAGEABLE;
+    if (next == known().begin() || (size_t)((const char *)p - (--next)->first) >= next->second.bytes)
+        return {0, MPIX_CUDA_PTR_PAGEABLE, 0};
+    return next->second;
 }
+int emu_memory_kind(const void *p) { return memory_of(p).kind; }
+unsigned long long emu_memory_number(const void *p) { return memory_of(p).number; }
 
-/* ---- streams ---- */
+/* ---- streams: handles come again, numbers do not ---- */
+static unsigned long long streams[16];
+unsigned long long emu_stream_number(const void *stream) {
+    static thread_local unsigned long long mine;
+    if (stream == (const void *)cudaStreamPerThread)
+        return mine ? mine : mine = ++numbers;
+    for (auto &s : streams)
+        if (stream == &s)
+            return s;
+    return ~0ull; /* the default stream, and the module's own */
+}
 unsigned long long emu_capturing() { return captured ? captures : 0; }
 void emu_do(const std::function<void()> &what) {
     if (captured)
@@ -81,9 +94,17 @@ cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t fro
         memcpy((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
     return cudaSuccess;
 }
-cudaError_t cudaStreamCreate(cudaStream_t *s) { return *s = (cudaStream_t)1, cudaSuccess; }
+cudaError_t cudaStreamCreate(cudaStream_t *s) {
+    for (auto &slot : streams)
+        if (!slot) {
+            slot = ++numbers;
+            *s = (cudaStream_t)&slot;
+            return cudaSuccess;
+        }
+    return cudaErrorMemoryAllocation;
+}
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) { return cudaStreamCreate(s); }
-cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamDestroy(cudaStream_t s) { return *(unsigned long long *)s = 0, cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
 const char *cudaGetErrorString(cudaError_t e) { return e == cudaSuccess ? "no error" : "an error of the emulated runtime"; }

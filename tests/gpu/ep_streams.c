@@ -1,7 +1,7 @@
 /*
  * ep_streams.c - calls on streams, in graphs, in halves, under stress, and beside ranks that stop.
  *
- *   ep_streams [all|stress|ordered|killed|stalled [iterations of stress [none|expert]]]
+ *   ep_streams [all|stress|ordered|killed|stalled [iterations of stress [none|expert|compact [num_sms]]]]
  *
  * none: rows by copy engines; then all ranks start the handles in the same order, since the host waits for routings.
  * expert: EXPERT layout, rows in order of expert, rank, token.
@@ -515,7 +515,7 @@ int main(int argc, char **argv) {
     c.num_experts = EXPERTS;
     c.max_tokens = TOKENS;
     c.max_row_bytes = HIDDEN * 4;
-    c.num_sms = none ? MPIX_EP_SMS_NONE : 6;
+    c.num_sms = none ? MPIX_EP_SMS_NONE : argc > 4 ? atoi(argv[4]) : 6;
     c.timeout_s = 60;
     if (!strcmp(what, "killed"))
         run_killed(&c);

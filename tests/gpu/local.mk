@@ -4,8 +4,13 @@ EXTRA_DIST += tests/gpu/ep_expert.c tests/gpu/ep_gpu.c tests/gpu/ep_ll.c tests/g
 if HAVE_CUDA
 GPU_CPPFLAGS = $(AM_CPPFLAGS) -isystem $(CUDA_HOME_USED)/include
 GPU_LIBS = libmpixep.la $(MPI_LIBS) -L$(CUDA_HOME_USED)/lib64 -lcudart_static -ldl -lrt -lpthread -lm
-EXTRA_PROGRAMS = tests/gpu/ep_expert tests/gpu/ep_gpu tests/gpu/ep_ll tests/gpu/ep_nccl tests/gpu/ep_streams tests/gpu/p2p_device tests/gpu/p2p_gpu bench/mpix_ep_gpu_bench bench/mpix_ep_gpu_overlap
-CLEANFILES += $(EXTRA_PROGRAMS) tests/gpu/p2p_device_kernels.nv.o
+EXTRA_PROGRAMS = tests/gpu/ep_expert tests/gpu/ep_gpu tests/gpu/ep_ll tests/gpu/ep_nccl tests/gpu/ep_streams tests/gpu/p2p_device tests/gpu/p2p_gpu tests/gpu/gpu_edges bench/mpix_ep_gpu_bench bench/mpix_ep_gpu_overlap
+CLEANFILES += $(EXTRA_PROGRAMS) tests/gpu/p2p_device_kernels.nv.o tests/gpu/gpu_device
+tests_gpu_gpu_edges_SOURCES = tests/faults/gpu_edges.c tests/gpu/gpu.h
+tests_gpu_gpu_edges_CPPFLAGS = $(GPU_CPPFLAGS) -I$(top_srcdir)/tests/gpu
+tests_gpu_gpu_edges_LDADD = $(GPU_LIBS)
+tests/gpu/gpu_device: tests/faults/gpu_device.cu include/mpix_device.cuh include/mpix_device.h
+	$(AM_V_GEN)$(MKDIR_P) tests/gpu && $(NVCC) -std=c++17 $(NVCCFLAGS) $(NVCC_GENCODE) -I$(top_srcdir)/include -DMPIX_DEVICE_ONLY -o $@ $(top_srcdir)/tests/faults/gpu_device.cu
 tests_gpu_p2p_device_SOURCES = tests/gpu/p2p_device.c tests/gpu/gpu.h tests/gpu/p2p_device_kernels.h
 tests_gpu_p2p_device_CPPFLAGS = $(GPU_CPPFLAGS)
 tests_gpu_p2p_device_LDADD = tests/gpu/p2p_device_kernels.nv.o $(GPU_LIBS) -lstdc++
@@ -39,7 +44,7 @@ bench_mpix_ep_gpu_bench_SOURCES = bench/ep_gpu_bench.c tests/gpu/gpu.h
 bench_mpix_ep_gpu_bench_CPPFLAGS = $(GPU_CPPFLAGS)
 bench_mpix_ep_gpu_bench_LDADD = $(GPU_LIBS)
 
-check-gpu: bench/mpix_gpu_fifo_bench tests/gpu/ep_expert tests/gpu/ep_gpu tests/gpu/ep_ll tests/gpu/ep_nccl tests/gpu/ep_streams tests/gpu/p2p_device tests/gpu/p2p_gpu examples/device_halo libmpixep_cuda.so
+check-gpu: bench/mpix_gpu_fifo_bench tests/gpu/gpu_device tests/gpu/gpu_edges tests/gpu/ep_expert tests/gpu/ep_gpu tests/gpu/ep_ll tests/gpu/ep_nccl tests/gpu/ep_streams tests/gpu/p2p_device tests/gpu/p2p_gpu examples/device_halo libmpixep_cuda.so
 	@$(AM_TESTS_ENVIRONMENT) sh $(top_srcdir)/tests/gpu/run.sh
 
 # Not a test: what doc/performance.md tells about GPUs, one rank on each.

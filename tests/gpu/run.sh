@@ -40,6 +40,11 @@ run 2 ep_expert
 run 2 MPIX_EP_GPU_PATH=vector ep_expert
 run 2 MPIX_EP_GPU_DELAY_US=20 MPIX_EP_GPU_PARTIAL_BYTES=0 ep_expert
 run 4 ep_expert
+run 2 MPIX_EP_GPU_PARTIAL_BYTES=0 gpu_edges ring
+run 2 gpu_edges rows twice twice_ll
+run 4 MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=off MPIX_EP_TRANSPORT=shmem MPIX_EP_GPU_PARTIAL_BYTES=0 gpu_edges ring
+echo "check-gpu: what kernels of mpix_device.cuh report, and counters by stores"
+timeout 60 ./tests/gpu/gpu_device
 run 1 ep_gpu 20 none
 run 2 ep_gpu 40 none
 run 4 ep_gpu 20 none
@@ -87,6 +92,13 @@ run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem MPIX_EP_SIGNAL=counted MPIX_
 run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem MPIX_EP_PROXY_THREADS=3 MPIX_EP_CHUNK_BYTES=4096 ep_expert 6
 run 4 MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=off MPIX_EP_TRANSPORT=shmem MPIX_EP_GPU_PARTIAL_BYTES=0 MPIX_EP_GPU_DELAY_US=20 ep_expert 6 3
 export MPIX_EP_TIMEOUT=60
+if [ "$(nvidia-smi -L 2>/dev/null | wc -l)" -ge 2 ]; then # one visible GPU for each rank, as launchers set it
+    echo "check-gpu: 2 ranks: one visible GPU each: p2p_device, ep_gpu"
+    # shellcheck disable=SC2016 # of the rank's shell
+    for program in "p2p_device" "ep_gpu 10"; do
+        timeout 600 "$MPIX_MPIRUN" 2 sh -c "CUDA_VISIBLE_DEVICES=\${OMPI_COMM_WORLD_LOCAL_RANK:-\${MPI_LOCALRANKID:-0}} exec ./tests/gpu/$program"
+    done
+fi
 run 1 p2p_device
 run 2 p2p_device
 run 1 MPIX_EP_REACH=proxied p2p_device
@@ -117,6 +129,10 @@ run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem ep_streams all 50 expert
 run 4 MPIX_EP_HOSTS=2 MPIX_EP_TRANSPORT=shmem ep_streams all 20 expert
 run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_PROXY_THREADS=2 MPIX_EP_CHUNK_BYTES=4096 ep_streams stalled 0 expert
 run 4 ep_streams all 20 expert
+# covers: two handles with the default of multiprocessors | gpu-ht, gpu-expert | tests/gpu/run.sh
+run 2 ep_streams stress "$stress" expert 0
+run 2 MPIX_EP_GPU_DELAY_US=20 ep_streams stress "$stress" expert 0
+run 2 ep_streams stress "$stress" compact 0
 run 2 ep_streams all 200 none
 run 4 ep_streams all 20 none
 run 2 MPIX_EP_GPU_DELAY_US=20 ep_streams stress "$stress" none
