@@ -174,7 +174,7 @@ static int token_rows(mpix_ep_call *call, int source, int64_t item, const int32_
             row = plan->segments[source].row + item;
         } else {
             int32_t local = record[1 + k];
-            if (local < 0)
+            if (local < 0 || local >= ep->placement.nlocal[ep->rank])
                 continue;
             row = plan->segments[(int64_t)local * ep->size + source].row + ep->far->cursor[local]++;
         }

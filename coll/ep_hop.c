@@ -232,6 +232,11 @@ const mpix_ep_hop_head *mpix_ep_hop_chunk(mpix_ep_call *call, int source) {
     return head->slot == call->handle->slot && head->type == call->type && head->epoch == call->epoch ? head : NULL;
 }
 
+int mpix_ep_hop_items(const mpix_ep_call *call, const mpix_ep_hop_head *head, size_t bytes) {
+    int64_t room = (int64_t)((call->ep->far->chunk_bytes - sizeof *head) / bytes);
+    return head->n < 0 ? 0 : head->n < room ? head->n : (int)room;
+}
+
 void mpix_ep_hop_passed(mpix_ep_call *call, int source) {
     mpix_ep *ep = call->ep;
     mpix_ep_hop *hop = ep->hop;

@@ -95,6 +95,8 @@ int mpix_ep_hop_mine(const mpix_ep_call *call, int source);
 
 /* The call's next chunk from source, NULL: not here. */
 const mpix_ep_hop_head *mpix_ep_hop_chunk(mpix_ep_call *call, int source);
+/* Items of the chunk, of `bytes` each; what a peer says is bounded by the chunk. */
+int mpix_ep_hop_items(const mpix_ep_call *call, const mpix_ep_hop_head *head, size_t bytes);
 void mpix_ep_hop_passed(mpix_ep_call *call, int source); /* the chunk is done: credit */
 
 #define MPIX_EP_HOP_PIECE (4u << 20) /* bytes that a step packs, passes on or sums */

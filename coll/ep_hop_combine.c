@@ -49,7 +49,7 @@ static int choices_order(const mpix_ep_call *call, const mpix_ep_hop_record *r) 
     const int *owner = call->ep->placement.owner;
     int *order = call->ep->hop->order, n = 0;
     for (int k = 0; k < call->handle->plan->width; k++) {
-        if (r->ids[k] < 0 || r->rows[k] == MPIX_EP_HOP_NONE)
+        if ((uint64_t)(int64_t)r->ids[k] >= (uint64_t)call->ep->placement.experts || r->rows[k] == MPIX_EP_HOP_NONE)
             continue;
         int i = n++;
         for (; i > 0 && owner[r->ids[order[i - 1]]] > owner[r->ids[k]]; i--)
@@ -117,7 +117,7 @@ static size_t chunk_sum(mpix_ep_call *call, int source, const mpix_ep_hop_head *
     mpix_ep_far_call *f = &call->far[source];
     int slots = (f->flags & MPIX_EP_WANTS_SLOTS) != 0, lane = (int)(f->hop_done % ep->far->lanes);
     size_t bytes = mpix_ep_hop_sum_size(call, slots), record = mpix_ep_hop_record_size(call);
-    int64_t n = (int64_t)(ep->far->chunk_bytes / bytes), left = head->n - hop->at[source];
+    int64_t n = (int64_t)(ep->far->chunk_bytes / bytes), left = mpix_ep_hop_items(call, head, record) - hop->at[source];
     char *to = hop->out + (size_t)out * ep->far->chunk_bytes;
     n = n < left ? n : left;
     for (int64_t i = 0; i < n; i++)
@@ -147,7 +147,7 @@ int mpix_ep_hop_combine_serve(mpix_ep_call *call) {
             if (moved == 0)
                 mpix_ep_combine_targets(call);
             moved += chunk_sum(call, source, head, out);
-            if (ep->hop->at[source] == head->n)
+            if (ep->hop->at[source] == mpix_ep_hop_items(call, head, mpix_ep_hop_record_size(call)))
                 mpix_ep_hop_passed(call, source);
         }
     }

@@ -42,7 +42,7 @@ static void item_forward(mpix_ep_call *call, const char *item, const item_shape 
     mpix_ep_hop_record r = mpix_ep_hop_record_read(call, item + s->pitch + s->scale_pitch);
     void **dst = ep->dst, **sdst = ep->dst + ep->config.max_topk + 1;
     for (int k = 0; k < width; k++) {
-        if (r.ids[k] < 0 || r.rows[k] == MPIX_EP_HOP_NONE)
+        if ((uint64_t)(int64_t)r.ids[k] >= (uint64_t)ep->placement.experts || r.rows[k] == MPIX_EP_HOP_NONE)
             continue;
         int rank = ep->placement.owner[r.ids[k]];
         const mpix_ep_target *to = &ep->targets[rank];
@@ -73,10 +73,11 @@ int mpix_ep_hop_dispatch_serve(mpix_ep_call *call) {
                 return MPIX_EP_STEP_WORKED;
             if (moved == 0)
                 mpix_ep_dispatch_targets(call);
-            for (int i = 0; i < head->n; i++)
+            int n = mpix_ep_hop_items(call, head, s.bytes);
+            for (int i = 0; i < n; i++)
                 item_forward(call, (const char *)(head + 1) + (size_t)i * s.bytes, &s);
-            call->far[source].hop_left -= head->n;
-            moved += (size_t)head->n * s.bytes + 1;
+            call->far[source].hop_left -= n;
+            moved += (size_t)n * s.bytes + 1;
             mpix_ep_hop_passed(call, source);
         }
     }

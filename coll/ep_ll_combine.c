@@ -219,9 +219,6 @@ static void head_check(mpix_ep_call *call, int peer, const mpix_ep_ll_head *head
     mpix_ep_ll_part *part = &call->ll[peer];
     if (!call->kind || call->kind == MPIX_ERRK_REMOTE)
         mpix_ep_ll_compare(call, peer, head, in->hidden, in->wire, MPIX_EP_NO_SCALES, "in.wire");
-    if (!call->kind && (int64_t)head->rows != call->handle->plan->send_tokens[peer])
-        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "handle", "rank %d answers %u tokens of %lld: its last "
-                                               "dispatch was another routing's", peer, head->rows, (long long)call->handle->plan->send_tokens[peer]));
     if (!call->kind && call->combine.out.slot_values && head->rows > 0 && !(head->flags & MPIX_EP_LL_SLOTS))
         mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "out.slot_values", "out.slot_values is wanted, but rank %d gave no "
                                                "in.slot_values", peer));
@@ -255,7 +252,15 @@ static int answers_take(mpix_ep_call *call) {
             part->flags = head->flags;
             part->in = mpix_ep_ll_shape_of(part->n, record, 0, head->flags & MPIX_EP_LL_PULL ? 0 : mpix_dtype_size(head->dtype) * (size_t)head->hidden,
                                            !mpix_ep_is_far(ep, p));
-            if (p != ep->rank)
+            size_t room = mpix_ep_ll_answer_bytes(&ep->config, (size_t)call->handle->plan->send_tokens[p]);
+            if ((int64_t)head->rows != call->handle->plan->send_tokens[p] || part->in.bytes > room ||
+                (part->flags & (MPIX_EP_LL_SLOTS | MPIX_EP_LL_PULL) && head->rows > 0 && (int)head->width != call->handle->plan->topk)) {
+                mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "handle",
+                                                  "rank %d answers %u tokens of %lld with %u choices of %d: its last dispatch was another routing's",
+                                                       p, head->rows, (long long)call->handle->plan->send_tokens[p], head->width, call->handle->plan->topk));
+                part->n = 0; /* nothing of it is read */
+                part->flags = 0;
+            } else if (p != ep->rank)
                 head_check(call, p, head);
         }
         part->done = part->flags & MPIX_EP_LL_PULL ? part->n : mpix_ep_ll_rows_seen(call, p);

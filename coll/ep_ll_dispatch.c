@@ -217,6 +217,9 @@ static void head_fits(mpix_ep_call *call, int peer, const mpix_ep_ll_head *head)
                                                    "on another", (int)head->width, peer, call->ll_width - 1));
         call->ll_width = (int)head->width + 1;
     }
+    if (head->flags & MPIX_EP_LL_TOKENS && h->valid && (int)head->width != h->width)
+        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "handle", "rank %d sends %u choices of a token here, its routing had %d: route is collective",
+                                          peer, head->width, h->width));
     if (head->rows > (uint64_t)ep->config.max_tokens || (h->valid && (int64_t)head->rows != h->n[peer]))
         mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "handle", "rank %d sends %u rows here, not what its routing "
                                                "said before: route is collective", peer, head->rows));
@@ -246,6 +249,14 @@ static int heads_take(mpix_ep_call *call) {
                                        mpix_ep_scale_bytes(&rows, (int64_t)head->hidden), mpix_ep_row_bytes(&rows, (int64_t)head->hidden),
                                        !mpix_ep_is_far(ep, p));
         call->ll_heads++;
+        if (head->rows > (uint64_t)ep->config.max_tokens || head->width > (uint32_t)ep->config.max_topk || part->in.bytes > ep->ll->region ||
+            (head->rows > 0 && !(head->flags & MPIX_EP_LL_TOKENS))) {
+            mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_INTERNAL, p, ep->boot->hostnames[p],
+                                                   "rank %d sends a batch of %u rows with %u choices (%zu bytes), which has no room here",
+                                                   p, head->rows, head->width, part->in.bytes));
+            part->n = 0; /* nothing of it is read */
+            continue;
+        }
         head_fits(call, p, head);
         if (p != ep->rank)
             head_check(call, p, head);

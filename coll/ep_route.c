@@ -85,6 +85,20 @@ static int counts_seen(mpix_ep_call *call) {
     return call->nseen == ep->size;
 }
 
+/* What a peer says of itself is bounded before anything is sized by it. */
+static void counts_check(mpix_ep_call *call) {
+    const mpix_ep *ep = call->ep;
+    for (int peer = 0; peer < ep->size; peer++) {
+        const mpix_ep_counts *c = mpix_ep_my_counts(call, peer);
+        if (c->tokens >= 0 && c->tokens <= ep->config.max_tokens && c->topk >= 0 && c->topk <= ep->config.max_topk)
+            continue;
+        mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, ep->boot->hostnames[peer],
+                                               "rank %d says that it has %lld tokens with %d choices; at most %lld with %d are possible",
+                                               peer, (long long)c->tokens, c->topk, (long long)ep->config.max_tokens, ep->config.max_topk));
+        return;
+    }
+}
+
 /* Every rank with tokens must have the same topk; the receivers' arrays are [rows][that]. Decided alike on all ranks. */
 static void agree_topk(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
@@ -227,12 +241,27 @@ static int bases_seen(mpix_ep_call *call) {
     return call->nseen == ep->size;
 }
 
+/* Whether the places that a peer answered are places at all. */
+static int bases_sound(const mpix_ep_call *call, const mpix_ep_bases *bases, int peer) {
+    const mpix_ep_placement *p = &call->ep->placement;
+    int64_t n = p->layout == MPIX_EP_COMPACT ? 1 : p->nlocal[peer];
+    for (int64_t i = 0; i < n; i++)
+        if (bases->base[i] < 0 || bases->base[i] > INT64_C(1) << 46)
+            return 0;
+    return bases->total >= 0 && bases->total <= INT64_C(1) << 46;
+}
+
 static void bases_take(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     mpix_ep_plan *plan = call->plan;
     if (call->kind)
         return;
     for (int peer = 0; peer < ep->size; peer++) {
+        if (!bases_sound(call, mpix_ep_my_bases(call, peer), peer)) {
+            mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, ep->boot->hostnames[peer],
+                                                   "rank %d answers places that can't be", peer));
+            return;
+        }
         plan->bases[peer] = mpix_ep_my_bases(call, peer)->base;
         plan->total[peer] = mpix_ep_my_bases(call, peer)->total;
     }
@@ -268,6 +297,8 @@ int mpix_ep_route_step(mpix_ep_call *call, int *banks_open) {
             return MPIX_EP_STEP_WAITING;
         mpix_ep_plan_free(call->handle->plan);
         call->handle->plan = NULL;
+        if (!call->kind)
+            counts_check(call);
         if (!call->kind)
             agree_topk(call);
         if (call->kind || !call->ep->answered) { /* an error up to here is one on all ranks: nobody answers, nobody waits */

@@ -239,10 +239,10 @@ void mpix_ep_offers_compare(mpix_ep_call *call, int64_t hidden, const MPIX_Ep_ro
     }
 }
 
-static char *target_at(mpix_ep_call *call, int peer, const mpix_ep_place *place, int64_t rows, size_t bytes) {
-    if (!place->set || rows <= 0)
+static char *target_at(mpix_ep_call *call, int peer, const mpix_ep_place *place, int64_t rows, size_t bytes, int needed) {
+    if (rows <= 0 || (!place->set && !needed))
         return NULL;
-    char *at = mpix_ep_resolve(call->ep, peer, place, mpix_ep_extent((uint64_t)rows, place->stride, bytes));
+    char *at = place->set ? mpix_ep_resolve(call->ep, peer, place, mpix_ep_extent((uint64_t)rows, place->stride, bytes)) : NULL;
     if (!at)
         mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, call->ep->boot->hostnames[peer],
                                                "rank %d offers %lld rows at %llu in window %u, which has no such place", peer, (long long)rows,
@@ -254,17 +254,19 @@ void mpix_ep_targets_fill(mpix_ep_call *call, size_t x_bytes, size_t scale_bytes
     for (int peer = 0; peer < call->ep->size; peer++) {
         const mpix_ep_offer *o = mpix_ep_my_offer(call, peer);
         mpix_ep_target *t = &call->ep->targets[peer];
-        t->rows = (int64_t)o->rows;
+        t->rows = o->rows < INT64_MAX ? (int64_t)o->rows : 0;
         t->x = t->scales = t->meta = t->slots = NULL;
         if (mpix_ep_is_far(call->ep, peer)) { /* its rows travel in a packed batch */
             if (call->type == MPIX_EP_COMBINE)
                 t->rows = call->far[peer].rows;
             continue;
         }
-        t->x = target_at(call, peer, &o->place[MPIX_EP_PLACE_X], t->rows, x_bytes);
-        t->scales = target_at(call, peer, &o->place[MPIX_EP_PLACE_SCALES], t->rows, scale_bytes);
-        t->meta = target_at(call, peer, &o->place[MPIX_EP_PLACE_META], t->rows, meta_bytes);
-        t->slots = target_at(call, peer, &o->place[MPIX_EP_PLACE_SLOTS], t->rows, slot_bytes);
+        /* One that nobody has rows for, or from, need not say where they would be. */
+        int needed = peer != call->ep->rank && call->handle->plan->send_rows[peer] > 0;
+        t->x = target_at(call, peer, &o->place[MPIX_EP_PLACE_X], t->rows, x_bytes, needed);
+        t->scales = target_at(call, peer, &o->place[MPIX_EP_PLACE_SCALES], t->rows, scale_bytes, needed && scale_bytes > 0);
+        t->meta = target_at(call, peer, &o->place[MPIX_EP_PLACE_META], t->rows, meta_bytes, 0);
+        t->slots = target_at(call, peer, &o->place[MPIX_EP_PLACE_SLOTS], t->rows, slot_bytes, 0);
         t->x_stride = o->place[MPIX_EP_PLACE_X].stride;
         t->scale_stride = o->place[MPIX_EP_PLACE_SCALES].stride;
     }
