@@ -42,3 +42,10 @@ AM_TESTS_ENVIRONMENT += MPIX_FUZZ_TARGETS='$(FUZZ_TARGETS)'; export MPIX_FUZZ_TA
 check-fuzz:
 	@$(top_srcdir)/tests/fuzz/run.sh '$(abs_top_srcdir)' '$(abs_top_builddir)' $(FUZZ_TARGETS)
 .PHONY: check-fuzz
+
+# Of two ranks: tests/fuzz/replay.sh and run.sh start it by the launcher.
+FUZZ_TARGETS += peer_words
+check_PROGRAMS += tests/fuzz/peer_words
+tests_fuzz_peer_words_SOURCES = tests/fuzz/peer_words.c $(MAIN_OF_FUZZ)
+tests_fuzz_peer_words_LDFLAGS = $(LDFLAGS_OF_FUZZ)
+tests_fuzz_peer_words_LDADD = libmpixep_core.la

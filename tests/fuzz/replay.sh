@@ -6,7 +6,9 @@ runs=2000
 status=0
 for target in $MPIX_FUZZ_TARGETS; do
     program=$MPIX_BUILDDIR/tests/fuzz/$target
-    if ! output=$("$program" -runs=$runs -seed="${FUZZ_SEED:-1}" "$MPIX_SRCDIR/tests/fuzz/corpus/$target" 2>&1); then
+    case $target in peer_*) program="$MPIX_MPIRUN 2 $program" ;; esac
+    # shellcheck disable=SC2086
+    if ! output=$($program -runs=$runs -seed="${FUZZ_SEED:-1}" "$MPIX_SRCDIR/tests/fuzz/corpus/$target" 2>&1); then
         printf '%s\n' "$output" | tail -n 40
         echo "replay.sh: $target failed"
         status=1

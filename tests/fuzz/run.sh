@@ -22,8 +22,11 @@ failed=0
 for target; do
     found=$tree/found/$target
     mkdir -p "$found"
-    if timeout $((seconds * 3 + 120)) "$tree/tests/fuzz/$target" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -max_len=4096 \
-        -artifact_prefix="$found/crash-" -print_final_stats=1 "$found" "$src/tests/fuzz/corpus/$target" >"$tree/$target.log" 2>&1; then
+    program=("$tree/tests/fuzz/$target")
+    case $target in peer_*) program=("$src/tests/mpirun.sh" 2 "${program[@]}") ;; esac
+    if ASAN_OPTIONS=detect_leaks=0 MPIX_BUILDDIR=$tree MPIX_TEST_TIMEOUT=$((seconds * 3 + 120)) LSAN_OPTIONS=suppressions=$src/tests/lsan.supp:print_suppressions=0 \
+        timeout $((seconds * 3 + 120)) "${program[@]}" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -max_len=4096 \
+        -artifact_prefix="$found/crash-" -detect_leaks=0 -print_final_stats=1 "$found" "$src/tests/fuzz/corpus/$target" >"$tree/$target.log" 2>&1; then
         echo "check-fuzz: $target: pass, $(sed -n 's/^stat::number_of_executed_units: *//p' "$tree/$target.log") inputs in $seconds s"
     else
         grep -E 'ERROR|SUMMARY|FUZZ|\.c:|crash-' "$tree/$target.log" | head -n 20
