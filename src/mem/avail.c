@@ -9,6 +9,7 @@
  */
 #include "config.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -203,4 +204,16 @@ void mpix_mem_nofile_hint(char *buf, size_t len) {
     getrlimit(RLIMIT_NOFILE, &limit);
     snprintf(buf, len, "the limit of open files (RLIMIT_NOFILE) is %" PRIu64 "; raise it with ulimit -n",
              (uint64_t)limit.rlim_cur);
+}
+
+int mpix_mem_refused(int err) {
+    return err == ENOSYS || err == EPERM || err == EACCES || err == EOPNOTSUPP;
+}
+
+/* Memory is not what is missing, so the error is not NO_MEM: less of it would be refused too. */
+int mpix_mem_fail_refused(size_t bytes, int err, const char *call) {
+    return mpix_fail_sys(MPIX_ERRK_TRANSPORT, err,
+                         "the system refuses %s (%zu bytes of shared memory): the container's filter of calls (seccomp) must allow "
+                         "memfd_create, ftruncate, fcntl, fallocate; Docker: --security-opt seccomp=FILE",
+                         call, bytes);
 }

@@ -89,5 +89,9 @@ int mpix_claim_take(const mpix_win *win, size_t bytes, const char *what);
 void mpix_claim_give(size_t bytes); /* they are committed now, or will not be */
 /* Appended to errors about descriptors: how many there may be. */
 void mpix_mem_nofile_hint(char *buf, size_t len);
+/* Whether err of a call on a memory file means that the system does not let this process make it at all. */
+int mpix_mem_refused(int err);
+/* That error: TRANSPORT, saying which call was refused and who has to allow it. bytes: how many were to be had. */
+int mpix_mem_fail_refused(size_t bytes, int err, const char *call);
 
 #endif

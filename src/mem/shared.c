@@ -83,6 +83,8 @@ static int shared_failed(int fd, size_t bytes, int err, const char *what) {
         mpix_mem_nofile_hint(hint, sizeof hint);
     if (fd >= 0)
         close(fd);
+    if (mpix_mem_refused(err))
+        return mpix_mem_fail_refused(bytes, err, what);
     return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "%zu bytes of shared memory can't be had (%s)%s%s", bytes, what,
                          hint[0] ? ", " : "", hint);
 }

@@ -56,6 +56,8 @@ static int win_no_mem(size_t bytes, int err, const char *what) {
         return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "a window of %zu bytes needs a file descriptor (%s), and %s", bytes,
                              what, hint);
     }
+    if (mpix_mem_refused(err))
+        return mpix_mem_fail_refused(bytes, err, what);
     return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "%zu bytes of window memory can't be had (%s)", bytes, what);
 }
 

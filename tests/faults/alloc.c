@@ -39,6 +39,14 @@ static outcome outcome_of(int code)
 
 static void check_victim(int step, int kind)
 {
+    if (what == INJECT_REFUSED) {
+        MPIX_Error error;
+        MPIX_INIT(&error);
+        MPIX_Error_last(&error);
+        CHECK(kind == MPIX_ERRK_TRANSPORT && strstr(error.text, inject_failed()) && strstr(error.text, "seccomp"),
+              "%s was refused, and the error is of kind %d: %s", inject_failed(), kind, error.text);
+        return;
+    }
     CHECK(kind == MPIX_ERRK_NO_MEM || (what == INJECT_SYSTEM && (kind == MPIX_ERRK_TRANSPORT || kind == MPIX_ERRK_UNSUPPORTED)),
           "%s: kind %d on the rank where %s failed", step_names[step], kind, inject_failed());
 }
@@ -87,7 +95,7 @@ static void step_all(void (*life)(void), int step)
     for (at_n = 1;; at_n++) {
         at_step = step;
         hit = 0;
-        t_where("%s, %s %ld%s on rank %d fails", step_names[step], what == INJECT_MEMORY ? "allocation" : "system call", at_n,
+        t_where("%s, %s %ld%s on rank %d fails", step_names[step], what == INJECT_MEMORY ? "allocation" : what == INJECT_REFUSED ? "refused call" : "system call", at_n,
                 sticky ? " and all after it" : "", victim);
         left before = left_now();
         life();
@@ -108,7 +116,8 @@ void alloc_run(int argc, char **argv, void (*life)(void), int steps, const char 
 {
     const char *name = t_option_text(argc, argv, "--step", "");
     step_names = names;
-    what = strcmp(t_option_text(argc, argv, "--what", "memory"), "system") ? INJECT_MEMORY : INJECT_SYSTEM;
+    const char *class = t_option_text(argc, argv, "--what", "memory");
+    what = !strcmp(class, "memory") ? INJECT_MEMORY : !strcmp(class, "refused") ? INJECT_REFUSED : INJECT_SYSTEM;
     sticky = (int)t_option(argc, argv, "--sticky", 0);
     victim = (int)t_option(argc, argv, "--victim", t_size - 1);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);

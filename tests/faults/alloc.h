@@ -1,7 +1,7 @@
 /*
  * alloc.h - what the programs alloc_ep and alloc_p2p share: a life of an object, with the n-th allocation or system call in one of its steps failing.
  *
- *   --what memory|system   what fails
+ *   --what memory|system|refused   what fails; refused: the error must say so
  *   --sticky 0|1           only that one, or all after it too
  *   --step NAME            only these steps
  *   --victim RANK          where, the last rank if it isn't given

@@ -11,6 +11,8 @@
 # covers: failed allocation | p2p-mapped, create | tests/faults/alloc_p2p.3.test
 # covers: failed allocation | p2p-copied | tests/faults/alloc_p2p_copied.3.test
 # covers: failed allocation | p2p-proxied | tests/faults/alloc_p2p_proxied.3.test
+# covers: system call refused by a filter | ht-mapped, create | tests/faults/alloc_refused.3.test
+# covers: system call refused by a filter | p2p-proxied | tests/faults/alloc_refused_p2p_proxied.3.test
 # covers: failed system call | p2p-proxied | tests/faults/alloc_system_p2p_proxied.3.test
 # covers: failed system call | ht-mapped, create | tests/faults/alloc_system.3.test
 # covers: failed system call | ht-proxied | tests/faults/alloc_system_proxied.3.test
@@ -33,6 +35,7 @@ set --
 # What fails, and whether it stays so, stands first in the name.
 case $name in
 alloc_system*) set -- --what system ;;
+alloc_refused*) set -- --what refused ;;
 alloc_sticky*) set -- --sticky 1 ;;
 esac
 case $name in *_proxied* | *_hops* | *_threads*) export MPIX_EP_TRANSPORT=shmem ;; esac

@@ -156,14 +156,17 @@ WRAPS(void *, mmap, (void *at, size_t n, int prot, int flags, int fd, off_t off)
 
 WRAPS(int, memfd_create, (const char *name, unsigned flags))
 {
-    return fails(INJECT_SYSTEM, "memfd_create", EMFILE) ? -1 : __real_memfd_create(name, flags);
+    return fails(INJECT_SYSTEM, "memfd_create", EMFILE) || fails(INJECT_REFUSED, "memfd_create", EPERM) ? -1 : __real_memfd_create(name, flags);
 }
 
-WRAPS(int, ftruncate, (int fd, off_t n)) { return fails(INJECT_SYSTEM, "ftruncate", EFBIG) ? -1 : __real_ftruncate(fd, n); }
+WRAPS(int, ftruncate, (int fd, off_t n))
+{
+    return fails(INJECT_SYSTEM, "ftruncate", EFBIG) || fails(INJECT_REFUSED, "ftruncate", EPERM) ? -1 : __real_ftruncate(fd, n);
+}
 
 WRAPS(int, fallocate, (int fd, int mode, off_t off, off_t n))
 {
-    return fails(INJECT_SYSTEM, "fallocate", ENOSPC) ? -1 : __real_fallocate(fd, mode, off, n);
+    return fails(INJECT_SYSTEM, "fallocate", ENOSPC) || fails(INJECT_REFUSED, "fallocate", EPERM) ? -1 : __real_fallocate(fd, mode, off, n);
 }
 
 WRAPS(int, socket, (int domain, int type, int protocol))

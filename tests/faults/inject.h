@@ -9,6 +9,7 @@
 
 enum {
     INJECT_MEMORY = 1, /* malloc and its relatives */
+    INJECT_REFUSED = 4, /* memfd_create, ftruncate, fallocate, with EPERM, as a filter of system calls refuses them */
     INJECT_SYSTEM = 2, /* mmap, memfd_create, ftruncate, fallocate, socket, eventfd, open, fopen, dlopen, pthread_create */
 };
 

@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "transport/ucx/ucx.h"
@@ -17,8 +19,19 @@ _Static_assert(sizeof(ucx_key) == MPIX_UCX_KEY_BYTES && sizeof(ucx_blob) == MPIX
 
 const mpix_ucx_host *ucx_host;
 
+/* libucp keeps memory of its own in /dev/shm, which containers make small, or leave out; its status does not tell. */
+static const char *shm_hint(void) {
+    struct statvfs fs;
+
+    if (statvfs("/dev/shm", &fs) != 0 || access("/dev/shm", W_OK) != 0)
+        return "; libucp needs /dev/shm, which is not there or can't be written: mount it (tmpfs, mode 1777)";
+    if ((uint64_t)fs.f_bavail * fs.f_frsize < UCX_SHM_LEAST)
+        return "; libucp needs /dev/shm, which is full: make it larger (containers: --shm-size), or remove what is left in it";
+    return "";
+}
+
 static int ucx_fail(int kind, ucs_status_t status, const char *what) {
-    return ucx_host->fail(status == UCS_ERR_NO_MEMORY ? MPIX_ERRK_NO_MEM : kind, NULL, "libucp: %s: %s", what, ucs_status_string(status));
+    return ucx_host->fail(status == UCS_ERR_NO_MEMORY ? MPIX_ERRK_NO_MEM : kind, NULL, "libucp: %s: %s%s", what, ucs_status_string(status), shm_hint());
 }
 
 /* ---- opening ------------------------------------------------------------------------------------------------------------ */

@@ -20,6 +20,7 @@ enum {
     UCX_SHORT = 512,       /* longest write that travels as a message: one fragment over every transport of libucp */
     UCX_LONG = 256 << 10,  /* the same to peers that only TCP reaches, if segments are long enough */
     UCX_SEGMENT_LEAST = 4096, /* of TCP: libucp's message with a worker's address fits */
+    UCX_SHM_LEAST = 1 << 20, /* free in /dev/shm: with less an error names it */
     UCX_HEADS = 1024,      /* of a segment: for libucp's headers, ours and UCX_PAD */
     UCX_PAD = 64,          /* ucx_move.c */
     UCX_FLUSHES = 8,       /* under way per lane */
