@@ -15,7 +15,7 @@ typedef struct mpix_net mpix_net;           /* an open transport of one object; 
 typedef struct mpix_net_mem mpix_net_mem;   /* registered local memory */
 typedef struct mpix_net_rmem mpix_net_rmem; /* a peer's registered memory */
 
-/* As an arrival's counter: words were stored for this rank, by a net whose words go through the target's turn. */
+/* As an arrival's counter: words were stored for this rank, by a net whose words go through the target's turn, or some of them. */
 #define MPIX_NET_STORED UINT32_MAX
 
 enum { MPIX_NET_WRITE, MPIX_NET_WORD, MPIX_NET_READ, MPIX_NET_ADD };
@@ -47,7 +47,7 @@ typedef struct mpix_net_caps {
     int counted;         /* counted writes are possible */
     int add_coherent;    /* ADD is atomic also with the additions of the target's processors */
     int posted_lands;    /* what was posted arrives without another call of the poster, unless the connection fails */
-    int target_works;    /* the target's turns take part in operations: its proxy must run all the time; stored words are told as arrivals */
+    int target_works;    /* the target's turns take part in operations: its proxy must run all the time */
     int lanes;           /* per peer, >= 1 */
     int depth;           /* operations that may be incomplete per lane */
     uint32_t max_counter; /* counters are below this */

@@ -85,6 +85,8 @@ typedef struct shmem_net {
     uint64_t deaths_ns;
     struct pollfd *fds;    /* [nwanted] scratch */
     int dirty, next_ring;  /* dirty: operations posted and not polled */
+    int next_peer, next_lane; /* where polling goes on; next_peer counts wanted ones */
+    int stored;               /* words of peers were stored since it was told */
     mpix_net_mem *mems;    /* list */
     const mpix_boot *boot; /* lives longer */
     char (*hostnames)[64]; /* its */

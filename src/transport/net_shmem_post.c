@@ -184,22 +184,35 @@ static int shmem_tell_deaths(shmem_net *n, mpix_net_done *done, int max) {
     return stored;
 }
 
+/* From the lane on where the last call had no more room, so that busy lanes do not keep the others out. */
+static int shmem_peer_poll(shmem_net *n, int rank, mpix_net_done *done, int max) {
+    shmem_peer *peer = &n->peers[rank];
+    int stored = 0;
+
+    for (; n->next_lane < n->net.caps.lanes && stored < max; n->next_lane++) {
+        uint32_t *pending = &peer->pending[n->next_lane];
+        if (*pending == 0)
+            continue;
+        done[stored].peer = rank;
+        done[stored].lane = n->next_lane;
+        done[stored].kind = 0;
+        done[stored++].n = (int)*pending;
+        n->dirty -= (int)*pending;
+        *pending = 0;
+    }
+    return stored;
+}
+
 int shmem_poll(mpix_net *net, mpix_net_done *done, int max) {
     shmem_net *n = (shmem_net *)net;
     uint64_t now = mpix_clock_ns();
     int stored = 0;
 
-    for (int i = 0; n->dirty > 0 && i < n->nwanted; i++) {
-        shmem_peer *peer = &n->peers[n->wanted[i]];
-        for (int lane = 0; lane < net->caps.lanes && stored < max; lane++) {
-            if (peer->pending[lane] == 0)
-                continue;
-            done[stored].peer = n->wanted[i];
-            done[stored].lane = lane;
-            done[stored].kind = 0;
-            done[stored++].n = (int)peer->pending[lane];
-            n->dirty -= (int)peer->pending[lane];
-            peer->pending[lane] = 0;
+    for (int i = 0; n->dirty > 0 && i <= n->nwanted && stored < max; i++) {
+        stored += shmem_peer_poll(n, n->wanted[n->next_peer], done + stored, max - stored);
+        if (stored < max) { /* it has no more; the first one is visited again for the lanes before next_lane */
+            n->next_lane = 0;
+            n->next_peer = n->next_peer + 1 < n->nwanted ? n->next_peer + 1 : 0;
         }
     }
     if (now - n->deaths_ns > SHMEM_DEATHS_NS) {
@@ -211,12 +224,13 @@ int shmem_poll(mpix_net *net, mpix_net_done *done, int max) {
 }
 
 /* A word that a peer could not store itself. It names memory that is registered, or else it is not for us. */
-static void shmem_store_word(const shmem_net *n, const shmem_message *message) {
+static void shmem_store_word(shmem_net *n, const shmem_message *message) {
     for (const mpix_net_mem *mem = n->mems; mem; mem = mem->next) {
         uint64_t base = (uint64_t)(uintptr_t)mem->base;
         if (message->addr >= base && mem->bytes >= 8 && message->addr - base <= mem->bytes - 8 &&
             message->addr % 8 == 0) {
             atomic_store_explicit((_Atomic uint64_t *)(uintptr_t)message->addr, message->value, memory_order_release);
+            n->stored = 1;
             return;
         }
     }
@@ -240,7 +254,7 @@ static int shmem_take(shmem_net *n, int rank, mpix_net_arrival *arrivals, int ma
     return stored;
 }
 
-/* Each call begins with another peer, so that a busy one does not keep the others out. */
+/* Each call begins with another peer, so that a busy one does not keep the others out. Who sleeps until a word changes is told that some did. */
 int shmem_poll_arrivals(mpix_net *net, mpix_net_arrival *arrivals, int max) {
     shmem_net *n = (shmem_net *)net;
     int stored = 0;
@@ -248,6 +262,10 @@ int shmem_poll_arrivals(mpix_net *net, mpix_net_arrival *arrivals, int max) {
     for (int i = 0; i < n->nwanted && stored < max; i++)
         stored += shmem_take(n, n->wanted[(n->next_ring + i) % n->nwanted], arrivals + stored, max - stored);
     n->next_ring = n->nwanted ? (n->next_ring + 1) % n->nwanted : 0;
+    if (n->stored && stored < max) {
+        n->stored = 0;
+        arrivals[stored++] = (mpix_net_arrival){n->rank, MPIX_NET_STORED};
+    }
     return stored;
 }
 

@@ -498,6 +498,68 @@ START_TEST(arms) {
 }
 END_TEST
 
+/* ---- shmem by itself ---------------------------------------------------------------------------------------------------- */
+
+/* A word for memory that can't be mapped is stored by its owner's poll, which tells of it: somebody may sleep until the word changes. */
+START_TEST(shmem_tells_of_words) {
+    uint64_t *word = calloc(1, 64);
+    mpix_net_mem *own;
+    mpix_net_rmem *there;
+    mpix_net_arrival arrivals[4];
+    mpix_net_op op = {.kind = MPIX_NET_WORD, .roff = 8, .value = 77, .counter = -1};
+    char blob[512];
+
+    set("transport", "shmem");
+    ck_assert_int_eq(open_net(), 0);
+    ck_assert_int_eq(net->ops->mem_reg(net, word, 64, &own), 0);
+    net->ops->mem_key(net, own, blob);
+    ck_assert_int_eq(net->ops->rmem_open(net, 0, blob, &there), 0);
+    ck_assert_int_eq(net->ops->poll_arrivals(net, arrivals, 4), 0);
+    op.rmem = there;
+    ck_assert_int_eq(net->ops->post(net, &op, 1), 1);
+    ck_assert_uint_eq(word[1], 0);
+    ck_assert_int_eq(net->ops->poll_arrivals(net, arrivals, 4), 1);
+    ck_assert_uint_eq(arrivals[0].counter, MPIX_NET_STORED);
+    ck_assert_int_eq(arrivals[0].peer, 0);
+    ck_assert_uint_eq(word[1], 77);
+    ck_assert_int_eq(net->ops->poll_arrivals(net, arrivals, 4), 0);
+    op.rmem = rmem; /* which is mapped: nobody has to do anything */
+    ck_assert_int_eq(net->ops->post(net, &op, 1), 1);
+    ck_assert_int_eq(net->ops->poll_arrivals(net, arrivals, 4), 0);
+    net->ops->rmem_close(net, there);
+    net->ops->mem_dereg(net, own);
+    free(word);
+}
+END_TEST
+
+/* Lanes that are always busy do not keep the last one's completion back, whatever a poll has room for. */
+START_TEST(shmem_polls_fairly) {
+    mpix_net_op op;
+    mpix_net_done done[4];
+    int seen = 0;
+
+    set("transport", "shmem");
+    set("lanes", "16");
+    ck_assert_int_eq(open_net(), 0);
+    op = write_op(0, 0);
+    for (op.lane = 0; op.lane < 16; op.lane++)
+        ck_assert_int_eq(net->ops->post(net, &op, 1), 1);
+    for (int polls = 0; polls < 4; polls++) {
+        ck_assert_int_eq(net->ops->poll(net, done, 4), 4);
+        for (int i = 0; i < 4; i++) {
+            seen |= 1 << done[i].lane;
+            ck_assert_int_eq(done[i].n, 1);
+            op.lane = done[i].lane;
+            ck_assert_int_eq(net->ops->post(net, &op, 1), 1); /* busy again */
+        }
+    }
+    ck_assert_int_eq(seen, 0xffff);
+    for (int polls = 0; polls < 4; polls++)
+        ck_assert_int_eq(net->ops->poll(net, done, 4), 4);
+    ck_assert_int_eq(net->ops->poll(net, done, 4), 0);
+}
+END_TEST
+
 int main(int argc, char **argv) {
     Suite *suite = suite_create("chaos");
     TCase *all = tcase_create("chaos");
@@ -518,6 +580,8 @@ int main(int argc, char **argv) {
     tcase_add_test(all, delays);
     tcase_add_test(all, reads_late);
     tcase_add_test(all, fails_at);
+    tcase_add_test(all, shmem_tells_of_words);
+    tcase_add_test(all, shmem_polls_fairly);
     tcase_add_test(all, fails_sometimes);
     tcase_add_test(all, other_rank);
     tcase_add_test(all, stalls);
