@@ -153,7 +153,7 @@ static const mpix_param_desc param_table[] = {
      "RDMA devices to use, lanes are spread over them in this order; empty: the best one, by address, speed and "
      "distance to this rank.",
      FIELD(net_devices)},
-    {"gid_index", "int", "-1..65535", "-1", OWN,
+    {"gid_index", "int", "-1..255", "-1", OWN,
      "Index of the GID in the port's table; -1: chosen by type and address, routable RoCE v2 first.", FIELD(gid_index)},
     {"net_mtu", "int", "0..65536", "0", OWN,
      "Upper bound of the MTU of RDMA connections in bytes; 0: the lower of both ports'.", FIELD(net_mtu)},

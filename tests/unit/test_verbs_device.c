@@ -235,6 +235,19 @@ START_TEST(gid_preference) {
 }
 END_TEST
 
+/* A queue pair names a GID by eight bits. */
+START_TEST(gid_beyond_a_byte) {
+    int d = mock_add("mlx5_0", 1);
+    mock.device[d].ngids = 0;
+    mock_gid(d, 1, 300, IBV_GID_TYPE_ROCE_V2, "10.0.0.1");
+    mock_gid(d, 1, 255, IBV_GID_TYPE_ROCE_V2, "2001:db8::5");
+    ck_assert_int_eq(fix_open(), 0);
+    ck_assert_str_eq(fix.net->caps.address, "gid[255] 2001:db8::5");
+    ck_assert_int_eq(mpix_params_set(&fix.params, "gid_index", "255"), 0);
+    ck_assert_int_eq(mpix_params_set(&fix.params, "gid_index", "256"), MPIX_ERRK_ARG);
+}
+END_TEST
+
 START_TEST(gid_of_other_port_or_none) {
     int d = mock_add("mlx5_0", 1);
     mock.device[d].ngids = 0;
@@ -320,6 +333,7 @@ TCase *verbs_device_case(void) {
     tcase_add_test(c, named_devices);
     tcase_add_loop_test(c, names_that_are_wrong, 0, 9);
     tcase_add_loop_test(c, gid_preference, 0, 5);
+    tcase_add_test(c, gid_beyond_a_byte);
     tcase_add_test(c, gid_of_other_port_or_none);
     tcase_add_test(c, gid_forced);
     tcase_add_test(c, routable_address_beats_speed);

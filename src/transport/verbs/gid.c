@@ -150,7 +150,7 @@ int verbs_gid_choose(verbs_port *port, int forced, char *why, size_t len) {
         snprintf(why, len, "its GID table can't be read: %s", strerror((int)-n));
     for (ssize_t i = 0; i < n; i++) {
         int class = gid_class(&table[i]);
-        if ((int)table[i].port_num == port->port && class < best) {
+        if ((int)table[i].port_num == port->port && class < best && table[i].gid_index <= UINT8_MAX) { /* what a queue pair can name */
             best = class;
             gid_take(port, &table[i], class);
         }

@@ -2,8 +2,8 @@
  * poll.c - completions of this rank's operations, and arrivals of peers' counted writes.
  *
  * The two have queues of their own, so that a flood of one kind never holds up the other. A receive is posted again as
- * soon as its completion was taken, in batches: the shared receive queue then has as many receives as peers can have
- * counted writes under way.
+ * soon as its completion was taken, in batches: as long as this rank polls, the shared receive queue has as many receives
+ * as peers can have counted writes under way (verbs.c says what happens while it does not).
  */
 #include "config.h"
 
