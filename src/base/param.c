@@ -167,7 +167,8 @@ static const mpix_param_desc param_table[] = {
      FIELD(traffic_class)},
     {"service_level", "int", "0..15", "0", OWN, "Service level of RDMA connections.", FIELD(service_level)},
     {"ordered", "enum", "auto|yes|no", "auto", OWN,
-     "Whether RDMA writes of a connection are taken to be seen in order; auto: for devices that are known to keep it.",
+     "Whether RDMA writes of a connection are taken to be seen in order; auto: for devices that are known to keep it. That mlx5 does is an assumption, "
+     "untrue where its firmware forces adaptive routing on; a warning says so once: yes confirms it, no takes counted signals.",
      FIELD(ordered)},
     {"chaos_seed", "int", "0..2147483647", "1", OWN,
      "Transport chaos:X, which disturbs the transport X for tests: all its choices follow from this number.",

@@ -2,8 +2,12 @@
 #include "config.h"
 
 #include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "base/log.h"
 #include "tests/unit/verbs_fixture.h"
 
 static void devices(const char *list) { snprintf(fix.params.net_devices, sizeof fix.params.net_devices, "%s", list); }
@@ -127,6 +131,39 @@ START_TEST(order_by_list_and_parameter) {
     ck_assert_int_eq(fix_open(), 0);
     ck_assert_int_eq(fix.net->caps.ordered, cases[_i].ordered);
     ck_assert_ptr_nonnull(strstr(fix.net->caps.why, cases[_i].word));
+}
+END_TEST
+
+/* An assumption about a device is said once, and not if the user has decided. Without processes of their own, tests before this one may have heard it. */
+START_TEST(order_is_an_assumption) {
+    static const char name[] = "test_verbs_order.log";
+    const char *fork = getenv("CK_FORK");
+    char line[512];
+    int said = 0, confirmed = _i == 1, other = _i == 2;
+    FILE *f;
+    int d = mock_add("dev0", 1);
+
+    unlink(name);
+    mpix_log_configure(MPIX_LOG_WARN, name);
+    mock.device[d].attr.vendor_id = other ? VERBS_RXE : 0x02c9;
+    mock.device[d].attr.vendor_part_id = 4123;
+    fix.params.ordered = confirmed ? MPIX_ORDERED_YES : MPIX_ORDERED_AUTO;
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(fix_open(), 0);
+        mpix_net_verbs.close(fix.net);
+        fix.net = NULL;
+    }
+    mpix_log_configure(MPIX_LOG_WARN, "");
+    f = fopen(name, "r");
+    while (f && fgets(line, sizeof line, f))
+        said += strstr(line, "dev0") && strstr(line, "mpix_ep_ordered=no");
+    if (f)
+        fclose(f);
+    unlink(name);
+    if (fork && strcmp(fork, "no") == 0)
+        ck_assert_int_le(said, !confirmed && !other);
+    else
+        ck_assert_int_eq(said, !confirmed && !other);
 }
 END_TEST
 
@@ -312,6 +349,7 @@ TCase *verbs_connect_case(void) {
     tcase_add_test(c, receives_fail_at_open);
     tcase_add_loop_test(c, fork_protection, 0, 2);
     tcase_add_loop_test(c, order_by_list_and_parameter, 0, 6);
+    tcase_add_loop_test(c, order_is_an_assumption, 0, 3);
     tcase_add_loop_test(c, order_is_what_all_have, 0, 2);
     tcase_add_test(c, connect_arguments);
     tcase_add_loop_test(c, lower_mtu, 0, 6);

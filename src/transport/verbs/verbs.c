@@ -5,7 +5,10 @@
  * Depth. A lane has `depth` slots in its send queue; the send completion queue of a device has room for all slots of
  * all its lanes, since after an error each of them completes. The shared receive queue holds as many receives, one for
  * each counted write that peers may have under way, and its completion queue as many completions, so neither can
- * overflow. Where the device's limits are lower the depth is lowered for all lanes alike.
+ * overflow. The receive queue can run dry for a while: a sender's slot is free when this device has acknowledged the write,
+ * a receive is there again when this rank's proxy has polled. A rank that computes, with proxy=caller, lets its peers' further
+ * counted writes be refused (RNR) and repeated every 10 us, without end: late, but nothing is lost. A proxy's thread
+ * avoids that. Where the device's limits are lower the depth is lowered for all lanes alike.
  */
 #include "config.h"
 
@@ -122,6 +125,10 @@ static void set_caps(verbs_net *net, const mpix_params *params) {
         caps->ordered = params->ordered == MPIX_ORDERED_YES;
         snprintf(order, sizeof order, "%sordered: parameter", caps->ordered ? "" : "not ");
     }
+    /* One rank of a host says it, where ordered signals follow from it. */
+    for (int d = 0; d < net->ndevices && caps->ordered && params->ordered == MPIX_ORDERED_AUTO; d++)
+        if (params->signal != MPIX_SIGNAL_COUNTED && net->boot->local_rank == 0)
+            verbs_order_warn(&net->devices[d].port.attr, net->devices[d].port.name);
     snprintf(caps->why, sizeof caps->why, "%s; %.80s", device, order);
     mpix_log(MPIX_LOG_INFO, "verbs: %d peers, %d lanes, depth %d, counted %s, %s", net->npeers, net->nlanes, net->depth,
              caps->counted ? "yes" : "no (no SRQ)", order);

@@ -146,6 +146,8 @@ void verbs_gid_network(const union ibv_gid *gid, char *buf, size_t len); /* of a
 
 /* order.c. Whether a device is known to make writes of one queue pair visible in order; why is filled. */
 int verbs_order_known(const struct ibv_device_attr *attr, char *why, size_t len);
+/* Says so once per process if the order of this device is an assumption that its firmware can make untrue. */
+void verbs_order_warn(const struct ibv_device_attr *attr, const char *device);
 
 /* qp.c */
 int verbs_mtu_bytes(enum ibv_mtu mtu);
