@@ -5,6 +5,7 @@
 
 #include "base/topo.h"
 #include "kernels/host/rows.h"
+#include "mem/claim.h"
 #include "mem/shared.h"
 #include "transport/transport.h"
 
@@ -176,7 +177,10 @@ static int create_proxy(mpix_p2p *p2p) {
         return kind;
     p2p->counted = mpix_proxy_counted(p2p->proxy);
     p2p->mirror_bytes = (size_t)p2p->size * p2p->block_bytes + P2P_SCRATCH * 8;
-    kind = mpix_boot_agree(p2p->boot, mpix_mem_shared_alloc(p2p->mirror_bytes, &mirror));
+    kind = mpix_mem_together(p2p->boot, p2p->mirror_bytes, "send buffers for proxied peers");
+    if (!kind)
+        kind = mpix_mem_shared_alloc(p2p->mirror_bytes, &mirror);
+    kind = mpix_boot_agree(p2p->boot, kind);
     p2p->mirror = mirror;
     if (kind)
         return kind;

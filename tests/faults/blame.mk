@@ -2,19 +2,17 @@
 BLAME_TESTS = \
 	tests/faults/blame_mapped_absent.5.test \
 	tests/faults/blame_mapped_killed.5.test \
-	tests/faults/blame_proxied_stopped.3.test \
-	tests/faults/blame_mapped_midway.5.test \
-	tests/faults/blame_hops_stopped.5.test \
-	tests/faults/blame_proxied_killed.3.test \
-	tests/faults/blame_hops_midway.5.test
+	tests/faults/blame_proxied_absent.5.test \
+	tests/faults/blame_hops_midway.5.test \
+	tests/faults/blame_proxied_killed.5.test \
+	tests/faults/blame_p2p_mapped_killed.5.test
 BLAME_FULL_TESTS = $(BLAME_TESTS) \
 	tests/faults/blame_mapped_absent.3.test \
 	tests/faults/blame_mapped_stopped.5.test \
+	tests/faults/blame_mapped_midway.5.test \
 	tests/faults/blame_mapped_ended.5.test \
-	tests/faults/blame_proxied_absent.5.test \
 	tests/faults/blame_proxied_stopped.5.test \
 	tests/faults/blame_proxied_midway.5.test \
-	tests/faults/blame_proxied_killed.5.test \
 	tests/faults/blame_proxied_ended.5.test \
 	tests/faults/blame_hosts_absent.7.test \
 	tests/faults/blame_hosts_stopped.7.test \
@@ -23,12 +21,22 @@ BLAME_FULL_TESTS = $(BLAME_TESTS) \
 	tests/faults/blame_hosts_ended.7.test \
 	tests/faults/blame_hops_absent.7.test \
 	tests/faults/blame_hops_stopped.7.test \
-	tests/faults/blame_hops_killed.7.test \
 	tests/faults/blame_hops_midway.7.test \
+	tests/faults/blame_hops_killed.7.test \
 	tests/faults/blame_hops_ended.7.test \
+	tests/faults/blame_hops3_stopped.9.test \
 	tests/faults/blame_hops3_midway.9.test \
+	tests/faults/blame_hops3_ended.9.test \
 	tests/faults/blame_thread_stopped.5.test \
-	tests/faults/blame_thread_killed.5.test
+	tests/faults/blame_thread_killed.5.test \
+	tests/faults/blame_p2p_mapped_absent.5.test \
+	tests/faults/blame_p2p_mapped_stopped.5.test \
+	tests/faults/blame_p2p_copied_absent.5.test \
+	tests/faults/blame_p2p_copied_stopped.5.test \
+	tests/faults/blame_p2p_copied_killed.5.test \
+	tests/faults/blame_p2p_proxied_absent.5.test \
+	tests/faults/blame_p2p_proxied_stopped.5.test \
+	tests/faults/blame_p2p_proxied_killed.5.test
 
 TESTS += $(BLAME_TESTS)
 FULL_TESTS += $(BLAME_FULL_TESTS)
@@ -43,6 +51,10 @@ check_PROGRAMS += tests/faults/blame
 tests_faults_blame_SOURCES = tests/faults/blame.c tests/faults/blame.h
 tests_faults_blame_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
 tests_faults_blame_LDADD = $(MPI_TEST_LIBS)
+check_PROGRAMS += tests/faults/blame_p2p
+tests_faults_blame_p2p_SOURCES = tests/faults/blame_p2p.c tests/faults/blame.h
+tests_faults_blame_p2p_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
+tests_faults_blame_p2p_LDADD = $(MPI_TEST_LIBS)
 
 ROOM_TESTS = \
 	tests/faults/room_asks.2.test \

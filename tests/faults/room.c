@@ -319,7 +319,7 @@ static void claims(int together)
 /* All ask at once, for what one of them can have: one is granted it, not more, and nobody waits for ever. */
 static void claims_race(void)
 {
-    enum { ROUNDS = 3, BYTES = 60 << 20 };
+    enum { ROUNDS = 2, BYTES = 60 << 20 };
     mpix_params params;
     mpix_boot *boot;
     mpix_win *win;
