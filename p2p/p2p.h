@@ -21,6 +21,8 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "mem/gpu.h"
+#include "mem/guard.h"
+#include "mem/shared.h"
 #include "mem/window.h"
 #include "proxy/proxy.h"
 #include "xfer/xfer.h"
@@ -30,7 +32,7 @@
 #include <string.h>
 
 enum {
-    P2P_MAGIC = 0x50325032, /* of exported handles; the last digit is their version */
+    P2P_MAGIC = 0x50325033, /* of exported handles; the last digit is their version */
     P2P_MEMS = 4096,        /* registrations of a rank that are alive at once */
     P2P_LANES = 16,
     P2P_STREAMED = 16384, /* no memcpy streams fewer bytes */
@@ -100,6 +102,8 @@ struct mpix_mem {
     uint64_t bytes, id; /* id: place in the table, and a number that no other registration of this rank has */
     p2p_area *area;     /* NULL: the caller's memory */
     int gpu;            /* memory of the object's CUDA device */
+    int rights;         /* MPIX_MEM_*: of the caller's memory, what could be done with all of it when it was registered */
+    int plain;          /* host memory with all rights */
     mpix_cuda_range *range; /* of the caller's GPU memory: how peers get at it */
     mpix_proxy_mem *net;
     _Atomic int busy; /* pieces of transfers in flight */
@@ -110,6 +114,7 @@ struct mpix_rmem {
     mpix_live live;
     struct mpix_p2p *p2p;
     int peer, reach;
+    int rights, plain;               /* plain: mapped host memory with all rights */
     char *ptr;                       /* DIRECT */
     int gpu, atomics;                /* GPU memory; our GPU can add to it */
     struct p2p_ipc *ipc;             /* the mapping that ptr lies in, if it is one of CUDA IPC */
@@ -132,7 +137,7 @@ typedef struct p2p_blob {
     uint64_t random[2]; /* of the exporter's object */
     uint64_t id, area;  /* area 0: registered */
     uint64_t addr, mem_off, bytes, base_bytes;
-    int32_t gpu, pad;
+    int32_t gpu, rights;
     unsigned char uuid[16], ipc[64]; /* GPU memory: of the device; the allocation */
     uint64_t gpu_off, gpu_bytes;     /* in the allocation; of the allocation */
 } p2p_blob;
@@ -254,6 +259,7 @@ struct mpix_p2p {
     uint64_t scratch_free; /* bits */
     p2p_peer *peers;
     mpix_proxy *proxy; /* NULL: all peers are mapped */
+    mpix_guard *guard; /* for answers from memory that is the caller's; NULL: none so far */
     int counted;
     uint64_t random[2];
 
@@ -325,8 +331,13 @@ void p2p_export(struct mpix_mem *mem, uint64_t off, uint64_t len, void *buf);
 /* The owner's side of ASK: the memory that a message names, or NULL. */
 struct mpix_mem *p2p_mem_find(mpix_p2p *p2p, uint64_t id, uint64_t off, uint64_t len);
 void p2p_mems_free(mpix_p2p *p2p);
-/* All pieces are valid and of one peer (or, rmems = 0, of this object): fills p2p and peer. */
-int p2p_check(const MPIX_P2p_iov iov[], int n, int rmems, mpix_p2p **p2p, int *peer);
+/* What a call does with memory: MPIX_MEM_* of its pieces' local sides, and of the remote ones, if there are any. */
+typedef struct p2p_need {
+    int local, remote;
+} p2p_need;
+extern const p2p_need p2p_need_send, p2p_need_recv, p2p_need_put, p2p_need_get, p2p_need_name;
+/* All pieces are valid and of one peer (or, without remote sides, of this object): fills p2p and peer. */
+int p2p_check(const MPIX_P2p_iov iov[], int n, const p2p_need *need, mpix_p2p **p2p, int *peer);
 int p2p_check_peer(const mpix_p2p *p2p, int peer); /* a rank of the object */
 int p2p_check_slot(const mpix_p2p *p2p, int slot);
 
@@ -386,6 +397,12 @@ static inline void p2p_ring_bell(const p2p_peer *peer) {
 }
 
 /* ---- p2p_message.c --- */
+/* With the lock. Made when it is first needed; NULL: the system gives none. */
+static inline mpix_guard *p2p_guard(mpix_p2p *p2p) {
+    if (!p2p->guard)
+        p2p->guard = mpix_guard_new();
+    return p2p->guard;
+}
 /* 0: there is no memory for it now, and it stays in the ring. */
 int p2p_message_take(mpix_p2p *p2p, int peer, const p2p_message *message, const char *payload);
 

@@ -231,6 +231,7 @@ static void p2p_destroy(mpix_p2p *p2p, int abandoned) {
     mpix_proxy_free(p2p->proxy);
     p2p_device_free(p2p);
     mpix_mem_shared_free(p2p->mirror);
+    mpix_guard_free(p2p->guard);
     while (p2p->areas) {
         p2p_area *area = p2p->areas;
         p2p->areas = area->next;

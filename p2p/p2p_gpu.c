@@ -479,7 +479,7 @@ static int enqueue(int put, const MPIX_P2p_iov iov[], int n, int notify, int slo
     mpix_p2p *p2p = NULL;
     char why[MPIX_CUDA_WHY] = "";
     uint64_t *word = NULL;
-    int peer = -1, kind = p2p_check(iov, n, 1, &p2p, &peer);
+    int peer = -1, kind = p2p_check(iov, n, put ? &p2p_need_put : &p2p_need_get, &p2p, &peer);
 
     if (!kind && notify)
         kind = p2p_check_slot(p2p, slot);

@@ -29,7 +29,10 @@ static int mem_new(mpix_p2p *p2p, void *base, uint64_t bytes, p2p_area *area, in
     mem = calloc(1, sizeof *mem);
     if (!mem)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a registration");
-    *mem = (struct mpix_mem){.p2p = p2p, .base = base, .bytes = bytes, .area = area, .gpu = gpu};
+    *mem = (struct mpix_mem){.p2p = p2p, .base = base, .bytes = bytes, .area = area, .gpu = gpu, .rights = MPIX_MEM_ALL};
+    if (!area && !gpu)
+        mem->rights = mpix_mem_rights(base, bytes);
+    mem->plain = !gpu && mem->rights == MPIX_MEM_ALL;
     mem->id = (uint64_t)++p2p->mem_turn << 32 | place;
     if (gpu && !area)
         kind = p2p_gpu_reg(p2p, base, bytes, &mem->range);
@@ -244,7 +247,7 @@ MPIX_WEAK_ALIAS(P2p_dereg);
 void p2p_export(struct mpix_mem *mem, uint64_t off, uint64_t len, void *buf) {
     mpix_p2p *p2p = mem->p2p;
     p2p_blob blob = {.magic = P2P_MAGIC, .rank = p2p->rank, .id = mem->id, .area = mem->area ? mem->area->number : 0,
-                     .addr = (uint64_t)(uintptr_t)mem->base + off, .mem_off = off, .bytes = len, .base_bytes = mem->bytes};
+                     .addr = (uint64_t)(uintptr_t)mem->base + off, .mem_off = off, .bytes = len, .base_bytes = mem->bytes, .rights = mem->rights};
 
     memcpy(blob.random, p2p->random, sizeof blob.random);
     if (mem->gpu)
@@ -343,8 +346,9 @@ int p2p_import(mpix_p2p *p2p, int peer, const void *buf, uint64_t buflen, int te
     if (!rmem)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle");
     *rmem = (struct mpix_rmem){.p2p = p2p, .peer = peer, .addr = blob.addr, .bytes = blob.bytes, .id = blob.id, .off = blob.mem_off,
-                               .shared = blob.area != 0, .temporary = temporary};
+                               .shared = blob.area != 0, .temporary = temporary, .rights = blob.rights};
     kind = import_reach(p2p, rmem, &blob, (const char *)buf + sizeof blob);
+    rmem->plain = rmem->reach == P2P_DIRECT && !rmem->gpu && rmem->rights == MPIX_MEM_ALL;
     if (!kind && !temporary)
         mpix_live_add(&rmem->live, rmem, MPIX_LIVE_RMEM);
     rmem->next = p2p->rmems;
@@ -477,6 +481,22 @@ static int need_piece(const void *object, int tag, int i) {
     return mpix_live_need(object, tag, local ? "iov.mem" : "iov.rmem", text);
 }
 
+const p2p_need p2p_need_send = {MPIX_MEM_READ, 0}, p2p_need_recv = {MPIX_MEM_WRITE, 0}, p2p_need_put = {MPIX_MEM_READ, MPIX_MEM_WRITE},
+               p2p_need_get = {MPIX_MEM_WRITE, MPIX_MEM_READ}, p2p_need_name = {0, 0};
+
+/* rank < 0: this rank's. */
+static int check_rights(int rights, int need, int i, int rank) {
+    char whose[32];
+
+    if ((rights & need) == need)
+        return 0;
+    snprintf(whose, sizeof whose, rank < 0 ? "this rank" : "rank %d", rank);
+    return mpix_fail_peer(MPIX_ERRK_ARG, rank, NULL, "iov[%d].%s: %s registered memory that %s; map it so and register it again", i, rank < 0 ? "mem" : "rmem", whose,
+                          !rights                            ? "was not mapped, or not accessible"
+                          : need & ~rights & MPIX_MEM_WRITE ? "was read-only"
+                                                            : "can't be read");
+}
+
 static int check_remote(const MPIX_P2p_iov *v, int i, const struct mpix_rmem *first, const struct mpix_mem *mem) {
     const struct mpix_rmem *rmem = v->rmem;
 
@@ -498,9 +518,9 @@ int p2p_check_peer(const mpix_p2p *p2p, int peer) {
     return peer >= 0 && peer < p2p->size ? 0 : mpix_fail(MPIX_ERRK_ARG, "peer", "peer = %d is not in [0, %d)", peer, p2p->size);
 }
 
-int p2p_check(const MPIX_P2p_iov iov[], int n, int rmems, mpix_p2p **out, int *peer) {
+int p2p_check(const MPIX_P2p_iov iov[], int n, const p2p_need *need, mpix_p2p **out, int *peer) {
     mpix_p2p *p2p = *out; /* NULL: that of the first piece */
-    int kind;
+    int kind, rmems = need->remote != 0;
 
     if (n < 0 || (n > 0 && !iov))
         return mpix_fail(MPIX_ERRK_ARG, n < 0 ? "n" : "iov", "n = %d, iov = %p", n, (const void *)iov);
@@ -521,6 +541,10 @@ int p2p_check(const MPIX_P2p_iov iov[], int n, int rmems, mpix_p2p **out, int *p
             kind = need_piece(v->rmem, MPIX_LIVE_RMEM, i);
         if (!kind && rmems)
             kind = check_remote(v, i, iov[0].rmem, v->mem);
+        if (!kind && v->len)
+            kind = check_rights(v->mem->rights, need->local, i, -1);
+        if (!kind && rmems && v->len)
+            kind = check_rights(v->rmem->rights, need->remote, i, v->rmem->peer);
         if (kind)
             return kind;
     }

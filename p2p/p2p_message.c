@@ -7,14 +7,32 @@
 
 #include "p2p/p2p_gpu.h"
 
+/*
+ * Memory of MPIX_P2p_reg is the caller's, who may have unmapped it, or a file behind it may have been cut short: what is moved there goes through
+ * the kernel, and the origin gets the error. Memory of MPIX_P2p_alloc stays as long as the registration.
+ */
+static int put_safely(mpix_p2p *p2p, const struct mpix_mem *mem, uint64_t off, const char *payload, size_t n) {
+    mpix_mem_file file;
+
+    if (mem->area) {
+        memcpy(mem->base + off, payload, n);
+        return 1;
+    }
+    if (!(mem->rights & MPIX_MEM_WRITE))
+        return 0;
+    if (mpix_mem_file_find(payload, n, &file)) /* the ring is one */
+        return mpix_guard_write_file(file.fd, file.off, mem->base + off, n) == 0;
+    return p2p_guard(p2p) && mpix_guard_write(p2p->guard, mem->base + off, payload, n) == 0;
+}
+
 static void take_put(mpix_p2p *p2p, int peer, const p2p_message *message, const char *payload) {
     struct mpix_mem *mem = p2p_mem_find(p2p, message->a, message->b, message->bytes);
     p2p_out *out;
 
     if (mem && mem->gpu)
         mem = NULL; /* peers reach that themselves */
-    if (mem && message->bytes)
-        memcpy(mem->base + message->b, payload, message->bytes);
+    if (mem && message->bytes && !put_safely(p2p, mem, message->b, payload, message->bytes))
+        mem = NULL;
     if (!message->last && mem)
         return;
     out = p2p_out_answer(p2p, P2P_MSG_ACK, message->id);
@@ -27,7 +45,7 @@ static void take_get(mpix_p2p *p2p, int peer, const p2p_message *message) {
     struct mpix_mem *mem = p2p_mem_find(p2p, message->a, message->b, message->c);
     p2p_out *out = p2p_out_answer(p2p, P2P_MSG_DATA, message->id);
 
-    if (mem && mem->gpu)
+    if (mem && (mem->gpu || !(mem->rights & MPIX_MEM_READ)))
         mem = NULL;
     out->head.tag = message->tag;
     out->head.status = mem ? 0 : MPIX_ERRK_ARG;
@@ -44,7 +62,8 @@ static void take_add(mpix_p2p *p2p, int peer, const p2p_message *message) {
     struct mpix_mem *mem = p2p_mem_find(p2p, message->a, message->b, 8);
     p2p_out *out = p2p_out_answer(p2p, P2P_MSG_OLD, message->id);
 
-    if (!mem || ((uintptr_t)mem->base + message->b) % 8)
+    if (!mem || ((uintptr_t)mem->base + message->b) % 8 || mem->rights != MPIX_MEM_ALL ||
+        (!mem->area && !mem->gpu && mpix_guard_writable(mem->base + message->b)))
         out->head.status = MPIX_ERRK_ARG;
     else if (mem->gpu)
         out->head.status = p2p_gpu_add_now(p2p, mem->base + message->b, message->c, &out->head.c);
@@ -68,7 +87,7 @@ static void take_answer(mpix_p2p *p2p, int peer, const p2p_message *message, con
         return; /* it has failed meanwhile */
     if (message->status)
         p2p_op_fail(op, mpix_fail_peer(message->status, peer, p2p->boot->hostnames[peer],
-                                       "rank %d on %s refused: the memory is deregistered, or misaligned for an addition", peer,
+                                       "rank %d on %s refused: this memory is deregistered there, or no longer mapped as it was registered, or misaligned for an addition", peer,
                                        p2p->boot->hostnames[peer]));
     else if (message->kind == P2P_MSG_DATA && message->tag >= 0 && message->tag < op->n) {
         const p2p_piece *p = &op->pieces[message->tag];

@@ -130,6 +130,15 @@ void p2p_ring_drop(mpix_p2p *p2p) {
 
 /* ---- writing ------------------------------------------------------------------------------------------------------------ */
 
+/* What a peer gets from memory of MPIX_P2p_reg goes through the kernel, see p2p_message.c. */
+static int write_safely(mpix_p2p *p2p, const p2p_out *out, char *to, size_t bytes) {
+    if (!out->mem || out->mem->area) {
+        memcpy(to, out->from + out->at_off, bytes);
+        return 1;
+    }
+    return p2p_guard(p2p) && mpix_guard_read(p2p->guard, to, out->from + out->at_off, bytes) == 0;
+}
+
 /* The payload of the next message of out; last: nothing is left after it. */
 static uint32_t write_payload(mpix_p2p *p2p, p2p_out *out, p2p_message *head, char *to) {
     uint32_t bytes = 0;
@@ -150,7 +159,11 @@ static uint32_t write_payload(mpix_p2p *p2p, p2p_out *out, p2p_message *head, ch
         }
     } else if (out->left > 0) {
         bytes = (uint32_t)(out->left < p2p->eager ? out->left : p2p->eager);
-        memcpy(to, out->from + out->at_off, bytes);
+        if (!write_safely(p2p, out, to, bytes)) { /* the answer is the error, and the last one */
+            head->status = MPIX_ERRK_ARG;
+            out->left = 0;
+            return 0;
+        }
         head->b += out->at_off;
         out->at_off += bytes;
         out->left -= bytes;

@@ -54,7 +54,7 @@ static int rma_quick(int put, const MPIX_P2p_iov *v) {
     const struct mpix_mem *mem = v->mem;
     const struct mpix_rmem *rmem = v->rmem;
 
-    if (!p2p_live(mem, MPIX_LIVE_MEM) || !p2p_live(rmem, MPIX_LIVE_RMEM) || mem->p2p != rmem->p2p || rmem->reach != P2P_DIRECT || rmem->gpu || mem->gpu)
+    if (!p2p_live(mem, MPIX_LIVE_MEM) || !p2p_live(rmem, MPIX_LIVE_RMEM) || mem->p2p != rmem->p2p || !rmem->plain || !mem->plain)
         return 0;
     if (v->len < 0 || v->off < 0 || v->roff < 0 || (uint64_t)v->len > mem->bytes || (uint64_t)v->off > mem->bytes - (uint64_t)v->len ||
         (uint64_t)v->len > rmem->bytes || (uint64_t)v->roff > rmem->bytes - (uint64_t)v->len)
@@ -80,7 +80,7 @@ static int rma_call(int type, const MPIX_P2p_iov iov[], int n, int notify, int s
             *xfer = MPIX_XFER_NULL;
         return MPI_SUCCESS;
     }
-    kind = p2p_check(iov, n, 1, &p2p, &peer);
+    kind = p2p_check(iov, n, type == P2P_PUT ? &p2p_need_put : &p2p_need_get, &p2p, &peer);
     if (!kind && !blocking && !xfer)
         kind = mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
     if (!kind && notify)
@@ -223,6 +223,8 @@ static int add_call(MPIX_P2p_rmem rmem, MPI_Count roff, int64_t add, int64_t *ol
     if (roff < 0 || rmem->bytes < 8 || (uint64_t)roff > rmem->bytes - 8 || (rmem->addr + (uint64_t)roff) % 8)
         kind = mpix_fail(MPIX_ERRK_ARG, "roff", "roff = %lld: an aligned word of 8 bytes inside %llu bytes is needed", (long long)roff,
                          (unsigned long long)rmem->bytes);
+    else if (rmem->rights != MPIX_MEM_ALL)
+        kind = mpix_fail_peer(MPIX_ERRK_ARG, rmem->peer, NULL, "rmem: rank %d registered memory that was not readable and writable; map it so and register it again", rmem->peer);
     else if (!old)
         kind = mpix_fail(MPIX_ERRK_ARG, "old", "old is NULL");
     else if (!blocking && !xfer)

@@ -162,6 +162,10 @@ static void recv_offer(p2p_op *op, const p2p_early *early) {
         if (blob.bytes == 0)
             continue;
         kind = p2p_import(p2p, op->peer, buf, p2p->blob_bytes, 1, &rmem);
+        if (!kind && !(blob.rights & MPIX_MEM_READ)) {
+            p2p_rmem_close(rmem);
+            kind = mpix_fail_peer(MPIX_ERRK_ARG, op->peer, NULL, "rank %d sent from memory that it has not mapped, or can't read", op->peer);
+        }
         for (uint64_t off = 0; !kind && off < rmem->bytes;) {
             uint64_t room = op->own[mine].len - mine_off, part = rmem->bytes - off < room ? rmem->bytes - off : room;
             if (part == 0) {
@@ -301,10 +305,10 @@ int p2p_send_arrived(mpix_p2p *p2p, int rank, const p2p_message *message, const 
 
 /* ---- calls -------------------------------------------------------------------------------------------------------------- */
 
-static int call_check(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n) {
+static int call_check(MPIX_P2p p2p, int peer, const p2p_need *need, const MPIX_P2p_iov iov[], int n) {
     int kind = p2p_check_peer(p2p, peer);
 
-    return kind ? kind : p2p_check(iov, n, 0, &p2p, NULL);
+    return kind ? kind : p2p_check(iov, n, need, &p2p, NULL);
 }
 
 /* There is no memory for the message. */
@@ -357,7 +361,7 @@ static int send_run(p2p_op *op, MPIX_Xfer *xfer) {
 static int call_send(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPIX_Xfer *xfer, int blocking) {
     if (!p2p_live(p2p, MPIX_LIVE_P2P))
         return mpix_boot_raise(NULL, mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed"));
-    int kind = blocking || xfer ? call_check(p2p, peer, iov, n) : mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
+    int kind = blocking || xfer ? call_check(p2p, peer, &p2p_need_send, iov, n) : mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
     if (kind)
         return p2p_raise(p2p, kind);
     if (send_quick(p2p, peer, iov, n)) {
@@ -447,7 +451,7 @@ static int recv_quick(mpix_p2p *p2p, int rank, const MPIX_P2p_iov iov[], int n, 
 static int call_recv(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPI_Count *received, MPIX_Xfer *xfer, int blocking) {
     if (!p2p_live(p2p, MPIX_LIVE_P2P))
         return mpix_boot_raise(NULL, mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed"));
-    int kind = blocking || xfer ? call_check(p2p, peer, iov, n) : mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
+    int kind = blocking || xfer ? call_check(p2p, peer, &p2p_need_recv, iov, n) : mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
     if (kind)
         return p2p_raise(p2p, kind);
     if (blocking && recv_quick(p2p, peer, iov, n, received))
@@ -488,7 +492,7 @@ MPIX_WEAK_ALIAS(P2p_recv);
 
 int PMPIX_P2p_advertise(const MPIX_P2p_iov iov[], int n, int peer, int tag) {
     mpix_p2p *p2p = NULL;
-    int kind = p2p_check(iov, n, 0, &p2p, NULL);
+    int kind = p2p_check(iov, n, &p2p_need_name, &p2p, NULL);
 
     if (!kind)
         kind = p2p_check_peer(p2p, peer);
@@ -548,7 +552,7 @@ int PMPIX_P2p_get_advert(MPIX_P2p p2p, int peer, int tag, int max, MPIX_P2p_rmem
 
     if (!p2p_live(p2p, MPIX_LIVE_P2P))
         return mpix_boot_raise(NULL, mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed"));
-    kind = call_check(p2p, peer, NULL, 0);
+    kind = call_check(p2p, peer, &p2p_need_name, NULL, 0);
     if (!kind && (max < 0 || (max > 0 && !rmems) || !n))
         kind = mpix_fail(MPIX_ERRK_ARG, max < 0 ? "max" : n ? "rmems" : "n", "max = %d, rmems = %p, n = %p", max, (void *)rmems, (void *)n);
     if (kind)

@@ -41,6 +41,8 @@ libmpixep_core_la_SOURCES += \
 	src/mem/fdpass.c \
 	src/mem/gpu.c \
 	src/mem/gpu.h \
+	src/mem/guard.c \
+	src/mem/guard.h \
 	src/mem/mem_internal.h \
 	src/mem/window.c \
 	src/mem/window.h \

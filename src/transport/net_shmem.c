@@ -255,12 +255,12 @@ static void shmem_mem_key(mpix_net *net, const mpix_net_mem *mem, void *blob) {
     memcpy(blob, &key, sizeof key);
 }
 
-/* Whether the system lets us at the peer's memory: its token is read from where it says it is. */
+/* Whether the system lets us at the peer's memory. EFAULT is what it says of memory that can't be read, as its owner can't. */
 static int shmem_probe_vm(const shmem_net *n, int peer, uint64_t addr) {
     char byte;
     struct iovec local = {&byte, 1}, remote = {(void *)(uintptr_t)addr, 1};
 
-    if (process_vm_readv(n->peers[peer].pid, &local, 1, &remote, 1, 0) == 1)
+    if (process_vm_readv(n->peers[peer].pid, &local, 1, &remote, 1, 0) == 1 || errno == EFAULT)
         return 0;
     return mpix_fail_peer(
         MPIX_ERRK_UNSUPPORTED, peer, n->hostnames[peer],
