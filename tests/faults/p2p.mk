@@ -3,7 +3,8 @@ P2P_FAULT_TESTS = \
 	tests/faults/p2p_complete_mapped_caller.2.test \
 	tests/faults/p2p_complete_counted_caller.2.test \
 	tests/faults/p2p_complete_chaos_caller.2.test \
-	tests/faults/p2p_remedy.2.test
+	tests/faults/p2p_remedy.2.test \
+	tests/faults/p2p_target_copied_caller.2.test
 P2P_FAULT_FULL_TESTS = $(P2P_FAULT_TESTS) \
 	tests/faults/p2p_complete_mapped_progress.2.test \
 	tests/faults/p2p_complete_copied_caller.2.test \
@@ -13,7 +14,10 @@ P2P_FAULT_FULL_TESTS = $(P2P_FAULT_TESTS) \
 	tests/faults/p2p_complete_counted_thread.2.test \
 	tests/faults/p2p_complete_chaos_thread.2.test \
 	tests/faults/p2p_complete_chaosordered_caller.2.test \
-	tests/faults/p2p_complete_ucx_thread.2.test
+	tests/faults/p2p_complete_ucx_thread.2.test \
+	tests/faults/p2p_target_mapped_caller.2.test \
+	tests/faults/p2p_target_copied_progress.2.test \
+	tests/faults/p2p_target_ordered_caller.2.test
 
 TESTS += $(P2P_FAULT_TESTS)
 FULL_TESTS += $(P2P_FAULT_FULL_TESTS)
@@ -28,3 +32,8 @@ check_PROGRAMS += tests/faults/p2p_complete
 tests_faults_p2p_complete_SOURCES = tests/faults/p2p_complete.c
 tests_faults_p2p_complete_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
 tests_faults_p2p_complete_LDADD = $(MPI_TEST_LIBS)
+
+check_PROGRAMS += tests/faults/p2p_target
+tests_faults_p2p_target_SOURCES = tests/faults/p2p_target.c
+tests_faults_p2p_target_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
+tests_faults_p2p_target_LDADD = $(MPI_TEST_LIBS)
