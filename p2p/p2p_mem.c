@@ -38,6 +38,8 @@ static int mem_new(mpix_p2p *p2p, void *base, uint64_t bytes, p2p_area *area, in
         kind = p2p_gpu_reg(p2p, base, bytes, &mem->range);
     else if (p2p->proxy && bytes > 0)
         kind = mpix_proxy_mem_reg(p2p->proxy, base, bytes, &mem->net);
+    if (!kind && mem->net && !area)
+        mpix_proxy_mem_foreign(p2p->proxy, mem->net);
     if (kind)
         goto free_mem;
     mpix_live_add(&mem->live, mem, MPIX_LIVE_MEM);

@@ -101,7 +101,7 @@ endif
 
 # The transport over libucp, where that was found: a module that is loaded when the transport is opened, also by a static library, so it is made
 # without libtool. It calls the library through a table.
-ucx_units = src/transport/ucx/segment.c src/transport/ucx/ucx.c src/transport/ucx/ucx_move.c
+ucx_units = src/mem/guard.c src/transport/ucx/segment.c src/transport/ucx/ucx.c src/transport/ucx/ucx_move.c
 ucx_deps = $(ucx_units) src/transport/ucx/ucx.h src/transport/ucx/module.h src/transport/net.h src/base/param.h src/boot/boot.h config.h
 EXTRA_DIST += $(ucx_units) src/transport/ucx/ucx.h
 CLEANFILES += libmpixep_ucx.so

@@ -322,6 +322,17 @@ int mpix_proxy_mem_reg(mpix_proxy *proxy, void *base, size_t bytes, mpix_proxy_m
     return proxy_register(proxy, base, bytes, NULL, mem);
 }
 
+void mpix_proxy_mem_foreign(mpix_proxy *proxy, mpix_proxy_mem *mem) {
+    for (int i = 0; i < proxy->nparts; i++) {
+        proxy_part *part = proxy->part[i];
+        if (!part->net->ops->mem_foreign)
+            continue;
+        proxy_lock(part);
+        part->net->ops->mem_foreign(part->net, mem->of[i]);
+        proxy_unlock(part);
+    }
+}
+
 int mpix_proxy_reaches_gpu(const mpix_proxy *proxy) {
     return proxy->part[0]->net->ops->mem_reg_gpu != NULL;
 }

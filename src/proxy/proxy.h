@@ -74,7 +74,9 @@ int mpix_proxy_signal(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t 
  */
 size_t mpix_proxy_key_bytes(const mpix_proxy *proxy);
 int mpix_proxy_mem_reg(mpix_proxy *proxy, void *base, size_t bytes, mpix_proxy_mem **mem);
-/* The same for memory of a GPU, see net.h, over a net that has a way (reaches_gpu); not there: UNSUPPORTED, way->why says why, and nothing is logged. */
+/* It is the program's, see net.h. Before its key is taken. */
+void mpix_proxy_mem_foreign(mpix_proxy *proxy, mpix_proxy_mem *mem);
+/* The same as mpix_proxy_mem_reg for memory of a GPU, see net.h, over a net that has a way (reaches_gpu); not there: UNSUPPORTED, way->why says why, and nothing is logged. */
 int mpix_proxy_reaches_gpu(const mpix_proxy *proxy);
 int mpix_proxy_mem_reg_gpu(mpix_proxy *proxy, void *base, size_t bytes, mpix_net_gpu *way, mpix_proxy_mem **mem);
 void mpix_proxy_mem_key(mpix_proxy *proxy, const mpix_proxy_mem *mem, void *key);

@@ -86,6 +86,8 @@ typedef struct mpix_net_ops {
     /* The same for memory of a GPU; NULL: this transport has no way. Not there is no error: UNSUPPORTED with the reasons in way->why, nothing logged. */
     int (*mem_reg_gpu)(mpix_net *net, void *base, size_t bytes, mpix_net_gpu *way, mpix_net_mem **mem);
     void (*mem_dereg)(mpix_net *net, mpix_net_mem *mem);
+    /* The memory is the program's, who may take it away: what this rank's processor moves there for peers has to be checked. NULL: it moves nothing. */
+    void (*mem_foreign)(mpix_net *net, mpix_net_mem *mem);
     void (*mem_key)(mpix_net *net, const mpix_net_mem *mem, void *blob);
     int (*rmem_open)(mpix_net *net, int peer, const void *blob, mpix_net_rmem **rmem);
     void (*rmem_close)(mpix_net *net, mpix_net_rmem *rmem);

@@ -131,6 +131,13 @@ static void chaos_mem_dereg(mpix_net *net, mpix_net_mem *mem) {
     c->inner->ops->mem_dereg(c->inner, mem);
 }
 
+static void chaos_mem_foreign(mpix_net *net, mpix_net_mem *mem) {
+    chaos_net *c = (chaos_net *)net;
+
+    if (c->inner->ops->mem_foreign)
+        c->inner->ops->mem_foreign(c->inner, mem);
+}
+
 static void chaos_mem_key(mpix_net *net, const mpix_net_mem *mem, void *blob) {
     chaos_net *c = (chaos_net *)net;
 
@@ -159,6 +166,7 @@ const mpix_net_ops mpix_net_chaos = {
     .connect = chaos_connect,
     .mem_reg = chaos_mem_reg,
     .mem_dereg = chaos_mem_dereg,
+    .mem_foreign = chaos_mem_foreign,
     .mem_key = chaos_mem_key,
     .rmem_open = chaos_rmem_open,
     .rmem_close = chaos_rmem_close,

@@ -133,9 +133,9 @@ static ucs_status_t bye(void *arg, const void *header, size_t header_length, voi
 }
 
 static int open_handlers(ucx_net *net) {
-    static const ucp_am_recv_callback_t handlers[] = {ucx_store, bye};
+    static const ucp_am_recv_callback_t handlers[] = {ucx_store, bye, ucx_refused, ucx_asked, ucx_data};
 
-    for (unsigned i = 0; i < 2; i++) {
+    for (unsigned i = 0; i < sizeof handlers / sizeof *handlers; i++) {
         ucp_am_handler_param_t param = {.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
                                         .id = UCX_AM_STORE + i,
                                         .cb = handlers[i],
@@ -247,6 +247,7 @@ static void ucx_close(mpix_net *base) {
     free(net->active);
     free(net->flushes);
     free(net->mems);
+    mpix_guard_free(net->guard);
     free(net);
 }
 
@@ -342,6 +343,7 @@ static void fit_segments(ucx_net *net, int peer, const ucx_blob *blob) {
     uint64_t most = (own->tx < blob->rx ? own->tx : blob->rx) - UCX_HEADS;
     int tcp, lanes = count_lanes(p->ep, &tcp), narrow = own->tx > blob->rx;
 
+    p->tcp = lanes > 0 && tcp == lanes;
     p->message = UCX_SHORT;
     if (!tcp || own->tx < UCX_SEGMENT_LEAST || own->rx < UCX_SEGMENT_LEAST || blob->tx < UCX_SEGMENT_LEAST || blob->rx < UCX_SEGMENT_LEAST)
         return;
@@ -349,7 +351,7 @@ static void fit_segments(ucx_net *net, int peer, const ucx_blob *blob) {
         most = UCX_LONG;
     if (narrow || tcp == lanes)
         p->message = most;
-    if (narrow && most < net->net.caps.max_op)
+    if ((narrow || tcp == lanes) && most < net->net.caps.max_op)
         net->net.caps.max_op = most;
     if (blob->tx > own->rx && (!net->net.caps.read_op || own->rx - UCX_HEADS < net->net.caps.read_op))
         net->net.caps.read_op = own->rx - UCX_HEADS;
@@ -463,9 +465,18 @@ static int ucx_mem_reg(mpix_net *base, void *start, size_t bytes, mpix_net_mem *
                           "libucp: %zu bytes of memory at %p can't be registered: %s (ulimit -l?)", bytes, start, ucs_status_string(status));
 }
 
+/* Without a guard what comes for it is refused. */
+static void ucx_mem_foreign(mpix_net *base, mpix_net_mem *mem) {
+    ucx_net *net = (ucx_net *)base;
+
+    mem->foreign = 1;
+    if (!net->guard)
+        net->guard = mpix_guard_new();
+}
+
 static void ucx_mem_key(mpix_net *base, const mpix_net_mem *mem, void *out) {
     ucx_net *net = (ucx_net *)base;
-    ucx_key key = {.addr = (uint64_t)(uintptr_t)mem->base, .bytes = mem->bytes};
+    ucx_key key = {.addr = (uint64_t)(uintptr_t)mem->base, .bytes = mem->bytes, .foreign = (uint32_t)mem->foreign};
     void *packed;
     size_t len;
 
@@ -490,6 +501,7 @@ static int ucx_rmem_open(mpix_net *base, int peer, const void *in, mpix_net_rmem
     memcpy(&key, in, sizeof key);
     rmem->addr = key.addr;
     rmem->bytes = key.bytes;
+    rmem->foreign = (int)key.foreign;
     if (key.bytes)
         status = net->peers[peer].ep && key.len && key.len <= sizeof key.packed ? ucp_ep_rkey_unpack(net->peers[peer].ep, key.packed, &rmem->rkey)
                                                                                      : UCS_ERR_INVALID_PARAM;
@@ -521,6 +533,7 @@ const mpix_net_ops ucx_ops = {
     .connect = ucx_connect,
     .mem_reg = ucx_mem_reg,
     .mem_dereg = ucx_mem_dereg,
+    .mem_foreign = ucx_mem_foreign,
     .mem_key = ucx_mem_key,
     .rmem_open = ucx_rmem_open,
     .rmem_close = ucx_rmem_close,

@@ -13,6 +13,7 @@
 #include <ucp/api/ucp.h>
 
 #include "base/log.h"
+#include "mem/guard.h"
 #include "transport/ucx/module.h"
 
 enum {
@@ -30,7 +31,7 @@ enum {
 
 #define UCX_SEGMENT "260k" /* UCX_LONG and heads */
 
-enum { UCX_AM_STORE = 7, UCX_AM_BYE = 8 }; /* ids of active messages */
+enum { UCX_AM_STORE = 7, UCX_AM_BYE, UCX_AM_REFUSED, UCX_AM_READ, UCX_AM_DATA }; /* ids of active messages */
 
 /* What a message is: a word, or a write. seq: of all messages on this lane, in order. Of a long write it is the beginning of the data. */
 typedef struct ucx_header {
@@ -39,11 +40,19 @@ typedef struct ucx_header {
     uint64_t addr, value; /* long write: bytes before what is written */
 } ucx_header;
 
-enum { UCX_HELD = 1, UCX_ISSUED };
+/* A read of memory that its owner may have unmapped, to a peer that only TCP reaches; and its answer, for the same operation: bytes from `off` on, or a failure. */
+typedef struct ucx_read {
+    uint32_t rank, lane;
+    uint64_t number, addr, len, off;
+    uint32_t failed, pad;
+} ucx_read;
+
+enum { UCX_HELD = 1, UCX_ISSUED, UCX_READING };
 
 typedef struct ucx_op {
     mpix_net_op op;
     ucx_header header; /* of a message: libucp may read it until the message is complete */
+    ucx_read read;     /* the same of a read; off: bytes that are here */
     ucp_dt_iov_t parts[3]; /* of a long write */
     int state;
     uint64_t need; /* a message goes when the lane's operations before this number are flushed */
@@ -60,6 +69,7 @@ typedef struct ucx_lane {
     uint64_t head, done, flushed, issued, puts, covered; /* covered: by flushes that have begun */
     uint32_t seq_out, seq_in;
     int nflushes; /* under way */
+    int reading;  /* operations that await data by message */
 } ucx_lane;
 
 typedef struct ucx_peer {
@@ -67,6 +77,7 @@ typedef struct ucx_peer {
     int rank;
     ucp_ep_h ep;
     uint64_t message;    /* longest write that travels as a message */
+    int tcp;             /* it is reached by TCP alone */
     ucx_lane *lanes; /* NULL: not wanted */
     ucs_status_t broken; /* UCS_OK: not */
     int told, bye;       /* bye: it has closed its side, and what breaks now is no failure */
@@ -112,23 +123,26 @@ typedef struct ucx_net {
     ucx_flush *flushes, *free_flush;
     ucx_range *mems; /* [nmems] */
     size_t nmems;
+    mpix_guard *guard; /* NULL: no memory of the program's is registered */
 } ucx_net;
 
 struct mpix_net_mem {
     char *base;
     uint64_t bytes;
     ucp_mem_h memh; /* NULL: of no bytes */
+    int foreign;
 };
 
 struct mpix_net_rmem {
     ucp_rkey_h rkey;
     uint64_t addr, bytes;
+    int foreign;
 };
 
 typedef struct ucx_key {
     uint64_t addr, bytes;
-    uint32_t len;
-    unsigned char packed[MPIX_UCX_KEY_BYTES - 20];
+    uint32_t len, foreign;
+    unsigned char packed[MPIX_UCX_KEY_BYTES - 24];
 } ucx_key;
 
 typedef struct ucx_blob {
@@ -147,4 +161,8 @@ int ucx_arm(mpix_net *net, int *fd);
 void ucx_ack(mpix_net *net);
 void ucx_break(ucx_peer *peer, ucs_status_t status, const char *what);
 ucs_status_t ucx_store(void *arg, const void *header, size_t header_length, void *data, size_t length, const ucp_am_recv_param_t *param);
+/* What came by UCX_AM_REFUSED, UCX_AM_READ and UCX_AM_DATA. */
+ucs_status_t ucx_refused(void *arg, const void *header, size_t header_length, void *data, size_t length, const ucp_am_recv_param_t *param);
+ucs_status_t ucx_asked(void *arg, const void *header, size_t header_length, void *data, size_t length, const ucp_am_recv_param_t *param);
+ucs_status_t ucx_data(void *arg, const void *header, size_t header_length, void *data, size_t length, const ucp_am_recv_param_t *param);
 #endif

@@ -9,6 +9,7 @@
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "transport/ucx/ucx.h"
@@ -99,7 +100,14 @@ static void issue(ucx_lane *lane, ucx_op *o) {
     uint64_t there = op->rmem->addr + op->roff;
 
     o->state = UCX_ISSUED;
-    if (op->kind == MPIX_NET_WRITE && op->len > 0) {
+    if (op->kind == MPIX_NET_READ && op->len > 0 && op->rmem->foreign && peer->tcp) {
+        o->state = UCX_READING;
+        lane->reading++;
+        o->read = (ucx_read){.rank = peer->net->rank, .lane = (uint32_t)lane->index, .number = lane->head - 1, .addr = there, .len = op->len};
+        param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
+        param.flags = UCP_AM_SEND_FLAG_EAGER;
+        begun(peer, ucp_am_send_nbx(peer->ep, UCX_AM_READ, &o->read, sizeof o->read, NULL, 0, &param), "a read was refused");
+    } else if (op->kind == MPIX_NET_WRITE && op->len > 0) {
         begun(peer, ucp_put_nbx(peer->ep, op->local, op->len, there, op->rmem->rkey, &param), "a put was refused");
     } else if (op->kind == MPIX_NET_READ && op->len > 0) {
         begun(peer, ucp_get_nbx(peer->ep, op->local, op->len, there, op->rmem->rkey, &param), "a get was refused");
@@ -116,7 +124,7 @@ static void issue(ucx_lane *lane, ucx_op *o) {
 static void issue_held(ucx_lane *lane) {
     for (; lane->issued < lane->head; lane->issued++) {
         ucx_op *o = lane_op(lane, lane->issued);
-        if (o->state == UCX_ISSUED)
+        if (o->state != UCX_HELD)
             continue;
         if (o->need > lane->flushed)
             break;
@@ -222,6 +230,17 @@ static int tell_broken(ucx_net *net, mpix_net_done *done, int max) {
     return stored;
 }
 
+/* A flush covers what libucp does, and not a read whose data come by message of ours. */
+static uint64_t complete_upto(const ucx_lane *lane) {
+    uint64_t at = lane->done;
+
+    if (!lane->reading)
+        return lane->flushed;
+    while (at < lane->flushed && lane_op(lane, at)->state != UCX_READING)
+        at++;
+    return at;
+}
+
 int ucx_poll(mpix_net *base, mpix_net_done *done, int max) {
     ucx_net *net = (ucx_net *)base;
     int stored = 0;
@@ -231,9 +250,10 @@ int ucx_poll(mpix_net *base, mpix_net_done *done, int max) {
     for (int i = net->nactive - 1; i >= 0 && stored < max; i--) {
         ucx_lane *lane = net->active[i];
         lane_step(lane);
-        if (lane->flushed > lane->done) {
-            done[stored++] = (mpix_net_done){.peer = lane->peer->rank, .lane = lane->index, .n = (int)(lane->flushed - lane->done)};
-            lane->done = lane->flushed;
+        uint64_t upto = complete_upto(lane);
+        if (upto > lane->done) {
+            done[stored++] = (mpix_net_done){.peer = lane->peer->rank, .lane = lane->index, .n = (int)(upto - lane->done)};
+            lane->done = upto;
         }
         if (lane->done == lane->head) {
             lane->active = 0;
@@ -274,7 +294,7 @@ void ucx_ack(mpix_net *base) {
 /* ---- messages that arrive ----------------------------------------------------------------------------------------------- */
 
 /* It names memory that is registered, or else it is not for us. */
-static char *store_place(const ucx_net *net, uint64_t addr, uint64_t len) {
+static const mpix_net_mem *store_place(const ucx_net *net, uint64_t addr, uint64_t len) {
     size_t low = 0, high = net->nmems; /* of those that begin behind addr the first is in [low, high] */
 
     while (low < high) {
@@ -288,17 +308,146 @@ static char *store_place(const ucx_net *net, uint64_t addr, uint64_t len) {
         const mpix_net_mem *mem = net->mems[low - 1].mem;
         uint64_t at = addr - (uint64_t)(uintptr_t)mem->base;
         if (len <= mem->bytes && at <= mem->bytes - len)
-            return (char *)(uintptr_t)addr;
+            return mem;
     }
     return NULL;
 }
+
+static ucx_peer *peer_of(ucx_net *net, uint32_t rank, uint32_t lane) {
+    return rank < (uint32_t)net->boot->size && net->peers[rank].lanes && lane < (uint32_t)net->nlanes ? &net->peers[rank] : NULL;
+}
+
+/* ---- memory of the program's -------------------------------------------------------------------------------------------- */
+
+/*
+ * It may be unmapped, or its file cut short, while it is registered. libucp's emulation of puts and gets over TCP would end the process by that. So what goes there
+ * is a message, what is wanted from there is asked for by one, and both are moved with a guard. A write that fails has been complete for its
+ * origin, as with a device whose peer refuses; the origin is told, and its connection is broken.
+ */
+static void refuse(ucx_peer *peer) {
+    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
+                                 .flags = UCP_AM_SEND_FLAG_EAGER,
+                                 .cb.send = sent,
+                                 .user_data = peer};
+
+    if (peer->broken == UCS_OK && !peer->net->closing)
+        begun(peer, ucp_am_send_nbx(peer->ep, UCX_AM_REFUSED, &peer->net->rank, sizeof peer->net->rank, NULL, 0, &param), "a message was refused");
+}
+
+ucs_status_t ucx_refused(void *arg, const void *header, size_t header_length, void *data, size_t length, const ucp_am_recv_param_t *param) {
+    ucx_net *net = arg;
+    ucx_peer *peer;
+    uint32_t rank;
+
+    (void)data, (void)length, (void)param;
+    if (header_length != sizeof rank)
+        return UCS_OK;
+    memcpy(&rank, header, sizeof rank);
+    peer = peer_of(net, rank, 0);
+    if (peer)
+        ucx_break(peer, UCS_ERR_INVALID_ADDR, "memory of the peer's program is not mapped as it was registered");
+    return UCS_OK;
+}
+
+typedef struct reply {
+    ucx_peer *peer;
+    ucx_read read;
+    char data[];
+} reply;
+
+static void reply_sent(void *request, ucs_status_t status, void *arg) {
+    reply *r = arg;
+
+    if (status != UCS_OK)
+        ucx_break(r->peer, status, "an answer failed");
+    free(r);
+    ucp_request_free(request);
+}
+
+static void answer(ucx_peer *peer, const ucx_read *asked, const mpix_net_mem *mem, uint64_t off, uint64_t len) {
+    reply *r = malloc(sizeof *r + len);
+    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
+                                 .flags = UCP_AM_SEND_FLAG_EAGER,
+                                 .cb.send = reply_sent,
+                                 .user_data = r};
+    ucs_status_ptr_t result;
+
+    if (!r) {
+        ucx_break(peer, UCS_ERR_NO_MEMORY, "no memory for an answer");
+        return;
+    }
+    r->peer = peer;
+    r->read = *asked;
+    r->read.off = off;
+    r->read.rank = peer->net->rank;
+    r->read.failed = !mem || !peer->net->guard || mpix_guard_read(peer->net->guard, r->data, (const void *)(uintptr_t)(asked->addr + off), len) != 0;
+    result = ucp_am_send_nbx(peer->ep, UCX_AM_DATA, &r->read, sizeof r->read, r->data, r->read.failed ? 0 : len, &param);
+    if (!UCS_PTR_IS_PTR(result))
+        free(r);
+    begun(peer, result, "an answer was refused");
+}
+
+/* No piece is longer than a message may be. */
+ucs_status_t ucx_asked(void *arg, const void *header, size_t header_length, void *data, size_t length, const ucp_am_recv_param_t *param) {
+    ucx_net *net = arg;
+    const mpix_net_mem *mem;
+    ucx_peer *peer;
+    ucx_read asked;
+
+    (void)data, (void)length, (void)param;
+    if (header_length != sizeof asked)
+        return UCS_OK;
+    memcpy(&asked, header, sizeof asked);
+    peer = peer_of(net, asked.rank, asked.lane);
+    if (!peer || net->closing)
+        return UCS_OK;
+    mem = store_place(net, asked.addr, asked.len);
+    for (uint64_t off = 0, part; off < asked.len && peer->broken == UCS_OK; off += part) {
+        part = asked.len - off < peer->message ? asked.len - off : peer->message;
+        answer(peer, &asked, mem, off, mem ? part : 0);
+    }
+    return UCS_OK;
+}
+
+ucs_status_t ucx_data(void *arg, const void *header, size_t header_length, void *data, size_t length, const ucp_am_recv_param_t *param) {
+    ucx_net *net = arg;
+    ucx_peer *peer;
+    ucx_lane *lane;
+    ucx_read h;
+    ucx_op *o;
+
+    (void)param;
+    if (header_length != sizeof h)
+        return UCS_OK;
+    memcpy(&h, header, sizeof h);
+    peer = peer_of(net, h.rank, h.lane);
+    lane = peer ? &peer->lanes[h.lane] : NULL;
+    o = lane && h.number >= lane->done && h.number < lane->head ? lane_op(lane, h.number) : NULL;
+    if (!o || o->state != UCX_READING)
+        return UCS_OK;
+    if (h.failed) {
+        ucx_break(peer, UCS_ERR_INVALID_ADDR, "memory of the peer's program is not mapped as it was registered");
+        return UCS_OK;
+    }
+    if (h.off > o->op.len || length > o->op.len - h.off)
+        return UCS_OK;
+    memcpy((char *)o->op.local + h.off, data, length);
+    o->read.off += length;
+    if (o->read.off == o->op.len) {
+        o->state = UCX_ISSUED;
+        lane->reading--;
+    }
+    return UCS_OK;
+}
+
+/* ---- messages that are stored ------------------------------------------------------------------------------------------- */
 
 /* libucp delivers messages of one fragment in the order of sending; that it does is checked. */
 ucs_status_t ucx_store(void *arg, const void *header, size_t header_length, void *data, size_t length, const ucp_am_recv_param_t *param) {
     ucx_net *net = arg;
     ucx_header h;
+    const mpix_net_mem *mem;
     ucx_peer *peer;
-    char *place;
 
     (void)param;
     if (header_length == 0 && length >= sizeof h) { /* a long write */
@@ -312,23 +461,26 @@ ucs_status_t ucx_store(void *arg, const void *header, size_t header_length, void
     } else {
         return UCS_OK;
     }
-    if (h.rank >= (uint32_t)net->boot->size || !net->peers[h.rank].lanes || h.lane >= (uint32_t)net->nlanes)
+    peer = peer_of(net, h.rank, h.lane);
+    if (!peer)
         return UCS_OK;
-    peer = &net->peers[h.rank];
     if (h.seq != peer->lanes[h.lane].seq_in++) {
         ucx_break(peer, UCS_ERR_MESSAGE_TRUNCATED, "messages arrived in another order");
         return UCS_OK;
     }
-    place = store_place(net, h.addr, h.word ? 8 : length);
-    if (!place || (h.word && h.addr % 8 != 0)) {
+    mem = store_place(net, h.addr, h.word ? 8 : length);
+    if (!mem || (h.word && h.addr % 8 != 0)) {
         /* Memory that was deregistered with writes under way: as with a device, they are lost. */
         ucx_host->log(MPIX_LOG_INFO, "ucx: a message of rank %u names memory that is not registered", h.rank);
         return UCS_OK;
     }
-    if (h.word)
-        atomic_store_explicit((_Atomic uint64_t *)(void *)place, h.value, memory_order_release);
+    if (mem->foreign) { /* writes only: words lie in windows */
+        if (h.word || !net->guard || mpix_guard_write(net->guard, (void *)(uintptr_t)h.addr, data, length))
+            refuse(peer);
+    } else if (h.word)
+        atomic_store_explicit((_Atomic uint64_t *)(uintptr_t)h.addr, h.value, memory_order_release);
     else
-        memcpy(place, data, length);
+        memcpy((void *)(uintptr_t)h.addr, data, length);
     net->stored = 1;
     return UCS_OK;
 }
