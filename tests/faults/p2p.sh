@@ -9,7 +9,7 @@
 # covers: a target that calls nothing | p2p-copied | tests/faults/p2p_remedy.2.test
 # covers: memory of the target is not as registered | p2p-mapped | tests/faults/p2p_target_mapped_caller.2.test
 # covers: memory of the target is not as registered | p2p-copied | tests/faults/p2p_target_copied_caller.2.test
-# covers: memory of the target is not as registered | p2p-proxied | tests/faults/p2p_target_ordered_caller.2.test
+# covers: memory of the target is not as registered | p2p-proxied | tests/faults/p2p_target_ucx_thread.2.test
 set -u
 
 name=$(basename "$1" .test)
