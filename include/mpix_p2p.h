@@ -6,6 +6,10 @@
  * addresses one peer. A completed transfer means: origin buffers reusable, output buffers filled. That a put is visible at the
  * target is told by MPIX_P2p_flush or a notification. Transfers to one peer are not ordered among each other.
  *
+ * Complete means complete: what a completed transfer, and a receive, still have to tell the peer gets there although this rank makes no
+ * further call of the library. A peer that waits for it needs no part of this rank. What needs the other side's part is named below; the
+ * text of a time-out says what would have helped.
+ *
  * A nonblocking call whose transfer is complete when it returns sets *xfer to MPIX_XFER_NULL, which every completion call takes as done.
  *
  * How memory is reached, and whose progress that needs
@@ -19,7 +23,14 @@
  *   fetch_add                           allocated memory of the same host: the processor's atomic operation, no part of the target;
  *                                       everything else: a message to the owner, as above. One word may be added to by all these ways
  *                                       at once; adding with plain C atomics is also right.
- *   send, recv, advertise               both sides call the library; a large send completes when the receiver has read it
+ *   send, recv, advertise               both sides call the library; a large send completes when the receiver has read it, a short one
+ *                                       when it is on its way and the ring (mpix_ep_p2p_ring) had room for it
+ *
+ * Rights of memory: MPIX_P2p_reg looks at what may be done with the mappings that the memory lies in, and handles carry that. A put or an
+ * addition to memory that was read-only then, and a get of memory that could not be read, are MPIX_ERRK_ARG at the origin and change
+ * nothing; so are sends and receives of such local memory. After mprotect, register the memory again. Memory that the target unmaps, or
+ * whose file is cut short, while it is registered does the target no harm: the origin's transfer fails (MPIX_ERRK_ARG, MPIX_ERRK_TRANSPORT or
+ * MPIX_ERRK_PEER); over a network that breaks the connection. A put over a network may have been complete, then the flush fails.
  *
  * Object and peers: a peer's death (MPIX_ERRK_PEER) or silence (MPIX_ERRK_TIMEOUT) is noticed by transfers and waits that need the peer,
  * and then the object has failed: all its transfers end with that error, and so do later calls. Handles of memory end with their object.
