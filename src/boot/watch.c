@@ -28,12 +28,17 @@ static pthread_mutex_t watch_lock = PTHREAD_MUTEX_INITIALIZER;
 static watch_entry *watch_table;
 static int watch_places, watch_live;
 
+/* /proc may be that of another name space of processes, where the number is somebody else's: then nothing is known. */
 uint64_t mpix_boot_process_start(pid_t pid) {
-    char path[64], text[1024];
+    char path[64], text[1024], self[32];
     unsigned long long start = 0;
     int fd;
-    ssize_t n;
+    ssize_t n = readlink("/proc/self", self, sizeof self - 1);
 
+    self[n > 0 ? n : 0] = '\0';
+    snprintf(path, sizeof path, "%d", (int)getpid());
+    if (strcmp(self, path) != 0)
+        return 0;
     snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
     fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
