@@ -1,7 +1,7 @@
 /*
  * forks.c - processes that fork: what a child does with the library's objects, and how it ends, does not touch the parent's job.
  *
- *   forks --end calls|free|exit|exec|work [--times N]
+ *   forks --end calls|free|exit|exec|work [--mode ht|ll] [--times N]
  *
  * Every rank but the last forks in the middle of its work. The child makes every call once (calls), or frees all it has inherited
  * (free), or ends by exit or exec, or goes on for a while with work of its own and a child of its own, beside the parent (work).
@@ -16,6 +16,8 @@
 #include "../mpi/count_mpi.h"
 #include "harness.h"
 #include "mpix_p2p.h"
+
+static int mode; /* MPIX_EP_HT or LL */
 
 enum { TOKENS = 16, HIDDEN = 64, EXPERTS_EACH = 2, P2P_BYTES = 4096 };
 
@@ -39,6 +41,8 @@ static void make(void) {
 
     w.capacity = TOKENS * t_size;
     MPIX_INIT(&config);
+    config.mode = mode;
+    config.layout = mode == MPIX_EP_LL ? MPIX_EP_SLOTS : MPIX_EP_COMPACT;
     config.max_topk = 1;
     config.num_experts = EXPERTS_EACH * t_size;
     config.max_tokens = TOKENS;
@@ -76,7 +80,7 @@ static void round_of(int n) {
     routing.topk = 1;
     routing.ids = ids;
     counts.recv_total = &received;
-    CHECK_OK(MPIX_Ep_route(w.handle, &routing, &counts));
+    CHECK_OK(MPIX_Ep_route(w.handle, &routing, mode == MPIX_EP_LL ? NULL : &counts));
     MPIX_INIT(&in);
     MPIX_INIT(&out);
     in.hidden = HIDDEN;
@@ -310,6 +314,7 @@ int main(int argc, char **argv) {
     const char *end = t_option_text(argc, argv, "--end", "calls");
     int times = (int)t_option(argc, argv, "--times", 4), beside = strcmp(end, "work") == 0;
 
+    mode = strcmp(t_option_text(argc, argv, "--mode", "ht"), "ll") == 0 ? MPIX_EP_LL : MPIX_EP_HT;
     t_init(&argc, &argv, "forks");
     t_watchdog(150);
     make();

@@ -1,7 +1,7 @@
 /*
  * world.c - the host program's world: its error handlers, its descriptors, and machines on which ranks share memory or can't.
  *
- *   world --case handlers | descriptors | singletons | spaces | signals | locale [--locale NAME]
+ *   world --case handlers | descriptors | singletons | spaces | pids [--reach mapped|apart] | signals | locale [--locale NAME]
  */
 #include <locale.h>
 #include <sched.h>
@@ -86,6 +86,16 @@ static int case_spaces(void) {
     check_reach(MPIX_EP_REACH_PROXIED, t_size, "same machine, but /proc is refused");
     REQUIRE(seteuid(0) == 0, "seteuid");
     return 1;
+}
+
+/* Each rank was started in a name space of processes of its own, in which all of them have the same number. */
+static void case_pids(int apart) {
+    if (!apart) {
+        check_reach(MPIX_EP_REACH_MAPPED, t_size, "through a socket");
+        return;
+    }
+    REQUIRE(unshare(CLONE_NEWNET) == 0, "unshare");
+    check_reach(MPIX_EP_REACH_PROXIED, t_size, "same machine, but in other name spaces");
 }
 
 /* ---- descriptors ---------------------------------------------------------------------------------------------------------- */
@@ -248,6 +258,13 @@ static void case_locale(const char *name) {
 int main(int argc, char **argv) {
     const char *which = t_option_text(argc, argv, "--case", "");
 
+    if (strcmp(which, "bears") == 0) { /* asked without a launcher: whether MPI_Init works in name spaces of processes */
+#ifdef OPEN_MPI
+        return 0;
+#else
+        return 1;
+#endif
+    }
     t_init(&argc, &argv, "world");
     t_watchdog(120);
     if (strcmp(which, "handlers") == 0)
@@ -256,6 +273,8 @@ int main(int argc, char **argv) {
         case_descriptors();
     else if (strcmp(which, "singletons") == 0)
         case_singletons();
+    else if (strcmp(which, "pids") == 0)
+        case_pids(strcmp(t_option_text(argc, argv, "--reach", "mapped"), "apart") == 0);
     else if (strcmp(which, "signals") == 0)
         case_signals();
     else if (strcmp(which, "locale") == 0)

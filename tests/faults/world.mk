@@ -43,6 +43,9 @@ WORLD_TESTS = \
 WORLD_FULL_TESTS = \
 	tests/faults/world_fork_calls_proxied.2.test \
 	tests/faults/world_fork_exec.2.test \
+	tests/faults/world_fork_calls_ll.2.test \
+	tests/faults/world_fork_free_ll_threads.2.test \
+	tests/faults/world_fork_work_ll.2.test \
 	tests/faults/world_fork_free.2.test \
 	tests/faults/world_fork_free_ucx.2.test \
 	tests/faults/world_fork_exit_ucx.2.test \

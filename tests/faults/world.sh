@@ -9,6 +9,9 @@
 # covers: containers of one machine | create ht-proxied | tests/faults/world_spaces.3.test
 # covers: fork, every call in the child | ht-mapped p2p-mapped | tests/faults/world_fork_calls.3.test
 # covers: fork, every call in the child | ht-proxied p2p-proxied | tests/faults/world_fork_calls_proxied.2.test
+# covers: fork, every call in the child | ll-mapped | tests/faults/world_fork_calls_ll.2.test
+# covers: fork, the child frees | ll-proxied | tests/faults/world_fork_free_ll_threads.2.test
+# covers: fork, the child goes on beside | ll-mapped | tests/faults/world_fork_work_ll.2.test
 # covers: fork, the child frees | ht-mapped p2p-mapped | tests/faults/world_fork_free.2.test
 # covers: fork, the child frees | ht-proxied p2p-proxied | tests/faults/world_fork_free_threads.2.test
 # covers: fork, the child exits | ht-mapped p2p-mapped | tests/faults/world_fork_exit.2.test
@@ -49,7 +52,8 @@ world_fork_*) # how the child ends, and how peers are reached
         ;;
     esac
     end=${name#world_fork_}
-    exec "$run" "$np" "$build/tests/faults/forks" --end "${end%%_*}"
+    case $name in *_ll*) mode=ll ;; *) mode=ht ;; esac
+    exec "$run" "$np" "$build/tests/faults/forks" --end "${end%%_*}" --mode $mode
     ;;
 world_cpp) # no output but what is awaited, and status 0
     if [ ! -x "$build/tests/faults/world_cpp" ]; then
@@ -104,7 +108,16 @@ world_signals) # libucs has handlers of its own
     ;;
 world_handlers) export MPIX_EP_LOG_LEVEL=none ;; # every one of them is wanted
 world_descriptors | world_singletons) ;;
-world_spaces) export MPIX_EP_TRANSPORT=null ;; # it is made and told, no row moves
+world_spaces) # an object is made and tells, no row moves
+    export MPIX_EP_TRANSPORT=null
+    # Name spaces of processes as well, where MPI bears it: then windows go through sockets, or nowhere.
+    if [ "$(id -u)" = 0 ] && unshare -p -f true 2>/dev/null && "$build/tests/faults/world" --case bears; then
+        for inner in mapped apart; do
+            # Leaks are looked for by numbers of threads, which are others in /proc there.
+            ASAN_OPTIONS="detect_leaks=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}" OMPI_MCA_btl=tcp,self OMPI_MCA_pml=ob1 "$run" "$np" unshare -p -f "$build/tests/faults/world" --case pids --reach $inner || exit 1
+        done
+    fi
+    ;;
 *)
     echo "world.sh: no test is called $name" >&2
     exit 99
