@@ -64,7 +64,7 @@ typedef struct MPIX_Device_rmem {
     uint64_t bytes;
     int peer;
     int index;       /**< the library's */
-    int atomics;     /**< 1: mpix_atomic_add can be used on it */
+    int atomics;     /**< 1: mpix_atomic_add can be used on it. Of a GPU that this process does not see the driver's libnvidia-ml.so.1 must know */
     int reserved;
 } MPIX_Device_rmem;
 

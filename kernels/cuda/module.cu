@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -472,7 +473,7 @@ static int m_share(const mpix_cuda_device *d, const void *p, size_t bytes, mpix_
 
 /* Of a device that this process does not see, as where each rank has one visible GPU: the driver's management library knows all of the machine's. It is
  * not needed otherwise, so it is looked for when it is asked. (To try an addition is no way: one that fails is fatal for the process's context.) */
-static int atomics_unseen(const unsigned char mine[16], const unsigned char other[16]) {
+static int atomics_ask(const unsigned char mine[16], const unsigned char other[16]) {
     enum { ATOMICS = 3 }; /* NVML_P2P_CAPS_INDEX_ATOMICS; status 0 is NVML_P2P_STATUS_OK */
     void *lib = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL), *at[2] = {nullptr, nullptr};
     const unsigned char *const uuids[2] = {mine, other};
@@ -495,6 +496,25 @@ static int atomics_unseen(const unsigned char mine[16], const unsigned char othe
     }
     dlclose(lib);
     return status == 0;
+}
+
+/* Kept, since each import of a peer's memory asks, and the library takes long to start. */
+static int atomics_unseen(const unsigned char mine[16], const unsigned char other[16]) {
+    static struct { unsigned char mine[16], other[16]; int answer; } known[MPIX_CUDA_RANKS];
+    static int nknown;
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    int i = 0, answer;
+    pthread_mutex_lock(&lock);
+    while (i < nknown && (memcmp(known[i].mine, mine, 16) || memcmp(known[i].other, other, 16)))
+        i++;
+    answer = i < nknown ? known[i].answer : atomics_ask(mine, other);
+    if (i == nknown && nknown < MPIX_CUDA_RANKS) {
+        memcpy(known[i].mine, mine, 16);
+        memcpy(known[i].other, other, 16);
+        known[nknown++].answer = answer;
+    }
+    pthread_mutex_unlock(&lock);
+    return answer;
 }
 
 static int m_atomics(const mpix_cuda_device *d, const unsigned char uuid[16]) {
