@@ -84,7 +84,7 @@ static int create_local(mpix_ep *ep) {
     if (!kind)
         gpu->stream_id = gpu->ops->stream_id(&gpu->device, gpu->stream);
     free(tables);
-    return kind ? mpix_fail(kind, NULL, "a context in GPU memory: %s", why) : 0;
+    return kind ? mpix_fail(kind, NULL, "a context in GPU memory: %s", why) : mpix_ep_gpu_spare_make(ep);
 }
 
 /* The kernels that the configuration needs. */
@@ -161,6 +161,7 @@ void mpix_ep_gpu_free(mpix_ep *ep) {
         for (int i = 0; i < gpu->nwindows && !ep->failed; i++)
             mpix_ep_gpu_window_free(ep, &gpu->windows[i]);
         gpu->ops->stream_destroy(gpu->stream);
+        mpix_ep_gpu_spare_free(ep);
         mpix_ep_gpu_far_free(ep);
     }
     if (gpu->bases)

@@ -29,6 +29,7 @@ typedef struct mpix_ep_gpu {
     mpix_cuda_status *reports;    /* pinned, a ring */
     int64_t next_report;
     unsigned char slots[MPIX_EP_GPU_REPORTS];
+    struct mpix_ep_gpu_call *spare; /* with its event and its report: for a call that gets none */
     struct { const void *p; uint64_t allocation; } known[MPIX_EP_GPU_KNOWN]; /* pointers found to be memory of this device */
     MPIX_Error async;             /* first error of an enqueued call */
     struct mpix_ep_gpu_far *far;  /* ep_gpu_far.c; NULL: all peers are mapped */
@@ -147,6 +148,9 @@ int mpix_ep_gpu_end(MPIX_Ep_handle handle, int what, void *stream);
 int mpix_ep_gpu_start(MPIX_Ep_handle handle, MPIX_Xfer *xfer, int how, int end, void *stream, mpix_ep_gpu_begun *s, int *code);
 int mpix_ep_gpu_order(struct mpix_ep_handle *handle, const mpix_ep_gpu_begun *s, char *why);
 int mpix_ep_gpu_finish(struct mpix_ep_handle *handle, mpix_ep_gpu_begun *s, int kind, int launch, const char *why);
+/* The context's spare call. */
+int mpix_ep_gpu_spare_make(mpix_ep *ep);
+void mpix_ep_gpu_spare_free(mpix_ep *ep);
 /* Looks at what enqueued calls have reported. */
 void mpix_ep_gpu_poll(mpix_ep *ep);
 #endif

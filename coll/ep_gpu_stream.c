@@ -137,6 +137,21 @@ static void gpu_wait_start(struct mpix_xfer *xfer, mpix_wait *wait) {
     mpix_wait_start(wait, NULL, call->ep->params.spin_us, call->ep->crowded);
 }
 
+static void call_drop(mpix_ep *ep, mpix_ep_gpu_call *call) {
+    ep->gpu->ops->event_destroy(call->event);
+    free(call);
+}
+
+/* A call that nobody uses any more. */
+static void call_give(mpix_ep *ep, mpix_ep_gpu_call *call) {
+    if (!ep->gpu->spare) {
+        ep->gpu->spare = call;
+        return;
+    }
+    report_give(ep->gpu, call->report);
+    call_drop(ep, call);
+}
+
 static int gpu_end(struct mpix_xfer *xfer, mpix_boot **boot) {
     mpix_ep_gpu_call *call = (mpix_ep_gpu_call *)xfer;
     mpix_ep *ep = call->ep;
@@ -144,15 +159,13 @@ static int gpu_end(struct mpix_xfer *xfer, mpix_boot **boot) {
     for (int i = 0; i < call->ncopies && !kind; i++)
         for (int64_t j = 0; j < call->copies[i].n; j++)
             call->copies[i].to[j] = call->copies[i].from[j];
-    report_give(ep->gpu, call->report);
     pthread_mutex_lock(&ep->lock);
     ep->users--;
     call->handle->users--;
     pthread_mutex_unlock(&ep->lock);
     mpix_live_remove(call);
-    ep->gpu->ops->event_destroy(call->event);
     *boot = ep->boot;
-    free(call);
+    call_give(ep, call);
     return kind;
 }
 
@@ -184,9 +197,55 @@ static int call_make(mpix_ep *ep, mpix_ep_gpu_call **call) {
     return 0;
 }
 
-static void call_drop(mpix_ep *ep, mpix_ep_gpu_call *call) {
-    ep->gpu->ops->event_destroy(call->event);
-    free(call);
+int mpix_ep_gpu_spare_make(mpix_ep *ep) {
+    int kind = call_make(ep, &ep->gpu->spare);
+    if (!kind)
+        ep->gpu->spare->report = report_take(ep->gpu, 0);
+    return kind;
+}
+
+void mpix_ep_gpu_spare_free(mpix_ep *ep) {
+    if (ep->gpu->spare)
+        call_drop(ep, ep->gpu->spare);
+    ep->gpu->spare = NULL;
+}
+
+/*
+ * What a call needs before it is launched. The peers launch theirs whatever happens here, and epochs are counted by kernels, so a rank that has no
+ * memory, no event or no report for its call launches a failed one, in the spare call; should that be in flight still, the context fails.
+ */
+static int call_begin(mpix_ep *ep, const mpix_ep_gpu_handle *g, int waits, int end, mpix_ep_gpu_begun *s) {
+    mpix_ep_gpu *gpu = ep->gpu;
+    int kind = waits ? call_make(ep, &s->call) : 0;
+    if (!kind)
+        s->report = s->capture ? g->captured : report_take(gpu, !waits);
+    if (s->call)
+        s->call->report = s->report;
+    if (s->report)
+        return 0;
+    if (!kind)
+        kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "%d transfers of the context are in flight, more are not possible in GPU memory", MPIX_EP_GPU_REPORTS);
+    if (s->call)
+        call_drop(ep, s->call);
+    s->call = NULL;
+    if (!waits) { /* as captured calls do; the second half of a call goes on as it began */
+        s->report = g->captured;
+        s->kind = end ? 0 : kind;
+        return 0;
+    }
+    if (!gpu->spare) {
+        pthread_mutex_lock(&ep->lock);
+        mpix_ep_fail(ep, kind);
+        pthread_mutex_unlock(&ep->lock);
+        return kind;
+    }
+    s->call = gpu->spare;
+    gpu->spare = NULL;
+    s->report = s->call->report;
+    *s->call = (mpix_ep_gpu_call){.event = s->call->event, .report = s->report};
+    memset(s->report, 0, sizeof *s->report);
+    s->kind = kind;
+    return 0;
 }
 
 /* Between the halves of a call the handle can do nothing else: its epochs and its status are the open call's. */
@@ -214,18 +273,10 @@ int mpix_ep_gpu_start(MPIX_Ep_handle handle, MPIX_Xfer *xfer, int how, int end, 
         kind = stream_check(ep, stream, &s->capture);
     if (!kind)
         kind = open_check(g, end, s->capture);
-    if (!kind && waits)
-        kind = call_make(ep, &s->call);
-    if (!kind) {
-        s->report = s->capture ? g->captured : report_take(ep->gpu, !waits);
-        if (!s->report) {
-            if (s->call)
-                call_drop(ep, s->call);
-            kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "%d transfers of the context are in flight, more are not possible in GPU memory", MPIX_EP_GPU_REPORTS);
-        }
-    }
+    if (!kind)
+        kind = call_begin(ep, g, waits, end, s);
     *code = mpix_boot_raise(ep->boot, kind);
-    if (!kind && how == MPIX_EP_GPU_XFER && !xfer) /* takes part with an empty, failed batch */
+    if (!kind && !s->kind && how == MPIX_EP_GPU_XFER && !xfer) /* takes part with an empty, failed batch */
         s->kind = mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
     return kind != 0;
 }
@@ -250,6 +301,16 @@ int mpix_ep_gpu_order(struct mpix_ep_handle *handle, const mpix_ep_gpu_begun *s,
     return kind;
 }
 
+/* Nothing, or not all, was launched: the peers wait for it, and this rank's next call would be another one's. Nothing of a capture runs yet. */
+static void launch_failed(mpix_ep *ep, const mpix_ep_gpu_begun *s, int launch, const char *why) {
+    mpix_fail(launch, NULL, "%s%s", why, s->capture ? "" : "; the context has failed");
+    if (s->capture)
+        return;
+    pthread_mutex_lock(&ep->lock);
+    mpix_ep_fail(ep, launch);
+    pthread_mutex_unlock(&ep->lock);
+}
+
 int mpix_ep_gpu_finish(struct mpix_ep_handle *handle, mpix_ep_gpu_begun *s, int kind, int launch, const char *why) {
     mpix_ep *ep = handle->ep;
     const mpix_ep_gpu *gpu = ep->gpu;
@@ -261,22 +322,21 @@ int mpix_ep_gpu_finish(struct mpix_ep_handle *handle, mpix_ep_gpu_begun *s, int 
         launch = gpu->ops->event_record(&gpu->device, s->capture ? g->capture_event : g->event, s->stream, text);
     if (!launch && call)
         launch = gpu->ops->event_record(&gpu->device, call->event, s->stream, text);
+    if (launch)
+        launch_failed(ep, s, launch, text[0] ? text : why);
     if (launch && !kind) {
-        kind = mpix_fail(launch, NULL, "%s", text[0] ? text : why);
+        kind = launch;
         error = *mpix_error_tls();
     }
     if (!call || (kind && (s->how == MPIX_EP_GPU_XFER || launch))) { /* nobody waits for it */
-        if (call) {
-            report_give(ep->gpu, s->report);
-            call_drop(ep, call);
-        }
+        if (call)
+            call_give(ep, call);
         *mpix_error_tls() = error;
         return mpix_boot_raise(ep->boot, kind);
     }
     call->xfer.ops = &gpu_xfer_ops;
     call->ep = ep;
     call->handle = handle;
-    call->report = s->report;
     mpix_live_add(&call->xfer.live, call, MPIX_LIVE_XFER);
     pthread_mutex_lock(&ep->lock);
     ep->users++;
