@@ -17,7 +17,6 @@
 #include <poll.h>
 #include <stddef.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -40,7 +39,6 @@ typedef struct fdpass {
     mpix_win_blob *blobs;
     int sock, kind;              /* kind: the first error */
     int to_send, to_take;        /* how many are left */
-    unsigned char *owe, *expect; /* [size] */
 } fdpass;
 
 int mpix_fdpass_open(mpix_win_blob *blob, int *out) {
@@ -76,9 +74,9 @@ int mpix_fdpass_open(mpix_win_blob *blob, int *out) {
 
 /* Neither sends to nor awaits a peer any more. */
 static void fdpass_give_up(fdpass *pass, int peer) {
-    pass->to_send -= pass->owe[peer];
-    pass->to_take -= pass->expect[peer];
-    pass->owe[peer] = pass->expect[peer] = 0;
+    pass->to_send -= pass->blobs[peer].owe;
+    pass->to_take -= pass->blobs[peer].expect;
+    pass->blobs[peer].owe = pass->blobs[peer].expect = 0;
 }
 
 static void fdpass_refused(fdpass *pass, int peer, const char *why) {
@@ -118,7 +116,7 @@ static int fdpass_send(fdpass *pass, int peer) {
     memcpy(CMSG_DATA(cmsg), &pass->win->fd, sizeof(int));
 
     if (sendmsg(pass->sock, &msg, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) {
-        pass->owe[peer] = 0;
+        pass->blobs[peer].owe = 0;
         pass->to_send--;
         return 0;
     }
@@ -155,7 +153,7 @@ static void fdpass_accept(fdpass *pass, int peer, int fd) {
     mpix_win_blob *blob = &pass->blobs[peer];
     int kind = 0;
 
-    pass->expect[peer] = 0;
+    pass->blobs[peer].expect = 0;
     pass->to_take--;
     if (fd < 0) {
         char hint[128];
@@ -189,7 +187,7 @@ static int fdpass_take(fdpass *pass) {
     if (n < 0)
         return errno == EINTR ? 0 : 1;
     fd = fdpass_descriptor(&msg);
-    if (n == (ssize_t)sizeof note && note.rank >= 0 && note.rank < pass->boot->size && pass->expect[note.rank] &&
+    if (n == (ssize_t)sizeof note && note.rank >= 0 && note.rank < pass->boot->size && pass->blobs[note.rank].expect &&
         memcmp(note.random, pass->blobs[note.rank].random, sizeof note.random) == 0)
         fdpass_accept(pass, note.rank, fd);
     else
@@ -206,26 +204,27 @@ static void fdpass_plan(fdpass *pass) {
     const mpix_win_blob *own = &pass->blobs[boot->rank];
 
     for (int r = 0; r < boot->size; r++) {
-        const mpix_win_blob *blob = &pass->blobs[r];
+        mpix_win_blob *blob = &pass->blobs[r];
+        blob->owe = blob->expect = 0;
         if (r == boot->rank || boot->host_of[r] != boot->host_of[boot->rank])
             continue;
         if (blob->addr_len <= 0 || (size_t)blob->addr_len > sizeof blob->addr)
             continue; /* it got no socket and says so itself */
-        pass->owe[r] = own->bytes > 0;
-        pass->expect[r] = blob->bytes > 0;
-        pass->to_send += pass->owe[r];
-        pass->to_take += pass->expect[r];
-        if (blob->net_ns != own->net_ns && (pass->owe[r] || pass->expect[r]))
+        blob->owe = own->bytes > 0;
+        blob->expect = blob->bytes > 0;
+        pass->to_send += blob->owe;
+        pass->to_take += blob->expect;
+        if (blob->net_ns != own->net_ns && (blob->owe || blob->expect))
             fdpass_refused(pass, r, "they are in different network name spaces");
     }
 }
 
 static void fdpass_timed_out(fdpass *pass) {
     for (int r = 0; r < pass->boot->size && !pass->kind; r++)
-        if (pass->owe[r] || pass->expect[r])
+        if (pass->blobs[r].owe || pass->blobs[r].expect)
             pass->kind = mpix_fail_peer(MPIX_ERRK_TIMEOUT, r, pass->boot->hostnames[r],
                                         "rank %d did not %s a window within %g s (mpix_ep_timeout)", r,
-                                        pass->expect[r] ? "send" : "take", pass->params->timeout);
+                                        pass->blobs[r].expect ? "send" : "take", pass->params->timeout);
 }
 
 static void fdpass_run(fdpass *pass) {
@@ -238,7 +237,7 @@ static void fdpass_run(fdpass *pass) {
         for (int i = 1; i < pass->boot->size && pass->to_send; i++) {
             /* Each rank begins with its neighbour, so that they do not all fill the same queue first. */
             int peer = (pass->boot->rank + i) % pass->boot->size;
-            if (pass->owe[peer])
+            if (pass->blobs[peer].owe)
                 (void)fdpass_send(pass, peer);
         }
         while (pass->to_take && fdpass_take(pass) == 0)
@@ -257,16 +256,7 @@ static void fdpass_run(fdpass *pass) {
 int mpix_fdpass_exchange(mpix_boot *boot, const mpix_params *params, mpix_win *win, mpix_win_blob *blobs, int sock) {
     fdpass pass = {.boot = boot, .params = params, .win = win, .blobs = blobs, .sock = sock};
 
-    pass.owe = calloc((size_t)boot->size, 1);
-    pass.expect = calloc((size_t)boot->size, 1);
-    if (pass.owe && pass.expect) {
-        fdpass_plan(&pass);
-        fdpass_run(&pass);
-    } else {
-        pass.kind =
-            mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the exchange of windows among %d ranks", boot->size);
-    }
-    free(pass.owe);
-    free(pass.expect);
+    fdpass_plan(&pass);
+    fdpass_run(&pass);
     return pass.kind;
 }

@@ -53,6 +53,7 @@ typedef struct mpix_win_blob {
     int32_t huge, unable; /* unable: the owner has failed already */
     int32_t passing;      /* the owner's parameter fd_passing */
     int32_t local_fd;     /* not from the owner: the descriptor that arrived here by socket, -1: none */
+    unsigned char owe, expect; /* not from the owner: descriptors are sent to it, and come from it, by socket */
     int32_t addr_len;     /* 0: no socket */
     char addr[32];        /* of the owner's socket: the start of sun_path, whose first byte is zero */
 } mpix_win_blob;

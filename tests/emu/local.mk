@@ -31,7 +31,12 @@ tests/emu/libemu.so: $(emu_units) $(emu_own)
 tests/emu/bulk/libemu.so: $(emu_units) $(emu_bulk) $(emu_own)
 	$(AM_V_CXXLD)$(MKDIR_P) tests/emu/bulk && $(CXX) -shared $(MPIX_SANITIZE) $(EMU_DEFS) -Wl,-soname,libemu.so -o $@ $(emu_bulk) $(emu_others) $(emu_own)
 
-EXTRA_PROGRAMS += tests/emu/ep_expert tests/emu/ep_gpu tests/emu/ep_ll tests/emu/gpu_edges
+EXTRA_PROGRAMS += tests/emu/alloc_gpu tests/emu/ep_expert tests/emu/ep_gpu tests/emu/ep_ll tests/emu/gpu_edges
+# Like tests/faults/alloc_ep, with the calls of the library wrapped.
+tests_emu_alloc_gpu_SOURCES = tests/faults/alloc_gpu.c $(ALLOC_COMMON)
+tests_emu_alloc_gpu_CPPFLAGS = $(MPI_TEST_CPPFLAGS) $(GPU_CPPFLAGS)
+tests_emu_alloc_gpu_LDFLAGS = $(LDFLAGS_OF_INJECTED)
+tests_emu_alloc_gpu_LDADD = tests/common/libharness.la libmpixep_core.la $(MPI_LIBS) $(abs_builddir)/tests/emu/libemu.so -lm
 EMU_LIBS = libmpixep.la $(MPI_LIBS) $(abs_builddir)/tests/emu/libemu.so -lm
 tests_emu_ep_expert_SOURCES = tests/gpu/ep_expert.c tests/gpu/gpu.h
 tests_emu_ep_expert_CPPFLAGS = $(GPU_CPPFLAGS)
@@ -51,7 +56,7 @@ tests_emu_ep_ll_LDADD = $(EMU_LIBS)
 CLEANFILES += $(emu_units) $(emu_bulk) $(emu_own) tests/emu/libemu.so tests/emu/bulk/libemu.so tests/emu/gpu_device tests/emu/src/*
 
 check-emu: libmpixep.la tests/emu/libemu.so tests/emu/bulk/libemu.so
-	@$(MAKE) $(AM_MAKEFLAGS) tests/emu/ep_expert tests/emu/ep_gpu tests/emu/ep_ll tests/emu/gpu_edges tests/emu/gpu_device tests/probe_size
+	@$(MAKE) $(AM_MAKEFLAGS) tests/emu/ep_expert tests/emu/ep_gpu tests/emu/ep_ll tests/emu/alloc_gpu tests/emu/gpu_edges tests/emu/gpu_device tests/probe_size
 	@$(AM_TESTS_ENVIRONMENT) $(top_srcdir)/tests/emu/check
 else
 check-emu:

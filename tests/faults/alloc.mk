@@ -19,9 +19,13 @@ tests_faults_alloc_p2p_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
 tests_faults_alloc_p2p_LDFLAGS = $(LDFLAGS_OF_INJECTED)
 tests_faults_alloc_p2p_LDADD = tests/common/libharness.la libmpixep_core.la $(MPI_LIBS)
 
+# tests/emu/local.mk builds it.
+EXTRA_DIST += tests/faults/alloc_gpu.c
+
 # What it is called with is in tests/faults/alloc.sh.
 ALLOC_TESTS = \
 	tests/faults/alloc_ht.3.test \
+	tests/faults/alloc_ht_socket.3.test \
 	tests/faults/alloc_ht_proxied.3.test \
 	tests/faults/alloc_ht_hops.4.test \
 	tests/faults/alloc_ll.3.test \
@@ -56,6 +60,7 @@ ALLOC_FULL_TESTS = \
 	tests/faults/alloc_sticky_ll.3.test \
 	tests/faults/alloc_sticky_llexpert.3.test \
 	tests/faults/alloc_sticky_llexpert_proxied.3.test \
+	tests/faults/alloc_system_socket.3.test \
 	tests/faults/alloc_system_p2p.3.test \
 	tests/faults/alloc_system_p2p_copied.3.test \
 	tests/faults/alloc_system_p2p_threads_reg.3.test \

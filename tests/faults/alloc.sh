@@ -4,6 +4,7 @@
 #   alloc.sh PATH/alloc_VARIANT.RANKS.test
 #
 # covers: failed allocation | ht-mapped, create | tests/faults/alloc_ht.3.test
+# covers: failed allocation, windows passed by sockets | create | tests/faults/alloc_ht_socket.3.test
 # covers: failed allocation | ht-proxied | tests/faults/alloc_ht_proxied.3.test
 # covers: failed allocation | ht-hops | tests/faults/alloc_ht_hops.4.test
 # covers: failed allocation | ll-mapped | tests/faults/alloc_ll.3.test
@@ -44,6 +45,7 @@ case $name in
 *_threads*) export MPIX_EP_REACH=proxied MPIX_EP_PROXY=thread MPIX_EP_SIGNAL=counted MPIX_EP_LANES=2 ;;
 *_proxied*) export MPIX_EP_REACH=proxied ;;
 *_bases*) export MPIX_EP_COUNTS_RANKS=$((np - 1)) ;;
+*_socket*) export MPIX_EP_FD_PASSING=socket ;;
 *_copied*) export MPIX_EP_P2P_CMA=no MPIX_EP_P2P_EAGER=1k ;;
 *_progress*) export MPIX_EP_PROGRESS=thread ;;
 esac
