@@ -37,6 +37,8 @@ libmpixep_core_la_SOURCES += \
 	src/mem/avail.c \
 	src/mem/claim.c \
 	src/mem/claim.h \
+	src/mem/calls.c \
+	src/mem/calls.h \
 	src/mem/connect.c \
 	src/mem/fdpass.c \
 	src/mem/gpu.c \

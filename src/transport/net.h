@@ -77,7 +77,11 @@ typedef struct mpix_net_ops {
     int (*present)(char *why, size_t len);
     /* Opens devices for talking to the peers for which want[peer] is set. Local. UNSUPPORTED or TRANSPORT name the device and the remedy. */
     int (*open)(mpix_boot *boot, const mpix_params *params, const unsigned char *want, mpix_net **net);
-    void (*close)(mpix_net *net); /* never waits for a peer */
+    /* Gives up what is under way, so that handles of memory which it names can be given back; only that and close follow. NULL: close does it. */
+    void (*shut)(mpix_net *net);
+    /* Never waits for what a peer does. When it returns no device and no peer reaches memory through this net; else it is a kind, with the error that names the
+     * peer. Memory is still there meanwhile, whether it is registered or not. */
+    int (*close)(mpix_net *net);
     /* Connection: the blob for each peer is exchanged over MPI, then connect is called with the peer's blob for this rank. Local. */
     int (*address)(mpix_net *net, int peer, void *blob);
     int (*connect)(mpix_net *net, int peer, const void *blob);

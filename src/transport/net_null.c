@@ -28,7 +28,7 @@ struct mpix_net_rmem {
     int peer;
 };
 
-static void null_close(mpix_net *net) {
+static int null_close(mpix_net *net) {
     null_net *n = (null_net *)net;
 
     if (n->fd >= 0)
@@ -36,6 +36,7 @@ static void null_close(mpix_net *net) {
     free(n->pending);
     free(n->dirty);
     free(n);
+    return 0;
 }
 
 extern const mpix_net_ops mpix_net_null;

@@ -38,8 +38,26 @@ static size_t shmem_ring_bytes(void) {
 
 /* ---- open -------------------------------------------------------------------------------------------------------- */
 
-static void shmem_close(mpix_net *net) {
+/* Memory of this rank that peers write by system calls is taken back. What they have mapped they may go on writing: it is not here. */
+static int shmem_take_back(shmem_net *n) {
+    int kind = 0;
+
+    if (n->page)
+        atomic_store_explicit(&n->page->revoked, 1, memory_order_seq_cst);
+    for (int i = 0; i < n->nwanted; i++) {
+        int r = n->wanted[i];
+        const shmem_peer *peer = &n->peers[r];
+        if (peer->connected && !mpix_calls_quiet(&peer->in->calls, peer->pid, peer->pidfd))
+            kind = mpix_fail_peer(MPIX_ERRK_TIMEOUT, r, n->hostnames[r],
+                                  "rank %d (process %ld) was stopped while it wrote memory of this rank, and has not woken: it may go on when it does", r,
+                                  (long)peer->pid);
+    }
+    return kind;
+}
+
+static int shmem_close(mpix_net *net) {
     shmem_net *n = (shmem_net *)net;
+    int kind = shmem_take_back(n);
 
     for (int r = 0; n->peers && r < n->size; r++) {
         if (n->peers[r].map)
@@ -54,6 +72,7 @@ static void shmem_close(mpix_net *net) {
     free(n->pending);
     free(n->fds);
     free(n);
+    return kind;
 }
 
 static shmem_net *shmem_new(mpix_boot *boot, const mpix_params *params, const unsigned char *want) {
@@ -74,7 +93,7 @@ static shmem_net *shmem_new(mpix_boot *boot, const mpix_params *params, const un
     for (int r = 0; n->peers && r < n->size; r++)
         n->peers[r].pidfd = -1;
     if (!n->peers || !n->wanted || !n->pending || !n->fds) {
-        shmem_close(&n->net);
+        (void)shmem_close(&n->net);
         return NULL;
     }
     for (int r = 0; r < n->size; r++) {
@@ -129,7 +148,7 @@ static int shmem_open(mpix_boot *boot, const mpix_params *params, const unsigned
     if (!kind)
         kind = shmem_open_socket(n);
     if (kind) {
-        shmem_close(&n->net);
+        (void)shmem_close(&n->net);
         return kind;
     }
     n->net.ops = &mpix_net_shmem;

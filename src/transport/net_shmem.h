@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include "mem/calls.h"
 #include "transport/net.h"
 
 enum {
@@ -30,6 +31,7 @@ typedef struct shmem_message {
 /* One writer, one reader. Both run free and are compared; the difference is never more than SHMEM_RING. */
 typedef struct shmem_ring {
     _Alignas(64) _Atomic uint64_t head; /* the peer's */
+    mpix_calls calls;                   /* the peer's, into the owner's memory */
     _Alignas(64) _Atomic uint64_t tail; /* the owner's */
     _Alignas(64) shmem_message message[SHMEM_RING];
 } shmem_ring;
@@ -37,6 +39,7 @@ typedef struct shmem_ring {
 /* The first page. token: a random number, by which a peer knows that it has got hold of the right process. */
 typedef struct shmem_page {
     uint64_t token[2];
+    mpix_revoked revoked; /* the owner takes its memory back: no system calls into it any more */
     _Alignas(64) _Atomic uint32_t sleeping; /* the owner has armed its socket */
 } shmem_page;
 

@@ -57,24 +57,44 @@ static int shmem_call_failed(shmem_net *n, int peer, int err) {
                           (long)n->peers[peer].pid);
 }
 
-/* By system call; it may move less than asked for. */
+static int shmem_revoked(const shmem_net *n, int peer) {
+    return -mpix_fail_peer(MPIX_ERRK_PEER, peer, n->hostnames[peer], "rank %d has taken this memory back: its object has ended or failed", peer);
+}
+
+/* One system call; -1 with errno EACCES: the owner has taken its memory back. */
+static ssize_t shmem_write(shmem_peer *peer, pid_t pid, const struct iovec *here, const struct iovec *there) {
+    ssize_t done;
+
+    if (!mpix_calls_enter(&peer->out->calls, &peer->page->revoked)) {
+        errno = EACCES;
+        return -1;
+    }
+    done = process_vm_writev(pid, here, 1, there, 1, 0);
+    mpix_calls_leave(&peer->out->calls);
+    return done;
+}
+
+/* By system call; it may move less than asked for. What was read while the owner took its memory back need not be what was there. */
 static int shmem_call(shmem_net *n, const mpix_net_op *op, int write) {
     char *local = op->local;
     uint64_t addr = op->rmem->addr + op->roff, left = op->len;
+    shmem_peer *peer = &n->peers[op->peer];
 
     while (left > 0) {
         struct iovec here = {local, left}, there = {(void *)(uintptr_t)addr, left};
-        ssize_t done = write ? process_vm_writev(op->rmem->pid, &here, 1, &there, 1, 0)
-                             : process_vm_readv(op->rmem->pid, &here, 1, &there, 1, 0);
+        ssize_t done = write ? shmem_write(peer, op->rmem->pid, &here, &there) : process_vm_readv(op->rmem->pid, &here, 1, &there, 1, 0);
         if (done <= 0 && errno == EINTR)
             continue;
+        if (done < 0 && errno == EACCES)
+            return shmem_revoked(n, op->peer);
         if (done <= 0)
             return shmem_call_failed(n, op->peer, done < 0 ? errno : EFAULT);
         local += done;
         addr += (uint64_t)done;
         left -= (uint64_t)done;
     }
-    return 0;
+    atomic_thread_fence(memory_order_acquire); /* behind the read */
+    return !write && atomic_load_explicit(&peer->page->revoked, memory_order_relaxed) ? shmem_revoked(n, op->peer) : 0;
 }
 
 static int shmem_word(shmem_peer *peer, const mpix_net_op *op) {

@@ -9,17 +9,24 @@
 
 extern const mpix_net_ops mpix_net_chaos;
 
-static void chaos_close(mpix_net *net) {
+static void chaos_shut(mpix_net *net) {
     chaos_net *c = (chaos_net *)net;
 
-    if (c->inner)
-        c->inner->ops->close(c->inner);
+    if (c->inner->ops->shut)
+        c->inner->ops->shut(c->inner);
+}
+
+static int chaos_close(mpix_net *net) {
+    chaos_net *c = (chaos_net *)net;
+    int kind = c->inner ? c->inner->ops->close(c->inner) : 0;
+
     for (int i = 0; c->lanes && i < c->size * c->params.lanes; i++) {
         free(c->lanes[i].ring);
         free(c->lanes[i].flight);
     }
     free(c->lanes);
     free(c);
+    return kind;
 }
 
 /* What the inner net can do, less what chaos takes away. Again after each connection, which may lower it. */
@@ -88,7 +95,7 @@ static int chaos_open(mpix_boot *boot, const mpix_params *params, const unsigned
     if (!kind)
         kind = inner->open(boot, &c->params, want, &c->inner);
     if (kind) {
-        chaos_close(&c->net);
+        (void)chaos_close(&c->net);
         return kind;
     }
     c->ops = mpix_net_chaos;
@@ -161,6 +168,7 @@ static void chaos_rmem_close(mpix_net *net, mpix_net_rmem *rmem) {
 const mpix_net_ops mpix_net_chaos = {
     .name = "chaos",
     .open = chaos_open,
+    .shut = chaos_shut,
     .close = chaos_close,
     .address = chaos_address,
     .connect = chaos_connect,

@@ -225,13 +225,20 @@ static void close_endpoints(ucx_net *net) {
     wait_for(net);
 }
 
-static void ucx_close(mpix_net *base) {
+/* libucp uses keys and registrations until its requests have ended, as they do with their endpoint; messages of a peer whose endpoint is closed are dropped. */
+static void ucx_shut(mpix_net *base) {
+    ucx_net *net = (ucx_net *)base;
+
+    if (net->worker && net->peers && !net->closing)
+        close_endpoints(net);
+}
+
+static int ucx_close(mpix_net *base) {
     ucx_net *net = (ucx_net *)base;
 
     if (!net)
-        return;
-    if (net->worker && net->peers)
-        close_endpoints(net);
+        return 0;
+    ucx_shut(base);
     if (net->address)
         ucp_worker_release_address(net->worker, net->address);
     if (net->worker)
@@ -249,6 +256,7 @@ static void ucx_close(mpix_net *base) {
     free(net->mems);
     mpix_guard_free(net->guard);
     free(net);
+    return 0;
 }
 
 extern const mpix_net_ops ucx_ops;
@@ -273,7 +281,7 @@ static int ucx_open(mpix_boot *boot, const mpix_params *params, const unsigned c
     if (!kind)
         kind = open_peers(net, want);
     if (kind) {
-        ucx_close(&net->net);
+        (void)ucx_close(&net->net);
         return kind;
     }
     ucp_get_version(&major, &minor, &release);
@@ -528,6 +536,7 @@ const mpix_net_ops ucx_ops = {
     .address_bytes = MPIX_UCX_ADDRESS_BYTES,
     .key_bytes = MPIX_UCX_KEY_BYTES,
     .open = ucx_open,
+    .shut = ucx_shut,
     .close = ucx_close,
     .address = ucx_address,
     .connect = ucx_connect,

@@ -200,11 +200,11 @@ static int lanes_init(verbs_net *net, const unsigned char *want) {
 }
 
 /* Nothing here waits: a peer sees its connection break when it next sends. */
-static void verbs_close(mpix_net *base) {
+static int verbs_close(mpix_net *base) {
     verbs_net *net = (verbs_net *)base;
 
     if (!net)
-        return;
+        return 0;
     for (int i = 0; net->lanes && i < net->npeers * net->nlanes; i++)
         if (net->lanes[i].qp)
             ibv_destroy_qp(net->lanes[i].qp);
@@ -231,6 +231,7 @@ static void verbs_close(mpix_net *base) {
     free(net->lanes);
     free(net->slot_of);
     free(net);
+    return 0;
 }
 
 static void set_options(verbs_net *net, const mpix_params *params) {
@@ -292,7 +293,7 @@ static int verbs_open(mpix_boot *boot, const mpix_params *params, const unsigned
     return 0;
 
 undo:
-    verbs_close(&net->net);
+    (void)verbs_close(&net->net);
     return kind;
 }
 
