@@ -26,7 +26,8 @@ typedef struct mpix_ep_call mpix_ep_call;
 
 /* Memory of MPIX_Ep_alloc; its index in the context's table is the same on all ranks. */
 typedef struct mpix_ep_region {
-    mpix_win *win; /* NULL: freed */
+    mpix_win *win; /* NULL: freed, and another allocation may have this place */
+    int ended;     /* freed by the caller when the context had failed: kept until the context ends, for what names it */
     mpix_proxy_mem *mem; /* with proxied peers: rows are sent from where they lie, and put where they belong; NULL: not */
     mpix_proxy_rmem **rmem; /* [ranks] proxied peers' parts, NULL: not reached; or NULL */
 } mpix_ep_region;
@@ -100,6 +101,7 @@ typedef struct mpix_ep {
     mpix_row_term *terms;  /* [max_topk + 1] */
     mpix_row_term *sums;   /* low latency: the same, of the token's owner */
     int failed;            /* kind, 0: fine */
+    int unsafe;            /* at the end: a stopped peer may still write windows, which then stay mapped */
     MPIX_Error failure;
     uint64_t checked_ns;   /* when deaths were last looked for */
     uint64_t limit_ns;     /* config.timeout_s; UINT64_MAX: none */
@@ -234,8 +236,10 @@ void mpix_ep_memory_free(mpix_ep *ep);
 const mpix_ep_region *mpix_ep_region_of(const mpix_ep *ep, const void *p, size_t bytes);
 /* Where it lies in memory that peers map. 1: place filled; 0: nowhere. */
 int mpix_ep_find(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride, mpix_ep_place *place);
-/* Makes room for one more region. NO_MEM. */
+/* A place in the table of regions: makes room for one more, NO_MEM; then the first that is free on all ranks, collective, ends in agreement. */
 int mpix_ep_regions_grow(mpix_ep *ep);
+int mpix_ep_regions_place(mpix_ep *ep, int *place);
+void mpix_ep_regions_set(mpix_ep *ep, int place, const mpix_ep_region *region);
 /* Bytes from the first of `rows` rows to the end of the last, SIZE_MAX if that is more than can be, or there are none: numbers may be a peer's. */
 size_t mpix_ep_extent(uint64_t rows, uint64_t stride, size_t row);
 /* Address here of a place of a peer; checks that bytes from it lie in the peer's window. NULL: they do not. */

@@ -132,6 +132,8 @@ void mpix_ep_destroy(mpix_ep *ep, int abandoned) {
     mpix_live_remove(ep);
     mpix_ep_gpu_free(ep);
     mpix_ep_engine_free(ep);
+    /* From here on nothing that is queued, posted, or under way to us touches memory; before, all of it must be there. */
+    ep->unsafe |= mpix_proxy_end(ep->far ? ep->far->proxy : NULL) != 0;
     while (ep->handles) {
         struct mpix_ep_handle *h = ep->handles;
         ep->handles = h->next;
@@ -144,8 +146,10 @@ void mpix_ep_destroy(mpix_ep *ep, int abandoned) {
     mpix_ep_far_free(ep);
     mpix_ep_hop_free(ep);
     mpix_ep_memory_free(ep);
-    mpix_win_free(ep->stage);
-    mpix_win_free(ep->ctl);
+    if (!ep->unsafe) {
+        mpix_win_free(ep->stage);
+        mpix_win_free(ep->ctl);
+    }
     for (int i = 0; ep->pidfds && i < ep->size; i++)
         mpix_boot_unwatch(ep->pidfds[i]);
     free(ep->pidfds);

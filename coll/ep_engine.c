@@ -211,6 +211,7 @@ void mpix_ep_fail(mpix_ep *ep, int kind) {
     if (!ep->failed) {
         ep->failed = kind;
         ep->failure = *mpix_error_tls();
+        mpix_proxy_abandon(ep->far ? ep->far->proxy : NULL, kind);
         tell(ep);
     }
     while (ep->first) {

@@ -192,8 +192,6 @@ void mpix_ep_far_free(mpix_ep *ep) {
     mpix_ep_far *far = ep->far;
     if (!far)
         return;
-    if (far->proxy)
-        mpix_proxy_stop(far->proxy);
     for (int i = 0; i < ep->nregions; i++)
         mpix_ep_far_deregister(ep, &ep->regions[i]);
     mpix_proxy_free(far->proxy); /* first: a device may still read the buffers below */
@@ -304,15 +302,14 @@ void mpix_ep_far_signal(mpix_ep_call *call, int peer, int32_t status) {
     }
 }
 
-/* Behind what the lane has still to do; a peer that takes nothing any more learns by its time limit. */
+/* The only thing that is still sent; a peer that takes nothing any more learns by its time limit. */
 void mpix_ep_far_tell(mpix_ep *ep, uint64_t word) {
     mpix_ep_far *far = ep->far;
-    uint64_t seq;
     if (!far || !far->ready)
         return;
     for (int peer = 0; peer < ep->size; peer++)
         if (far->is[peer])
-            (void)mpix_proxy_signal(far->proxy, peer, 0, MPIX_EP_WINDOW_CTL, offsetof(mpix_ep_head, failed), word, (uint32_t)far->counter_failed, 0, &seq);
+            (void)mpix_proxy_last_word(far->proxy, peer, 0, MPIX_EP_WINDOW_CTL, offsetof(mpix_ep_head, failed), word, (uint32_t)far->counter_failed);
     mpix_proxy_step(far->proxy);
 }
 

@@ -122,7 +122,7 @@ static void slot_free(mpix_ep *ep, far_slot *slot) {
         ep->gpu->ops->local_free(&ep->gpu->device, slot->base);
     else if (slot->mapped)
         ep->gpu->ops->host_unregister(&ep->gpu->device, slot->base);
-    if (!slot->gpu)
+    if (!slot->gpu && !ep->unsafe)
         mpix_mem_shared_free(slot->base);
     free(slot->rmem);
     *slot = (far_slot){0};
@@ -132,8 +132,7 @@ void mpix_ep_gpu_far_free(mpix_ep *ep) {
     mpix_ep_gpu_far *far = ep->gpu->far;
     if (!far)
         return;
-    if (ep->far->proxy)
-        mpix_proxy_stop(ep->far->proxy);
+    ep->unsafe |= mpix_proxy_end(ep->far->proxy) != 0; /* then windows may go */
     mpix_gpu_queues_close(far->queues);
     for (int i = 0; far->slots && i < ep->params.max_handles; i++)
         slot_free(ep, &far->slots[i]);

@@ -136,11 +136,8 @@ void mpix_ep_ll_free(mpix_ep *ep) {
     mpix_ep_ll *ll = ep->ll;
     if (!ll)
         return;
-    if (ll->slots && ep->far && ep->far->proxy) {
-        mpix_proxy_stop(ep->far->proxy); /* what is still queued names the memory below */
-        for (int s = 0; s < ep->params.max_handles; s++)
-            slot_close(ep, &ll->slots[s]);
-    }
+    for (int s = 0; ll->slots && ep->far && ep->far->proxy && s < ep->params.max_handles; s++)
+        slot_close(ep, &ll->slots[s]);
     free(ll->slots);
     free(ll->parts);
     free(ll);
@@ -222,16 +219,16 @@ static int buffer_make(struct mpix_ep_handle *handle) {
     mpix_ep_ll_handle *h = handle->ll;
     size_t rows = (size_t)ep->size * (size_t)ep->config.max_tokens * (size_t)ep->config.depth;
     mpix_win *win = NULL;
-    int kind = mpix_boot_agree(ep->boot, mpix_ep_regions_grow(ep));
+    int place = 0, kind = mpix_boot_agree(ep->boot, mpix_ep_regions_grow(ep));
     h->buffer_pitch = mpix_ep_up64((size_t)ep->config.max_row_bytes);
+    if (!kind)
+        kind = mpix_ep_regions_place(ep, &place);
     if (!kind)
         kind = mpix_win_create(ep->boot, &ep->params, rows > 0 ? rows * h->buffer_pitch : 1, MPIX_WIN_COMMIT, &win);
     if (kind)
         return kind;
-    pthread_mutex_lock(&ep->lock);
-    ep->regions[ep->nregions++] = (mpix_ep_region){.win = win};
-    pthread_mutex_unlock(&ep->lock);
-    h->buffer = ep->nregions;
+    mpix_ep_regions_set(ep, place, &(mpix_ep_region){.win = win});
+    h->buffer = place + 1;
     return 0;
 }
 

@@ -11,7 +11,7 @@ static int ep_valid(MPIX_Ep ep) {
 
 const mpix_ep_region *mpix_ep_region_of(const mpix_ep *ep, const void *p, size_t bytes) {
     for (int i = 0; i < ep->nregions; i++) {
-        const mpix_win *win = ep->regions[i].win;
+        const mpix_win *win = ep->regions[i].ended ? NULL : ep->regions[i].win;
         if (!win || !win->base || (const char *)p < (const char *)win->base)
             continue;
         size_t off = (size_t)((const char *)p - (const char *)win->base);
@@ -52,6 +52,33 @@ int mpix_ep_regions_grow(mpix_ep *ep) {
     return regions ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for one more allocation");
 }
 
+/*
+ * Offers name a region by its place, so it must be the same on all ranks, while dealloc and handle_free wait for nobody: a place is used again when all ranks have
+ * given it up. No call of a rank that did so is in flight, and so no offer that names the place is looked at any more. The table is equally long everywhere, for it grows
+ * in agreement.
+ */
+int mpix_ep_regions_place(mpix_ep *ep, int *place) {
+    int words = ep->nregions / 64 + 1; /* at least one bit is free: the new place's */
+    uint64_t *used = calloc((size_t)words, sizeof *used);
+    int kind = mpix_boot_agree(ep->boot, used ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to choose an allocation's place"));
+    for (int i = 0; !kind && i < ep->nregions; i++)
+        used[i / 64] |= (uint64_t)(ep->regions[i].win != NULL) << (i % 64);
+    if (!kind)
+        kind = mpix_boot_or(ep->boot, used, words);
+    for (*place = 0; !kind && (used[*place / 64] >> (*place % 64) & 1); ++*place)
+        ;
+    free(used);
+    return kind;
+}
+
+void mpix_ep_regions_set(mpix_ep *ep, int place, const mpix_ep_region *region) {
+    pthread_mutex_lock(&ep->lock);
+    ep->regions[place] = *region;
+    if (place == ep->nregions)
+        ep->nregions++;
+    pthread_mutex_unlock(&ep->lock);
+}
+
 static int alloc_check(mpix_ep *ep, MPI_Count bytes, MPI_Info info, const void *baseptr) {
     if (!baseptr)
         return mpix_fail(MPIX_ERRK_ARG, "baseptr", "baseptr is NULL");
@@ -72,6 +99,9 @@ int PMPIX_Ep_alloc(MPIX_Ep ep, MPI_Count bytes, MPI_Info info, void *baseptr) {
         return mpix_ep_gpu_alloc(ep, bytes, info, baseptr);
     kind = mpix_boot_agree(ep->boot, alloc_check(ep, bytes, info, baseptr));
     mpix_win *win = NULL;
+    int place = 0;
+    if (!kind)
+        kind = mpix_ep_regions_place(ep, &place);
     /* At least one byte, so that every rank has an address by which it names the allocation. */
     if (!kind)
         kind = mpix_win_create(ep->boot, &ep->params, bytes > 0 ? (size_t)bytes : 1, MPIX_WIN_COMMIT, &win);
@@ -83,9 +113,7 @@ int PMPIX_Ep_alloc(MPIX_Ep ep, MPI_Count bytes, MPI_Info info, void *baseptr) {
         mpix_win_free(win);
         return mpix_boot_raise(ep->boot, kind);
     }
-    pthread_mutex_lock(&ep->lock);
-    ep->regions[ep->nregions++] = region;
-    pthread_mutex_unlock(&ep->lock);
+    mpix_ep_regions_set(ep, place, &region);
     *(void **)baseptr = win->base;
     return MPI_SUCCESS;
 }
@@ -111,15 +139,22 @@ int PMPIX_Ep_dealloc(MPIX_Ep ep, void *base) {
     if (ep->gpu)
         return mpix_ep_gpu_dealloc(ep, base);
     for (i = 0; i < ep->nregions; i++)
-        if (ep->regions[i].win && ep->regions[i].win->base == base)
+        if (ep->regions[i].win && !ep->regions[i].ended && ep->regions[i].win->base == base)
             break;
     if (i == ep->nregions || !base)
         return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "base", "base = %p did not come from MPIX_Ep_alloc of this context", base));
     mpix_ep_drain(ep); /* failed batches do not touch it, but nothing may search the table */
     pthread_mutex_lock(&ep->lock);
     mpix_ep_region region = ep->regions[i];
-    ep->regions[i] = (mpix_ep_region){0};
+    /* Of a context that has failed nobody knows what the proxy, its devices, or a peer that wakes are about: the memory stays until those have ended. */
+    if (ep->failed)
+        ep->regions[i].ended = 1;
+    else
+        ep->regions[i] = (mpix_ep_region){0};
+    int failed = ep->failed;
     pthread_mutex_unlock(&ep->lock);
+    if (failed)
+        return MPI_SUCCESS;
     mpix_ep_far_deregister(ep, &region);
     mpix_win_free(region.win);
     return MPI_SUCCESS;
@@ -182,7 +217,7 @@ int PMPIX_Ep_deregister(MPIX_Ep ep, void *base) {
 MPIX_WEAK_ALIAS(Ep_deregister);
 
 void mpix_ep_memory_free(mpix_ep *ep) {
-    for (int i = 0; i < ep->nregions; i++)
+    for (int i = 0; i < ep->nregions && !ep->unsafe; i++)
         mpix_win_free(ep->regions[i].win);
     free(ep->regions);
     free(ep->registrations);

@@ -304,9 +304,12 @@ static int proxy_register(mpix_proxy *proxy, void *base, size_t bytes, mpix_net_
 
     for (int i = 0; i < proxy->nparts && !kind; i++) {
         proxy_part *part = proxy->part[i];
-        const mpix_net_ops *ops = part->net->ops;
         proxy_lock(part);
-        kind = way ? ops->mem_reg_gpu(part->net, base, bytes, way, &mem->of[i]) : ops->mem_reg(part->net, base, bytes, &mem->of[i]);
+        if (part->ended)
+            kind = mpix_fail(MPIX_ERRK_INTERNAL, NULL, "a registration with a proxy that has ended");
+        else
+            kind = way ? part->net->ops->mem_reg_gpu(part->net, base, bytes, way, &mem->of[i])
+                       : part->net->ops->mem_reg(part->net, base, bytes, &mem->of[i]);
         proxy_unlock(part);
     }
     if (kind) {
@@ -314,6 +317,11 @@ static int proxy_register(mpix_proxy *proxy, void *base, size_t bytes, mpix_net_
             mpix_proxy_mem_dereg(proxy, mem);
         return kind;
     }
+    mem->next = proxy->mems;
+    mem->at = &proxy->mems;
+    if (mem->next)
+        mem->next->at = &mem->next;
+    proxy->mems = mem;
     *out = mem;
     return 0;
 }
@@ -344,19 +352,32 @@ int mpix_proxy_mem_reg_gpu(mpix_proxy *proxy, void *base, size_t bytes, mpix_net
 void mpix_proxy_mem_key(mpix_proxy *proxy, const mpix_proxy_mem *mem, void *key) {
     for (int i = 0; i < proxy->nparts; i++) {
         proxy_part *part = proxy->part[i];
+        char *to = (char *)key + (size_t)i * proxy->key_bytes;
         proxy_lock(part);
-        part->net->ops->mem_key(part->net, mem->of[i], (char *)key + (size_t)i * proxy->key_bytes);
+        if (mem->of[i])
+            part->net->ops->mem_key(part->net, mem->of[i], to);
+        else
+            memset(to, 0, proxy->key_bytes); /* of a failed object: nobody can use it */
         proxy_unlock(part);
     }
 }
 
-void mpix_proxy_mem_dereg(mpix_proxy *proxy, mpix_proxy_mem *mem) {
+static void proxy_mem_drop(mpix_proxy *proxy, mpix_proxy_mem *mem) {
     for (int i = 0; i < proxy->nparts; i++)
         if (mem->of[i]) {
             proxy_lock(proxy->part[i]);
             proxy->part[i]->net->ops->mem_dereg(proxy->part[i]->net, mem->of[i]);
+            mem->of[i] = NULL;
             proxy_unlock(proxy->part[i]);
         }
+}
+
+void mpix_proxy_mem_dereg(mpix_proxy *proxy, mpix_proxy_mem *mem) {
+    proxy_mem_drop(proxy, mem);
+    if (mem->at)
+        *mem->at = mem->next;
+    if (mem->next)
+        mem->next->at = mem->at;
     free(mem);
 }
 
@@ -369,7 +390,10 @@ int mpix_proxy_rmem_open(mpix_proxy *proxy, int peer, const void *key, mpix_prox
         if (!part->peers[peer].lanes)
             continue;
         proxy_lock(part);
-        kind = part->net->ops->rmem_open(part->net, peer, (const char *)key + (size_t)i * proxy->key_bytes, &rmem->of[i]);
+        if (part->ended)
+            kind = mpix_fail(MPIX_ERRK_INTERNAL, NULL, "a peer's memory with a proxy that has ended");
+        else
+            kind = part->net->ops->rmem_open(part->net, peer, (const char *)key + (size_t)i * proxy->key_bytes, &rmem->of[i]);
         proxy_unlock(part);
     }
     if (kind) {
@@ -377,21 +401,40 @@ int mpix_proxy_rmem_open(mpix_proxy *proxy, int peer, const void *key, mpix_prox
             mpix_proxy_rmem_close(proxy, rmem);
         return kind;
     }
+    rmem->next = proxy->rmems;
+    rmem->at = &proxy->rmems;
+    if (rmem->next)
+        rmem->next->at = &rmem->next;
+    proxy->rmems = rmem;
     *out = rmem;
     return 0;
 }
 
-void mpix_proxy_rmem_close(mpix_proxy *proxy, mpix_proxy_rmem *rmem) {
+static void proxy_rmem_drop(mpix_proxy *proxy, mpix_proxy_rmem *rmem) {
     for (int i = 0; i < proxy->nparts; i++)
         if (rmem->of[i]) {
             proxy_lock(proxy->part[i]);
             proxy->part[i]->net->ops->rmem_close(proxy->part[i]->net, rmem->of[i]);
+            rmem->of[i] = NULL;
             proxy_unlock(proxy->part[i]);
         }
+}
+
+void mpix_proxy_rmem_close(mpix_proxy *proxy, mpix_proxy_rmem *rmem) {
+    proxy_rmem_drop(proxy, rmem);
+    if (rmem->at)
+        *rmem->at = rmem->next;
+    if (rmem->next)
+        rmem->next->at = rmem->at;
     free(rmem);
 }
 
 /* ---- threads, the end -------------------------------------------------------------------------------------------- */
+
+static void proxy_stop(mpix_proxy *proxy) {
+    for (int i = 0; i < PROXY_PARTS && proxy->part[i]; i++)
+        proxy_thread_stop(proxy->part[i]);
+}
 
 int mpix_proxy_start_threads(mpix_proxy *proxy, const mpix_params *params) {
     int kind = 0;
@@ -400,19 +443,41 @@ int mpix_proxy_start_threads(mpix_proxy *proxy, const mpix_params *params) {
         if (!proxy->part[i]->threaded)
             kind = proxy_thread_start(proxy->part[i], params);
     if (kind)
-        mpix_proxy_stop(proxy);
+        proxy_stop(proxy);
     return kind;
 }
 
-void mpix_proxy_stop(mpix_proxy *proxy) {
+/* The connections, then the handles that were used over them, then the nets. */
+int mpix_proxy_end(mpix_proxy *proxy) {
+    if (!proxy)
+        return 0;
+    if (proxy->ended) {
+        if (proxy->end_kind)
+            *mpix_error_tls() = proxy->end_error;
+        return proxy->end_kind;
+    }
+    proxy_stop(proxy);
     for (int i = 0; i < PROXY_PARTS && proxy->part[i]; i++)
-        proxy_thread_stop(proxy->part[i]);
+        if (proxy->part[i]->net && proxy->part[i]->net->ops->shut)
+            proxy->part[i]->net->ops->shut(proxy->part[i]->net);
+    for (mpix_proxy_rmem *rmem = proxy->rmems; rmem; rmem = rmem->next)
+        proxy_rmem_drop(proxy, rmem);
+    for (mpix_proxy_mem *mem = proxy->mems; mem; mem = mem->next)
+        proxy_mem_drop(proxy, mem);
+    for (int i = 0; i < PROXY_PARTS && proxy->part[i]; i++) {
+        int kind = proxy_part_end(proxy->part[i]);
+        proxy->end_kind = kind ? kind : proxy->end_kind;
+    }
+    if (proxy->end_kind)
+        proxy->end_error = *mpix_error_tls();
+    proxy->ended = 1;
+    return proxy->end_kind;
 }
 
 void mpix_proxy_free(mpix_proxy *proxy) {
     if (!proxy)
         return;
-    mpix_proxy_stop(proxy);
+    (void)mpix_proxy_end(proxy);
     for (int i = 0; i < PROXY_PARTS; i++)
         proxy_part_free(proxy->part[i]);
     free(proxy->rmem);

@@ -49,10 +49,20 @@ typedef struct mpix_proxy_op {
  * them has a lane to each peer. Opens the net named by params->transport, connects, starts threads if so set. */
 int mpix_proxy_create(mpix_boot *boot, const mpix_params *params, const unsigned char *want, int counters, int kernels, mpix_doorbell *bell,
                       mpix_proxy **proxy);
-/* Local: stops the threads, abandons what is not complete, closes. NULL is fine. */
+/* Local: mpix_proxy_end, and what is left. NULL is fine. */
 void mpix_proxy_free(mpix_proxy *proxy);
-/* Ends the threads, if there are any: nothing is posted any more by itself. For who has memory by handle to deregister before mpix_proxy_free. */
-void mpix_proxy_stop(mpix_proxy *proxy);
+/* The object has failed: nothing that is queued, or will be, is posted any more, for no peer. What peers do is taken in as before. Any thread, never waits. kind
+ * and this thread's error: the failure. NULL is fine. */
+void mpix_proxy_abandon(mpix_proxy *proxy, int kind);
+/* But for the word by which it tells that: as mpix_proxy_signal without puts, with a counter that is used for nothing else. Bounded memory is all that it needs:
+ * it does not wait for room behind what was given up. A peer that is lost gets none. */
+int mpix_proxy_last_word(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff, uint64_t value, uint32_t counter);
+/*
+ * Local, bounded: ends the threads, undoes all registrations and closes the nets. Everything that was named to the proxy must still be there, and may be freed
+ * afterwards: no thread, no device and no peer reaches it any more. Handles of memory are still to be given back; nothing else can be done. 0, or a kind with the
+ * error that names the peer which may still write (mem/calls.h): then memory must stay. Again: the same result. Not beside another call of the proxy. NULL is fine.
+ */
+int mpix_proxy_end(mpix_proxy *proxy);
 const mpix_net_caps *mpix_proxy_caps(const mpix_proxy *proxy);
 int mpix_proxy_counted(const mpix_proxy *proxy); /* the signal form in force */
 
@@ -70,7 +80,7 @@ int mpix_proxy_signal(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t 
                       uint64_t *seq);
 /*
  * Memory by handle, for what is registered one by one (MPIX_P2p_*) and not as a window of all ranks. Local; the net's turns stay out
- * meanwhile. Handles must outlive the commands that name them.
+ * meanwhile; by one thread at a time. Handles, and the memory, must outlive the commands that name them: of a failed object they live until mpix_proxy_end.
  */
 size_t mpix_proxy_key_bytes(const mpix_proxy *proxy);
 int mpix_proxy_mem_reg(mpix_proxy *proxy, void *base, size_t bytes, mpix_proxy_mem **mem);
@@ -104,7 +114,8 @@ void mpix_proxy_counts(const mpix_proxy *proxy, int peer, uint64_t *messages, ui
 int mpix_proxy_step(mpix_proxy *proxy);
 int mpix_proxy_threads(const mpix_proxy *proxy); /* 0: the caller's */
 int mpix_proxy_lanes(const mpix_proxy *proxy);   /* to each peer */
-/* Local: starts its threads, if nobody but the caller has turned it so far. Nobody else is in a call of the proxy. */
+/* Local: starts its threads, if nobody but the caller has turned it so far; after a failure the caller does so on, and it may be tried again. Nobody else is in a
+ * call of the proxy. */
 int mpix_proxy_start_threads(mpix_proxy *proxy, const mpix_params *params);
 /* Whether everything that arrives through it rings the doorbell: its thread publishes counted signals, while a network device that writes
  * words by itself rings nobody, nor does a proxy that the caller has to run. NULL, no proxy at all: 1. */

@@ -79,6 +79,7 @@ typedef struct proxy_peer {
     mpix_net_rmem *rmem[MPIX_PROXY_WINDOWS];
     uint64_t rbytes[MPIX_PROXY_WINDOWS];
     _Atomic int failed; /* kind; error is written before it and never again */
+    _Atomic int broken; /* by its net, and not only because the object was abandoned */
     MPIX_Error error;
     size_t memory; /* counted where it is allocated */
     _Alignas(64) _Atomic uint64_t messages, bytes; /* the turn's, in a line of their own */
@@ -108,7 +109,7 @@ typedef struct proxy_part {
     struct mpix_gpu_queues *gpu; /* what kernels queue, NULL: none; under the lock */
 
     /* What the turn writes shares no cache line with what producers read for every command. */
-    int threaded, wake_fd;
+    int threaded, wake_fd, ended; /* ended: nobody turns it any more, and there is no net */
     pthread_t thread;
     uint64_t spin_ns;
     _Atomic int stop;
@@ -118,15 +119,20 @@ typedef struct proxy_part {
     int nactive;
     uint64_t turns, sleeps;
     int publish; /* something for this rank happened in this turn */
+    _Atomic int abandoned; /* kind; the turn finds it, and then latches all peers */
+    int latched;           /* it has */
 
     _Alignas(64) _Atomic int sleeping; /* the thread has announced that it sleeps */
 } proxy_part;
 
+/* In a list of all, which the end of the proxy walks. `at`: the pointer to this one, NULL: a window's. */
 struct mpix_proxy_mem {
     mpix_net_mem *of[PROXY_PARTS];
+    mpix_proxy_mem *next, **at;
 };
 struct mpix_proxy_rmem {
     mpix_net_rmem *of[PROXY_PARTS]; /* NULL: the part has no lane to the peer */
+    mpix_proxy_rmem *next, **at;
 };
 
 struct mpix_proxy {
@@ -138,6 +144,12 @@ struct mpix_proxy {
     proxy_part *part[PROXY_PARTS];
     mpix_proxy_mem mem[MPIX_PROXY_WINDOWS];
     mpix_proxy_rmem *rmem; /* [size][MPIX_PROXY_WINDOWS] */
+    mpix_proxy_mem *mems;
+    mpix_proxy_rmem *rmems;
+    MPIX_Error failure; /* of the object, since it is abandoned */
+    _Atomic int failing; /* somebody writes failure, or has */
+    int ended, end_kind;
+    MPIX_Error end_error;
 };
 
 /* Of a lane to a peer: its part, and its number there; and back. */
@@ -176,6 +188,8 @@ static inline void proxy_unlock(proxy_part *part) {
 
 /* Alone, with allocation and checks; kind or 0. Then, all together and each ending in agreement: the net, connections, what the nets can do. */
 int proxy_part_create(mpix_proxy *whole, int index, const mpix_params *params, const unsigned char *want, int counters, mpix_doorbell *bell);
+/* Closes the net. Nothing that lies in memory is freed. 0 or a kind, see mpix_proxy_end. */
+int proxy_part_end(proxy_part *part);
 void proxy_part_free(proxy_part *part);
 int proxy_part_window(proxy_part *part, int window, void *base, size_t bytes);
 void proxy_part_window_drop(proxy_part *part, int window);
@@ -195,6 +209,8 @@ void proxy_gpu_done(proxy_part *part, int peer, int lane, uint64_t seq);
 void proxy_gpu_failed(proxy_part *part, int peer, int kind);
 /* Latches a failure of a peer, once; the rest is abandoned. The caller holds the lock. text: the device's words. */
 void proxy_latch(proxy_part *part, int peer, int kind, int lane, const char *text);
+/* All peers, for the object has failed. The caller holds the lock. */
+void proxy_latch_all(proxy_part *part);
 
 /* After a push: wakes the thread if it has announced that it sleeps. */
 void proxy_wake(proxy_part *part);

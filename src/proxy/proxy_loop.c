@@ -92,7 +92,10 @@ void proxy_queue_request(proxy_part *part, const mpix_request *request, uint64_t
     proxy_work *work = &lane->ring[lane->head & (part->depth - 1)];
     uint64_t op_bytes = loop_op_bytes(part, request);
 
-    if (atomic_load_explicit(&peer->failed, memory_order_relaxed))
+    if (request->last && !part->latched) /* the order was given before it, and is seen with it */
+        proxy_latch_all(part);
+    if (atomic_load_explicit(&peer->failed, memory_order_relaxed) &&
+        (!request->last || atomic_load_explicit(&peer->broken, memory_order_relaxed)))
         return;
     work->request = *request;
     work->seq = seq;
@@ -261,6 +264,7 @@ static int loop_post_lane(proxy_part *part, int peer_rank, int lane_index) {
     posted = part->net->ops->post(part->net, ops, n);
     if (posted < 0) {
         proxy_latch(part, peer_rank, -posted, lane_index, mpix_error_tls()->text);
+        lane->post = lane->head; /* also of a peer that was latched before: a last word */
         return 1;
     }
     loop_account(part, peer, lane, ops, n, posted);
@@ -437,6 +441,8 @@ int proxy_turn(proxy_part *part) {
 
     part->publish = 0;
     part->turns++;
+    if (atomic_load_explicit(&part->abandoned, memory_order_relaxed) && !part->latched)
+        proxy_latch_all(part);
     happened = loop_take(part) > 0;
     if (part->gpu)
         happened |= proxy_gpu_take(part) > 0;
@@ -454,7 +460,7 @@ int mpix_proxy_step(mpix_proxy *proxy) {
 
     for (int i = 0; i < proxy->nparts; i++) {
         proxy_part *part = proxy->part[i];
-        if (part->threaded || !proxy_try_lock(part))
+        if (part->threaded || part->ended || !proxy_try_lock(part))
             continue;
         happened |= proxy_turn(part);
         proxy_unlock(part);

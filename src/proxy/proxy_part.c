@@ -344,16 +344,29 @@ int proxy_part_window(proxy_part *part, int window, void *base, size_t bytes) {
 
 /* ---- the end ----------------------------------------------------------------------------------------------------- */
 
-void proxy_part_free(proxy_part *part) {
-    if (!part)
-        return;
-    proxy_thread_stop(part);
+int proxy_part_end(proxy_part *part) {
+    int kind = 0;
+
+    proxy_lock(part);
+    if (atomic_load_explicit(&part->abandoned, memory_order_relaxed) && !part->latched)
+        proxy_latch_all(part); /* kernels that wait are told */
     if (part->net) {
         for (int w = 0; w < MPIX_PROXY_WINDOWS; w++)
             proxy_part_window_drop(part, w);
-        part->net->ops->close(part->net);
+        kind = part->net->ops->close(part->net);
     }
-    mpix_mem_shared_free(part->table);
+    part->net = NULL;
+    part->ended = 1;
+    proxy_unlock(part);
+    return kind;
+}
+
+/* It has ended. */
+void proxy_part_free(proxy_part *part) {
+    if (!part)
+        return;
+    if (!part->whole->end_kind) /* else a peer may still write it */
+        mpix_mem_shared_free(part->table);
     for (int r = 0; part->peers && r < part->size; r++) {
         proxy_peer *peer = &part->peers[r];
         for (int i = 0; peer->lanes && i < part->nlanes; i++)

@@ -44,7 +44,7 @@ static int queue_push(proxy_part *part, const mpix_request *r, uint64_t *seq) {
     uint64_t position;
     mpix_cmd cmd;
 
-    if (!proxy_admit(part, lane, 1))
+    if (!r->last && !proxy_admit(part, lane, 1))
         return 0;
     if (!mpix_cmd_encode(r, &cmd)) {
         desc = mpix_descs_get(&part->descs);
@@ -63,7 +63,8 @@ free_desc:
     if (desc >= 0)
         mpix_descs_put(&part->descs, (uint32_t)desc);
 leave:
-    atomic_fetch_sub_explicit(&lane->admitted, 1, memory_order_relaxed);
+    if (!r->last)
+        atomic_fetch_sub_explicit(&lane->admitted, 1, memory_order_relaxed);
     return 0;
 }
 
@@ -84,7 +85,8 @@ static int queue_failed(const mpix_proxy *proxy, int peer) {
 }
 
 /* 0, or -kind: a range that does not exist (a defect of the library), or the peer's failure. *out: the lane's part. */
-static int queue_check(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff, uint64_t len, uint32_t counter, proxy_part **out) {
+static int queue_check(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff, uint64_t len, uint32_t counter, int last,
+                       proxy_part **out) {
     proxy_part *part = lane < 0 || peer < 0 ? proxy->part[0] : proxy->part[proxy_part_of(proxy, peer, lane)];
     const proxy_peer *p;
 
@@ -98,13 +100,13 @@ static int queue_check(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t
                             rwin >= 0 && rwin < MPIX_PROXY_WINDOWS ? p->rbytes[rwin] : 0);
     if (part->counted && counter >= (uint32_t)part->counters)
         return -mpix_fail(MPIX_ERRK_INTERNAL, NULL, "counter %u of %d", counter, part->counters);
-    return -queue_failed(proxy, peer);
+    return last && !atomic_load_explicit(&p->broken, memory_order_relaxed) ? 0 : -queue_failed(proxy, peer);
 }
 
 int mpix_proxy_put(mpix_proxy *proxy, int peer, int lane, int lwin, uint64_t loff, int rwin, uint64_t roff,
                    uint64_t len, uint32_t counter, uint64_t *seq) {
     proxy_part *part;
-    int kind = queue_check(proxy, peer, lane, rwin, roff, len, counter, &part);
+    int kind = queue_check(proxy, peer, lane, rwin, roff, len, counter, 0, &part);
     mpix_request r;
 
     if (kind)
@@ -125,10 +127,11 @@ int mpix_proxy_put(mpix_proxy *proxy, int peer, int lane, int lwin, uint64_t lof
     return queue_push(part, &r, seq);
 }
 
-int mpix_proxy_signal(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff, uint64_t value, uint32_t counter,
-                      uint32_t writes, uint64_t *seq) {
+/* last: whether the object was abandoned does not matter. */
+static int queue_signal(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff, uint64_t value, uint32_t counter, uint32_t writes,
+                        int last, uint64_t *seq) {
     proxy_part *part;
-    int kind = queue_check(proxy, peer, lane, rwin, roff, 8, counter, &part);
+    int kind = queue_check(proxy, peer, lane, rwin, roff, 8, counter, last, &part);
     mpix_request r;
 
     if (kind)
@@ -144,8 +147,20 @@ int mpix_proxy_signal(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t 
                        .roff = roff,
                        .len = part->counted ? sizeof(proxy_header) : 8,
                        .counter = counter,
-                       .writes = writes};
+                       .writes = writes,
+                       .last = (uint8_t)last};
     return queue_push(part, &r, seq);
+}
+
+int mpix_proxy_signal(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff, uint64_t value, uint32_t counter,
+                      uint32_t writes, uint64_t *seq) {
+    return queue_signal(proxy, peer, lane, rwin, roff, value, counter, writes, 0, seq);
+}
+
+int mpix_proxy_last_word(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff, uint64_t value, uint32_t counter) {
+    uint64_t seq;
+
+    return queue_signal(proxy, peer, lane, rwin, roff, value, counter, 0, 1, &seq);
 }
 
 int mpix_proxy_post(mpix_proxy *proxy, const mpix_proxy_op *op, uint64_t *seq) {

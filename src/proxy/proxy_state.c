@@ -23,11 +23,48 @@ void proxy_latch(proxy_part *part, int rank, int kind, int lane, const char *tex
                    part->boot->hostnames[rank], part->whole->net_name, part->net->caps.device,
                    proxy_lane_of(part->whole, part->index, rank, lane), text);
     peer->error = *mpix_error_tls();
+    atomic_store_explicit(&peer->broken, 1, memory_order_relaxed);
     atomic_store_explicit(&peer->failed, kind, memory_order_release);
     for (int i = 0; i < part->nlanes; i++)
         peer->lanes[i].post = peer->lanes[i].head;
     proxy_gpu_failed(part, rank, kind);
     part->publish = 1;
+}
+
+/*
+ * As above, without a word to the log: the object's failure has been told. What is with the device is not counted any more, so that the lanes have room for the
+ * last word.
+ */
+void proxy_latch_all(proxy_part *part) {
+    int kind = atomic_load_explicit(&part->abandoned, memory_order_acquire);
+
+    part->latched = 1;
+    for (int r = 0; r < part->size; r++) {
+        proxy_peer *peer = &part->peers[r];
+        if (!peer->lanes || atomic_load_explicit(&peer->failed, memory_order_relaxed))
+            continue;
+        peer->error = part->whole->failure;
+        atomic_store_explicit(&peer->failed, kind, memory_order_release);
+        for (int i = 0; i < part->nlanes; i++) {
+            proxy_lane *lane = &peer->lanes[i];
+            lane->post = lane->done = lane->head;
+            lane->ops = 0;
+            lane->bytes = 0;
+        }
+        proxy_gpu_failed(part, r, kind);
+    }
+    part->publish = 1;
+}
+
+/* Without the parts' locks, since a turn may not get on: whoever turns a part next finds the order, and before that nothing is posted. */
+void mpix_proxy_abandon(mpix_proxy *proxy, int kind) {
+    if (!proxy || atomic_exchange_explicit(&proxy->failing, 1, memory_order_acquire))
+        return;
+    proxy->failure = *mpix_error_tls();
+    for (int i = 0; i < proxy->nparts; i++) {
+        atomic_store_explicit(&proxy->part[i]->abandoned, kind, memory_order_release);
+        proxy_wake(proxy->part[i]);
+    }
 }
 
 int mpix_proxy_failed(mpix_proxy *proxy, int peer, MPIX_Error *error) {
@@ -119,8 +156,10 @@ static void state_dump_part(proxy_part *part) {
 
     if (part->whole->nparts > 1)
         snprintf(several, sizeof several, ", %d of %d", part->index + 1, part->whole->nparts);
-    while (!locked && mpix_clock_ns() - start < 100000000u)
+    while (!locked && !part->ended && mpix_clock_ns() - start < 100000000u)
         locked = proxy_try_lock(part);
+    if (part->ended)
+        return;
     head = atomic_load_explicit(&part->fifo.head, memory_order_relaxed);
     tail = atomic_load_explicit(&part->fifo.tail, memory_order_relaxed);
     if (!locked) {

@@ -227,6 +227,7 @@ void proxy_thread_stop(proxy_part *part) {
         thread_ring(part);
         pthread_join(part->thread, NULL);
         part->threaded = 0;
+        atomic_store_explicit(&part->stop, 0, memory_order_relaxed); /* another thread may be started */
     }
     if (part->wake_fd >= 0)
         close(part->wake_fd);
