@@ -20,6 +20,7 @@
 #define MPIX_P2P_P2P_H
 #include "base/clock.h"
 #include "base/log.h"
+#include "mem/calls.h"
 #include "mem/gpu.h"
 #include "mem/guard.h"
 #include "mem/shared.h"
@@ -75,11 +76,13 @@ typedef struct p2p_block {
     _Alignas(64) _Atomic uint64_t head; /* messages that the source has written into our ring */
     _Alignas(64) _Atomic uint64_t tail; /* messages of ours that the source has taken from its ring */
     _Atomic uint64_t failed;            /* 0, or how the source's object has failed (boot.h); written once */
+    _Alignas(64) mpix_calls calls;      /* the source's system calls that write our memory */
     _Alignas(64) unsigned char rest[];  /* words[slots][lanes + P2P_GPU_WORDS], then ring[ring][stride] */
 } p2p_block;
 
 typedef struct p2p_ctl {
     mpix_doorbell bell;
+    _Alignas(64) mpix_revoked revoked;               /* the object has failed, or ends: no system calls into this process any more */
     _Alignas(64) _Atomic uint64_t mem_gen[P2P_MEMS]; /* number of the registration in this place, 0: none */
 } p2p_ctl;
 
@@ -274,6 +277,8 @@ struct mpix_p2p {
     _Atomic int pending;   /* operations in flight, and messages to be written */
     _Atomic int failed;
     MPIX_Error failure;
+    int quiet;  /* nobody reaches this process's memory through the object any more */
+    int unsafe; /* at the end: a stopped peer may, so windows stay mapped */
     uint64_t checked_ns;
     uint64_t limit_ns; /* params.timeout; UINT64_MAX: none */
     int idle; /* turns in a row in which nothing happened */
@@ -331,6 +336,11 @@ void p2p_export(struct mpix_mem *mem, uint64_t off, uint64_t len, void *buf);
 /* The owner's side of ASK: the memory that a message names, or NULL. */
 struct mpix_mem *p2p_mem_find(mpix_p2p *p2p, uint64_t id, uint64_t off, uint64_t len);
 void p2p_mems_free(mpix_p2p *p2p);
+/*
+ * Local, bounded; with the lock, of an object that has failed or ends, while all memory is there: when it returns 0 no thread of ours, no device and no peer touches memory
+ * of this process for the object any more; what peers have mapped they may write, where they have it. Else a kind: a peer was stopped, and may go on.
+ */
+int p2p_quiet(mpix_p2p *p2p);
 /* What a call does with memory: MPIX_MEM_* of its pieces' local sides, and of the remote ones, if there are any. */
 typedef struct p2p_need {
     int local, remote;

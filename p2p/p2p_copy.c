@@ -27,13 +27,28 @@ void p2p_copy_bytes(const mpix_p2p *p2p, void *to, const void *from, size_t n) {
         p2p_fence();
 }
 
-/* rest: bytes of the pieces from at on that one call moves; it may move less than asked for. */
+static int copy_revoked(const mpix_p2p *p2p, int peer) {
+    return mpix_fail_peer(MPIX_ERRK_ARG, peer, p2p->boot->hostnames[peer], "rank %d has taken its memory back: its object has failed or ended", peer);
+}
+
+static ssize_t copy_write(p2p_peer *peer, const struct iovec *here, const struct iovec *there, unsigned n) {
+    ssize_t moved = process_vm_writev(peer->pid, here, n, there, n, 0);
+
+    mpix_calls_leave(&peer->out->calls); /* leaves errno alone */
+    return moved;
+}
+
+/* rest: bytes of the pieces from at on that one call moves; it may move less than asked for. What was read while the owner took its memory back need not be
+ * what was there. */
 static int copy_call(mpix_p2p *p2p, int put, int peer, struct iovec *here, struct iovec *there, int n) {
+    p2p_peer *to = &p2p->peers[peer];
     int i = 0;
 
     while (i < n) {
-        ssize_t moved = put ? process_vm_writev(p2p->peers[peer].pid, here + i, (unsigned)(n - i), there + i, (unsigned)(n - i), 0)
-                            : process_vm_readv(p2p->peers[peer].pid, here + i, (unsigned)(n - i), there + i, (unsigned)(n - i), 0);
+        unsigned left_n = (unsigned)(n - i);
+        if (put && !mpix_calls_enter(&to->out->calls, &to->ctl->revoked))
+            return copy_revoked(p2p, peer);
+        ssize_t moved = put ? copy_write(to, here + i, there + i, left_n) : process_vm_readv(to->pid, here + i, left_n, there + i, left_n, 0);
         if (moved < 0 && errno == EINTR)
             continue;
         if (moved <= 0) {
@@ -55,7 +70,8 @@ static int copy_call(mpix_p2p *p2p, int put, int peer, struct iovec *here, struc
             i += here[i].iov_len == 0;
         }
     }
-    return 0;
+    atomic_thread_fence(memory_order_acquire); /* behind the reads */
+    return !put && atomic_load_explicit(&to->ctl->revoked, memory_order_relaxed) ? copy_revoked(p2p, peer) : 0;
 }
 
 /* Pieces from *at on that are CMA, up to a batch. */

@@ -224,6 +224,7 @@ static void p2p_destroy(mpix_p2p *p2p, int abandoned) {
     p2p_live_end(p2p);
     p2p_thread_stop(p2p);
     p2p_gpu_sync(p2p);
+    p2p->unsafe = p2p_quiet(p2p) != 0; /* before any of what is named below is freed */
     p2p_ops_free(p2p);
     p2p_early_free(p2p);
     p2p_mems_free(p2p); /* needs the proxy */
@@ -238,11 +239,13 @@ static void p2p_destroy(mpix_p2p *p2p, int abandoned) {
         if (area->gpu)
             p2p_gpu_area_free(p2p, area);
         p2p_device_area_free(p2p, area);
-        mpix_win_free(area->win);
+        if (!p2p->unsafe)
+            mpix_win_free(area->win);
         free(area);
     }
     p2p_gpu_free(p2p);
-    mpix_win_free(p2p->ctl_win); /* which the GPU may have been writing */
+    if (!p2p->unsafe)
+        mpix_win_free(p2p->ctl_win); /* which the GPU may have been writing */
     for (int r = 0; p2p->peers && r < p2p->size; r++) {
         mpix_boot_unwatch(p2p->peers[r].pidfd);
         free(p2p->peers[r].sent);
@@ -369,10 +372,15 @@ int PMPIX_P2p_free(MPIX_P2p *pp2p) {
     if (!failed) {
         failed = mpix_boot_barrier_bounded(p2p->boot, p2p->params.timeout < 10 ? p2p->params.timeout : 10);
     }
+    p2p_gpu_sync(p2p); /* kernels may need the proxy */
+    pthread_mutex_lock(&p2p->lock);
+    kind = p2p_quiet(p2p);
+    pthread_mutex_unlock(&p2p->lock);
+    int code = kind ? p2p_raise(p2p, kind) : MPI_SUCCESS;
     mpix_boot_forget(p2p);
     p2p_destroy(p2p, failed != 0);
     *pp2p = MPIX_P2P_NULL;
-    return MPI_SUCCESS;
+    return code;
 }
 MPIX_WEAK_ALIAS(P2p_free);
 

@@ -61,7 +61,7 @@ free_mem:
 static void area_leave(mpix_p2p *p2p, p2p_area *area) {
     p2p_area **at = &p2p->areas;
 
-    if (!area || --area->users > 0 || (area->gpu && p2p_gpu_area_kept(p2p)))
+    if (!area || --area->users > 0 || p2p->unsafe || (area->gpu && p2p_gpu_area_kept(p2p)))
         return;
     while (*at != area)
         at = &(*at)->next;
@@ -87,11 +87,39 @@ static void mem_end(struct mpix_mem *mem) {
     p2p_device_mem_end(mem);
     if (mem->net)
         mpix_proxy_mem_dereg(p2p->proxy, mem->net);
-    if (mem->gpu)
-        p2p_gpu_sync(p2p); /* what was enqueued */
+    if (mem->gpu || p2p->device)
+        p2p_gpu_sync(p2p); /* what was enqueued, and kernels that use it */
     area_leave(p2p, mem->area);
     free(mem->range);
     free(mem);
+}
+
+/* Peers that write ordinary memory here by system calls. */
+static int quiet_peers(mpix_p2p *p2p) {
+    int kind = 0;
+
+    atomic_store_explicit(&p2p->ctl->revoked, 1, memory_order_seq_cst);
+    for (int r = 0; p2p->peers && r < p2p->size; r++) {
+        const p2p_peer *peer = &p2p->peers[r];
+        if (peer->in && !mpix_calls_quiet(&peer->in->calls, peer->pid, peer->pidfd))
+            kind = mpix_fail_peer(MPIX_ERRK_TIMEOUT, r, p2p->boot->hostnames[r],
+                                  "rank %d (process %ld) was stopped while it wrote memory of this rank, and has not woken: keep registered memory until it has "
+                                  "ended, or MPIX_P2p_dereg succeeds",
+                                  r, (long)peer->pid);
+    }
+    return kind;
+}
+
+int p2p_quiet(mpix_p2p *p2p) {
+    int kind;
+
+    if (p2p->quiet)
+        return 0;
+    kind = mpix_proxy_end(p2p->proxy);
+    if (!kind && p2p->ctl)
+        kind = quiet_peers(p2p);
+    p2p->quiet = !kind;
+    return kind;
 }
 
 void p2p_mems_free(mpix_p2p *p2p) {
@@ -221,8 +249,9 @@ int PMPIX_P2p_reg(MPIX_P2p p2p, void *base, MPI_Count bytes, MPI_Info info, MPIX
 }
 MPIX_WEAK_ALIAS(P2p_reg);
 
+/* Of an object that has failed, what was queued, is with a device, or comes from a peer that wakes names this memory, whatever is counted as busy. */
 int PMPIX_P2p_dereg(MPIX_P2p_mem *pmem) {
-    int busy;
+    int busy, failed, kind = 0;
 
     if (pmem && mpix_live_leave(*pmem, MPIX_LIVE_MEM)) { /* a child of fork: it is the parent's */
         *pmem = NULL;
@@ -234,10 +263,15 @@ int PMPIX_P2p_dereg(MPIX_P2p_mem *pmem) {
     mpix_p2p *p2p = mem->p2p;
     pthread_mutex_lock(&p2p->lock);
     busy = atomic_load(&mem->busy);
-    if (!busy || p2p->failed)
+    failed = p2p->failed;
+    if (failed)
+        kind = p2p_quiet(p2p);
+    if (!kind && (!busy || failed))
         mem_end(mem);
     pthread_mutex_unlock(&p2p->lock);
-    if (busy && !p2p->failed)
+    if (kind)
+        return p2p_raise(p2p, kind);
+    if (busy && !failed)
         return p2p_raise(p2p, mpix_fail(MPIX_ERRK_ARG, "mem", "%d pieces of transfers in flight lie in this memory: complete them first", busy));
     *pmem = NULL;
     return MPI_SUCCESS;
@@ -413,6 +447,8 @@ int PMPIX_P2p_rmem_free(MPIX_P2p_rmem *prmem) {
     mpix_p2p *p2p = (*prmem)->p2p;
     pthread_mutex_lock(&p2p->lock);
     int busy = p2p->failed ? 0 : atomic_load(&(*prmem)->busy);
+    if (p2p->failed)
+        (void)mpix_proxy_end(p2p->proxy); /* commands name the handle; no memory of ours is given back */
     if (!busy)
         p2p_rmem_close(*prmem);
     pthread_mutex_unlock(&p2p->lock);

@@ -228,6 +228,7 @@ void p2p_fail(mpix_p2p *p2p, int kind) {
     if (!atomic_load_explicit(&p2p->failed, memory_order_relaxed)) {
         p2p->failure = *mpix_error_tls();
         atomic_store_explicit(&p2p->failed, kind, memory_order_release);
+        mpix_proxy_abandon(p2p->proxy, kind);
         p2p_ring_tell(p2p);
     }
     p2p_ring_drop(p2p);

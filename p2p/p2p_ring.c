@@ -99,7 +99,7 @@ static uint64_t ctl_offset(const mpix_p2p *p2p, const p2p_peer *peer, const void
 
 /* A proxied peer learns by a signal, if its lane still moves; its counter is used for nothing else. */
 void p2p_ring_tell(mpix_p2p *p2p) {
-    uint64_t word = mpix_boot_tell(p2p->boot, p2p->failed, &p2p->failure), seq;
+    uint64_t word = mpix_boot_tell(p2p->boot, p2p->failed, &p2p->failure);
 
     for (int r = 0; p2p->peers && r < p2p->size; r++) {
         p2p_peer *peer = &p2p->peers[r];
@@ -109,7 +109,7 @@ void p2p_ring_tell(mpix_p2p *p2p) {
             atomic_store_explicit(&peer->out->failed, word, memory_order_release);
             p2p_ring_bell(peer);
         } else {
-            (void)mpix_proxy_signal(p2p->proxy, r, 0, P2P_WIN_CTL, ctl_offset(p2p, peer, &peer->out->failed), word, (uint32_t)p2p->ring + 2, 0, &seq);
+            (void)mpix_proxy_last_word(p2p->proxy, r, 0, P2P_WIN_CTL, ctl_offset(p2p, peer, &peer->out->failed), word, (uint32_t)p2p->ring + 2);
         }
     }
     if (p2p->proxy)
