@@ -701,6 +701,97 @@ START_TEST(sleep_and_wake) {
 }
 END_TEST
 
+/* Threads that were stopped are started again: a put goes without a caller's turn, each time. */
+START_TEST(restart) {
+    open_proxy("shmem", "caller", "ordered");
+    for (uint64_t i = 1; i <= 3; i++) {
+        uint64_t start = mpix_clock_ns();
+        ck_assert_int_eq(mpix_proxy_start_threads(proxy, &params), 0);
+        ck_assert_int_eq(mpix_proxy_threads(proxy), 1);
+        (void)put(0, 0, 100, 0);
+        (void)signal_word(0, i, 0, 1);
+        while (word(0) != i) {
+            sched_yield();
+            ck_assert_uint_lt(mpix_clock_ns() - start, 20000000000u);
+        }
+        proxy_thread_stop(proxy->part[0]);
+        ck_assert_int_eq(mpix_proxy_threads(proxy), 0);
+    }
+    wait_completed(put(0, 0, 100, 0)); /* and the caller's turns do it */
+}
+END_TEST
+
+static int blocked_post(mpix_net *net, const mpix_net_op *ops, int n) {
+    (void)net, (void)ops, (void)n;
+    return 0;
+}
+
+static void abandon(void) {
+    mpix_fail(MPIX_ERRK_TIMEOUT, NULL, "the object has failed");
+    mpix_proxy_abandon(proxy, MPIX_ERRK_TIMEOUT);
+}
+
+/* What is queued when the object fails is never posted, in lanes or in the FIFO; the last word is, though the lane was full; and the end takes all handles. */
+START_TEST(abandoned) {
+    mpix_proxy_mem *mem = NULL;
+    mpix_proxy_rmem *rmem = NULL;
+    char key[4096], *other = NULL;
+    void *memory;
+    uint64_t seq;
+
+    set("proxy_depth", "4");
+    open_proxy("shmem", "caller", "ordered");
+    ck_assert_int_eq(mpix_mem_shared_alloc(BYTES, &memory), 0);
+    other = memory;
+    ck_assert_int_eq(mpix_proxy_mem_reg(proxy, other, BYTES, &mem), 0);
+    ck_assert_uint_le(mpix_proxy_key_bytes(proxy), sizeof key);
+    mpix_proxy_mem_key(proxy, mem, key);
+    ck_assert_int_eq(mpix_proxy_rmem_open(proxy, 0, key, &rmem), 0);
+    hook();
+    hooked.post = blocked_post;
+    (void)put(0, 0, 100, 0);
+    steps(2);
+    mpix_proxy_op op = {.kind = MPIX_NET_WRITE, .peer = 0, .mem = mem, .local = other, .rmem = rmem, .len = 100, .counter = -1};
+    ck_assert_int_eq(mpix_proxy_post(proxy, &op, &seq), 1);
+    (void)put(0, 0, 100, 0);
+    (void)signal_word(1, 7, 0, 0);
+    ck_assert_int_eq(mpix_proxy_put(proxy, 0, 0, FROM, 0, TO, 0, 8, 0, &seq), 0); /* the lane is full */
+    abandon();
+    ck_assert_int_eq(mpix_proxy_last_word(proxy, 0, 0, WORDS, 16, 9, 1), 1);
+    hooked.post = real->post;
+    steps(5);
+    ck_assert_int_eq(to[0], 2);
+    ck_assert_uint_eq(word(1), 0);
+    ck_assert_uint_eq(word(2), 9);
+    ck_assert_int_eq(mpix_proxy_put(proxy, 0, 0, FROM, 0, TO, 0, 8, 0, &seq), -MPIX_ERRK_TIMEOUT);
+    ck_assert_int_eq(mpix_proxy_end(proxy), 0);
+    mpix_mem_shared_free(memory);
+    steps(3);
+    mpix_proxy_rmem_close(proxy, rmem);
+    mpix_proxy_mem_dereg(proxy, mem);
+    ck_assert_int_eq(mpix_proxy_end(proxy), 0);
+}
+END_TEST
+
+/* The same in the counted form, where the device has the lane's whole credit; and a peer that is lost gets no word. */
+START_TEST(last_word_counted) {
+    set("credit_ops", "2");
+    open_proxy("shmem", "caller", "counted");
+    hook();
+    hooked.poll = no_poll;
+    (void)put(0, 0, 100, 5);
+    (void)put(0, 0, 100, 5);
+    (void)put(0, 200, 100, 5);
+    steps(3);
+    ck_assert_int_eq(to[200], 2);
+    abandon();
+    ck_assert_int_eq(mpix_proxy_last_word(proxy, 0, 0, WORDS, 24, 11, 6), 1);
+    steps(3);
+    ck_assert_uint_eq(word(3), 11);
+    ck_assert_int_eq(to[200], 2);
+}
+END_TEST
+
 /* The dump says what is stuck. */
 START_TEST(dump) {
     open_proxy("shmem", "caller", "counted");
@@ -745,6 +836,9 @@ int main(int argc, char **argv) {
     tcase_add_test(all, windows);
     tcase_add_test(all, producers);
     tcase_add_test(all, sleep_and_wake);
+    tcase_add_test(all, restart);
+    tcase_add_test(all, abandoned);
+    tcase_add_test(all, last_word_counted);
     tcase_add_test(all, dump);
     suite_add_tcase(suite, all);
     failed = check_suite_run(suite);
