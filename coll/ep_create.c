@@ -290,6 +290,8 @@ int PMPIX_Ep_free(MPIX_Ep *pep) {
     /* A device must go on answering until the peers' last writes are acknowledged. Bounded: a peer may never come. */
     if (!failed)
         mpix_ep_gpu_far_settle(ep);
+    if (!failed && (failed = mpix_ep_gpu_part(ep)))
+        ep->failed = failed; /* windows stay */
     if (!failed && ep->far)
         failed = mpix_boot_barrier_bounded(ep->boot, ep->limit_ns < MEET_NS ? (double)ep->limit_ns / 1e9 : MEET_NS / 1e9);
     mpix_boot_forget(ep);

@@ -1,8 +1,8 @@
 /*
  * ep_gpu.c - contexts in GPU memory: their windows (mem/gpu.h), and the state of handles.
  *
- * With CUDA IPC memory must outlive its importers: it is kept until the context is freed. Windows of a context that has failed are not
- * freed: a peer that was stopped may wake and write.
+ * With CUDA IPC memory must outlive its importers. What a rank gives back it keeps, until a later collective call finds that all ranks have given the same back: then
+ * all unmap it, and when all have, each frees its own. Windows of a context that has failed are not freed: a peer that was stopped may wake and write.
  */
 #include "config.h"
 
@@ -40,6 +40,73 @@ int mpix_ep_gpu_window_create(mpix_ep *ep, size_t bytes, mpix_ep_gpu_window *win
 void mpix_ep_gpu_window_free(mpix_ep *ep, mpix_ep_gpu_window *window) {
     mpix_gpu gpu = gpu_of(ep);
     mpix_gpu_window_free(&gpu, ep->size, window);
+}
+
+/* Room for a window that is given back later, when nothing may fail. */
+static int keep_room(mpix_ep_gpu *gpu) {
+    int need = gpu->nkept + gpu->alive + 1;
+    mpix_ep_gpu_window *kept = !gpu->ipc || need <= gpu->room ? gpu->kept : realloc(gpu->kept, (size_t)need * sizeof *kept);
+    if (gpu->ipc && !kept)
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for one more window");
+    gpu->kept = kept;
+    gpu->room = need > gpu->room ? need : gpu->room;
+    return 0;
+}
+
+static void window_made(mpix_ep_gpu *gpu, mpix_ep_gpu_window *window) {
+    window->serial = ++gpu->serial;
+    gpu->alive++;
+}
+
+/* Of a context that has not failed. */
+static void window_back(mpix_ep *ep, mpix_ep_gpu_window *window) {
+    mpix_ep_gpu *gpu = ep->gpu;
+    gpu->alive--;
+    if (!gpu->ipc) {
+        mpix_ep_gpu_window_free(ep, window);
+        return;
+    }
+    gpu->kept[gpu->nkept++] = *window;
+    window->used = 0;
+}
+
+/* Collective, ends in agreement: frees what all ranks have given back, if that is the same on all; if not, another time. */
+static int windows_collect(mpix_ep *ep) {
+    mpix_ep_gpu *gpu = ep->gpu;
+    mpix_gpu device = gpu_of(ep);
+    uint64_t mine = 0;
+    if (!gpu->ipc)
+        return 0;
+    for (int i = 0; i < gpu->nkept; i++)
+        mine += (gpu->kept[i].serial + 1) * UINT64_C(0x9e3779b97f4a7c15);
+    uint64_t all[2] = {mine, ~mine}; /* ranks that differ have a bit in both */
+    int kind = mpix_boot_or(ep->boot, all, 2);
+    if (kind || all[0] != mine || all[1] != ~mine || mine == 0)
+        return kind;
+    gpu->ops->device_sync(&gpu->device);
+    for (int i = 0; i < gpu->nkept; i++)
+        mpix_gpu_window_close(&device, ep->size, ep->rank, &gpu->kept[i]);
+    kind = mpix_boot_agree(ep->boot, 0);
+    for (int i = 0; i < gpu->nkept && !kind; i++)
+        mpix_ep_gpu_window_free(ep, &gpu->kept[i]);
+    gpu->nkept = kind ? gpu->nkept : 0;
+    return kind;
+}
+
+int mpix_ep_gpu_part(mpix_ep *ep) {
+    mpix_ep_gpu *gpu = ep->gpu;
+    if (!gpu || !gpu->ipc)
+        return 0;
+    mpix_gpu device = gpu_of(ep);
+    gpu->ops->device_sync(&gpu->device);
+    for (int i = 0; i < gpu->nkept; i++)
+        mpix_gpu_window_close(&device, ep->size, ep->rank, &gpu->kept[i]);
+    for (int i = 0; i < gpu->nwindows; i++)
+        mpix_gpu_window_close(&device, ep->size, ep->rank, &gpu->windows[i]);
+    for (struct mpix_ep_handle *h = ep->handles; h; h = h->next)
+        if (h->gpu)
+            mpix_gpu_window_close(&device, ep->size, ep->rank, &h->gpu->window);
+    return mpix_boot_barrier_bounded(ep->boot, ep->config.timeout_s > 0 && ep->config.timeout_s < 10 ? ep->config.timeout_s : 10);
 }
 
 /* ---- context --------------------------------------------------------------------------------------------------------------- */
@@ -160,6 +227,8 @@ void mpix_ep_gpu_free(mpix_ep *ep) {
             mpix_ep_gpu_handle_free(h);
         for (int i = 0; i < gpu->nwindows && !ep->failed; i++)
             mpix_ep_gpu_window_free(ep, &gpu->windows[i]);
+        for (int i = 0; i < gpu->nkept && !ep->failed; i++)
+            mpix_ep_gpu_window_free(ep, &gpu->kept[i]);
         gpu->ops->stream_destroy(gpu->stream);
         mpix_ep_gpu_spare_free(ep);
         mpix_ep_gpu_far_free(ep);
@@ -175,6 +244,7 @@ void mpix_ep_gpu_free(mpix_ep *ep) {
     if (gpu->alarm)
         gpu->ops->pinned_free(gpu->alarm);
     free(gpu->windows);
+    free(gpu->kept);
     free(gpu);
     ep->gpu = NULL;
 }
@@ -267,7 +337,9 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
     char why[MPIX_CUDA_WHY] = "";
     size_t n = (size_t)ep->size, e = (size_t)ep->placement.experts;
     mpix_ep_gpu_handle *g = calloc(1, sizeof *g);
-    int kind = mpix_boot_agree(ep->boot, g ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle"));
+    int kind = mpix_boot_agree(ep->boot, g ? keep_room(gpu) : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle"));
+    if (!kind)
+        kind = windows_collect(ep);
     if (kind) {
         free(g);
         return kind;
@@ -314,6 +386,7 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
     if (!kind)
         kind = mpix_ep_gpu_window_create(ep, bytes, &g->window);
     if (!kind) {
+        window_made(gpu, &g->window);
         for (int r = 0; r < ep->size; r++)
             d->window[r] = g->window.mem[r].p;
         kind = gpu->ops->local_alloc(&gpu->device, carve(ep, d, NULL), &g->local, why);
@@ -347,12 +420,8 @@ void mpix_ep_gpu_handle_free(struct mpix_ep_handle *handle) {
     mpix_ep_gpu_far_end(handle, &g->dev);
     if (g->buffer)
         mpix_ep_gpu_dealloc(ep, g->buffer);
-    if (!ep->failed && ep->gpu->ipc && ep->gpu->nwindows < MPIX_CUDA_WINDOWS) {
-        ep->gpu->windows[ep->gpu->nwindows] = g->window; /* exported memory outlives its importers */
-        ep->gpu->windows[ep->gpu->nwindows++].used = 2;
-    } else if (!ep->failed) {
-        mpix_ep_gpu_window_free(ep, &g->window);
-    }
+    if (!ep->failed && g->window.used)
+        window_back(ep, &g->window);
     if (g->local)
         ops->local_free(&ep->gpu->device, g->local);
     if (g->results)
@@ -381,33 +450,52 @@ int mpix_ep_gpu_find(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride, 
     return 0;
 }
 
+/* A number that all ranks have free. Collective, ends in agreement. */
+static int window_choose(mpix_ep *ep, int *number) {
+    uint64_t used[MPIX_CUDA_WINDOWS / 64] = {0};
+    for (int i = 0; i < MPIX_CUDA_WINDOWS; i++)
+        used[i / 64] |= (uint64_t)(ep->gpu->windows[i].used != 0) << (i % 64);
+    int kind = mpix_boot_or(ep->boot, used, MPIX_CUDA_WINDOWS / 64);
+    for (*number = 0; !kind && *number < MPIX_CUDA_WINDOWS && (used[*number / 64] >> (*number % 64) & 1); ++*number)
+        ;
+    if (!kind && *number == MPIX_CUDA_WINDOWS)
+        kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "%d allocations of this context are alive, more can't be in this version for GPU memory: free some",
+                         *number);
+    return kind;
+}
+
 int mpix_ep_gpu_alloc(mpix_ep *ep, MPI_Count bytes, MPI_Info info, void *baseptr) {
     mpix_ep_gpu *gpu = ep->gpu;
     void *bases[MPIX_CUDA_RANKS] = {0};
     char why[MPIX_CUDA_WHY] = "";
-    int kind = 0, i = gpu->nwindows;
+    int kind = 0, i = 0;
     if (!baseptr)
         kind = mpix_fail(MPIX_ERRK_ARG, "baseptr", "baseptr is NULL");
     else if (bytes < 0 || bytes > (MPI_Count)1 << 46)
         kind = mpix_fail(MPIX_ERRK_ARG, "bytes", "bytes = %lld is not in [0, 2^46]", (long long)bytes);
     else if (info != MPI_INFO_NULL)
         kind = mpix_fail(MPIX_ERRK_ARG, "info", "info must be MPI_INFO_NULL");
-    else if (i == MPIX_CUDA_WINDOWS)
-        kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "%d allocations were made in this context, more are not in this version for GPU memory", i);
+    else
+        kind = keep_room(gpu);
     kind = mpix_boot_agree(ep->boot, kind);
+    if (!kind)
+        kind = windows_collect(ep);
+    if (!kind)
+        kind = window_choose(ep, &i);
     if (!kind)
         kind = mpix_ep_gpu_window_create(ep, bytes > 0 ? (size_t)bytes : 1, &gpu->windows[i]);
     if (kind)
         return mpix_boot_raise(ep->boot, kind);
+    window_made(gpu, &gpu->windows[i]);
     for (int r = 0; r < ep->size; r++)
         bases[r] = gpu->windows[i].mem[r].p;
     kind = gpu->ops->copy(&gpu->device, gpu->bases + (size_t)i * MPIX_CUDA_RANKS, bases, sizeof bases, why);
     kind = mpix_boot_agree(ep->boot, kind ? mpix_fail(kind, NULL, "%s", why) : 0);
     if (kind) {
-        mpix_ep_gpu_window_free(ep, &gpu->windows[i]);
+        window_back(ep, &gpu->windows[i]);
         return mpix_boot_raise(ep->boot, kind);
     }
-    gpu->nwindows++;
+    gpu->nwindows = i < gpu->nwindows ? gpu->nwindows : i + 1;
     *(void **)baseptr = gpu->windows[i].mem[ep->rank].p;
     return MPI_SUCCESS;
 }
@@ -418,10 +506,10 @@ int mpix_ep_gpu_dealloc(mpix_ep *ep, void *base) {
         if (gpu->windows[i].used != 1 || gpu->windows[i].mem[ep->rank].p != base)
             continue;
         gpu->ops->device_sync(&gpu->device);
-        if (gpu->ipc)
+        if (ep->failed)
             gpu->windows[i].used = 2;
-        else if (!ep->failed)
-            mpix_ep_gpu_window_free(ep, &gpu->windows[i]);
+        else
+            window_back(ep, &gpu->windows[i]);
         memset(gpu->known, 0, sizeof gpu->known);
         return MPI_SUCCESS;
     }

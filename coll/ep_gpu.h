@@ -21,8 +21,11 @@ typedef struct mpix_ep_gpu {
     int ipc;                      /* CUDA IPC instead of shareable allocations */
     void *stream;                 /* of blocking and i... calls */
     uint64_t stream_id;
-    mpix_ep_gpu_window *windows;  /* MPIX_Ep_alloc */
-    int nwindows;
+    mpix_ep_gpu_window *windows;  /* [MPIX_CUDA_WINDOWS] MPIX_Ep_alloc; used: 0 free, 1, 2: freed by the caller after a failure */
+    int nwindows;                 /* those behind were never used */
+    mpix_ep_gpu_window *kept;     /* CUDA IPC: given back here, and not known to be on all ranks */
+    int nkept, room, alive;       /* alive: windows of allocations and handles; each finds room when it is given back */
+    uint64_t serial;              /* of the last window; the same on all ranks */
     void **bases;                 /* device */
     int32_t *alarm;               /* pinned: some report has been written */
     int32_t *tables, *failed;     /* device: owner, local, mine */
@@ -87,6 +90,8 @@ int mpix_ep_gpu_is(struct mpix_ep_handle *handle);
 /* Collective, end in agreement. */
 int mpix_ep_gpu_create(mpix_ep *ep);
 int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle);
+/* Collective, bounded: with CUDA IPC nobody maps what a peer is about to free. 0 or a kind. */
+int mpix_ep_gpu_part(mpix_ep *ep);
 /* Local. */
 void mpix_ep_gpu_free(mpix_ep *ep);
 void mpix_ep_gpu_handle_free(struct mpix_ep_handle *handle);

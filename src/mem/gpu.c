@@ -157,6 +157,14 @@ int mpix_gpu_window_create(const mpix_gpu *gpu, mpix_boot *boot, const mpix_para
     return 0;
 }
 
+void mpix_gpu_window_close(const mpix_gpu *gpu, int size, int rank, mpix_gpu_window *window) {
+    for (int r = 0; r < size && window->used; r++)
+        if (r != rank && window->mem[r].p) {
+            gpu->ops->free(&gpu->device, &window->mem[r]);
+            window->mem[r].p = NULL;
+        }
+}
+
 void mpix_gpu_window_free(const mpix_gpu *gpu, int size, mpix_gpu_window *window) {
     for (int r = 0; r < size && window->used; r++)
         if (window->mem[r].p)

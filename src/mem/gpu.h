@@ -18,6 +18,7 @@ typedef struct mpix_gpu_window {
     mpix_cuda_mem mem[MPIX_CUDA_RANKS]; /* own and, mapped here, those of the peers of this host */
     size_t bytes[MPIX_CUDA_RANKS];      /* as asked for */
     int used;
+    uint64_t serial; /* the caller's */
 } mpix_gpu_window;
 
 /* Local. Loads the module and opens a device: ordinal + 1, 0: the current one. 0, or a kind with the reason in why. */
@@ -28,4 +29,6 @@ int mpix_gpu_choose(mpix_gpu *gpu, mpix_boot *boot, const mpix_params *params);
 int mpix_gpu_window_create(const mpix_gpu *gpu, mpix_boot *boot, const mpix_params *params, size_t bytes, mpix_gpu_window *window);
 /* Local. What was exported by CUDA IPC must outlive its importers: the caller sees to that. */
 void mpix_gpu_window_free(const mpix_gpu *gpu, int size, mpix_gpu_window *window);
+/* The first half of it: the peers' parts are unmapped here. */
+void mpix_gpu_window_close(const mpix_gpu *gpu, int size, int rank, mpix_gpu_window *window);
 #endif

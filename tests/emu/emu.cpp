@@ -5,6 +5,8 @@
 #include "emu_memory.h"
 #include "launch.h"
 
+#include <atomic>
+#include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -244,25 +246,61 @@ static int m_map(mpix_cuda_mem *m, size_t bytes, int fd) {
     emu_memory_note(m->p, bytes, MPIX_CUDA_PTR_DEVICE);
     return 0;
 }
-static int m_alloc(device, size_t bytes, int, mpix_cuda_mem *m, char *why) {
+/* CUDA IPC: a handle is a descriptor of this process. Behind the memory stands how many have opened it, for its maker must outlive them. */
+struct ipc_handle {
+    int pid, fd;
+};
+static std::atomic<int> *ipc_users(const mpix_cuda_mem *m) { return (std::atomic<int> *)((char *)m->p + m->bytes - sizeof(int)); }
+static ipc_handle ipc_of(const void *bytes) {
+    ipc_handle handle;
+    memcpy(&handle, bytes, sizeof handle);
+    return handle;
+}
+static int m_alloc(device, size_t bytes, int ipc, mpix_cuda_mem *m, char *why) {
     const size_t grain = 2 << 20;
     memset(m, 0, sizeof *m);
-    m->bytes = (bytes + grain - 1) / grain * grain;
+    m->bytes = (bytes + (ipc ? sizeof(int) : 0) + grain - 1) / grain * grain;
     m->fd = bytes > EMU_MOST ? -1 : memfd_create("emu", 0);
     if (m->fd < 0 || ftruncate(m->fd, (off_t)m->bytes) || m_map(m, m->bytes, m->fd)) {
         snprintf(why, MPIX_CUDA_WHY, "%zu bytes of an emulated GPU's memory can't be had", bytes);
         return KIND_NO_MEM;
     }
+    if (ipc) {
+        ipc_handle handle = {(int)getpid(), m->fd};
+        m->is_ipc = 1;
+        memcpy(m->ipc, &handle, sizeof handle);
+        m->fd = -1; /* else the library would close it */
+    }
     return 0;
 }
-static int m_import(device, size_t bytes, int, int fd, const unsigned char *, mpix_cuda_mem *m, char *) {
+static int m_import(device, size_t bytes, int ipc, int fd, const unsigned char *blob, mpix_cuda_mem *m, char *) {
+    char path[64];
     memset(m, 0, sizeof *m);
     m->fd = -1;
     m->imported = 1;
+    m->is_ipc = ipc;
     m->bytes = bytes;
-    return m_map(m, bytes, fd);
+    if (!ipc)
+        return m_map(m, bytes, fd);
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", ipc_of(blob).pid, ipc_of(blob).fd);
+    fd = open(path, O_RDWR | O_CLOEXEC);
+    int bad = fd < 0 || m_map(m, bytes, fd);
+    if (fd >= 0)
+        close(fd);
+    if (!bad)
+        ++*ipc_users(m);
+    return bad;
 }
 static void m_free(device, mpix_cuda_mem *m) {
+    if (m->p && m->is_ipc && m->imported)
+        --*ipc_users(m);
+    if (m->p && m->is_ipc && !m->imported) {
+        if (*ipc_users(m)) {
+            fprintf(stderr, "emulation: memory is freed that %d others have opened\n", ipc_users(m)->load());
+            abort();
+        }
+        close(ipc_of(m->ipc).fd);
+    }
     if (m->p) {
         emu_memory_forget(m->p);
         munmap(m->p, m->bytes);

@@ -56,7 +56,7 @@ tests_emu_ep_ll_LDADD = $(EMU_LIBS)
 CLEANFILES += $(emu_units) $(emu_bulk) $(emu_own) tests/emu/libemu.so tests/emu/bulk/libemu.so tests/emu/gpu_device tests/emu/src/*
 
 check-emu: libmpixep.la tests/emu/libemu.so tests/emu/bulk/libemu.so
-	@$(MAKE) $(AM_MAKEFLAGS) tests/emu/ep_expert tests/emu/ep_gpu tests/emu/ep_ll tests/emu/alloc_gpu tests/emu/gpu_edges tests/emu/gpu_device tests/probe_size
+	@$(MAKE) $(AM_MAKEFLAGS) tests/emu/ep_expert tests/emu/ep_gpu tests/emu/ep_ll tests/emu/alloc_gpu tests/emu/gpu_edges tests/emu/gpu_device tests/faults/life_places tests/probe_size
 	@$(AM_TESTS_ENVIRONMENT) $(top_srcdir)/tests/emu/check
 else
 check-emu:

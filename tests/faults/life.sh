@@ -5,6 +5,7 @@
 # covers: memory given back, peer killed | ll-proxied, p2p-mapped | tests/faults/life.sh
 # covers: memory given back, stopped peer wakes | p2p-copied, p2p-proxied, ht-proxied | tests/faults/life.sh
 # covers: memory given back after a failure, every object and transport | ht-mapped, ht-proxied, ll-mapped, ll-proxied, p2p-mapped, p2p-copied, p2p-proxied | tests/faults/life_all.sh
+# covers: allocations come and go | ht-mapped | tests/faults/life.sh
 set -u
 LIFE_JOBS=5
 # shellcheck source=tests/faults/life_run.sh
@@ -19,4 +20,5 @@ life mapped killed p2p-alloc
 life chaos:shmem stall-here p2p-rmem
 life chaos:shmem stall-here p2p-free
 life shmem stopped ep-register
+"$MPIX_MPIRUN" 2 "$life_build/tests/faults/life_places" || touch "$life_out/failed"
 life_end
