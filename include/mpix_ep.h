@@ -382,7 +382,8 @@ int MPIX_Ep_alloc(MPIX_Ep ep, MPI_Count bytes, MPI_Info info, void *baseptr);
 
 /**
  * Frees memory from MPIX_Ep_alloc. By all ranks in the same order; waits for nobody: a peer's
- * mapping keeps the memory until the peer frees it. Transfers in flight: MPIX_ERRK_ARG.
+ * mapping keeps the memory until the peer frees it. Transfers in flight: MPIX_ERRK_ARG. Of a context that has failed the memory is kept until MPIX_Ep_free, since
+ * the network may still use it.
  * @param[in] base  what MPIX_Ep_alloc gave
  */
 int MPIX_Ep_dealloc(MPIX_Ep ep, void *base);

@@ -81,7 +81,8 @@ typedef struct {
 /** Creates an object. Collective over comm, blocking, ends in agreement. Parameters that must be equal on all ranks (`mpix_ep_info --params` marks
  * them) are compared: MPIX_ERRK_ARG on the ranks that differ from rank 0, naming the parameter. @param[in] info keys mpix_ep_*, or MPI_INFO_NULL */
 int MPIX_P2p_create(MPI_Comm comm, MPI_Info info, MPIX_P2p *p2p);
-/** Frees it, with all memory and handles of it. Collective; returns even if a peer died. Transfers in flight: ARG. @param[in,out] p2p MPIX_P2P_NULL on return */
+/** Frees it, with all memory and handles of it. Collective; returns even if a peer died. Transfers in flight: ARG. TIMEOUT: it is freed, but a stopped peer may still write
+ * memory of MPIX_P2p_reg (see MPIX_P2p_dereg): keep that until the peer's process has ended. @param[in,out] p2p MPIX_P2P_NULL on return */
 int MPIX_P2p_free(MPIX_P2p *p2p);
 /** Sets the error handler. Local. */
 int MPIX_P2p_set_errhandler(MPIX_P2p p2p, MPI_Errhandler errhandler);
@@ -92,7 +93,10 @@ int MPIX_P2p_get_async_error(MPIX_P2p p2p, MPIX_Error *error);
 int MPIX_P2p_alloc(MPIX_P2p p2p, MPI_Count bytes, MPI_Info info, void *baseptr, MPIX_P2p_mem *mem);
 /** Registers the caller's memory [base, base + bytes). Local. The caller keeps it until MPIX_P2p_dereg. */
 int MPIX_P2p_reg(MPIX_P2p p2p, void *base, MPI_Count bytes, MPI_Info info, MPIX_P2p_mem *mem);
-/** Ends a registration (frees the memory of MPIX_P2p_alloc; import peers' parts of that allocation before). Local. @param[in,out] mem NULL on return. Transfers in flight on it: ARG */
+/** Ends a registration (frees the memory of MPIX_P2p_alloc; import peers' parts of that allocation before). Local. When it returns MPI_SUCCESS the caller may free the
+ * memory, also of an object that has failed: then no thread, network or peer touches it any more. Transfers in flight on it: ARG, unless the object has failed. TIMEOUT: of an object
+ * that has failed, a peer (MPIX_Error.rank) was stopped in the moment in which it wrote this rank's memory; mem stays, keep the memory, and call again when the peer has woken or
+ * ended. @param[in,out] mem NULL on return */
 int MPIX_P2p_dereg(MPIX_P2p_mem *mem);
 /** Writes a handle of [off, off + len) of mem as bytes. Local. @param[in,out] buflen room in buf, then bytes used; buf NULL asks for the size */
 int MPIX_P2p_export(MPIX_P2p_mem mem, MPI_Count off, MPI_Count len, void *buf, MPI_Count *buflen);

@@ -66,6 +66,27 @@ static ucs_status_t open_segments(ucx_net *net, const ucp_params_t *want, ucp_co
     return status;
 }
 
+/* Whether the user leaves the choice to libucp. */
+static int any_transport(const ucp_config_t *config) {
+    char *text = NULL;
+    size_t bytes;
+    FILE *out = open_memstream(&text, &bytes);
+    int any;
+
+    if (!out)
+        return 0;
+    ucp_config_print(config, out, NULL, UCS_CONFIG_PRINT_CONFIG);
+    any = fclose(out) == 0 && strstr(text, "TLS=all\n") != NULL;
+    free(text);
+    return any;
+}
+
+/*
+ * Between ranks of one host libucp would write a peer's memory by system calls (cma, knem) or by mapping it (xpmem). A peer that was stopped would do so when it wakes,
+ * whoever has the memory by then, and only libucp stands between (mem/calls.h). Without them the target writes, as over TCP, and not after its end.
+ */
+#define UCX_NOT "^cma,knem,xpmem"
+
 static int open_context(ucx_net *net, const mpix_params *params) {
     ucp_params_t want = {.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS | UCP_PARAM_FIELD_NAME,
                          .features = UCP_FEATURE_RMA | UCP_FEATURE_AMO64 | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
@@ -82,6 +103,8 @@ static int open_context(ucx_net *net, const mpix_params *params) {
     status = ucp_config_modify(config, "KEEPALIVE_INTERVAL", seconds);
     if (status == UCS_OK)
         status = ucp_config_modify(config, "ATOMIC_MODE", "cpu");
+    if (status == UCS_OK && any_transport(config))
+        status = ucp_config_modify(config, "TLS", UCX_NOT);
     if (status == UCS_OK)
         status = ucp_init(&want, config, &net->context);
     if (status == UCS_OK && has_tcp(net->context))
