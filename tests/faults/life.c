@@ -2,7 +2,7 @@
  * life.c - memory after a failure: what was given back to the caller is touched by nobody any more, neither by threads of this process nor by
  * a peer that was stopped and wakes.
  *
- *   life --object NAME --fault stall-here|stall-there|stopped|killed [--timeout SECONDS] [--stall-at N] [--pieces N]
+ *   life --object NAME --fault stall-here|stall-there|stopped|killed [--timeout SECONDS] [--stop SECONDS] [--stall-at N] [--pieces N]
  *
  * Objects: ep and ep-ll (MPIX_Ep_alloc), ep-register, p2p-alloc, p2p-reg, p2p-rmem (the peer's handle only), p2p-free (registered memory that ends
  * with the object). Two ranks move data until the call fails; rank 1 is the one that stops or dies. Rank 0 gives the memory back. Half of the caller's
@@ -261,6 +261,7 @@ int main(int argc, char **argv)
     object = t_option_text(argc, argv, "--object", "ep");
     fault = t_option_text(argc, argv, "--fault", "stall-here");
     double timeout = atof(t_option_text(argc, argv, "--timeout", "0.5"));
+    stop_s = atof(t_option_text(argc, argv, "--stop", "1.5"));
     pieces = (int)t_option(argc, argv, "--pieces", 256);
     REQUIRE(t_size == 2 && pieces > 0 && pieces <= 1024, "two ranks, at most 1024 pieces");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
