@@ -47,7 +47,7 @@ static void make(int kind)
     if (kind == READ_ONLY || kind == UNREADABLE)
         REQUIRE(mprotect(memory, BYTES, kind == READ_ONLY ? PROT_READ : PROT_NONE) == 0, "mprotect");
     MPI_Info_create(&info);
-    MPI_Info_set(info, "mpix_ep_timeout", "4");
+    MPI_Info_set(info, "mpix_ep_timeout", "2");
     REQUIRE(MPIX_P2p_create(MPI_COMM_WORLD, info, &p2p) == MPI_SUCCESS, "no object");
     MPI_Info_free(&info);
     REQUIRE(MPIX_P2p_reg(p2p, memory, BYTES, MPI_INFO_NULL, &bad) == MPI_SUCCESS, "%s memory can't be registered", kind_names[kind]);
