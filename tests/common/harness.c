@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 int t_rank, t_size = 1;
+int t_thread_level = MPI_THREAD_FUNNELED;
 int t_hosts, *t_host_of;
 
 enum { MAX_PRINTED = 12 };
@@ -104,14 +105,12 @@ int t_two_hops(void)
 
 void t_init(int *argc, char ***argv, const char *name)
 {
-    int provided, begun;
+    int provided;
     t_name = name;
     setenv("MPIX_EP_TWO_HOPS", "off", 0); /* how sums are rounded is not to depend on the routing, unless a test asks for that */
     if (__lsan_disable)
         __lsan_disable();
-    MPI_Initialized(&begun); /* by a test that needs threads */
-    if (!begun)
-        MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
+    MPI_Init_thread(argc, argv, t_thread_level, &provided);
     if (__lsan_enable)
         __lsan_enable();
     MPI_Comm_rank(MPI_COMM_WORLD, &t_rank);

@@ -14,6 +14,7 @@
 #define T_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 
 extern int t_rank, t_size;     /* in MPI_COMM_WORLD */
+extern int t_thread_level;     /* what t_init asks MPI for; MPI may provide less */
 /* Hosts as the library should see them, by their lowest rank: real ones, split as the parameters reach and hosts say. */
 int t_two_hops(void); /* the environment forces two hops, and there are hosts for it */
 extern int t_hosts, *t_host_of; /* t_host_of[t_size] */

@@ -10,6 +10,7 @@
  * hosts, transport) is the base that one rank departs from.
  *
  *   env [--all 1] [--only NAME]    --all: both ways, every object, first and last rank, and all words of an enum; else they take turns
+ *   env --every N                  one case of N
  *   env --segments 1               over libucp: segments of TCP differ between ranks
  *   env --threads N                so many threads create contexts at once
  */
@@ -425,17 +426,10 @@ int main(int argc, char **argv)
     mpix_params base;
     const mpix_param_desc *table = mpix_param_table(&n);
     int nthreads = (int)t_option(argc, argv, "--threads", 0);
-    if (nthreads) { /* before t_init, which asks for less */
-        int level;
-        MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
-        if (level < MPI_THREAD_MULTIPLE) {
-            printf("left out: this MPI has no MPI_THREAD_MULTIPLE\n");
-            MPI_Finalize();
-            return 77;
-        }
-    }
+    if (nthreads)
+        t_thread_level = MPI_THREAD_MULTIPLE;
     t_init(&argc, &argv, "env");
-    long all = t_option(argc, argv, "--all", 0), turn = 0;
+    long all = t_option(argc, argv, "--all", 0), every = t_option(argc, argv, "--every", 1), turn = 0, cases = 0;
     const char *only = t_option_text(argc, argv, "--only", "");
     REQUIRE(t_size > 1, "one rank has nobody to differ from");
     if (t_option(argc, argv, "--segments", 0)) {
@@ -443,6 +437,13 @@ int main(int argc, char **argv)
         return t_end();
     }
     if (nthreads) {
+        int level;
+        MPI_Query_thread(&level);
+        if (level < MPI_THREAD_MULTIPLE) {
+            if (t_rank == 0)
+                printf("left out: this MPI has no MPI_THREAD_MULTIPLE\n");
+            return t_end() ? 1 : 77;
+        }
         threads(nthreads < MAX_THREADS ? nthreads : MAX_THREADS);
         return t_end();
     }
@@ -460,7 +461,7 @@ int main(int argc, char **argv)
                     int chosen = all || ((turn + object) % 4 == how && (object == P2P || object % 2 == (i + k) % 2));
                     v.by_info = how % 2;
                     v.odd = how < 2 ? t_size - 1 : 0;
-                    if (chosen && (!v.by_info || *v.value))
+                    if (chosen && cases++ % every == 0)
                         one(&v, object);
                 }
             turn++;
