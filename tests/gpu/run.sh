@@ -129,7 +129,7 @@ run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem ep_streams all 50 expert
 run 4 MPIX_EP_HOSTS=2 MPIX_EP_TRANSPORT=shmem ep_streams all 20 expert
 run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_PROXY_THREADS=2 MPIX_EP_CHUNK_BYTES=4096 ep_streams stalled 0 expert
 run 4 ep_streams all 20 expert
-# covers: two handles with the default of multiprocessors | gpu-ht, gpu-expert | tests/gpu/run.sh
+# covers: two handles with the default of multiprocessors | gpu-ht, gpu-expert | check-gpu
 run 2 ep_streams stress "$stress" expert 0
 run 2 MPIX_EP_GPU_DELAY_US=20 ep_streams stress "$stress" expert 0
 run 2 ep_streams stress "$stress" compact 0
