@@ -7,6 +7,8 @@
 
 #include "p2p/p2p_gpu.h"
 
+#include <errno.h>
+
 /*
  * Memory of MPIX_P2p_reg is the caller's, who may have unmapped it, or a file behind it may have been cut short: what is moved there goes through
  * the kernel, and the origin gets the error. Memory of MPIX_P2p_alloc stays as long as the registration.
@@ -103,6 +105,13 @@ static void take_answer(mpix_p2p *p2p, int peer, const p2p_message *message, con
         answered(op);
 }
 
+/* Whether there is memory for what moves data in memory of the caller's: without it a good peer would be refused. */
+static int guard_ready(mpix_p2p *p2p, const p2p_message *message) {
+    const struct mpix_mem *mem = p2p_mem_find(p2p, message->a, 0, 0);
+
+    return message->kind == P2P_MSG_ADD || !mem || mem->area || mem->gpu || p2p_guard(p2p) || errno != ENOMEM;
+}
+
 int p2p_message_take(mpix_p2p *p2p, int peer, const p2p_message *message, const char *payload) {
     switch (message->kind) {
     case P2P_MSG_EAGER:
@@ -111,7 +120,7 @@ int p2p_message_take(mpix_p2p *p2p, int peer, const p2p_message *message, const 
     case P2P_MSG_PUT:
     case P2P_MSG_GET:
     case P2P_MSG_ADD:
-        if (!p2p_out_ready(p2p))
+        if (!p2p_out_ready(p2p) || !guard_ready(p2p, message))
             return 0;
         if (message->kind == P2P_MSG_PUT)
             take_put(p2p, peer, message, payload);
