@@ -103,6 +103,7 @@ typedef struct mpix_ep {
     int failed;            /* kind, 0: fine */
     int unsafe;            /* at the end: a stopped peer may still write windows, which then stay mapped */
     MPIX_Error failure;
+    MPIX_Error passing;    /* the last error of whoever makes progress, see mpix_error_divert */
     uint64_t checked_ns;   /* when deaths were last looked for */
     uint64_t limit_ns;     /* config.timeout_s; UINT64_MAX: none */
     /* progress thread */
@@ -110,7 +111,10 @@ typedef struct mpix_ep {
     pthread_t thread;
     pthread_cond_t wake;   /* a call was started, or stop */
     mpix_doorbell done_bell; /* rung by the thread when a call completes */
-    struct mpix_ep *next;  /* all contexts of the process */
+    struct mpix_ep *next;  /* all contexts of the process; its lock guards visited too */
+    uint64_t visited;      /* when another context's wait worked here last, in visits */
+    _Atomic int visitors;  /* that hold this pointer now */
+    _Atomic int flying;    /* calls in flight, for who has not got the lock */
     struct mpix_ep_gpu *gpu; /* ep_gpu.h; NULL in host memory */
     struct mpix_ep_ll *ll; /* ep_ll.h; NULL in mode HT */
 } mpix_ep;
@@ -185,6 +189,7 @@ struct mpix_ep_call {
     int zombie;            /* its caller has been told of the error already; nobody waits */
     int bank;              /* staging bank held, -1: none */
     uint64_t watch_ns;     /* when the caller first waited for it */
+    int others;            /* its last test worked for another context */
     uint64_t wait_ns;      /* when the call began to wait for peers */
     unsigned char *seen;   /* [ranks] */
     mpix_ep_far_call *far; /* [ranks], NULL without proxied peers */

@@ -12,12 +12,14 @@
 #include "coll/ep_ll.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 
 #define CHECK_NS 5000000u /* how often deaths are looked for */
 
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
 static mpix_ep *all; /* contexts of the process */
+static uint64_t visits;
 
 /* ---- calls -------------------------------------------------------------------------------------------------------------- */
 
@@ -172,6 +174,7 @@ static void call_complete(mpix_ep *ep, mpix_ep_call *call, mpix_ep_call *prev) {
     if (ep->last == call)
         ep->last = prev;
     mpix_trace_end("ep", mpix_ep_call_name(call), (uint64_t)(uintptr_t)call);
+    atomic_fetch_sub_explicit(&ep->flying, 1, memory_order_relaxed);
     call->handle->active--;
     mpix_ep_far_release(call);
     mpix_ep_bank_give(call);
@@ -384,21 +387,47 @@ static void time_out(mpix_ep *ep) {
     mpix_ep_fail(ep, mpix_fail(MPIX_ERRK_TIMEOUT, NULL, "no progress within %g s; the context has failed", ep->config.timeout_s));
 }
 
-/* Other contexts of the process that have work and are not in use by another thread: their peers may be what ours wait for. */
-static int progress_others(mpix_ep *self) {
-    int others = 0;
-    pthread_mutex_lock(&all_lock);
+/*
+ * Other contexts of the process: their peers may be what ours wait for. Nobody is held up by them: all_lock is held to look at the list
+ * and never to work, a context that another thread works on is passed over, and a visit is one step of each call, at most some 4 MiB.
+ * Who looks least recently visited goes first, so all get their turn. A visited context can't be freed (mpix_ep_engine_free).
+ */
+static mpix_ep *other_take(const mpix_ep *self, int *busy) {
+    mpix_ep *chosen = NULL;
+    *busy = 0;
+    if (pthread_mutex_trylock(&all_lock) != 0) {
+        *busy = 1; /* unknown */
+        return NULL;
+    }
     for (mpix_ep *ep = all; ep; ep = ep->next) {
-        if (ep == self || ep->threaded || pthread_mutex_trylock(&ep->lock) != 0)
+        if (ep == self || ep->threaded || atomic_load_explicit(&ep->flying, memory_order_relaxed) == 0)
             continue;
-        if (ep->first) {
-            others++;
-            progress_all(ep);
-        }
-        pthread_mutex_unlock(&ep->lock);
+        ++*busy;
+        if (!chosen || ep->visited < chosen->visited)
+            chosen = ep;
+    }
+    if (chosen) {
+        chosen->visited = ++visits;
+        atomic_fetch_add_explicit(&chosen->visitors, 1, memory_order_relaxed);
     }
     pthread_mutex_unlock(&all_lock);
-    return others;
+    return chosen;
+}
+
+/* 1: something was done, and more may be to be done at once. *busy: others have calls in flight. */
+static int progress_others(const mpix_ep *self, int *busy) {
+    mpix_ep *ep = other_take(self, busy);
+    int worked = 0;
+    if (!ep)
+        return 0;
+    if (pthread_mutex_trylock(&ep->lock) == 0) {
+        MPIX_Error *own = mpix_error_divert(&ep->passing);
+        worked = ep->first && progress(ep);
+        mpix_error_divert(own);
+        pthread_mutex_unlock(&ep->lock);
+    }
+    atomic_fetch_sub_explicit(&ep->visitors, 1, memory_order_release);
+    return worked;
 }
 
 /* ---- transfers ---------------------------------------------------------------------------------------------------------- */
@@ -408,7 +437,9 @@ static int ep_test(struct mpix_xfer *xfer) {
     mpix_ep *ep = call->ep;
     if (atomic_load_explicit(&call->done, memory_order_acquire))
         return 1;
+    int busy;
     pthread_mutex_lock(&ep->lock);
+    MPIX_Error *own = mpix_error_divert(&ep->passing);
     if (!ep->threaded)
         progress_all(ep);
     if (!call->done) {
@@ -420,11 +451,13 @@ static int ep_test(struct mpix_xfer *xfer) {
             time_out(ep);
     }
     int done = call->done;
+    mpix_error_divert(own);
     pthread_mutex_unlock(&ep->lock);
-    if (!done)
-        progress_others(ep);
+    call->others = !done && progress_others(ep, &busy);
     return done;
 }
+
+static int ep_busy(struct mpix_xfer *xfer) { return ((mpix_ep_call *)xfer)->others; }
 
 /* Whether everything that this context waits for rings its doorbell: a network device that writes words by itself does not, and a proxy
  * that the caller runs needs to be run. */
@@ -435,7 +468,9 @@ static int rings(const mpix_ep *ep) {
 static void ep_wait_start(struct mpix_xfer *xfer, mpix_wait *wait) {
     mpix_ep *ep = ((mpix_ep_call *)xfer)->ep;
     mpix_doorbell *bell = ep->threaded ? &ep->done_bell : mpix_ep_bell(ep);
-    if (progress_others(ep)) /* their doorbells ring elsewhere */
+    int busy;
+    progress_others(ep, &busy);
+    if (busy) /* their doorbells ring elsewhere */
         bell = NULL;
     if (!ep->threaded && !rings(ep))
         bell = NULL;
@@ -469,6 +504,7 @@ static const mpix_xfer_ops ep_xfer_ops = {
     .test = ep_test,
     .wait_start = ep_wait_start,
     .end = ep_end,
+    .busy = ep_busy,
 };
 
 int mpix_ep_call_submit(mpix_ep_call *call, MPIX_Xfer *xfer, int blocking) {
@@ -495,10 +531,13 @@ int mpix_ep_call_submit(mpix_ep_call *call, MPIX_Xfer *xfer, int blocking) {
     else
         ep->first = call;
     ep->last = call;
+    atomic_fetch_add_explicit(&ep->flying, 1, memory_order_relaxed);
+    MPIX_Error *own = mpix_error_divert(&ep->passing);
     if (ep->failed)
         mpix_ep_fail(ep, ep->failed);
     else if (!ep->threaded)
         progress_all(ep);
+    mpix_error_divert(own);
     pthread_mutex_unlock(&ep->lock);
     if (ep->threaded) {
         pthread_cond_signal(&ep->wake);
@@ -524,16 +563,19 @@ int mpix_ep_drain(mpix_ep *ep) {
     wait.bell = NULL; /* the progress thread may be asleep on it */
     pthread_mutex_lock(&ep->lock);
     for (;;) {
+        MPIX_Error *own = mpix_error_divert(&ep->passing);
+        int busy;
         if (!ep->threaded)
             progress_all(ep);
         check_deaths(ep);
         if (ep->first && mpix_clock_ns() - start > ep->limit_ns)
             time_out(ep);
+        mpix_error_divert(own);
         if (!ep->first)
             break;
         pthread_mutex_unlock(&ep->lock);
-        progress_others(ep);
-        mpix_wait_pause(&wait);
+        if (!progress_others(ep, &busy))
+            mpix_wait_pause(&wait);
         pthread_mutex_lock(&ep->lock);
     }
     int kind = ep->failed;
@@ -545,15 +587,18 @@ int mpix_ep_drain(mpix_ep *ep) {
 int mpix_ep_look(void *object, int kind) {
     mpix_ep *ep = object;
     pthread_mutex_lock(&ep->lock);
-    if (kind)
+    if (kind) { /* with the thread's error */
         mpix_ep_fail(ep, kind);
-    else if (!ep->failed && (kind = told(ep)))
-        mpix_ep_fail(ep, kind);
-    else if (ep->failed)
+    } else {
+        MPIX_Error *own = mpix_error_divert(&ep->passing);
+        if (!ep->failed && (kind = told(ep)))
+            mpix_ep_fail(ep, kind);
+        else if (!ep->failed && !ep->threaded && (ep->first || (ep->far && ep->far->proxy)))
+            progress(ep);
+        mpix_error_divert(own);
+    }
+    if ((kind = ep->failed))
         *mpix_error_tls() = ep->failure;
-    else if (!ep->threaded && (ep->first || (ep->far && ep->far->proxy)))
-        progress(ep);
-    kind = ep->failed;
     pthread_mutex_unlock(&ep->lock);
     return kind;
 }
@@ -612,6 +657,8 @@ void mpix_ep_engine_free(mpix_ep *ep) {
     if (*at)
         *at = ep->next;
     pthread_mutex_unlock(&all_lock);
+    while (atomic_load_explicit(&ep->visitors, memory_order_acquire) > 0) /* the rest of one step */
+        sched_yield();
     if (ep->threaded) {
         pthread_mutex_lock(&ep->lock);
         ep->stop = 1;

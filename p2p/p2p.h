@@ -279,6 +279,7 @@ struct mpix_p2p {
     MPIX_Error failure;
     int quiet;  /* nobody reaches this process's memory through the object any more */
     int unsafe; /* at the end: a stopped peer may, so windows stay mapped */
+    MPIX_Error passing; /* the last error of whoever makes progress, see mpix_error_divert */
     uint64_t checked_ns;
     uint64_t limit_ns; /* params.timeout; UINT64_MAX: none */
     int idle; /* turns in a row in which nothing happened */

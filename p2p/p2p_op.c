@@ -254,12 +254,18 @@ int p2p_look(void *object, int kind) {
     mpix_p2p *p2p = object;
 
     pthread_mutex_lock(&p2p->lock);
-    for (int r = 0; !kind && !p2p->failed && p2p->peers && r < p2p->size; r++)
-        kind = peer_told(p2p, r);
-    if (kind)
+    if (kind) { /* with the thread's error */
         p2p_fail(p2p, kind);
-    else if (p2p->created && !p2p->threaded && !p2p->failed)
-        p2p_progress(p2p); /* peers may await answers of ours before they come */
+    } else {
+        MPIX_Error *own = mpix_error_divert(&p2p->passing);
+        for (int r = 0; !kind && !p2p->failed && p2p->peers && r < p2p->size; r++)
+            kind = peer_told(p2p, r);
+        if (kind)
+            p2p_fail(p2p, kind);
+        else if (p2p->created && !p2p->threaded && !p2p->failed)
+            p2p_progress(p2p); /* peers may await answers of ours before they come */
+        mpix_error_divert(own);
+    }
     if ((kind = p2p->failed))
         *mpix_error_tls() = p2p->failure;
     pthread_mutex_unlock(&p2p->lock);
@@ -387,9 +393,11 @@ static int op_test(struct mpix_xfer *xfer) {
     if (atomic_load_explicit(&op->done, memory_order_acquire))
         return 1;
     pthread_mutex_lock(&op->p2p->lock);
+    MPIX_Error *own = mpix_error_divert(&op->p2p->passing);
     p2p_progress(op->p2p);
     if (!atomic_load_explicit(&op->done, memory_order_relaxed) && op->tests++ >= P2P_IDLE)
         op_clock(op);
+    mpix_error_divert(own);
     pthread_mutex_unlock(&op->p2p->lock);
     return atomic_load_explicit(&op->done, memory_order_acquire);
 }
@@ -431,7 +439,7 @@ static int op_end(struct mpix_xfer *xfer, mpix_boot **boot) {
     return kind;
 }
 
-static const mpix_xfer_ops op_ops = {op_test, op_wait_start, op_end};
+static const mpix_xfer_ops op_ops = {op_test, op_wait_start, op_end, NULL};
 
 int p2p_op_give(p2p_op *op, MPIX_Xfer *xfer) {
     mpix_p2p *p2p = op->p2p;
@@ -456,10 +464,12 @@ int p2p_op_give(p2p_op *op, MPIX_Xfer *xfer) {
 
 int p2p_op_run(p2p_op *op, MPIX_Xfer *xfer) {
     mpix_proxy *proxy = op->p2p->proxy;
+    MPIX_Error *own = mpix_error_divert(&op->p2p->passing);
 
     p2p_move(op);
     if (proxy && mpix_proxy_step(proxy)) /* posts what was queued just now */
         p2p_move(op);
+    mpix_error_divert(own);
     return p2p_op_give(op, xfer);
 }
 
@@ -479,6 +489,7 @@ void p2p_settle(mpix_p2p *p2p, int peer, mpix_wait *wait, uint64_t start_ns) {
 
 int p2p_wait_turn(mpix_p2p *p2p, mpix_wait *wait, int peer, uint64_t start_ns, const char *what) {
     pthread_mutex_lock(&p2p->lock);
+    MPIX_Error *own = mpix_error_divert(&p2p->passing);
     p2p->awaited = peer;
     int did = p2p_progress(p2p);
     int idle = !did && p2p->idle == P2P_IDLE;
@@ -487,6 +498,7 @@ int p2p_wait_turn(mpix_p2p *p2p, mpix_wait *wait, int peer, uint64_t start_ns, c
     p2p->awaited = -1;
     if (idle && !p2p->failed && mpix_clock_ns() - start_ns > p2p->limit_ns)
         p2p_fail(p2p, op_late(p2p, peer, what, ""));
+    mpix_error_divert(own);
     pthread_mutex_unlock(&p2p->lock);
     if (!did)
         mpix_wait_pause(wait);

@@ -172,10 +172,12 @@ int PMPIX_P2p_notify_test(MPIX_P2p p2p, int peer, int slot, uint64_t at_least, u
     uint64_t value = notify_value(p2p, peer, slot);
     if (value < at_least) {
         pthread_mutex_lock(&p2p->lock);
+        MPIX_Error *own = mpix_error_divert(&p2p->passing);
         p2p->awaited = peer;
         p2p_progress(p2p);
         p2p_check_peers(p2p);
         p2p->awaited = -1;
+        mpix_error_divert(own);
         pthread_mutex_unlock(&p2p->lock);
         value = notify_value(p2p, peer, slot);
     }

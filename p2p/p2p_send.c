@@ -352,9 +352,11 @@ static int send_quick(mpix_p2p *p2p, int rank, const MPIX_P2p_iov iov[], int n) 
 /* The tail of a call that has queued a message: it goes now, and then the operation is over if nothing more is needed. */
 static int send_run(p2p_op *op, MPIX_Xfer *xfer) {
     mpix_p2p *p2p = op->p2p;
+    MPIX_Error *own = mpix_error_divert(&p2p->passing);
 
     if (!p2p->peers[op->peer].mapped && mpix_proxy_step(p2p->proxy))
         p2p_move(op);
+    mpix_error_divert(own);
     return p2p_op_give(op, xfer);
 }
 
@@ -474,8 +476,10 @@ static int call_recv(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MP
         else
             p->recv_first = op;
         p->recv_last = op;
+        MPIX_Error *own = mpix_error_divert(&p2p->passing);
         p2p_ring_read(p2p, peer); /* it may be there */
         p2p_move(op);
+        mpix_error_divert(own);
     }
     return p2p_op_give(op, xfer);
 }

@@ -15,21 +15,22 @@
 
 static _Thread_local MPIX_Error status_last = {.struct_size = sizeof(MPIX_Error), .rank = -1};
 
+_Thread_local MPIX_Error *mpix_error_diverted __attribute__((tls_model("initial-exec")));
 static _Thread_local int status_trying; /* what fails now is no error */
 
 void mpix_try_begin(mpix_try *t) {
-    t->before = status_last;
+    t->before = *mpix_error_tls();
     t->outer = status_trying;
     status_trying = 1;
 }
 
 void mpix_try_end(const mpix_try *t) {
-    status_last = t->before;
+    *mpix_error_tls() = t->before;
     status_trying = t->outer;
 }
 
 MPIX_Error *mpix_error_tls(void) {
-    return &status_last;
+    return mpix_error_diverted ? mpix_error_diverted : &status_last;
 }
 
 const char *mpix_kind_name(int kind) {
@@ -69,7 +70,7 @@ static void status_record(int kind, int rank, int sys_errno, const char *host, c
 
 static void status_record(int kind, int rank, int sys_errno, const char *host, const char *arg, const char *fmt,
                           va_list ap) {
-    MPIX_Error *err = &status_last;
+    MPIX_Error *err = mpix_error_tls();
     char text[sizeof err->text];
     size_t used;
     int n, level;

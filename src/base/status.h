@@ -42,6 +42,18 @@ void mpix_try_end(const mpix_try *t);
 /* The calling thread's last error: to save it (a latched error of a transfer) and to restore it. Never NULL. */
 MPIX_Error *mpix_error_tls(void);
 
+/*
+ * Progress may meet failures that are not the caller's: of other calls and other objects, which keep them for those who ask. While that
+ * goes on the thread's last error is another record; the caller's own stays as it was. Returns what was in force, to be put back; NULL: the
+ * thread's own.
+ */
+extern _Thread_local MPIX_Error *mpix_error_diverted __attribute__((tls_model("initial-exec")));
+static inline MPIX_Error *mpix_error_divert(MPIX_Error *to) {
+    MPIX_Error *was = mpix_error_diverted;
+    mpix_error_diverted = to;
+    return was;
+}
+
 const char *mpix_kind_name(int kind); /* "ARG", ... */
 
 #endif

@@ -7,9 +7,10 @@ int mpix_xfer_finish(struct mpix_xfer *xfer, mpix_boot **boot) {
     if (!xfer->ops->test(xfer)) {
         mpix_wait wait;
         xfer->ops->wait_start(xfer, &wait);
-        do
-            mpix_wait_pause(&wait);
-        while (!xfer->ops->test(xfer));
+        do {
+            if (!xfer->ops->busy || !xfer->ops->busy(xfer))
+                mpix_wait_pause(&wait);
+        } while (!xfer->ops->test(xfer));
         mpix_wait_end(&wait);
     }
     return xfer->ops->end(xfer, boot);
@@ -90,40 +91,41 @@ int PMPIX_Xfer_waitall(int n, MPIX_Xfer xfers[], int codes[]) {
 }
 MPIX_WEAK_ALIAS(Xfer_waitall);
 
-/* The first done transfer, -1: none yet. *live counts those in flight. */
-static int xfers_poll(int n, MPIX_Xfer xfers[], int *live) {
-    *live = 0;
+/* The first done transfer, -1: none yet. *live counts those in flight; *busy: there is work to go on with at once. */
+static int xfers_poll(int n, MPIX_Xfer xfers[], int *live, int *busy) {
+    *live = *busy = 0;
     for (int i = 0; i < n; i++) {
         if (!xfers[i])
             continue;
         (*live)++;
         if (xfers[i]->ops->test(xfers[i]))
             return i;
+        *busy |= xfers[i]->ops->busy && xfers[i]->ops->busy(xfers[i]);
     }
     return -1;
 }
 
 int PMPIX_Xfer_testany(int n, MPIX_Xfer xfers[], int *index, int *flag) {
-    int live, kind = xfers_check(n, xfers);
+    int live, busy, kind = xfers_check(n, xfers);
     if (!kind && !index)
         kind = mpix_fail(MPIX_ERRK_ARG, "index", "index is NULL");
     if (!kind && !flag)
         kind = mpix_fail(MPIX_ERRK_ARG, "flag", "flag is NULL");
     if (kind)
         return mpix_boot_raise(NULL, kind);
-    *index = xfers_poll(n, xfers, &live);
+    *index = xfers_poll(n, xfers, &live, &busy);
     *flag = *index >= 0 || live == 0;
     return *index >= 0 ? xfer_take(&xfers[*index]) : MPI_SUCCESS;
 }
 MPIX_WEAK_ALIAS(Xfer_testany);
 
 int PMPIX_Xfer_waitany(int n, MPIX_Xfer xfers[], int *index) {
-    int live, kind = xfers_check(n, xfers);
+    int live, busy, kind = xfers_check(n, xfers);
     if (!kind && !index)
         kind = mpix_fail(MPIX_ERRK_ARG, "index", "index is NULL");
     if (kind)
         return mpix_boot_raise(NULL, kind);
-    *index = xfers_poll(n, xfers, &live);
+    *index = xfers_poll(n, xfers, &live, &busy);
     if (*index < 0 && live > 0) {
         /* Transfers of several objects share no doorbell: timed sleeps, unless there is only one. */
         mpix_wait wait;
@@ -136,8 +138,9 @@ int PMPIX_Xfer_waitany(int n, MPIX_Xfer xfers[], int *index) {
         if (live > 1)
             wait.bell = NULL;
         do {
-            mpix_wait_pause(&wait);
-            *index = xfers_poll(n, xfers, &live);
+            if (!busy)
+                mpix_wait_pause(&wait);
+            *index = xfers_poll(n, xfers, &live, &busy);
         } while (*index < 0);
         mpix_wait_end(&wait);
     }

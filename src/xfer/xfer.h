@@ -15,6 +15,8 @@ typedef struct mpix_xfer_ops {
     /* Ends a done transfer: gives its memory back, puts its error into the thread's MPIX_Error and returns its kind; *boot is what
      * to raise through. */
     int (*end)(struct mpix_xfer *xfer, mpix_boot **boot);
+    /* After a test that was not done: 1: there is other work to go on with, so do not pause. NULL: never. */
+    int (*busy)(struct mpix_xfer *xfer);
 } mpix_xfer_ops;
 
 struct mpix_xfer {
