@@ -126,6 +126,18 @@ typedef struct mpix_ep_chunk {
     uint64_t seq;
 } mpix_ep_chunk;
 
+/* A command that the proxy had no room for (ep_far_room.c). */
+enum { MPIX_EP_COMMAND_PUT, MPIX_EP_COMMAND_WORD, MPIX_EP_COMMAND_POST };
+typedef struct mpix_ep_command {
+    int what, peer, lane;
+    int lwin, rwin;
+    uint64_t loff, roff, len, value;
+    uint32_t counter, writes;
+    mpix_proxy_op op;      /* POST */
+    mpix_ep_call *call;
+    uint64_t ticket;
+} mpix_ep_command;
+
 /* What a context has for proxied peers (ep_far.c). */
 typedef struct mpix_ep_far {
     mpix_proxy *proxy;
@@ -137,7 +149,12 @@ typedef struct mpix_ep_far {
     int nchunks;
     mpix_ep_chunk *chunks;
     mpix_ep_call *packing; /* the call that owns the chunks */
-    int stuck;             /* peer + 1 to which nothing could be queued within the time limit */
+    mpix_ep_command *later; /* [nlater] of later_room */
+    _Atomic int nlater;    /* read without the lock to see whether to pause */
+    int later_room, no_mem; /* no_mem: there was none for one more */
+    uint64_t later_ns;     /* when one of them was queued last */
+    uint64_t tickets;
+    unsigned char *full;   /* [ranks][MPIX_EP_MAX_LANES] scratch */
     int64_t *cursor;       /* [local experts] scratch */
     int counters_slot;     /* counters per handle slot */
     int ready;             /* all ranks have registered their windows */
@@ -327,6 +344,7 @@ enum { MPIX_EP_CHUNK_FREE, MPIX_EP_CHUNK_OPEN, MPIX_EP_CHUNK_POSTED };
 int mpix_ep_far_put(mpix_ep_call *call, int peer, int lane, int lwin, uint64_t loff, int rwin, uint64_t roff, uint64_t len, uint32_t counter);
 /* Queues the signal behind `writes` puts: value, in the word at roff of the peer's control window. */
 void mpix_ep_far_word(mpix_ep_call *call, int peer, int lane, uint64_t roff, uint64_t value, uint32_t counter, uint32_t writes);
+int mpix_ep_far_post(mpix_ep_call *call, const mpix_proxy_op *op); /* the same for memory that is no window */
 uint32_t mpix_ep_far_counter(const mpix_ep_call *call, int lane); /* of the call's batch */
 void mpix_ep_far_publish(mpix_ep_call *call, int peer, void *at, size_t bytes, _Atomic uint64_t *word);
 void mpix_ep_far_signal(mpix_ep_call *call, int peer, int32_t status);
@@ -334,8 +352,10 @@ void mpix_ep_far_tell(mpix_ep *ep, uint64_t word); /* the failure of this rank's
 int mpix_ep_far_owed(const mpix_ep_call *call, int peer); /* commands of the call for this peer are not complete */
 int mpix_ep_far_flushed(const mpix_ep_call *call); /* all commands of the call are complete */
 void mpix_ep_far_release(mpix_ep_call *call);      /* gives chunks back */
-/* There was no room for a command to peer: lets the proxy work. 0: the time limit is over; the engine finds it. *start: 0 at first. */
-int mpix_ep_far_make_room(mpix_ep_call *call, int peer, uint64_t *start);
+/* ep_far_room.c. Keeps a command that the proxy had no room for, or that must not overtake one; 1: kept. */
+int mpix_ep_far_later(mpix_ep_call *call, const mpix_ep_command *command);
+int mpix_ep_far_catch_up(mpix_ep *ep); /* queues what was kept, as far as there is room; 1: something */
+int mpix_ep_far_stuck(mpix_ep *ep);    /* 0, or why what was kept can't be queued: a kind */
 /* Room for one more item for peer; 0: no chunk is free. */
 int mpix_ep_far_room(mpix_ep_call *call, int peer);
 /* The places of the next item in the open chunk. */

@@ -217,6 +217,8 @@ void mpix_ep_fail(mpix_ep *ep, int kind) {
         mpix_proxy_abandon(ep->far ? ep->far->proxy : NULL, kind);
         tell(ep);
     }
+    if (ep->far)
+        ep->far->nlater = 0; /* of calls that end now */
     while (ep->first) {
         mpix_ep_call *call = ep->first;
         if (!call->kind || call->kind == MPIX_ERRK_REMOTE) {
@@ -246,7 +248,7 @@ static int flush_step(mpix_ep_call *call, int *banks_open) {
 
 /* Steps every call once; whether work was done that should go on at once. With the lock held. */
 static int progress(mpix_ep *ep) {
-    int banks_open = 1, worked = 0;
+    int banks_open = 1, worked = ep->far && ep->far->nlater ? mpix_ep_far_catch_up(ep) : 0;
     mpix_ep_call *prev = NULL, *next;
     for (mpix_ep_call *call = ep->first; call; call = next) {
         int did = call->step(call, &banks_open);
@@ -287,16 +289,14 @@ static int missing(const mpix_ep_call *call, int peer) {
 /* A proxied peer whose connection has failed, or to which nothing can be queued: everybody's calls need it. */
 static void check_far(mpix_ep *ep) {
     MPIX_Error error;
+    int stuck = ep->far && ep->first ? mpix_ep_far_stuck(ep) : 0;
+    if (stuck) {
+        mpix_ep_fail(ep, stuck);
+        return;
+    }
     for (int peer = 0; ep->far && ep->first && peer < ep->size; peer++) {
         if (!ep->far->is[peer])
             continue;
-        if (ep->far->stuck == peer + 1) {
-            mpix_proxy_dump(ep->far->proxy);
-            mpix_ep_fail(ep, mpix_fail_peer(MPIX_ERRK_TIMEOUT, peer, ep->boot->hostnames[peer],
-                                            "nothing could be sent to rank %d on %s within %g s; the context has failed", peer,
-                                            ep->boot->hostnames[peer], ep->config.timeout_s));
-            return;
-        }
         int kind = mpix_proxy_failed(ep->far->proxy, peer, &error);
         if (!kind)
             continue;
@@ -457,7 +457,18 @@ static int ep_test(struct mpix_xfer *xfer) {
     return done;
 }
 
-static int ep_busy(struct mpix_xfer *xfer) { return ((mpix_ep_call *)xfer)->others; }
+/* Commands wait for room in the proxy, which rings nobody when it has made some: its thread gets the core. */
+static int crammed(const mpix_ep *ep) {
+    int is = ep->far && atomic_load_explicit(&ep->far->nlater, memory_order_relaxed) > 0;
+    if (is)
+        sched_yield();
+    return is;
+}
+
+static int ep_busy(struct mpix_xfer *xfer) {
+    const mpix_ep_call *call = (const mpix_ep_call *)xfer;
+    return call->others || crammed(call->ep);
+}
 
 /* Whether everything that this context waits for rings its doorbell: a network device that writes words by itself does not, and a proxy
  * that the caller runs needs to be run. */
@@ -574,7 +585,7 @@ int mpix_ep_drain(mpix_ep *ep) {
         if (!ep->first)
             break;
         pthread_mutex_unlock(&ep->lock);
-        if (!progress_others(ep, &busy))
+        if (!progress_others(ep, &busy) && !crammed(ep))
             mpix_wait_pause(&wait);
         pthread_mutex_lock(&ep->lock);
     }
@@ -624,7 +635,8 @@ static void *thread_main(void *arg) {
         }
         check_deaths(ep);
         pthread_mutex_unlock(&ep->lock);
-        mpix_wait_pause(&wait);
+        if (!crammed(ep))
+            mpix_wait_pause(&wait);
         pthread_mutex_lock(&ep->lock);
     }
     mpix_wait_end(&wait);

@@ -17,7 +17,6 @@
 #include "coll/ep_hop.h"
 #include "mem/claim.h"
 
-#include <sched.h>
 #include <stdlib.h>
 
 #define TX_LIMIT ((size_t)64 << 20) /* of the whole send buffer, unless single rows are larger */
@@ -56,7 +55,8 @@ static int far_alloc_bare(mpix_ep *ep, mpix_ep_far *far) {
         return mpix_fail(MPIX_ERRK_ARG, "max_handles", "max_handles = %d with depth %d needs more than 65535 counters", ep->params.max_handles,
                          ep->config.depth);
     far->is = calloc((size_t)ep->size, 1);
-    return far->is ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for proxied peers");
+    far->full = calloc((size_t)ep->size, MPIX_EP_MAX_LANES);
+    return far->is && far->full ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for proxied peers");
 }
 
 /* Of a handle slot, before those of offers and batches: two banks of counts, and the places that are answered to them. */
@@ -71,11 +71,12 @@ static int far_alloc(mpix_ep *ep, mpix_ep_far *far) {
         return mpix_fail(MPIX_ERRK_ARG, "max_handles", "max_handles = %d with depth %d and %d lanes needs more than 65535 counters",
                          ep->params.max_handles, ep->config.depth, far->lanes);
     far->is = calloc((size_t)ep->size, 1);
+    far->full = calloc((size_t)ep->size, MPIX_EP_MAX_LANES);
     far->chunks = calloc((size_t)far->nchunks, sizeof *far->chunks);
     far->cursor = calloc((size_t)ep->placement.nlocal[ep->rank] + 1, sizeof *far->cursor);
     far->mirror = aligned_alloc(4096, up4096(ep->layout.total));
     far->tx = aligned_alloc(4096, up4096(far->chunk_bytes * (size_t)far->nchunks));
-    if (!far->is || !far->chunks || !far->cursor || !far->mirror || !far->tx)
+    if (!far->is || !far->full || !far->chunks || !far->cursor || !far->mirror || !far->tx)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the send buffer of proxied peers (%d chunks of %zu bytes)", far->nchunks,
                          far->chunk_bytes);
     memset(far->mirror, 0, ep->layout.total);
@@ -196,6 +197,8 @@ void mpix_ep_far_free(mpix_ep *ep) {
         mpix_ep_far_deregister(ep, &ep->regions[i]);
     mpix_proxy_free(far->proxy); /* first: a device may still read the buffers below */
     free(far->is);
+    free(far->full);
+    free(far->later);
     free(far->chunks);
     free(far->cursor);
     free(far->mirror);
@@ -222,50 +225,44 @@ uint32_t mpix_ep_far_counter(const mpix_ep_call *call, int lane) {
     return (uint32_t)(base + bank * ep->far->lanes + lane);
 }
 
-int mpix_ep_far_make_room(mpix_ep_call *call, int peer, uint64_t *start) {
-    mpix_ep_far *far = call->ep->far;
-    if (!mpix_proxy_step(far->proxy))
-        sched_yield();
-    uint64_t now = mpix_clock_ns();
-    *start = *start ? *start : now;
-    if (now - *start <= call->ep->limit_ns)
-        return 1;
-    far->stuck = peer + 1;
-    return 0;
-}
-
-/* Queues a put; 1: queued. A peer that has failed takes nothing; the engine finds its failure. */
+/* Queues a put; 1: queued, or kept until there is room. A peer that has failed takes nothing; the engine finds its failure. */
 int mpix_ep_far_put(mpix_ep_call *call, int peer, int lane, int lwin, uint64_t loff, int rwin, uint64_t roff, uint64_t len, uint32_t counter) {
-    uint64_t start = 0, seq;
-    int did;
-    while ((did = mpix_proxy_put(call->ep->far->proxy, peer, lane, lwin, loff, rwin, roff, len, counter, &seq)) == 0)
-        if (!mpix_ep_far_make_room(call, peer, &start))
-            return 0;
+    mpix_ep_far *far = call->ep->far;
+    uint64_t seq;
+    int did = far->nlater ? 0 : mpix_proxy_put(far->proxy, peer, lane, lwin, loff, rwin, roff, len, counter, &seq);
+    if (did == 0)
+        return mpix_ep_far_later(call, &(mpix_ep_command){.what = MPIX_EP_COMMAND_PUT, .peer = peer, .lane = lane, .lwin = lwin, .loff = loff, .rwin = rwin,
+                                                          .roff = roff, .len = len, .counter = counter});
     if (did > 0)
         call->far[peer].seq[lane] = seq;
     return did > 0;
 }
 
 /* The same between memory that is no window. */
-static int far_write(mpix_ep_call *call, int peer, int lane, const mpix_proxy_mem *mem, const void *from, const mpix_proxy_rmem *rmem, uint64_t to, uint64_t len,
-                     uint32_t counter) {
-    mpix_proxy_op op = {.kind = MPIX_NET_WRITE, .peer = peer, .lane = lane, .mem = mem, .local = (void *)(uintptr_t)from, .rmem = rmem, .roff = to, .len = len, .counter = counter};
-    uint64_t start = 0, seq;
-    int did;
-    while ((did = mpix_proxy_post(call->ep->far->proxy, &op, &seq)) == 0)
-        if (!mpix_ep_far_make_room(call, peer, &start))
-            return 0;
+int mpix_ep_far_post(mpix_ep_call *call, const mpix_proxy_op *op) {
+    mpix_ep_far *far = call->ep->far;
+    uint64_t seq;
+    int did = far->nlater ? 0 : mpix_proxy_post(far->proxy, op, &seq);
+    if (did == 0)
+        return mpix_ep_far_later(call, &(mpix_ep_command){.what = MPIX_EP_COMMAND_POST, .peer = op->peer, .lane = op->lane, .op = *op});
     if (did > 0)
-        call->far[peer].seq[lane] = seq;
+        call->far[op->peer].seq[op->lane] = seq;
     return did > 0;
 }
 
+static int far_write(mpix_ep_call *call, int peer, int lane, const mpix_proxy_mem *mem, const void *from, const mpix_proxy_rmem *rmem, uint64_t to, uint64_t len,
+                     uint32_t counter) {
+    mpix_proxy_op op = {.kind = MPIX_NET_WRITE, .peer = peer, .lane = lane, .mem = mem, .local = (void *)(uintptr_t)from, .rmem = rmem, .roff = to, .len = len, .counter = counter};
+    return mpix_ep_far_post(call, &op);
+}
+
 void mpix_ep_far_word(mpix_ep_call *call, int peer, int lane, uint64_t roff, uint64_t value, uint32_t counter, uint32_t writes) {
-    uint64_t start = 0, seq;
-    int did;
-    while ((did = mpix_proxy_signal(call->ep->far->proxy, peer, lane, MPIX_EP_WINDOW_CTL, roff, value, counter, writes, &seq)) == 0)
-        if (!mpix_ep_far_make_room(call, peer, &start))
-            return;
+    mpix_ep_far *far = call->ep->far;
+    uint64_t seq;
+    int did = far->nlater ? 0 : mpix_proxy_signal(far->proxy, peer, lane, MPIX_EP_WINDOW_CTL, roff, value, counter, writes, &seq);
+    if (did == 0)
+        mpix_ep_far_later(call, &(mpix_ep_command){.what = MPIX_EP_COMMAND_WORD, .peer = peer, .lane = lane, .roff = roff, .value = value, .counter = counter,
+                                                   .writes = writes});
     if (did > 0)
         call->far[peer].seq[lane] = seq;
 }

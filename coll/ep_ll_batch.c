@@ -3,7 +3,6 @@
 
 #include "coll/ep_ll.h"
 
-enum { WINDOW_CTL = 0 }; /* as ep_far.c registers it */
 
 mpix_ep_ll_part *mpix_ep_ll_part_of(const mpix_ep_call *call, int peer) { return &call->ll[peer]; }
 
@@ -77,13 +76,8 @@ static uint32_t counter_of(const mpix_ep_call *call, int taken) {
 
 static void far_signal(mpix_ep_call *call, int peer, int taken, uint64_t value, uint32_t writes) {
     mpix_ep *ep = call->ep;
-    uint64_t start = 0, seq, at = (uint64_t)((char *)word_at(call, ep->ctl->base, ep->rank, taken) - (char *)ep->ctl->base);
-    int did, lane = lane_of(call);
-    while ((did = mpix_proxy_signal(ep->far->proxy, peer, lane, WINDOW_CTL, at, value, counter_of(call, taken), writes, &seq)) == 0)
-        if (!mpix_ep_far_make_room(call, peer, &start))
-            return;
-    if (did > 0)
-        call->far[peer].seq[lane] = seq;
+    uint64_t at = (uint64_t)((char *)word_at(call, ep->ctl->base, ep->rank, taken) - (char *)ep->ctl->base);
+    mpix_ep_far_word(call, peer, lane_of(call), at, value, counter_of(call, taken), writes);
 }
 
 /* One put and one signal, whatever the number of tokens. */
@@ -91,17 +85,11 @@ static void far_send(mpix_ep_call *call, int peer) {
     mpix_ep *ep = call->ep;
     const mpix_ep_ll_part *part = &call->ll[peer];
     const mpix_ep_ll_slot *slot = &ep->ll->slots[call->handle->slot];
-    uint64_t start = 0, seq, place = is_combine(call) ? call->handle->ll->reply[peer] : ep->ll->region * (uint64_t)ep->rank;
-    int did, lane = lane_of(call);
-    mpix_proxy_op op = {.kind = MPIX_NET_WRITE, .peer = peer, .lane = lane, .mem = slot->tx_mem, .local = part->to, .rmem = slot->rmem[peer],
+    uint64_t place = is_combine(call) ? call->handle->ll->reply[peer] : ep->ll->region * (uint64_t)ep->rank;
+    mpix_proxy_op op = {.kind = MPIX_NET_WRITE, .peer = peer, .lane = lane_of(call), .mem = slot->tx_mem, .local = part->to, .rmem = slot->rmem[peer],
                       .roff = bank_in_slot(call) + place, .len = part->out.bytes, .counter = counter_of(call, 0)};
-    while ((did = mpix_proxy_post(ep->far->proxy, &op, &seq)) == 0)
-        if (!mpix_ep_far_make_room(call, peer, &start))
-            return;
-    if (did < 0)
-        return; /* the engine finds the peer's failure */
-    call->far[peer].seq[lane] = seq;
-    far_signal(call, peer, 0, call->epoch, 1);
+    if (mpix_ep_far_post(call, &op)) /* otherwise the engine finds the peer's failure */
+        far_signal(call, peer, 0, call->epoch, 1);
 }
 
 /* ---- sending ------------------------------------------------------------------------------------------------------------------ */

@@ -6,7 +6,8 @@ WAITS_TESTS = \
 	tests/faults/waits_killed_alloc.3.test \
 	tests/faults/waits_freed_p2p_alloc.3.test \
 	tests/faults/waits_limits.2.test \
-	tests/faults/waits_last.2.test
+	tests/faults/waits_last.2.test \
+	tests/faults/waits_apart.2.test
 WAITS_FULL_TESTS = $(WAITS_TESTS) \
 	tests/faults/waits_failed_far.3.test \
 	tests/faults/waits_failed.8.test \
@@ -24,7 +25,8 @@ WAITS_FULL_TESTS = $(WAITS_TESTS) \
 	tests/faults/waits_killed_p2p_exchange.3.test \
 	tests/faults/waits_freed_far_p2p_alloc.3.test \
 	tests/faults/waits_freed_far_alloc.3.test \
-	tests/faults/waits_limits_far.2.test
+	tests/faults/waits_limits_far.2.test \
+	tests/faults/waits_apart_thread.2.test
 
 TESTS += $(WAITS_TESTS)
 FULL_TESTS += $(WAITS_FULL_TESTS)
@@ -39,3 +41,8 @@ check_PROGRAMS += tests/faults/waits
 tests_faults_waits_SOURCES = tests/faults/waits.c
 tests_faults_waits_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
 tests_faults_waits_LDADD = $(MPI_TEST_LIBS)
+
+check_PROGRAMS += tests/faults/waits_apart
+tests_faults_waits_apart_SOURCES = tests/faults/waits_apart.c
+tests_faults_waits_apart_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
+tests_faults_waits_apart_LDADD = $(MPI_TEST_LIBS)

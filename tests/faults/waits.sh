@@ -21,6 +21,7 @@
 # covers: infinite and huge time limits | ht-mapped, p2p-mapped, create | tests/faults/waits_limits.2.test
 # covers: infinite and huge time limits | ht-proxied, p2p-proxied | tests/faults/waits_limits_far.2.test
 # covers: another context's failure in MPIX_Error_last | ht-mapped | tests/faults/waits_last.2.test
+# covers: another context's network stands still | ht-proxied, ll-proxied | tests/faults/waits_apart.2.test
 set -u
 
 name=$(basename "$1" .test)
@@ -34,6 +35,10 @@ MPIX_EP_LOG_LEVEL=none
 export MPIX_SRCDIR MPIX_BUILDDIR MPIX_MPIRUN MPIX_EP_LOG_LEVEL
 [ "${MPIX_SANITIZED:-0}" = 0 ] || export ASAN_OPTIONS="fast_unwind_on_malloc=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
 
+case $name in
+waits_apart) exec "$MPIX_MPIRUN" "$np" "$build/tests/faults/waits_apart" --proxy caller ;;
+waits_apart_thread) exec "$MPIX_MPIRUN" "$np" "$build/tests/faults/waits_apart" --proxy thread ;;
+esac
 call=${name#waits_}
 peer=${call%%_*}
 call=${call#"$peer"}
