@@ -192,7 +192,8 @@ static void call_complete(mpix_ep *ep, mpix_ep_call *call, mpix_ep_call *prev) {
 
 /* Peers learn of a failure at once, late ones when they come. The first who tells is heard. */
 static void tell(mpix_ep *ep) {
-    uint64_t word = mpix_boot_tell(ep->boot, ep->failed, &ep->failure);
+    uint64_t heard = ep->ctl ? atomic_load_explicit(&((mpix_ep_head *)ep->ctl->base)->failed, memory_order_acquire) : 0;
+    uint64_t word = heard ? heard : mpix_boot_tell(ep->boot, ep->failed, &ep->failure); /* passed on as it was told */
     for (int peer = 0; ep->ctl && peer < ep->size; peer++) {
         mpix_ep_head *head = ep->ctl->peer[peer];
         uint64_t none = 0;

@@ -164,7 +164,7 @@ typedef struct {
     MPI_Count max_row_bytes; /**< most bytes of a row that travels: hidden * element size + its scales, >= 1 */
     const int *expert_owner; /**< [num_experts] rank that holds each expert; a rank's experts are numbered ascending. NULL:
                                   contiguous blocks, the first num_experts % ranks ranks holding one more. Copied. */
-    double timeout_s; /**< longest wait for a peer in seconds; 0: the parameter's default, 300; negative: no limit */
+    double timeout_s; /**< longest wait for a peer in seconds, also in creation; 0: the parameter's default, 300; negative or infinite: no limit */
 } MPIX_Ep_config;
 
 /** The choices of this rank's tokens. Read until route completes. */

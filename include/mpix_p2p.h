@@ -33,7 +33,8 @@
  * MPIX_ERRK_PEER); over a network that breaks the connection. A put over a network may have been complete, then the flush fails.
  *
  * Object and peers: a peer's death (MPIX_ERRK_PEER) or silence (MPIX_ERRK_TIMEOUT) is noticed by transfers and waits that need the peer,
- * and then the object has failed: all its transfers end with that error, and so do later calls. Handles of memory end with their object.
+ * and then the object has failed: all its transfers end with that error, and so do later calls. It tells its peers, whose transfers with this
+ * rank, and whose alloc and exchange, then end with that failure at once. Handles of memory end with their object.
  * A peer of the same host that has deregistered memory is told from its handle (MPIX_ERRK_ARG); over a network, using such a handle may
  * break the connection. After fork the object is the parent's (mpix_xfer.h): the child can only free it.
  *

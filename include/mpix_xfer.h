@@ -9,6 +9,12 @@
  *    MPI_COMM_SELF, as MPI 4 does. With MPI_ERRORS_ARE_FATAL, MPI's default, raising aborts, as MPI says; the library
  *    itself never aborts. Off the main thread under MPI_THREAD_FUNNELED the code is returned without calling MPI.
  *  - The particulars of the last error of the calling thread (who, what, which limit, what to do) are in MPIX_Error_last.
+ *    Failures of other calls and objects, which progress may meet meanwhile, leave them as they were.
+ *  - Every wait ends. A call that needs all ranks (create, alloc, register, handle_create, the first combine_buffer,
+ *    exchange) ends with MPIX_ERRK_TIMEOUT when a rank does not come within the object's time limit, with MPIX_ERRK_PEER
+ *    when the process of a rank of this host has ended, and with the failure of a peer's object as soon as that is told.
+ *    The object has then failed on this rank too. After a create that ended so, use comm for no other collective: one of
+ *    comm's was not completed. MPI itself waits without limit in the microseconds in which it makes a communicator.
  *  - Configuration and argument structs begin with struct_size: initialise with MPIX_INIT, which clears the struct and sets
  *    it. Zero is every field's default. Structs are copied at the call; what they point to belongs to the library until
  *    completion. Strides are in bytes, 0 means dense.
