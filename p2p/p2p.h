@@ -282,6 +282,7 @@ struct mpix_p2p {
     MPIX_Error passing; /* the last error of whoever makes progress, see mpix_error_divert */
     uint64_t checked_ns;
     uint64_t limit_ns; /* params.timeout; UINT64_MAX: none */
+    uint64_t heard;    /* what the first peer that failed has told; passed on as it is */
     int idle; /* turns in a row in which nothing happened */
     int awaited; /* peer whose notification or flush somebody waits for, -1: none */
 

@@ -243,10 +243,11 @@ void p2p_fail(mpix_p2p *p2p, int kind) {
 }
 
 /* Whether the peer's object has failed: then it does no part of anything any more. */
-static int peer_told(const mpix_p2p *p2p, int r) {
+static int peer_told(mpix_p2p *p2p, int r) {
     const p2p_block *in = p2p->peers[r].in;
     uint64_t word = in ? atomic_load_explicit(&in->failed, memory_order_acquire) : 0;
 
+    p2p->heard = p2p->heard ? p2p->heard : word;
     return word ? mpix_boot_told(p2p->boot, word, "the object") : 0;
 }
 

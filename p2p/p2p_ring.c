@@ -99,7 +99,7 @@ static uint64_t ctl_offset(const mpix_p2p *p2p, const p2p_peer *peer, const void
 
 /* A proxied peer learns by a signal, if its lane still moves; its counter is used for nothing else. */
 void p2p_ring_tell(mpix_p2p *p2p) {
-    uint64_t word = mpix_boot_tell(p2p->boot, p2p->failed, &p2p->failure);
+    uint64_t word = p2p->heard ? p2p->heard : mpix_boot_tell(p2p->boot, p2p->failed, &p2p->failure);
 
     for (int r = 0; p2p->peers && r < p2p->size; r++) {
         p2p_peer *peer = &p2p->peers[r];
