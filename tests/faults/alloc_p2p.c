@@ -53,12 +53,13 @@ static void meet(void)
 static int flag_from_next(int mine)
 {
     MPI_Request requests[2];
+    MPI_Status statuses[2]; /* MPICH's MPI_STATUSES_IGNORE is an address that gcc takes for a wrong one */
     int theirs = 0, met = 0, flag;
     MPI_Irecv(&theirs, 1, MPI_INT, next, 1, MPI_COMM_WORLD, &requests[0]);
     MPI_Isend(&mine, 1, MPI_INT, prev, 1, MPI_COMM_WORLD, &requests[1]);
     while (!met) {
         CHECK_OK(MPIX_P2p_notify_test(p2p, t_rank, 0, UINT64_MAX, NULL, &flag));
-        MPI_Testall(2, requests, &met, MPI_STATUSES_IGNORE);
+        MPI_Testall(2, requests, &met, statuses);
     }
     return theirs;
 }
