@@ -149,7 +149,7 @@ static int create_local(mpix_ep *ep) {
     if (!kind)
         kind = gpu->ops->stream_create(&gpu->device, &gpu->stream, why);
     if (!kind)
-        gpu->stream_id = gpu->ops->stream_id(&gpu->device, gpu->stream);
+        gpu->stream_id = gpu->ops->stream_id(&gpu->device, gpu->stream, 0);
     free(tables);
     return kind ? mpix_fail(kind, NULL, "a context in GPU memory: %s", why) : mpix_ep_gpu_spare_make(ep);
 }

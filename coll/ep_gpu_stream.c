@@ -266,11 +266,12 @@ int mpix_ep_gpu_start(MPIX_Ep_handle handle, MPIX_Xfer *xfer, int how, int end, 
     mpix_ep_gpu_handle *g = handle->gpu;
     int waits = how == MPIX_EP_GPU_BLOCKING || how == MPIX_EP_GPU_XFER;
     *s = (mpix_ep_gpu_begun){.how = how, .xfer = xfer, .stream = waits ? ep->gpu->stream : stream};
-    s->stream_id = waits ? ep->gpu->stream_id : ep->gpu->ops->stream_id(&ep->gpu->device, stream);
     mpix_ep_gpu_poll(ep);
     int kind = mpix_ep_alive(ep);
     if (!kind && !waits)
         kind = stream_check(ep, stream, &s->capture);
+    if (!kind)
+        s->stream_id = waits ? ep->gpu->stream_id : ep->gpu->ops->stream_id(&ep->gpu->device, stream, s->capture);
     if (!kind)
         kind = open_check(g, end, s->capture);
     if (!kind)

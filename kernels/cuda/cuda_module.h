@@ -347,8 +347,9 @@ typedef struct mpix_cuda_ops {
     void (*stream_destroy)(void *stream);
     /* capture: the number of the capture that the stream is in, 0: none. */
     int (*stream_check)(const mpix_cuda_device *device, void *stream, unsigned long long *capture, char *why);
-    /* A number of its own for each stream of the process's life; 0: it can't be told. cudaStreamPerThread is one in each thread. */
-    uint64_t (*stream_id)(const mpix_cuda_device *device, void *stream);
+    /* A number of its own for each stream of the process's life, while it captures: for each stream of the
+     * capture; 0: it can't be told. cudaStreamPerThread is one in each thread. */
+    uint64_t (*stream_id)(const mpix_cuda_device *device, void *stream, unsigned long long capture);
     int (*event_create)(const mpix_cuda_device *device, void **event, char *why);
     void (*event_destroy)(void *event);
     int (*event_record)(const mpix_cuda_device *device, void *event, void *stream, char *why);

@@ -356,7 +356,11 @@ static int m_stream_check(const mpix_cuda_device *d, void *stream, unsigned long
     }
     return 0;
 }
-static uint64_t m_stream_id(const mpix_cuda_device *d, void *stream) {
+static uint64_t m_stream_id(const mpix_cuda_device *d, void *stream, unsigned long long capture) {
+    /* To ask for the number of a stream that captures ends its capture. There the handle serves: it
+     * names one stream until the capture ends, but for the one that each thread has its own of. */
+    if (capture)
+        return stream == (void *)cudaStreamPerThread ? 0 : (uint64_t)(uintptr_t)stream + 1;
     on_device guard(d->ordinal);
     unsigned long long id = 0;
     if (cudaStreamGetId((cudaStream_t)stream, &id) != cudaSuccess) {

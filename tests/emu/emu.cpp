@@ -237,7 +237,7 @@ static int m_load(mpix_cuda_device *d, int, char *) {
     return 0;
 }
 static uint64_t m_allocation(device, const void *p) { return emu_memory_number(p); }
-static uint64_t m_stream_id(device, void *stream) { return emu_stream_number(stream); }
+static uint64_t m_stream_id(device, void *stream, unsigned long long) { return emu_stream_number(stream); }
 static int m_pointer(device, const void *p) { return emu_memory_kind(p); }
 static int m_map(mpix_cuda_mem *m, size_t bytes, int fd) {
     m->p = (char *)mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
