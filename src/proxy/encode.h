@@ -33,8 +33,9 @@ typedef struct mpix_request {
     uint32_t writes; /* signal */
     uint16_t peer;
     uint8_t op, lane, lwin, rwin;
-    uint8_t fence, gpu;      /* posted when all of its lane before it is complete; a kernel's */
-    uint8_t last;            /* of an abandoned object: mpix_proxy_last_word */
+    uint8_t fence;           /* posted when all of its lane before it is complete */
+    uint8_t gpu : 1;         /* a kernel's */
+    uint8_t last : 1;        /* of an abandoned object: mpix_proxy_last_word */
     const mpix_net_mem *mem; /* WRITE, READ, ADD: loff is the local address then */
     const mpix_net_rmem *rmem;
     uint64_t value; /* ADD, WORD */
