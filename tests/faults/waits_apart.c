@@ -196,8 +196,9 @@ static void round_of(const char *keys)
 
 int main(int argc, char **argv)
 {
-    MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
+    t_thread_level = MPI_THREAD_MULTIPLE;
     t_init(&argc, &argv, "waits_apart");
+    MPI_Query_thread(&provided);
     const char *proxy = t_option_text(argc, argv, "--proxy", "caller");
     char keys[300];
     t_watchdog(120);
