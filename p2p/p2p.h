@@ -98,15 +98,17 @@ typedef struct p2p_area {
     int users;
 } p2p_area;
 
+/* The fields that every short transfer reads come first, here and in mpix_rmem: they share a cache line or two. */
 struct mpix_mem {
     mpix_live live;
     struct mpix_p2p *p2p;
     char *base;
-    uint64_t bytes, id; /* id: place in the table, and a number that no other registration of this rank has */
-    p2p_area *area;     /* NULL: the caller's memory */
+    uint64_t bytes;
+    int plain;          /* host memory with all rights */
     int gpu;            /* memory of the object's CUDA device */
     int rights;         /* MPIX_MEM_*: of the caller's memory, what could be done with all of it when it was registered */
-    int plain;          /* host memory with all rights */
+    uint64_t id;        /* place in the table, and a number that no other registration of this rank has */
+    p2p_area *area;     /* NULL: the caller's memory */
     mpix_cuda_range *range; /* of the caller's GPU memory: how peers get at it */
     mpix_proxy_mem *net;
     _Atomic int busy; /* pieces of transfers in flight */
@@ -116,14 +118,15 @@ struct mpix_mem {
 struct mpix_rmem {
     mpix_live live;
     struct mpix_p2p *p2p;
-    int peer, reach;
-    int rights, plain;               /* plain: mapped host memory with all rights */
     char *ptr;                       /* DIRECT */
+    uint64_t bytes, id;              /* the range: length; the owner's registration */
+    const _Atomic uint64_t *gen;     /* where the owner's registration can be looked at, NULL: it can't */
+    int plain;                       /* mapped host memory with all rights */
+    int peer, reach, rights;
     int gpu, atomics;                /* GPU memory; our GPU can add to it */
     struct p2p_ipc *ipc;             /* the mapping that ptr lies in, if it is one of CUDA IPC */
     uint64_t addr;                   /* CMA: of the range in the owner's address space */
-    uint64_t bytes, id, off;         /* the range: length; the owner's registration, and where in it */
-    const _Atomic uint64_t *gen;     /* where the owner's registration can be looked at, NULL: it can't */
+    uint64_t off;                    /* of the range in the owner's registration */
     p2p_area *area;                  /* kept mapped */
     mpix_proxy_rmem *net;
     _Atomic int busy;
@@ -327,8 +330,36 @@ static inline p2p_message *p2p_place(const mpix_p2p *p2p, p2p_block *block, uint
 /* ---- p2p_create.c --- */
 int p2p_alive(mpix_p2p *p2p); /* 0 or the kind of the failure, with the particulars */
 int p2p_raise(mpix_p2p *p2p, int kind);
-/* Whether a handle is alive; a look into a small cache of this thread in the ordinary case. Freed ones drop all caches. */
-int p2p_live(const void *object, int tag);
+/*
+ * Whether a handle is alive; in the ordinary case that is a look, without a call, into a small cache of this thread. What was seen
+ * before the last end or fork is looked up again. The local and the remote side of a piece never share a place.
+ */
+enum { P2P_SEEN = 32 };
+typedef struct p2p_seen {
+    const void *object;
+    uint64_t key; /* mpix_live_turn and the tag; 0: nothing was seen */
+} p2p_seen;
+extern _Thread_local p2p_seen p2p_seen_cache[P2P_SEEN] __attribute__((tls_model("initial-exec")));
+_Static_assert(MPIX_LIVE_RMEM < 8 && (MPIX_LIVE_MEM & 1) != (MPIX_LIVE_RMEM & 1), "tags are part of keys and places");
+
+static inline p2p_seen *p2p_seen_at(const void *object, int tag) {
+    uintptr_t place = (uintptr_t)object >> 5 ^ (uintptr_t)object >> 9;
+
+    return &p2p_seen_cache[place % (P2P_SEEN / 2) * 2 + (uintptr_t)(tag & 1)];
+}
+static inline uint64_t p2p_seen_key(int tag) {
+    return atomic_load_explicit(&mpix_live_turn, memory_order_acquire) << 3 | (uint64_t)tag;
+}
+/* 1: alive. 0: not known here. */
+static inline int p2p_live_seen(const void *object, int tag) {
+    const p2p_seen *seen = p2p_seen_at(object, tag);
+
+    return seen->object == object && seen->key == p2p_seen_key(tag);
+}
+int p2p_live_look(const void *object, int tag);
+static inline int p2p_live(const void *object, int tag) {
+    return p2p_live_seen(object, tag) || p2p_live_look(object, tag);
+}
 void p2p_live_end(const void *object);
 
 /* ---- p2p_mem.c --- */

@@ -109,16 +109,33 @@ int p2p_copy(mpix_p2p *p2p, int put, const p2p_piece *pieces, int n, int *at) {
     return kind;
 }
 
+/* A caller's pieces from *at on, up to a batch, by system call. */
+static int copy_iov_cma(mpix_p2p *p2p, int put, const MPIX_P2p_iov iov[], int n, int *at) {
+    p2p_piece pieces[COPY_BATCH];
+    int count = 0, moved = 0;
+
+    for (; *at < n && count < COPY_BATCH && iov[*at].rmem->reach == P2P_CMA; (*at)++)
+        pieces[count++] = (p2p_piece){.local = iov[*at].mem->base + iov[*at].off,
+                                      .rmem = iov[*at].rmem,
+                                      .roff = (uint64_t)iov[*at].roff,
+                                      .len = (uint64_t)iov[*at].len};
+    return p2p_copy(p2p, put, pieces, count, &moved);
+}
+
 /* The same for a caller's pieces, all of which are DIRECT or CMA. */
 int p2p_copy_iov(mpix_p2p *p2p, int put, const MPIX_P2p_iov iov[], int n) {
-    p2p_piece pieces[COPY_BATCH];
     int kind = 0;
 
     for (int i = 0; i < n && !kind;) {
-        int count = 0, at = 0;
-        for (; i < n && count < COPY_BATCH; i++)
-            pieces[count++] = (p2p_piece){NULL, iov[i].mem->base + iov[i].off, iov[i].rmem, (uint64_t)iov[i].roff, (uint64_t)iov[i].len};
-        kind = p2p_copy(p2p, put, pieces, count, &at);
+        const MPIX_P2p_iov *v = &iov[i];
+        if (v->rmem->reach == P2P_CMA) {
+            kind = copy_iov_cma(p2p, put, iov, n, &i);
+            continue;
+        }
+        char *here = v->mem->base + v->off, *there = v->rmem->ptr + v->roff;
+        if (v->len)
+            p2p_copy_bytes(p2p, put ? there : here, put ? here : there, (size_t)v->len);
+        i++;
     }
     return kind;
 }

@@ -17,26 +17,15 @@
 
 /* ---- handles that are alive --------------------------------------------------------------------------------------------- */
 
-enum { LIVE_CACHE = 16 };
+_Thread_local p2p_seen p2p_seen_cache[P2P_SEEN] __attribute__((tls_model("initial-exec")));
 
-typedef struct live_seen {
-    const void *object;
-    uint64_t turn;
-    int tag;
-} live_seen;
+int p2p_live_look(const void *object, int tag) {
+    p2p_seen *seen = p2p_seen_at(object, tag);
+    uint64_t key = p2p_seen_key(tag);
 
-/* Found without a call: every put looks at it. What was seen before the last end or fork is looked up again. */
-static _Thread_local live_seen live_cache[LIVE_CACHE] __attribute__((tls_model("initial-exec")));
-
-int p2p_live(const void *object, int tag) {
-    uint64_t turn = atomic_load_explicit(&mpix_live_turn, memory_order_acquire);
-    live_seen *seen = &live_cache[((uintptr_t)object >> 5 ^ (uintptr_t)object >> 9) % LIVE_CACHE];
-
-    if (seen->object == object && seen->turn == turn && seen->tag == tag)
-        return object != NULL;
     if (!mpix_live_check(object, tag))
         return 0;
-    *seen = (live_seen){object, turn, tag};
+    *seen = (p2p_seen){object, key};
     return 1;
 }
 

@@ -511,7 +511,7 @@ static int check_range(MPI_Count off, MPI_Count len, uint64_t bytes, int i, cons
 }
 
 /* Of a piece whose memory, or the peer's, is not alive. */
-static int need_piece(const void *object, int tag, int i) {
+static MPIX_COLD int need_piece(const void *object, int tag, int i) {
     char text[64];
     int local = tag == MPIX_LIVE_MEM;
 
@@ -523,11 +523,9 @@ const p2p_need p2p_need_send = {MPIX_MEM_READ, 0}, p2p_need_recv = {MPIX_MEM_WRI
                p2p_need_get = {MPIX_MEM_WRITE, MPIX_MEM_READ}, p2p_need_name = {0, 0};
 
 /* rank < 0: this rank's. */
-static int check_rights(int rights, int need, int i, int rank) {
+static MPIX_COLD int fail_rights(int rights, int need, int i, int rank) {
     char whose[32];
 
-    if ((rights & need) == need)
-        return 0;
     snprintf(whose, sizeof whose, rank < 0 ? "this rank" : "rank %d", rank);
     return mpix_fail_peer(MPIX_ERRK_ARG, rank, NULL, "iov[%d].%s: %s registered memory that %s; map it so and register it again", i, rank < 0 ? "mem" : "rmem", whose,
                           !rights                            ? "was not mapped, or not accessible"
@@ -579,10 +577,10 @@ int p2p_check(const MPIX_P2p_iov iov[], int n, const p2p_need *need, mpix_p2p **
             kind = need_piece(v->rmem, MPIX_LIVE_RMEM, i);
         if (!kind && rmems)
             kind = check_remote(v, i, iov[0].rmem, v->mem);
-        if (!kind && v->len)
-            kind = check_rights(v->mem->rights, need->local, i, -1);
-        if (!kind && rmems && v->len)
-            kind = check_rights(v->rmem->rights, need->remote, i, v->rmem->peer);
+        if (!kind && v->len && need->local & ~v->mem->rights)
+            kind = fail_rights(v->mem->rights, need->local, i, -1);
+        if (!kind && rmems && v->len && need->remote & ~v->rmem->rights)
+            kind = fail_rights(v->rmem->rights, need->remote, i, v->rmem->peer);
         if (kind)
             return kind;
     }

@@ -48,13 +48,16 @@ int p2p_check_slot(const mpix_p2p *p2p, int slot) {
     return slot >= 0 && slot < p2p->slots ? 0 : mpix_fail(MPIX_ERRK_ARG, "slot", "slot = %d is not in [0, %d) (mpix_ep_p2p_slots)", slot, p2p->slots);
 }
 
-/* The least that a call can be, which costs less than its checks: one piece between mapped host memory and ours. 1: it is done. 0: it is
- * something else, or wrong, which the long way finds out. */
-static int rma_quick(int put, const MPIX_P2p_iov *v) {
+/*
+ * The least that a call can be, which costs less than its checks: one piece between mapped host memory
+ * and ours. 1: it is done. 0: the long way does it, or finds out what is wrong. Handles that this thread
+ * has not seen since the last end go the long way, so a short copy calls nothing.
+ */
+static inline int rma_quick(int put, const MPIX_P2p_iov *v) {
     const struct mpix_mem *mem = v->mem;
     const struct mpix_rmem *rmem = v->rmem;
 
-    if (!p2p_live(mem, MPIX_LIVE_MEM) || !p2p_live(rmem, MPIX_LIVE_RMEM) || mem->p2p != rmem->p2p || !rmem->plain || !mem->plain)
+    if (!p2p_live_seen(mem, MPIX_LIVE_MEM) || !p2p_live_seen(rmem, MPIX_LIVE_RMEM) || mem->p2p != rmem->p2p || !rmem->plain || !mem->plain)
         return 0;
     if (v->len < 0 || v->off < 0 || v->roff < 0 || (uint64_t)v->len > mem->bytes || (uint64_t)v->off > mem->bytes - (uint64_t)v->len ||
         (uint64_t)v->len > rmem->bytes || (uint64_t)v->roff > rmem->bytes - (uint64_t)v->len)
@@ -75,11 +78,6 @@ static int rma_call(int type, const MPIX_P2p_iov iov[], int n, int notify, int s
     mpix_p2p *p2p = NULL;
     int peer = -1, kind;
 
-    if (n == 1 && iov && !notify && (blocking || xfer) && rma_quick(type == P2P_PUT, iov)) {
-        if (xfer)
-            *xfer = MPIX_XFER_NULL;
-        return MPI_SUCCESS;
-    }
     kind = p2p_check(iov, n, type == P2P_PUT ? &p2p_need_put : &p2p_need_get, &p2p, &peer);
     if (!kind && !blocking && !xfer)
         kind = mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
@@ -107,21 +105,33 @@ static int rma_call(int type, const MPIX_P2p_iov iov[], int n, int notify, int s
 }
 
 int PMPIX_P2p_iput(const MPIX_P2p_iov iov[], int n, MPIX_Xfer *xfer) {
+    if (n == 1 && iov && xfer && rma_quick(1, iov)) {
+        *xfer = MPIX_XFER_NULL;
+        return MPI_SUCCESS;
+    }
     return rma_call(P2P_PUT, iov, n, 0, 0, 0, xfer, 0);
 }
 MPIX_WEAK_ALIAS(P2p_iput);
 
 int PMPIX_P2p_put(const MPIX_P2p_iov iov[], int n) {
+    if (n == 1 && iov && rma_quick(1, iov))
+        return MPI_SUCCESS;
     return rma_call(P2P_PUT, iov, n, 0, 0, 0, NULL, 1);
 }
 MPIX_WEAK_ALIAS(P2p_put);
 
 int PMPIX_P2p_iget(const MPIX_P2p_iov iov[], int n, MPIX_Xfer *xfer) {
+    if (n == 1 && iov && xfer && rma_quick(0, iov)) {
+        *xfer = MPIX_XFER_NULL;
+        return MPI_SUCCESS;
+    }
     return rma_call(P2P_GET, iov, n, 0, 0, 0, xfer, 0);
 }
 MPIX_WEAK_ALIAS(P2p_iget);
 
 int PMPIX_P2p_get(const MPIX_P2p_iov iov[], int n) {
+    if (n == 1 && iov && rma_quick(0, iov))
+        return MPI_SUCCESS;
     return rma_call(P2P_GET, iov, n, 0, 0, 0, NULL, 1);
 }
 MPIX_WEAK_ALIAS(P2p_get);

@@ -24,12 +24,15 @@
 
 #define MPIX_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 
+/* What fails is rare: the compiler keeps it out of the way of what does not. */
+#define MPIX_COLD __attribute__((cold))
+
 /* All return kind. rank and host of the error: -1 and "". arg: the public name of the argument, NULL: none. */
-int mpix_fail(int kind, const char *arg, const char *fmt, ...) MPIX_PRINTF(3, 4);
+int mpix_fail(int kind, const char *arg, const char *fmt, ...) MPIX_PRINTF(3, 4) MPIX_COLD;
 /* The same with a peer to blame; host may be NULL. */
-int mpix_fail_peer(int kind, int rank, const char *host, const char *fmt, ...) MPIX_PRINTF(4, 5);
+int mpix_fail_peer(int kind, int rank, const char *host, const char *fmt, ...) MPIX_PRINTF(4, 5) MPIX_COLD;
 /* The same with the errno of a system call; its text is appended. */
-int mpix_fail_sys(int kind, int sys_errno, const char *fmt, ...) MPIX_PRINTF(3, 4);
+int mpix_fail_sys(int kind, int sys_errno, const char *fmt, ...) MPIX_PRINTF(3, 4) MPIX_COLD;
 
 /* Around a try that may fail without harm: failures of this thread are told in the log as information, and its last error stays as it was. */
 typedef struct mpix_try {
