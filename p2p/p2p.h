@@ -98,7 +98,7 @@ typedef struct p2p_area {
     int users;
 } p2p_area;
 
-/* The fields that every short transfer reads come first, here and in mpix_rmem: they share a cache line or two. */
+/* What every short transfer reads comes first, here and in mpix_rmem: it shares a cache line or two. */
 struct mpix_mem {
     mpix_live live;
     struct mpix_p2p *p2p;
@@ -331,8 +331,9 @@ static inline p2p_message *p2p_place(const mpix_p2p *p2p, p2p_block *block, uint
 int p2p_alive(mpix_p2p *p2p); /* 0 or the kind of the failure, with the particulars */
 int p2p_raise(mpix_p2p *p2p, int kind);
 /*
- * Whether a handle is alive; in the ordinary case that is a look, without a call, into a small cache of this thread. What was seen
- * before the last end or fork is looked up again. The local and the remote side of a piece never share a place.
+ * Whether a handle is alive. The ordinary case is a look, without a call, into a small cache of this
+ * thread. What was seen before the last end or fork is looked up again. The local and the remote side
+ * of a piece never share a place.
  */
 enum { P2P_SEEN = 32 };
 typedef struct p2p_seen {
@@ -340,7 +341,8 @@ typedef struct p2p_seen {
     uint64_t key; /* mpix_live_turn and the tag; 0: nothing was seen */
 } p2p_seen;
 extern _Thread_local p2p_seen p2p_seen_cache[P2P_SEEN] __attribute__((tls_model("initial-exec")));
-_Static_assert(MPIX_LIVE_RMEM < 8 && (MPIX_LIVE_MEM & 1) != (MPIX_LIVE_RMEM & 1), "tags are part of keys and places");
+_Static_assert(MPIX_LIVE_RMEM < 8, "a tag is three bits of the key");
+_Static_assert((MPIX_LIVE_MEM & 1) != (MPIX_LIVE_RMEM & 1), "the sides of a piece have places of their own");
 
 static inline p2p_seen *p2p_seen_at(const void *object, int tag) {
     uintptr_t place = (uintptr_t)object >> 5 ^ (uintptr_t)object >> 9;

@@ -57,7 +57,9 @@ static inline int rma_quick(int put, const MPIX_P2p_iov *v) {
     const struct mpix_mem *mem = v->mem;
     const struct mpix_rmem *rmem = v->rmem;
 
-    if (!p2p_live_seen(mem, MPIX_LIVE_MEM) || !p2p_live_seen(rmem, MPIX_LIVE_RMEM) || mem->p2p != rmem->p2p || !rmem->plain || !mem->plain)
+    if (!p2p_live_seen(mem, MPIX_LIVE_MEM) || !p2p_live_seen(rmem, MPIX_LIVE_RMEM))
+        return 0;
+    if (mem->p2p != rmem->p2p || !rmem->plain || !mem->plain)
         return 0;
     if (v->len < 0 || v->off < 0 || v->roff < 0 || (uint64_t)v->len > mem->bytes || (uint64_t)v->off > mem->bytes - (uint64_t)v->len ||
         (uint64_t)v->len > rmem->bytes || (uint64_t)v->roff > rmem->bytes - (uint64_t)v->len)
