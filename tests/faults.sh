@@ -8,6 +8,7 @@
 #   faults.sh --page     prints doc/faults.md
 #   faults.sh --check    fails if doc/faults.md is not that page, or the page has an empty cell or a test that is not there
 set -u -o pipefail
+export LC_ALL=C
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=$(cd "${MPIX_BUILDDIR:-$top/build}" 2>/dev/null && pwd)
 paths="create ht-mapped ht-proxied ht-hops ll-mapped ll-proxied p2p-mapped p2p-copied p2p-proxied gpu-ht gpu-expert gpu-ll gpu-proxied p2p-gpu"

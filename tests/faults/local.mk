@@ -5,6 +5,8 @@
 #   FULL_TESTS   `make check-full`: all cases, minutes
 # A line `covers: FAULT | PATH, PATH | TEST` in a comment of a test says which cells of doc/faults.md it fills.
 FULL_TESTS =
+TESTS += tests/faults/table.sh
+EXTRA_DIST += tests/faults.sh tests/faults/table.sh tests/faults/uncovered
 include tests/faults/alloc.mk
 include tests/faults/blame.mk
 include tests/faults/env.mk

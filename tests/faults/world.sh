@@ -5,7 +5,7 @@
 #
 # covers: comm's error handler | create | tests/faults/world_handlers.2.test
 # covers: descriptors of many contexts | create | tests/faults/world_descriptors.5.test
-# covers: MPI gives no shared communicator | create ht-mapped | tests/faults/world_singletons.3.test
+# covers: MPI gives no shared communicator | create, ht-mapped | tests/faults/world_singletons.3.test
 # covers: containers of one machine | create ht-proxied | tests/faults/world_spaces.3.test
 # covers: fork, every call in the child | ht-mapped p2p-mapped | tests/faults/world_fork_calls.3.test
 # covers: fork, every call in the child | ht-proxied p2p-proxied | tests/faults/world_fork_calls_proxied.2.test

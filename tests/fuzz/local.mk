@@ -37,7 +37,7 @@ tests_fuzz_verbs_blobs_LDADD = libmpixep_core.la
 endif
 
 TESTS += tests/fuzz/replay.sh
-EXTRA_DIST += tests/faults.sh tests/faults/uncovered tests/fuzz/replay.sh tests/fuzz/run.sh tests/fuzz/corpus
+EXTRA_DIST += tests/fuzz/replay.sh tests/fuzz/run.sh tests/fuzz/corpus
 AM_TESTS_ENVIRONMENT += MPIX_FUZZ_TARGETS='$(FUZZ_TARGETS)'; export MPIX_FUZZ_TARGETS;
 check-fuzz:
 	@$(top_srcdir)/tests/fuzz/run.sh '$(abs_top_srcdir)' '$(abs_top_builddir)' $(FUZZ_TARGETS)

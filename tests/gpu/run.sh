@@ -5,6 +5,8 @@
 #
 # compute-sanitizer: `mpirun -n 2 compute-sanitizer --tool memcheck|racecheck .../ep_streams ordered 3` (the program itself, below .libs) is
 # clean, with synccheck too; for the bulk path's mbarriers it needs --num-cuda-barriers 65536. `ep_ll ordered 4 2` likewise.
+# covers: killed peer is named | gpu-ht, gpu-ll, gpu-proxied | check-gpu
+# covers: a network operation fails, or stands still | gpu-proxied | check-gpu
 set -e
 stress=${MPIX_GPU_STRESS-300}
 if ! ./tests/gpu/ep_gpu --probe; then

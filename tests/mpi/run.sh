@@ -34,6 +34,20 @@ ucx() { # over TCP on this host; a build without libucp has nothing to test
     export MPIX_EP_TRANSPORT=ucx MPIX_EP_REACH=proxied MPIXEP_UCX_TLS=tcp,self
 }
 
+# covers: a wrong argument on one rank | create, ht-mapped, ll-mapped | tests/mpi/ep_errors.5.test
+# covers: a wrong argument on one rank | ht-proxied | tests/mpi/ep_errors_far.2.test
+# covers: a wrong argument on one rank | p2p-mapped, p2p-copied | tests/mpi/p2p_errors.3.test
+# covers: a wrong argument on one rank | p2p-proxied | tests/mpi/p2p_errors_proxied.2.test
+# covers: a network operation fails, or stands still | ht-proxied | tests/mpi/ep_faults_injected.3.test
+# covers: a network operation fails, or stands still | ll-proxied | tests/mpi/ep_faults_ll_injected.2.test
+# covers: killed peer is named | ht-hops | tests/mpi/ep_faults_killed_hops.4.test
+# covers: killed peer is named | ll-mapped | tests/mpi/ep_faults_ll_killed.3.test
+# covers: killed peer is named | p2p-mapped, p2p-copied | tests/mpi/p2p_faults_killed_reg.3.test
+# covers: a network that reorders, delays and cuts | ht-proxied | tests/mpi/ep_random_chaos.5.test
+# covers: a network that reorders, delays and cuts | ht-hops | tests/mpi/ep_random_hopschaos.5.test
+# covers: a network that reorders, delays and cuts | ll-proxied | tests/mpi/ep_random_ll_chaos.3.test
+# covers: a network that reorders, delays and cuts | p2p-proxied | tests/mpi/p2p_data_chaos.4.test
+# covers: a network that reorders, delays and cuts | gpu-expert, gpu-ll, gpu-proxied | check-gpu
 program=$name
 deadly=0
 set --
