@@ -36,9 +36,9 @@ ALLOC_TESTS = \
 	tests/faults/alloc_system_p2p_proxied.3.test \
 	tests/faults/alloc_system.3.test \
 	tests/faults/alloc_refused.3.test \
-	tests/faults/alloc_refused_p2p_proxied.3.test \
-	tests/faults/alloc_system_proxied.3.test
+	tests/faults/alloc_refused_p2p_proxied.3.test
 ALLOC_FULL_TESTS = \
+	tests/faults/alloc_system_proxied.3.test \
 	tests/faults/alloc_ht_expert_progress.3.test \
 	tests/faults/alloc_ht_expert_threads.3.test \
 	tests/faults/alloc_ht_expert_bases.3.test \

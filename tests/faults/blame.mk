@@ -38,7 +38,9 @@ BLAME_FULL_TESTS = $(BLAME_TESTS) \
 	tests/faults/blame_p2p_proxied_stopped.5.test \
 	tests/faults/blame_p2p_proxied_killed.5.test
 
+if !SANITIZED
 TESTS += $(BLAME_TESTS)
+endif
 FULL_TESTS += $(BLAME_FULL_TESTS)
 EXTRA_DIST += tests/faults/blame.sh
 CLEANFILES += $(BLAME_FULL_TESTS)
@@ -66,7 +68,9 @@ ROOM_FULL_TESTS = $(ROOM_TESTS) \
 	tests/faults/room_claims.3.test \
 	tests/faults/room_limits_proxied.2.test
 
+if !SANITIZED
 TESTS += $(ROOM_TESTS)
+endif
 FULL_TESTS += $(ROOM_FULL_TESTS)
 EXTRA_DIST += tests/faults/room.sh
 CLEANFILES += $(ROOM_FULL_TESTS)

@@ -1,7 +1,9 @@
 # tests/faults/env.mk - ranks whose settings differ, and edges of single transports; see tests/faults/local.mk.
 ENV_TESTS = tests/faults/env_sources.sh tests/faults/env_mapped.sh tests/faults/env_proxied.sh tests/faults/env_ucx.sh
+if !SANITIZED
 TESTS += $(ENV_TESTS)
-FULL_TESTS += tests/faults/env_full.sh
+endif
+FULL_TESTS += $(ENV_TESTS) tests/faults/env_full.sh
 EXTRA_DIST += $(ENV_TESTS) tests/faults/env_full.sh
 
 # Looks at the table of parameters, inside the library.

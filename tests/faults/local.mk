@@ -3,6 +3,8 @@
 # A topic has a makefile of its own here, a program or more, and scripts that `make check` runs.
 #   TESTS        every kind of case, in the time that .ci/run has
 #   FULL_TESTS   `make check-full`: all cases, minutes
+# With sanitizers TESTS has the topics that are about the life of memory; the others wait more than they compute, and are
+# in FULL_TESTS there.
 # A line `covers: FAULT | PATH, PATH | TEST` in a comment of a test says which cells of doc/faults.md it fills.
 FULL_TESTS =
 TESTS += tests/faults/table.sh

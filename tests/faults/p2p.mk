@@ -5,9 +5,9 @@ P2P_FAULT_TESTS = \
 	tests/faults/p2p_complete_chaos_caller.2.test \
 	tests/faults/p2p_remedy.2.test \
 	tests/faults/ep_complete_hops_caller.3.test \
-	tests/faults/p2p_target_copied_caller.2.test \
-	tests/faults/p2p_target_ucx_thread.2.test
+	tests/faults/p2p_target_copied_caller.2.test
 P2P_FAULT_FULL_TESTS = $(P2P_FAULT_TESTS) \
+	tests/faults/p2p_target_ucx_thread.2.test \
 	tests/faults/p2p_complete_mapped_progress.2.test \
 	tests/faults/p2p_complete_copied_caller.2.test \
 	tests/faults/p2p_complete_copied_progress.2.test \

@@ -28,7 +28,9 @@ WAITS_FULL_TESTS = $(WAITS_TESTS) \
 	tests/faults/waits_limits_far.2.test \
 	tests/faults/waits_apart_thread.2.test
 
+if !SANITIZED
 TESTS += $(WAITS_TESTS)
+endif
 FULL_TESTS += $(WAITS_FULL_TESTS)
 EXTRA_DIST += tests/faults/waits.sh
 CLEANFILES += $(WAITS_FULL_TESTS)

@@ -53,7 +53,9 @@ WORLD_FULL_TESTS = \
 	tests/faults/world_fork_work.3.test \
 	tests/faults/world_fork_work_proxied.2.test \
 	tests/faults/world_fork_work_threads.2.test
+if !SANITIZED
 TESTS += $(WORLD_TESTS)
+endif
 FULL_TESTS += $(WORLD_TESTS) $(WORLD_FULL_TESTS)
 EXTRA_DIST += tests/faults/world.sh
 CLEANFILES += $(WORLD_TESTS) $(WORLD_FULL_TESTS)
