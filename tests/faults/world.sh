@@ -56,6 +56,7 @@ world_fork_*) # how the child ends, and how peers are reached
     exec "$run" "$np" "$build/tests/faults/forks" --end "${end%%_*}" --mode $mode
     ;;
 world_cpp) # no output but what is awaited, and status 0
+    . "$MPIX_SRCDIR/tests/mpi_leaks.sh"
     if [ ! -x "$build/tests/faults/world_cpp" ]; then
         echo "left out: no C++ compiler"
         exit 77

@@ -9,15 +9,13 @@ runs=2000
 status=0
 for target in $MPIX_FUZZ_TARGETS; do
     program=$MPIX_BUILDDIR/tests/fuzz/$target
-    leaks=${ASAN_OPTIONS-}
-    case $target in
-    peer_*) # contexts that were given up keep their communicators, which are MPI's
-        program="$MPIX_MPIRUN 2 $program"
-        leaks="detect_leaks=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
-        ;;
-    esac
+    case $target in peer_*) program="$MPIX_MPIRUN 2 $program" ;; esac
     # shellcheck disable=SC2086
-    if ! output=$(ASAN_OPTIONS=$leaks $program -runs=$runs -seed="${FUZZ_SEED:-1}" "$MPIX_SRCDIR/tests/fuzz/corpus/$target" 2>&1); then
+    if ! output=$(
+        # Contexts that were given up keep their communicators, which are MPI's.
+        case $target in peer_*) . "$MPIX_SRCDIR/tests/mpi_leaks.sh" ;; esac
+        $program -runs=$runs -seed="${FUZZ_SEED:-1}" "$MPIX_SRCDIR/tests/fuzz/corpus/$target" 2>&1
+    ); then
         printf '%s\n' "$output" | tail -n 40
         echo "replay.sh: $target failed"
         status=1
