@@ -7,6 +7,9 @@
  * kernel (its boot id), try it: each has a socket, which a peer finds under /proc/<pid>/fd, as it would find a window, or by
  * its abstract name, as it would be sent one. A pair counts only if both have found each other.
  *
+ * Ranks that MPI keeps apart and that have network name spaces of their own stay apart without a trial: whoever gives
+ * them networks of their own wants them to be hosts.
+ *
  * Ranks are of one host if they reach the same set of ranks, themselves included. Then they reach each other, since each is
  * in its own set. Where some reach each other and the sets still differ, they are apart: the relation is not transitive.
  */
@@ -205,7 +208,7 @@ static int place_look(const place_card *own, const place_card *peer, int *apart)
     int same_pids = own->pid_ns && own->pid_ns == peer->pid_ns, err = 0, found;
 
     *apart = MPIX_APART_MACHINE;
-    if (!place_same_machine(own, peer) && own->leader != peer->leader)
+    if (own->leader != peer->leader && (!place_same_machine(own, peer) || own->net_ns != peer->net_ns))
         return 0;
     if (own->fd < 0 || peer->fd < 0)
         return same_pids || own->leader == peer->leader;
