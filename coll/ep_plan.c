@@ -65,30 +65,49 @@ int64_t mpix_ep_worst_rows(const MPIX_Ep_config *config, const mpix_ep_placement
     return rows;
 }
 
-static int64_t id_read(const MPIX_Ep_routing *r, int64_t t, int k, int64_t stride) {
-    const char *row = (const char *)r->ids + t * stride;
-    return r->idx_bits == 64 ? ((const int64_t *)row)[k] : ((const int32_t *)row)[k];
+static int64_t id_read(const void *row, int k, int bits) {
+    return bits == 64 ? ((const int64_t *)row)[k] : ((const int32_t *)row)[k];
+}
+
+/* The error of the k-th choice of token t: its id, out of range or that of a choice before it. */
+static int id_refuse(const int32_t *ids, int64_t t, int k, int64_t id, int64_t experts) {
+    if (id < -1 || id >= experts)
+        return mpix_fail(MPIX_ERRK_ARG, "routing.ids",
+                         "routing.ids[%lld][%d] = %lld is neither -1 nor in [0, %lld)", (long long)t, k,
+                         (long long)id, (long long)experts);
+    int before = 0;
+    while (ids[before] != id)
+        before++;
+    return mpix_fail(MPIX_ERRK_ARG, "routing.ids",
+                     "routing.ids[%lld] has expert %lld twice (choices %d and %d); a token may choose an "
+                     "expert once",
+                     (long long)t, (long long)id, before, k);
+}
+
+/* The copy, for ids of one size. last: [experts] by its id, the token that had an expert last, plus 1. */
+static inline __attribute__((always_inline)) int ids_copy(mpix_ep_plan *plan, const MPIX_Ep_routing *r,
+                                                          int64_t experts, int64_t *last, int bits) {
+    int64_t stride = r->ids_stride ? r->ids_stride : (int64_t)plan->topk * (bits / 8);
+    for (int64_t t = 0; t < plan->tokens; t++) {
+        int32_t *ids = plan->ids + t * plan->topk;
+        const char *row = (const char *)r->ids + t * stride;
+        for (int k = 0; k < plan->topk; k++) {
+            int64_t id = id_read(row, k, bits);
+            if (last && id != -1) {
+                if ((uint64_t)id >= (uint64_t)experts || last[id] == t + 1)
+                    return id_refuse(ids, t, k, id, experts);
+                last[id] = t + 1;
+            }
+            ids[k] = (int32_t)id;
+        }
+    }
+    return 0;
 }
 
 /* Copies the ids and checks them: range, and no expert twice in a token. */
 static int plan_ids(mpix_ep_plan *plan, const mpix_ep_placement *p, const MPIX_Ep_routing *r, int check) {
-    int64_t stride = r->ids_stride ? r->ids_stride : (int64_t)plan->topk * (r->idx_bits == 64 ? 8 : 4);
-    for (int64_t t = 0; t < plan->tokens; t++) {
-        int32_t *ids = plan->ids + t * plan->topk;
-        for (int k = 0; k < plan->topk; k++) {
-            int64_t id = id_read(r, t, k, stride);
-            if (check && (id < -1 || id >= p->experts))
-                return mpix_fail(MPIX_ERRK_ARG, "routing.ids", "routing.ids[%lld][%d] = %lld is neither -1 nor in [0, %lld)", (long long)t,
-                                 k, (long long)id, (long long)p->experts);
-            ids[k] = (int32_t)id;
-            for (int j = 0; check && id >= 0 && j < k; j++)
-                if (ids[j] == id)
-                    return mpix_fail(MPIX_ERRK_ARG, "routing.ids",
-                                     "routing.ids[%lld] has expert %lld twice (choices %d and %d); a token may choose an expert once",
-                                     (long long)t, (long long)id, j, k);
-        }
-    }
-    return 0;
+    int64_t *last = check ? memset(plan->scratch, 0, (size_t)p->experts * sizeof *last) : NULL;
+    return r->idx_bits == 64 ? ids_copy(plan, r, p->experts, last, 64) : ids_copy(plan, r, p->experts, last, 32);
 }
 
 /* Entries of each token, ordered by (rank, choice); rows counted per destination (COMPACT) or per expert (EXPERT). */
@@ -110,7 +129,8 @@ static void plan_entries(mpix_ep_plan *plan, const mpix_ep_placement *p) {
             plan->send_tokens[rank] += !again;
             if (again && p->layout == MPIX_EP_COMPACT)
                 continue;
-            memmove(e + i + 1, e + i, (size_t)(m - i) * sizeof *e);
+            if (i < m)
+                memmove(e + i + 1, e + i, (size_t)(m - i) * sizeof *e);
             e[i].rank = rank;
             e[i].choice = k;
             e[i].row = e[i].item = p->layout == MPIX_EP_COMPACT ? plan->send_rows[rank] : plan->send_experts[ids[k]] - 1;
