@@ -2,8 +2,8 @@
  * ll_route.cu - routing of a low-latency batch on the device: one block, which keeps in shared memory what the blocks of route.cu tell each other.
  *
  * A thread has a choice, not a token: its id is loaded at once, and its rank looked up in a table in shared memory, so the call is two loads deep.
- * Counts are of bits: of each rank and, in EXPERT, of each expert a map of the tokens that go there. What is written is what route.cu writes, which serves
- * batches that are larger than fits here.
+ * Counts are of bits: of each rank and, in EXPERT, of each expert a map of the tokens that go there, so that choices of one expert by one token count
+ * once. What is written is what route.cu writes, which serves batches that are larger than fits here.
  */
 #include "ll_route.cuh"
 #include "launch.h"
@@ -81,8 +81,9 @@ __global__ void __launch_bounds__(ROUTE_THREADS) ll_route_kernel(const __grid_co
         if (id[i] < 0)
             continue;
         atomicOr(&ranks[token[i]], 1u << owner[id[i]]);
-        uint32_t bit = 1u << token[i] % 32;
-        if (!h.ll.expert || !(atomicOr(&maps[id[i] * pitch + token[i] / 32], bit) & bit)) /* both choices have one row */
+        if (h.ll.expert)
+            atomicOr(&maps[id[i] * pitch + token[i] / 32], 1u << token[i] % 32);
+        else
             atomicAdd(&chosen[id[i]], 1u);
         if (h.check)
             twice_check(h, c, token[i], k[i], id[i]);
@@ -104,21 +105,23 @@ __global__ void __launch_bounds__(ROUTE_THREADS) ll_route_kernel(const __grid_co
             h.bitmap[t] = map;
     }
     if (ROUTE_WARPS - 1 - warp < h.size)
-        ll_sends_count(h, ROUTE_WARPS - 1 - warp, [&](int e) { return (int)owner[e]; }, [&](int e) { return chosen[e]; });
+        ll_sends_count(
+            h, ROUTE_WARPS - 1 - warp, [&](int e) { return (int)owner[e]; },
+            [&](int e) { return h.ll.expert ? bits_of(&maps[e * pitch], 1, 0, words) : chosen[e]; });
 #pragma unroll
     for (int i = 0; i < EACH; i++)
         if (h.ll.expert && id[i] >= 0)
             h.expert.rel[token[i] * h.max_topk + k[i]] = (uint8_t)before_in_block(&maps[id[i] * pitch], 1, token[i]);
     for (int e = tid; e < h.experts; e += ROUTE_THREADS) {
-        uint32_t sum = 0;
+        uint32_t sum = h.ll.expert ? 0 : chosen[e];
         for (int b = 0; h.ll.expert && b * BLOCK_WORDS < words; b++) {
             h.expert.blk[(size_t)b * h.experts + e] = sum;
             sum += bits_of(&maps[e * pitch], 1, b * BLOCK_WORDS, min((b + 1) * BLOCK_WORDS, words));
         }
         if (c.send_per_expert)
-            c.send_per_expert[e] = chosen[e];
+            c.send_per_expert[e] = sum;
         if (c.counts)
-            h.results[2 + 2 * h.size + h.local_experts + e] = chosen[e];
+            h.results[2 + 2 * h.size + h.local_experts + e] = sum;
     }
     __syncthreads();
     for (int i = tid; i < n * h.size; i += ROUTE_THREADS) {
