@@ -2,8 +2,8 @@
  * ll_route.cu - routing of a low-latency batch on the device: one block, which keeps in shared memory what the blocks of route.cu tell each other.
  *
  * A thread has a choice, not a token: its id is loaded at once, and its rank looked up in a table in shared memory, so the call is two loads deep.
- * Counts are of bits: of each rank and, in EXPERT, of each expert a map of the tokens that go there, so that choices of one expert by one token count
- * once. What is written is what route.cu writes, which serves batches that are larger than fits here.
+ * Counts are of bits: of each rank and, in EXPERT, of each expert a map of the tokens that go there. What is written is what route.cu writes, which serves
+ * batches that are larger than fits here.
  */
 #include "ll_route.cuh"
 #include "launch.h"
@@ -29,16 +29,27 @@ __device__ __forceinline__ uint32_t before_in_block(const uint32_t *map, int str
     return bits_of(map, stride, w / BLOCK_WORDS * BLOCK_WORDS, w) + __popc(map[w * stride] & ((1u << t % 32) - 1));
 }
 
-/* An expert that the token has already, in a choice before the k-th. */
-__device__ static void twice_check(const mpix_cuda_handle &h, const mpix_cuda_route &c, int t, int k, int64_t id) {
+/* An expert that the choice's token has already, in a choice before it. */
+__device__ static void twice_check(const mpix_cuda_handle &h, const mpix_cuda_route &c, int choice, int64_t id) {
+    int t = choice / c.topk, k = choice - t * c.topk;
     const char *at = (const char *)c.ids + t * c.stride;
     for (int j = 0; j < k; j++)
         if ((c.bits == 64 ? ((const int64_t *)at)[j] : ((const int32_t *)at)[j]) == id)
             report(h, MPIX_CUDA_TWICE, 0, -1, t, id);
 }
 
+/* EXPERT, by all threads, where a token has an expert twice: the choices have one row and count once. */
+__device__ __noinline__ static void count_again(const mpix_cuda_handle &h, const uint32_t *maps, uint32_t *chosen, const uint8_t *owner, int words) {
+    for (int e = threadIdx.x; e < h.experts; e += ROUTE_THREADS)
+        chosen[e] = bits_of(&maps[e * (words | 1)], 1, 0, words);
+    __syncthreads();
+    if ((int)threadIdx.x / 32 < h.size)
+        ll_sends_count(h, threadIdx.x / 32, [&](int e) { return (int)owner[e]; }, [&](int e) { return chosen[e]; });
+}
+
+/* EACH: choices of a thread at most, so that the usual batch has little code to fetch. */
+template <int EACH, bool EXPERT>
 __global__ void __launch_bounds__(ROUTE_THREADS) ll_route_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_route c) {
-    enum { EACH = ROUTE_CHOICES / ROUTE_THREADS };
     extern __shared__ uint32_t maps[]; /* EXPERT: [experts], of map_pitch words each */
     __shared__ uint32_t ranks[ROUTE_TOKENS], goes[ROUTE_TOKENS / 32][MPIX_CUDA_RANKS], chosen[ROUTE_EXPERTS]; /* ranks: of a token; goes: a map for each rank */
     __shared__ uint8_t owner[ROUTE_EXPERTS];
@@ -46,7 +57,7 @@ __global__ void __launch_bounds__(ROUTE_THREADS) ll_route_kernel(const __grid_co
     grid_wait();
     grid_next();
     int64_t id[EACH];
-    int token[EACH], k[EACH], failed = context_failed(h), err = 0;
+    int token[EACH], k[EACH], failed = context_failed(h), err = 0, twice = 0;
     uint64_t epoch = h.state->epoch[MPIX_CUDA_ROUTE] + 1;
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
@@ -64,7 +75,7 @@ __global__ void __launch_bounds__(ROUTE_THREADS) ll_route_kernel(const __grid_co
     }
     for (int t = tid; t < words * 32; t += ROUTE_THREADS)
         ranks[t] = 0;
-    for (int i = tid; h.ll.expert && i < h.experts * pitch; i += ROUTE_THREADS)
+    for (int i = tid; EXPERT && i < h.experts * pitch; i += ROUTE_THREADS)
         maps[i] = 0;
     if (__syncthreads_or(call_refused(h, c.report, failed)))
         return;
@@ -81,13 +92,13 @@ __global__ void __launch_bounds__(ROUTE_THREADS) ll_route_kernel(const __grid_co
         if (id[i] < 0)
             continue;
         atomicOr(&ranks[token[i]], 1u << owner[id[i]]);
-        if (h.ll.expert)
+        atomicAdd(&chosen[id[i]], 1u);
+        if (EXPERT)
             atomicOr(&maps[id[i] * pitch + token[i] / 32], 1u << token[i] % 32);
-        else
-            atomicAdd(&chosen[id[i]], 1u);
-        if (h.check)
-            twice_check(h, c, token[i], k[i], id[i]);
     }
+    for (int i = 0; h.check && i < EACH; i++)
+        if (id[i] >= 0)
+            twice_check(h, c, i * ROUTE_THREADS + tid, id[i]);
     __syncthreads();
     if (tid == 0)
         err = *(volatile int32_t *)&h.state->err; /* all reports have been made */
@@ -105,25 +116,26 @@ __global__ void __launch_bounds__(ROUTE_THREADS) ll_route_kernel(const __grid_co
             h.bitmap[t] = map;
     }
     if (ROUTE_WARPS - 1 - warp < h.size)
-        ll_sends_count(
-            h, ROUTE_WARPS - 1 - warp, [&](int e) { return (int)owner[e]; },
-            [&](int e) { return h.ll.expert ? bits_of(&maps[e * pitch], 1, 0, words) : chosen[e]; });
+        ll_sends_count(h, ROUTE_WARPS - 1 - warp, [&](int e) { return (int)owner[e]; }, [&](int e) { return chosen[e]; });
 #pragma unroll
     for (int i = 0; i < EACH; i++)
-        if (h.ll.expert && id[i] >= 0)
+        if (EXPERT && id[i] >= 0)
             h.expert.rel[token[i] * h.max_topk + k[i]] = (uint8_t)before_in_block(&maps[id[i] * pitch], 1, token[i]);
     for (int e = tid; e < h.experts; e += ROUTE_THREADS) {
-        uint32_t sum = h.ll.expert ? 0 : chosen[e];
-        for (int b = 0; h.ll.expert && b * BLOCK_WORDS < words; b++) {
+        uint32_t sum = 0;
+        for (int b = 0; EXPERT && b * BLOCK_WORDS < words; b++) {
             h.expert.blk[(size_t)b * h.experts + e] = sum;
             sum += bits_of(&maps[e * pitch], 1, b * BLOCK_WORDS, min((b + 1) * BLOCK_WORDS, words));
         }
+        uint32_t rows = EXPERT ? sum : chosen[e];
+        twice |= rows != chosen[e];
         if (c.send_per_expert)
-            c.send_per_expert[e] = sum;
+            c.send_per_expert[e] = rows;
         if (c.counts)
-            h.results[2 + 2 * h.size + h.local_experts + e] = sum;
+            h.results[2 + 2 * h.size + h.local_experts + e] = rows;
     }
-    __syncthreads();
+    if (__syncthreads_or(twice))
+        count_again(h, maps, chosen, owner, words);
     for (int i = tid; i < n * h.size; i += ROUTE_THREADS) {
         int t = i / h.size;
         h.rel[i] = before_in_block(&goes[0][i - t * h.size], MPIX_CUDA_RANKS, t);
@@ -146,10 +158,16 @@ int mpix_cuda_ll_route_fits(const mpix_cuda_handle *h, const mpix_cuda_route *c)
            maps_bytes(h, c) <= ROUTE_MAPS && !c->send_per_host;
 }
 
+typedef void (*route_form)(mpix_cuda_handle, mpix_cuda_route);
+static const route_form forms[2][2] = { /* [EXPERT][more choices than threads] */
+    {ll_route_kernel<1, false>, ll_route_kernel<ROUTE_CHOICES / ROUTE_THREADS, false>},
+    {ll_route_kernel<1, true>, ll_route_kernel<ROUTE_CHOICES / ROUTE_THREADS, true>}};
+
 cudaError_t mpix_cuda_ll_route_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, const mpix_cuda_route *c, cudaStream_t stream) {
-    return mpix_cuda_launch_early(d, ll_route_kernel, 1, ROUTE_THREADS, maps_bytes(h, c), stream, *h, *c);
+    route_form form = forms[h->ll.expert != 0][c->tokens * c->topk > ROUTE_THREADS];
+    return mpix_cuda_launch_early(d, form, 1, ROUTE_THREADS, maps_bytes(h, c), stream, *h, *c);
 }
 
 cudaError_t mpix_cuda_ll_route_load(int *arch) {
-    return mpix_cuda_load(arch, ll_route_kernel);
+    return mpix_cuda_load(arch, forms[0][0], forms[0][1], forms[1][0], forms[1][1]);
 }
