@@ -11,8 +11,8 @@
 #include "base/param.h"
 #include "base/topo.h"
 #include "boot/boot.h"
-#include "coll/ep_ctl.h"
-#include "coll/ep_plan.h"
+#include "coll/ctl.h"
+#include "coll/host/plan.h"
 #include "kernels/host/rows.h"
 #include "mem/window.h"
 #include "proxy/proxy.h"
@@ -55,8 +55,8 @@ struct mpix_ep_handle {
     int64_t tokens;              /* of the last route that was started */
     int topk, routed;            /* routed: that route's arguments were fine */
     int64_t capacity;            /* of the last dispatch started since; -1: none */
-    struct mpix_ep_gpu_handle *gpu; /* ep_gpu.h; NULL in host memory */
-    struct mpix_ep_ll_handle *ll; /* ep_ll.h; NULL in mode HT */
+    struct mpix_ep_gpu_handle *gpu; /* gpu/gpu.h; NULL in host memory */
+    struct mpix_ep_ll_handle *ll; /* host_ll/ll.h; NULL in mode HT */
     struct mpix_ep_handle *next;
 };
 
@@ -70,7 +70,7 @@ typedef struct mpix_ep {
     mpix_ep_ctl_layout layout;
     mpix_win *ctl, *stage;
     struct mpix_ep_far *far; /* proxied peers, NULL: there are none */
-    struct mpix_ep_hop *hop; /* two hops, NULL: never (ep_hop.h) */
+    struct mpix_ep_hop *hop; /* two hops, NULL: never (host/forward.h) */
     int64_t max_rows;      /* this rank can receive in a batch */
     size_t bank_bytes, banks_at; /* the banks begin there in the staging window */
     mpix_ep_bank *banks;   /* [config.depth] */
@@ -82,7 +82,7 @@ typedef struct mpix_ep {
     uint64_t *slots_used;  /* bitmap of max_handles */
     uint64_t (*slot_epochs)[MPIX_EP_KINDS]; /* where a reused slot goes on counting */
     size_t ctl_committed;
-    int answered;          /* route: places are answered (ep_route.c) */
+    int answered;          /* route: places are answered (host/route.c) */
     const mpix_rows_ops *rows;
     size_t stream_bytes;   /* calls that write more use streaming stores */
     size_t stream_peers;   /* the same for what is written for other ranks' processors */
@@ -115,8 +115,8 @@ typedef struct mpix_ep {
     uint64_t visited;      /* when another context's wait worked here last, in visits */
     _Atomic int visitors;  /* that hold this pointer now */
     _Atomic int flying;    /* calls in flight, for who has not got the lock */
-    struct mpix_ep_gpu *gpu; /* ep_gpu.h; NULL in host memory */
-    struct mpix_ep_ll *ll; /* ep_ll.h; NULL in mode HT */
+    struct mpix_ep_gpu *gpu; /* gpu/gpu.h; NULL in host memory */
+    struct mpix_ep_ll *ll; /* host_ll/ll.h; NULL in mode HT */
 } mpix_ep;
 
 /* One piece of the send buffer. */
@@ -126,7 +126,7 @@ typedef struct mpix_ep_chunk {
     uint64_t seq;
 } mpix_ep_chunk;
 
-/* A command that the proxy had no room for (ep_far_room.c). */
+/* A command that the proxy had no room for (host/remote_room.c). */
 enum { MPIX_EP_COMMAND_PUT, MPIX_EP_COMMAND_WORD, MPIX_EP_COMMAND_POST };
 typedef struct mpix_ep_command {
     int what, peer, lane;
@@ -138,7 +138,7 @@ typedef struct mpix_ep_command {
     uint64_t ticket;
 } mpix_ep_command;
 
-/* What a context has for proxied peers (ep_far.c). */
+/* What a context has for proxied peers (host/remote.c). */
 typedef struct mpix_ep_far {
     mpix_proxy *proxy;
     unsigned char *is;     /* [ranks] 1: proxied */
@@ -212,7 +212,7 @@ struct mpix_ep_call {
     mpix_ep_far_call *far; /* [ranks], NULL without proxied peers */
     int far_peer, far_segment; /* combine: where packing is */
     int64_t far_row;
-    int hop;               /* this call takes two hops (ep_hop.h) */
+    int hop;               /* this call takes two hops (host/forward.h) */
     int hop_go;            /* no rank has refused: batches are sent */
     int64_t hop_entry;     /* packing: where in token `at` */
     int nseen, waiting;    /* waiting: the current state needs peers that are not in seen */
@@ -235,14 +235,14 @@ struct mpix_ep_call {
 
 static inline size_t mpix_ep_up16(size_t n) { return (n + 15) & ~(size_t)15; }
 
-/* ep_config.c */
+/* config.c */
 int mpix_ep_config_check(const MPIX_Ep_config *config, int ranks, MPIX_Ep_config *effective);
 /* Most experts of a rank if route answers places (more ranks than counts_ranks), else -1. */
 int64_t mpix_ep_config_answered(const MPIX_Ep_config *config, const mpix_params *params, const mpix_ep_placement *placement);
 size_t mpix_ep_bank_size(const MPIX_Ep_config *config, int64_t rows, int far_peers, int hop_hosts);
 int mpix_ep_config_compare(mpix_boot *boot, const MPIX_Ep_config *config, const mpix_params *params);
 
-/* ep_check.c: argument checks of calls; all return 0 or ARG (or UNSUPPORTED). */
+/* check.c: argument checks of calls; all return 0 or ARG (or UNSUPPORTED). */
 size_t mpix_ep_row_bytes(const MPIX_Ep_rows *rows, int64_t hidden);   /* dense bytes of a row, without scales */
 size_t mpix_ep_scale_bytes(const MPIX_Ep_rows *rows, int64_t hidden); /* dense bytes of its scales */
 int mpix_ep_check_rows(const MPIX_Ep_rows *rows, const char *name, int64_t hidden, int64_t nrows);
@@ -252,7 +252,7 @@ int mpix_ep_check_counts(mpix_ep *ep, const MPIX_Ep_counts *counts);
 int mpix_ep_check_dispatch(struct mpix_ep_handle *handle, const MPIX_Ep_dispatch_in *given, const MPIX_Ep_dispatch_out *wanted, MPIX_Ep_dispatch_in *in, MPIX_Ep_dispatch_out *out);
 int mpix_ep_check_combine(struct mpix_ep_handle *handle, const MPIX_Ep_combine_in *given, const MPIX_Ep_combine_out *wanted, MPIX_Ep_combine_in *in, MPIX_Ep_combine_out *out);
 
-/* ep_memory.c */
+/* memory.c */
 void mpix_ep_memory_free(mpix_ep *ep);
 /* The region of MPIX_Ep_alloc that [p, p + bytes) lies in, or NULL. */
 const mpix_ep_region *mpix_ep_region_of(const mpix_ep *ep, const void *p, size_t bytes);
@@ -267,7 +267,7 @@ size_t mpix_ep_extent(uint64_t rows, uint64_t stride, size_t row);
 /* Address here of a place of a peer; checks that bytes from it lie in the peer's window. NULL: they do not. */
 void *mpix_ep_resolve(mpix_ep *ep, int peer, const mpix_ep_place *place, size_t bytes);
 
-/* ep_engine.c */
+/* host/engine.c */
 int mpix_ep_engine_init(mpix_ep *ep);
 void mpix_ep_engine_free(mpix_ep *ep);
 /* The start of a public call: checks the handle and makes a call. Returns an MPI code, raised. */
@@ -292,7 +292,7 @@ int mpix_ep_look(void *ep, int kind);
 int mpix_ep_alive(mpix_ep *ep);
 int mpix_ep_drain(mpix_ep *ep); /* until nothing is in flight, bounded by the time limit; kind of failure or 0 */
 
-/* ep_words.c: the control window */
+/* host/words.c: the control window */
 mpix_ep_words *mpix_ep_my_words(mpix_ep_call *call, int peer);   /* written by peer, read here */
 mpix_ep_words *mpix_ep_peer_words(mpix_ep_call *call, int peer); /* written here, read by peer */
 mpix_ep_offer *mpix_ep_my_offer(mpix_ep_call *call, int peer);
@@ -330,7 +330,7 @@ int mpix_ep_signalled(mpix_ep_call *call, int peer); /* all lanes of a peer have
 /* Notes the signals of `which` that have come; 1: all. Others do not count. */
 int mpix_ep_signals_seen(mpix_ep_call *call, int which, int64_t *wait_ns);
 
-/* ep_far.c: proxied peers */
+/* host/remote.c: proxied peers */
 int mpix_ep_far_create(mpix_ep *ep);  /* collective, ends in agreement; nothing without proxied peers */
 int mpix_ep_far_windows(mpix_ep *ep); /* collective: registers the windows */
 void mpix_ep_far_free(mpix_ep *ep);
@@ -352,7 +352,7 @@ void mpix_ep_far_tell(mpix_ep *ep, uint64_t word); /* the failure of this rank's
 int mpix_ep_far_owed(const mpix_ep_call *call, int peer); /* commands of the call for this peer are not complete */
 int mpix_ep_far_flushed(const mpix_ep_call *call); /* all commands of the call are complete */
 void mpix_ep_far_release(mpix_ep_call *call);      /* gives chunks back */
-/* ep_far_room.c. Keeps a command that the proxy had no room for, or that must not overtake one; 1: kept. */
+/* host/remote_room.c. Keeps a command that the proxy had no room for, or that must not overtake one; 1: kept. */
 int mpix_ep_far_later(mpix_ep_call *call, const mpix_ep_command *command);
 int mpix_ep_far_catch_up(mpix_ep *ep); /* queues what was kept, as far as there is room; 1: something */
 int mpix_ep_far_stuck(mpix_ep *ep);    /* 0, or why what was kept can't be queued: a kind */
@@ -408,6 +408,6 @@ void mpix_ep_token_convert(const mpix_ep_call *call, int64_t t, void *row, void 
 int mpix_ep_dispatch_step(mpix_ep_call *call, int *banks_open);
 int mpix_ep_combine_step(mpix_ep_call *call, int *banks_open);
 
-/* ep_create.c: takes a context down without anything collective. */
+/* create.c: takes a context down without anything collective. */
 void mpix_ep_destroy(mpix_ep *ep, int abandoned);
 #endif

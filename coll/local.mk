@@ -1,7 +1,23 @@
+# coll/ - MPIX_Ep_*: what all paths share, then a folder for each kind of path.
 libmpixep_core_la_SOURCES += \
-	coll/ep.h coll/ep_ctl.h coll/ep_plan.h \
-	coll/ep_gpu.h coll/ep_gpu.c coll/ep_gpu_call.c coll/ep_gpu_engines.c coll/ep_gpu_far.c coll/ep_gpu_ll.c coll/ep_gpu_stream.c kernels/cuda/cuda_module.h \
-	coll/ep_check.c coll/ep_combine.c coll/ep_config.c coll/ep_create.c coll/ep_dispatch.c coll/ep_engine.c coll/ep_far.c coll/ep_far_batch.c coll/ep_far_room.c coll/ep_handle.c \
-	coll/ep_hop.h coll/ep_hop.c coll/ep_hop_blame.c coll/ep_hop_combine.c coll/ep_hop_dispatch.c \
-	coll/ep_ll.h coll/ep_ll.c coll/ep_ll_batch.c coll/ep_ll_combine.c coll/ep_ll_dispatch.c \
-	coll/ep_later.c coll/ep_memory.c coll/ep_peer.c coll/ep_plan.c coll/ep_route.c coll/ep_words.c
+	coll/ep.h coll/ctl.h \
+	coll/check.c coll/config.c coll/create.c coll/handle.c coll/later.c coll/memory.c coll/peer.c
+
+# Host memory, high throughput: mapped and proxied peers, two hops.
+libmpixep_core_la_SOURCES += \
+	coll/host/forward.h coll/host/plan.h \
+	coll/host/combine.c coll/host/dispatch.c coll/host/engine.c coll/host/forward.c \
+	coll/host/forward_blame.c coll/host/forward_combine.c coll/host/forward_dispatch.c \
+	coll/host/plan.c coll/host/remote.c coll/host/remote_batch.c coll/host/remote_room.c \
+	coll/host/route.c coll/host/words.c
+
+# Host memory, low latency.
+libmpixep_core_la_SOURCES += \
+	coll/host_ll/ll.h \
+	coll/host_ll/batch.c coll/host_ll/combine.c coll/host_ll/context.c coll/host_ll/dispatch.c
+
+# GPU memory: the host's side.
+libmpixep_core_la_SOURCES += \
+	coll/gpu/gpu.h kernels/cuda/cuda_module.h \
+	coll/gpu/call.c coll/gpu/context.c coll/gpu/copy_engine.c coll/gpu/ll.c coll/gpu/remote.c \
+	coll/gpu/stream.c

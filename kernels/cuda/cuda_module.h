@@ -7,7 +7,7 @@
  *
  * Memory that ranks share. Each handle has a window in the GPU memory of every rank. For each source s it holds one block that
  * only s writes: words (epochs, each growing, one writer), offers (READY and ROWS, two banks each), counts (two banks); behind the
- * blocks, one record per received row for what travels beside it (token, ids, weights). The rules are those of coll/ep_ctl.h; the
+ * blocks, one record per received row for what travels beside it (token, ids, weights). The rules are those of coll/ctl.h; the
  * epochs are counted in device memory. A proxied source writes its block in a window of host memory, from where a warp carries on
  * what has come (mpix_cuda_far).
  */

@@ -1,6 +1,6 @@
 /*
  * far.cuh - peers that are reached through the proxy: what the kernels of route, dispatch and combine share. The kernels are in far_dispatch.cu
- * and far_combine.cu; the host's part in coll/ep_gpu_far.c.
+ * and far_combine.cu; the host's part in coll/gpu/remote.c.
  *
  * Ways. This rank's kernel writes what goes to a proxied peer into its window in host memory and queues commands (mpix_device.cuh): a put, and
  * behind it a word. The proxy's thread moves them; nothing else of any host takes part. What peers send arrives in the same window,

@@ -1,6 +1,6 @@
 /*
  * hop.cuh - two hops: between hosts a row travels once per host, to a rank there that passes it on to its neighbours over the link between GPUs.
- * What is computed, who forwards for whom and when two hops are taken are as in host memory (coll/ep_hop.h); how it travels is far.cuh's.
+ * What is computed, who forwards for whom and when two hops are taken are as in host memory (coll/host/forward.h); how it travels is far.cuh's.
  *
  * Dispatch. A source packs a token once for each other host that needs it, in the room of the host's rank through which it reaches that host: the
  * row, and a record of the token's choices there with the rows that they take at their ranks. Tokens for a host are numbered in their order, as those

@@ -1,6 +1,6 @@
 /*
  * ll.cuh - the low-latency mode in GPU memory: where things lie, and how words, heads and flags are awaited. The protocol is that of
- * coll/ep_ll.h; what follows is what kernels do differently.
+ * coll/host_ll/ll.h; what follows is what kernels do differently.
  *
  * A block has workers, a clerk and a flagger, a warp each of the latter. While the workers load what they will send, the clerk looks whether the
  * call can be made and whether the places are free, and the flagger learns which rows are the block's. Then the clerk waits for all heads, finds

@@ -1,5 +1,5 @@
 /*
- * ll_combine.cu - low-latency combine: one kernel, or its halves. The protocol is in ll.cuh, what is computed in coll/ep_ll_combine.c.
+ * ll_combine.cu - low-latency combine: one kernel, or its halves. The protocol is in ll.cuh, what is computed in coll/host_ll/combine.c.
  *
  * Sending: the sums of the rows here (choices ascending, weighted) of each token that came from a peer, rounded to the wire's dtype, go to the place
  * of the answer in the owner's bank, from whatever memory the rows lie in: to read them in place would take the owner a round trip over the link,

@@ -153,7 +153,7 @@ __device__ static int counts_wait(const mpix_cuda_handle &h, const mpix_cuda_rou
     return 0;
 }
 
-/* Two hops or one, alike on all ranks, since all have all counts; as in host memory (coll/ep_hop.c). rows: [source][to]. By the whole block. */
+/* Two hops or one, alike on all ranks, since all have all counts; as in host memory (coll/host/forward.c). rows: [source][to]. By the whole block. */
 __device__ static void hops_choose(const mpix_cuda_handle &h, const uint32_t (*rows)[MPIX_CUDA_RANKS], uint64_t epoch) {
     __shared__ unsigned long long flat, hop;
     int s = threadIdx.x;

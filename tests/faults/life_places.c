@@ -6,7 +6,7 @@
  */
 #include "config.h"
 
-#include "coll/ep_gpu.h"
+#include "coll/gpu/gpu.h"
 #include "mpix_ep.h"
 
 #include <stdio.h>

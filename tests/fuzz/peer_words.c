@@ -7,8 +7,8 @@
  */
 #include "config.h"
 
-#include "coll/ep_gpu.h"
-#include "coll/ep_ll.h"
+#include "coll/gpu/gpu.h"
+#include "coll/host_ll/ll.h"
 #include "tests/fuzz/fuzz.h"
 
 enum { TOKENS = 20, TOPK = 3, EXPERTS = 6, HIDDEN = 24, ROW = HIDDEN * 4, SHAPES = 6, STEPS = 60, QUIT = 99 };

@@ -5,7 +5,7 @@
 #include "config.h"
 
 #include "base/param.h"
-#include "coll/ep_plan.h"
+#include "coll/host/plan.h"
 #include "tests/fuzz/fuzz.h"
 
 enum { RANKS = 5, EXPERTS = 24, TOKENS = 12, TOPK = 5, ROWS = RANKS * TOKENS * TOPK + EXPERTS * 8 };

@@ -1,5 +1,5 @@
 /*
- * ep_gpu.c - contexts in GPU memory against a reference of this program's own and, bitwise, against a context in host memory.
+ * gpu/context.c - contexts in GPU memory against a reference of this program's own and, bitwise, against a context in host memory.
  *
  * Data and routings come from hashes of (seed, rank, token), so every rank knows what every other sends. Outputs are poisoned; what
  * lies behind the received rows must keep its poison. Where ranks are split into hosts and two hops are forced (or off), the bytes that go between hosts

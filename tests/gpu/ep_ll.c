@@ -1,5 +1,5 @@
 /*
- * ep_ll.c - the low-latency mode in GPU memory: bitwise against the same calls in host memory; in graphs, in halves, beside HT, under stress,
+ * host_ll/context.c - the low-latency mode in GPU memory: bitwise against the same calls in host memory; in graphs, in halves, beside HT, under stress,
  * and beside a rank that does not come or dies.
  *
  *   ep_ll [all|shapes|stress|ordered|killed [rounds [iterations of stress]]]

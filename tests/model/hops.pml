@@ -1,5 +1,5 @@
 /*
- * hops.pml - two hops: rings with credit that the calls of a context share, and forwarding (coll/ep_hop.h).
+ * hops.pml - two hops: rings with credit that the calls of a context share, and forwarding (coll/host/forward.h).
  *
  * Two sources S0, S1 send through one forwarder F. Two handles with EPOCHS calls each of one kind, started in the order of `start` on all ranks. A source
  * packs calls in any order that its handles allow (words of a handle are written in turn), one call at a time, two chunks per call, each into a

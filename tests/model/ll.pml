@@ -1,5 +1,5 @@
 /*
- * ll.pml - a handle's banks in the low-latency mode, from one rank to another that maps it, as coll/ep_ll.h describes them,
+ * ll.pml - a handle's banks in the low-latency mode, from one rank to another that maps it, as coll/host_ll/ll.h describes them,
  * DEPTH calls in flight.
  *
  * The place of a bank is CELLS words. A batch of n rows lies behind `base`, which differs from call to call, as n does: head,

@@ -1,6 +1,6 @@
 /*
  * ready.pml - offers (READY), statuses and words of a handle's dispatches between two ranks that map each other, as
- * coll/ep_words.c and coll/ep_dispatch.c do it, DEPTH of them in flight.
+ * coll/host/words.c and coll/host/dispatch.c do it, DEPTH of them in flight.
  *
  * A call starts when the call DEPTH before it is complete; it writes its offer in the peer's window, then the offer's
  * epoch; awaits the peer's offer of its epoch, and that the call before it has signalled; writes the row where it was

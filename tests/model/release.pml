@@ -1,5 +1,5 @@
 /*
- * release.pml - staging banks and offers between two proxied ranks, as coll/ep_far.c and coll/ep_combine.c use them:
+ * release.pml - staging banks and offers between two proxied ranks, as coll/host/remote.c and coll/host/combine.c use them:
  * an offer is written in a mirror and put by the network, which reads the mirror late; it grants a bank of the staging
  * window, so it is also the release of that bank ("done through the epoch before"); the peer's batch goes there, then its
  * word. What a call needs of the offer it keeps before it writes its own word.

@@ -1,0 +1,517 @@
+/*
+ * context.c - contexts in GPU memory: their windows (mem/gpu.h), and the state of handles.
+ *
+ * With CUDA IPC memory must outlive its importers. What a rank gives back it keeps, until a later collective call finds that all ranks have given the same back: then
+ * all unmap it, and when all have, each frees its own. Windows of a context that has failed are not freed: a peer that was stopped may wake and write.
+ */
+#include "config.h"
+
+#include "coll/gpu/gpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+int mpix_ep_gpu_is(struct mpix_ep_handle *handle) {
+    return mpix_live_check(handle, MPIX_LIVE_HANDLE) && handle->ep->gpu;
+}
+
+/* ---- the module and windows ------------------------------------------------------------------------------------------------ */
+
+static mpix_gpu gpu_of(const mpix_ep *ep) {
+    return (mpix_gpu){ep->gpu->ops, ep->gpu->device, ep->gpu->ipc};
+}
+
+static int module_load(mpix_ep *ep, mpix_ep_gpu *gpu) {
+    char why[MPIX_CUDA_WHY] = "";
+    mpix_gpu opened = {0};
+    int kind = mpix_gpu_open(&opened, &ep->params, ep->config.device, why);
+    if (kind)
+        return mpix_fail(kind, kind == MPIX_ERRK_ARG ? "config.device" : "config.memkind", "MPIX_EP_CUDA: %s", why);
+    gpu->ops = opened.ops;
+    gpu->device = opened.device;
+    return 0;
+}
+
+int mpix_ep_gpu_window_create(mpix_ep *ep, size_t bytes, mpix_ep_gpu_window *window) {
+    mpix_gpu gpu = gpu_of(ep);
+    return mpix_gpu_window_create(&gpu, ep->boot, &ep->params, bytes, window);
+}
+
+void mpix_ep_gpu_window_free(mpix_ep *ep, mpix_ep_gpu_window *window) {
+    mpix_gpu gpu = gpu_of(ep);
+    mpix_gpu_window_free(&gpu, ep->size, window);
+}
+
+/* Room for a window that is given back later, when nothing may fail. */
+static int keep_room(mpix_ep_gpu *gpu) {
+    int need = gpu->nkept + gpu->alive + 1;
+    mpix_ep_gpu_window *kept = !gpu->ipc || need <= gpu->room ? gpu->kept : realloc(gpu->kept, (size_t)need * sizeof *kept);
+    if (gpu->ipc && !kept)
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for one more window");
+    gpu->kept = kept;
+    gpu->room = need > gpu->room ? need : gpu->room;
+    return 0;
+}
+
+static void window_made(mpix_ep_gpu *gpu, mpix_ep_gpu_window *window) {
+    window->serial = ++gpu->serial;
+    gpu->alive++;
+}
+
+/* Of a context that has not failed. */
+static void window_back(mpix_ep *ep, mpix_ep_gpu_window *window) {
+    mpix_ep_gpu *gpu = ep->gpu;
+    gpu->alive--;
+    if (!gpu->ipc) {
+        mpix_ep_gpu_window_free(ep, window);
+        return;
+    }
+    gpu->kept[gpu->nkept++] = *window;
+    window->used = 0;
+}
+
+/* Collective, ends in agreement: frees what all ranks have given back, if that is the same on all; if not, another time. */
+static int windows_collect(mpix_ep *ep) {
+    mpix_ep_gpu *gpu = ep->gpu;
+    mpix_gpu device = gpu_of(ep);
+    uint64_t mine = 0;
+    if (!gpu->ipc)
+        return 0;
+    for (int i = 0; i < gpu->nkept; i++)
+        mine += (gpu->kept[i].serial + 1) * UINT64_C(0x9e3779b97f4a7c15);
+    uint64_t all[2] = {mine, ~mine}; /* ranks that differ have a bit in both */
+    int kind = mpix_boot_or(ep->boot, all, 2);
+    if (kind || all[0] != mine || all[1] != ~mine || mine == 0)
+        return kind;
+    gpu->ops->device_sync(&gpu->device);
+    for (int i = 0; i < gpu->nkept; i++)
+        mpix_gpu_window_close(&device, ep->size, ep->rank, &gpu->kept[i]);
+    kind = mpix_boot_agree(ep->boot, 0);
+    for (int i = 0; i < gpu->nkept && !kind; i++)
+        mpix_ep_gpu_window_free(ep, &gpu->kept[i]);
+    gpu->nkept = kind ? gpu->nkept : 0;
+    return kind;
+}
+
+int mpix_ep_gpu_part(mpix_ep *ep) {
+    mpix_ep_gpu *gpu = ep->gpu;
+    if (!gpu || !gpu->ipc)
+        return 0;
+    mpix_gpu device = gpu_of(ep);
+    gpu->ops->device_sync(&gpu->device);
+    for (int i = 0; i < gpu->nkept; i++)
+        mpix_gpu_window_close(&device, ep->size, ep->rank, &gpu->kept[i]);
+    for (int i = 0; i < gpu->nwindows; i++)
+        mpix_gpu_window_close(&device, ep->size, ep->rank, &gpu->windows[i]);
+    for (struct mpix_ep_handle *h = ep->handles; h; h = h->next)
+        if (h->gpu)
+            mpix_gpu_window_close(&device, ep->size, ep->rank, &h->gpu->window);
+    return mpix_boot_barrier_bounded(ep->boot, ep->config.timeout_s > 0 && ep->config.timeout_s < 10 ? ep->config.timeout_s : 10);
+}
+
+/* ---- context --------------------------------------------------------------------------------------------------------------- */
+
+static int choose_windows(mpix_ep *ep) {
+    mpix_gpu gpu = gpu_of(ep);
+    int kind = mpix_gpu_choose(&gpu, ep->boot, &ep->params);
+    ep->gpu->ipc = gpu.ipc;
+    return kind;
+}
+
+static int create_local(mpix_ep *ep) {
+    mpix_ep_gpu *gpu = ep->gpu;
+    const mpix_ep_placement *p = &ep->placement;
+    char why[MPIX_CUDA_WHY] = "";
+    size_t experts = (size_t)p->experts, mine = (size_t)p->nlocal[p->rank], n = 2 * experts + mine;
+    int32_t *tables = malloc((n + 1) * sizeof *tables);
+    gpu->windows = calloc(MPIX_CUDA_WINDOWS, sizeof *gpu->windows);
+    if (!tables || !gpu->windows) {
+        free(tables);
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a context");
+    }
+    for (size_t e = 0; e < experts; e++) {
+        tables[e] = p->owner[e];
+        tables[experts + e] = p->local[e];
+    }
+    for (size_t e = 0; e < mine; e++)
+        tables[2 * experts + e] = (int32_t)p->mine[e];
+    int kind = gpu->ops->local_alloc(&gpu->device, (n + 1) * sizeof *tables, (void **)&gpu->tables, why);
+    if (!kind)
+        kind = gpu->ops->copy(&gpu->device, gpu->tables, tables, n * sizeof *tables, why);
+    if (!kind)
+        kind = gpu->ops->local_alloc(&gpu->device, MPIX_CUDA_WINDOWS * MPIX_CUDA_RANKS * sizeof(void *), (void **)&gpu->bases, why);
+    if (!kind)
+        kind = gpu->ops->local_alloc(&gpu->device, sizeof(int32_t), (void **)&gpu->failed, why);
+    if (!kind)
+        kind = gpu->ops->pinned_alloc(MPIX_EP_GPU_REPORTS * sizeof *gpu->reports, (void **)&gpu->reports, why);
+    if (!kind)
+        kind = gpu->ops->pinned_alloc(sizeof *gpu->alarm, (void **)&gpu->alarm, why);
+    if (!kind)
+        kind = gpu->ops->stream_create(&gpu->device, &gpu->stream, why);
+    if (!kind)
+        gpu->stream_id = gpu->ops->stream_id(&gpu->device, gpu->stream, 0);
+    free(tables);
+    return kind ? mpix_fail(kind, NULL, "a context in GPU memory: %s", why) : mpix_ep_gpu_spare_make(ep);
+}
+
+/* The kernels that the configuration needs. */
+static int kernels_load(mpix_ep *ep) {
+    const MPIX_Ep_config *c = &ep->config;
+    char why[MPIX_CUDA_WHY] = "";
+    int what = MPIX_CUDA_LOAD_EP | (ep->gpu->far ? MPIX_CUDA_LOAD_FAR : 0);
+    if (c->mode == MPIX_EP_LL)
+        what |= MPIX_CUDA_LOAD_LL;
+    else
+        what |= c->layout == MPIX_EP_EXPERT ? MPIX_CUDA_LOAD_EXPERT : MPIX_CUDA_LOAD_COMPACT;
+    if (c->num_sms == MPIX_EP_SMS_NONE)
+        what |= MPIX_CUDA_LOAD_ENGINES;
+    int kind = ep->gpu->ops->load(&ep->gpu->device, what, why);
+    return kind ? mpix_fail(kind, "config.memkind", "MPIX_EP_CUDA: %s", why) : 0;
+}
+
+static int create_checks(mpix_ep *ep) {
+    if (ep->boot->nhosts > 1 && ep->config.num_sms == MPIX_EP_SMS_NONE)
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.memkind", "MPIX_EP_CUDA on %d hosts: proxied peers with config.num_sms = MPIX_EP_SMS_NONE are not in this version, since kernels pack what goes to them",
+                         ep->boot->nhosts);
+    if (ep->boot->nhosts > 1 && ep->config.mode != MPIX_EP_LL && ep->config.layout == MPIX_EP_EXPERT &&
+        ep->params.two_hops == MPIX_HOPS_ON)
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "two_hops", "two_hops=on: MPIX_EP_CUDA with config.layout = MPIX_EP_EXPERT takes one hop in this version; two_hops=auto or off does too");
+    if (ep->size > MPIX_CUDA_RANKS)
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "comm", "MPIX_EP_CUDA: %d ranks, at most %d in this version", ep->size, MPIX_CUDA_RANKS);
+    if (ep->config.layout == MPIX_EP_EXPERT && ep->config.max_topk > 32)
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_topk", "MPIX_EP_CUDA: config.max_topk = %d in the EXPERT layout, at most 32 in this version",
+                         ep->config.max_topk);
+    if (ep->config.layout == MPIX_EP_EXPERT && ep->config.max_tokens * ep->size > INT64_C(0x7fffffff))
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_tokens", "MPIX_EP_CUDA: %lld tokens of all ranks, at most 2^31 - 1 in this version",
+                         (long long)ep->config.max_tokens * ep->size);
+    if (ep->config.layout == MPIX_EP_EXPERT && ep->config.num_sms == MPIX_EP_SMS_NONE)
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.num_sms", "MPIX_EP_SMS_NONE with the layout MPIX_EP_EXPERT is not in this version");
+    if (ep->config.mode == MPIX_EP_LL) {
+        mpix_cuda_ll ll;
+        return mpix_ep_gpu_ll_geometry(&ep->config, &ep->placement, &ll);
+    }
+    if (ep->max_rows > INT64_C(0x7fffffff))
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_recv_rows", "MPIX_EP_CUDA: a batch of %lld rows, at most 2^31 - 1 in this version",
+                         (long long)ep->max_rows);
+    return 0;
+}
+
+int mpix_ep_gpu_create(mpix_ep *ep) {
+    mpix_ep_gpu *gpu = calloc(1, sizeof *gpu);
+    int kind = gpu ? create_checks(ep) : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a context");
+    ep->gpu = gpu;
+    if (!kind)
+        kind = module_load(ep, gpu);
+    kind = mpix_boot_agree(ep->boot, kind);
+    if (!kind)
+        kind = choose_windows(ep);
+    if (!kind)
+        kind = mpix_boot_agree(ep->boot, create_local(ep));
+    if (!kind)
+        kind = mpix_ep_gpu_far_create(ep);
+    if (!kind)
+        kind = mpix_boot_agree(ep->boot, kernels_load(ep));
+    if (!kind)
+        mpix_log(MPIX_LOG_INFO, "GPU memory on device %d (%s), windows by %s", gpu->device.ordinal, gpu->device.name,
+                 gpu->ipc ? "CUDA IPC" : "shareable allocations");
+    return kind;
+}
+
+void mpix_ep_gpu_free(mpix_ep *ep) {
+    mpix_ep_gpu *gpu = ep->gpu;
+    if (!gpu)
+        return;
+    if (gpu->ops && gpu->stream) {
+        gpu->ops->device_sync(&gpu->device);
+        for (struct mpix_ep_handle *h = ep->handles; h; h = h->next)
+            mpix_ep_gpu_handle_free(h);
+        for (int i = 0; i < gpu->nwindows && !ep->failed; i++)
+            mpix_ep_gpu_window_free(ep, &gpu->windows[i]);
+        for (int i = 0; i < gpu->nkept && !ep->failed; i++)
+            mpix_ep_gpu_window_free(ep, &gpu->kept[i]);
+        gpu->ops->stream_destroy(gpu->stream);
+        mpix_ep_gpu_spare_free(ep);
+        mpix_ep_gpu_far_free(ep);
+    }
+    if (gpu->bases)
+        gpu->ops->local_free(&gpu->device, gpu->bases);
+    if (gpu->tables)
+        gpu->ops->local_free(&gpu->device, gpu->tables);
+    if (gpu->failed)
+        gpu->ops->local_free(&gpu->device, gpu->failed);
+    if (gpu->reports)
+        gpu->ops->pinned_free(gpu->reports);
+    if (gpu->alarm)
+        gpu->ops->pinned_free(gpu->alarm);
+    free(gpu->windows);
+    free(gpu->kept);
+    free(gpu);
+    ep->gpu = NULL;
+}
+
+/* ---- handles --------------------------------------------------------------------------------------------------------------- */
+
+static size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+/* Cuts one allocation into the arrays that kernels use. */
+static size_t carve(mpix_ep *ep, mpix_cuda_handle *d, char *at) {
+    size_t used = 0, n = (size_t)ep->size, tokens = (size_t)ep->config.max_tokens + 1, e = (size_t)ep->placement.experts;
+    size_t blocks = tokens / MPIX_CUDA_BLOCK_TOKENS + 1;
+#define CUT(field, count) (d->field = (void *)(at + used), used += up((count) * sizeof *d->field, 256))
+    CUT(state, 1);
+    CUT(bitmap, tokens);
+    CUT(rel, tokens * n);
+    CUT(blk, blocks * n);
+    CUT(histogram, e + MPIX_CUDA_RANKS);
+    CUT(ids, tokens * (size_t)ep->config.max_topk);
+    CUT(recv_expert, (size_t)ep->placement.nlocal[ep->rank] + 1);
+    if (d->expert.on) {
+        size_t topk = (size_t)ep->config.max_topk;
+        CUT(expert.row, tokens * topk);
+        CUT(expert.rel, tokens * topk);
+        CUT(expert.first, tokens * n);
+        CUT(expert.blk, blocks * e);
+        CUT(expert.base, e + 1);
+        CUT(expert.offset, (size_t)ep->placement.nlocal[ep->rank] + 1);
+        CUT(expert.pushed, n * (size_t)d->expert.chunks);
+        CUT(expert.used, n * (size_t)d->expert.chunks);
+    }
+    if (d->ll.on) {
+        CUT(ll.sends, e + 1);
+        CUT(ll.claims[0], tokens);
+        CUT(ll.claims[1], n * tokens);
+    }
+    if (d->ll.expert) {
+        CUT(ll.place, n * tokens * (size_t)ep->config.max_topk);
+        CUT(expert.rel, tokens * (size_t)ep->config.max_topk);
+        CUT(expert.blk, blocks * e);
+    }
+    CUT(engines.signals, 24);
+    if (d->far.is) {
+        CUT(far.packed, 2 * n * MPIX_CUDA_FAR_CHUNKS);
+        CUT(far.here, 3 * n);
+        CUT(far.last, n * MPIX_CUDA_FAR_WAYS);
+        CUT(far.rel, d->far.hops ? tokens * (size_t)d->far.nhosts : 0);
+        CUT(far.blk, d->far.hops ? blocks * (size_t)d->far.nhosts : 0);
+    }
+#undef CUT
+    return used;
+}
+
+size_t mpix_ep_gpu_expert_block(size_t block, int64_t tokens, int ranks, mpix_cuda_expert *x) {
+    int64_t chunk = MPIX_CUDA_BLOCK_TOKENS;
+    while ((tokens + chunk - 1) / chunk * ranks > MPIX_CUDA_CHUNKS)
+        chunk *= 2;
+    x->chunk = (int32_t)chunk;
+    x->chunks = (int32_t)((tokens + chunk - 1) / chunk);
+    x->starts = block;
+    x->arrived = up(x->starts + 4 * ((size_t)x->chunks + 1), 64);
+    x->freed = x->arrived + 8 * (size_t)x->chunks;
+    return up(x->freed + 8 * (size_t)x->chunks, 128);
+}
+
+/* What the EXPERT layout adds to a window; d->block and d->meta are set, meta ends the window so far. The window's size. */
+static size_t expert_geometry(mpix_ep *ep, mpix_cuda_handle *d) {
+    mpix_cuda_expert *x = &d->expert;
+    int64_t tokens = ep->config.max_tokens;
+    x->on = 1;
+    x->align = (int32_t)ep->placement.align;
+    x->pairs = tokens * ep->size;
+    if (d->rows_limit >= 0 && x->pairs > d->rows_limit) /* a pair has a row at least */
+        x->pairs = d->rows_limit;
+    d->block = mpix_ep_gpu_expert_block(d->block, tokens, ep->size, x);
+    d->meta = up(d->block * (size_t)ep->size, 256);
+    d->meta_record = up(12 * (size_t)ep->config.max_topk + 4, 16);
+    x->values = up(d->meta + d->meta_record * (size_t)x->pairs, 256);
+    x->partial = up(x->values + 4 * (size_t)tokens * (size_t)ep->config.max_topk + 1, 4096);
+    /* Partial sums of a peer: all of a batch if that fits, a chunk at least. In float a row of fp8 is four times as long, of bf16 twice. */
+    size_t row = up(4 * (size_t)ep->config.max_row_bytes, 16), least = (size_t)x->chunk * row, all = (size_t)x->chunks * least;
+    size_t peers = ep->size > 1 ? (size_t)ep->size - 1 : 1, room = ep->params.gpu_partial_bytes / peers;
+    x->partial_bytes = ep->size == 1 ? 0 : up(room < least ? least : room < all ? room : all, 4096);
+    return x->partial + x->partial_bytes * (size_t)(ep->size - 1) + 1;
+}
+
+int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
+    mpix_ep *ep = handle->ep;
+    mpix_ep_gpu *gpu = ep->gpu;
+    char why[MPIX_CUDA_WHY] = "";
+    size_t n = (size_t)ep->size, e = (size_t)ep->placement.experts;
+    mpix_ep_gpu_handle *g = calloc(1, sizeof *g);
+    int kind = mpix_boot_agree(ep->boot, g ? keep_room(gpu) : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle"));
+    if (!kind)
+        kind = windows_collect(ep);
+    if (kind) {
+        free(g);
+        return kind;
+    }
+    mpix_cuda_handle *d = &g->dev;
+    handle->gpu = g;
+    d->rank = ep->rank;
+    d->size = ep->size;
+    d->experts = (int32_t)e;
+    d->local_experts = (int32_t)ep->placement.nlocal[ep->rank];
+    d->max_topk = ep->config.max_topk;
+    d->max_tokens = ep->config.max_tokens;
+    d->max_rows = ep->max_rows;
+    d->drop = ep->config.overflow == MPIX_EP_OVERFLOW_DROP;
+    d->rows_limit = d->drop || ep->config.max_recv_rows == 0 ? -1 : ep->config.max_recv_rows;
+    d->check = ep->config.check > 0;
+    d->timeout_ns = ep->limit_ns;
+    d->delay_ns = (uint64_t)ep->params.gpu_delay_us * 1000;
+    d->ready = sizeof(mpix_cuda_words);
+    d->offered = d->ready + 2 * sizeof(mpix_cuda_offer);
+    d->counts = d->offered + 2 * sizeof(mpix_cuda_offer);
+    d->counts_bytes = up(16 + 4 * (n + e + (size_t)ep->boot->nhosts), 64); /* of hosts: for two hops */
+    d->block = up(d->counts + 2 * d->counts_bytes, 128);
+    if (ep->config.num_sms == MPIX_EP_SMS_NONE)
+        mpix_ep_gpu_engines_block(d);
+    d->meta = up(d->block * n, 256);
+    d->meta_record = 8 + 8 * (size_t)ep->config.max_topk;
+    d->bases = gpu->bases;
+    d->failed = gpu->failed;
+    d->alarm = gpu->alarm;
+    d->owner = gpu->tables;
+    d->local = gpu->tables + e;
+    d->mine = gpu->tables + 2 * e;
+    size_t bytes = d->meta + d->meta_record * (size_t)ep->max_rows + 1;
+    if (ep->config.mode == MPIX_EP_LL) {
+        kind = mpix_ep_gpu_ll_geometry(&ep->config, &ep->placement, &d->ll); /* was fine when the context was created */
+        bytes = d->ll.bytes;
+    } else if (ep->config.layout == MPIX_EP_EXPERT) {
+        bytes = expert_geometry(ep, d);
+    }
+    if (d->engines.on)
+        bytes = mpix_ep_gpu_engines_window(ep, d, bytes);
+    kind = mpix_ep_gpu_far_handle(handle, d);
+    if (!kind)
+        kind = mpix_ep_gpu_window_create(ep, bytes, &g->window);
+    if (!kind) {
+        window_made(gpu, &g->window);
+        for (int r = 0; r < ep->size; r++)
+            d->window[r] = g->window.mem[r].p;
+        kind = gpu->ops->local_alloc(&gpu->device, carve(ep, d, NULL), &g->local, why);
+        if (!kind)
+            kind = gpu->ops->pinned_alloc(sizeof *g->captured + (2 + 2 * n + 2 * (size_t)d->local_experts + 1 + e + MPIX_CUDA_RANKS) * sizeof(int64_t), &g->results, why);
+        if (!kind)
+            kind = gpu->ops->event_create(&gpu->device, &g->event, why);
+        if (!kind)
+            kind = gpu->ops->event_create(&gpu->device, &g->capture_event, why);
+        if (!kind && d->engines.on)
+            kind = mpix_ep_gpu_engines_create(ep, d, why);
+        carve(ep, d, g->local);
+        if (!kind)
+            kind = mpix_ep_gpu_far_begin(handle, d, why);
+        g->captured = g->results;
+        d->results = (int64_t *)(g->captured + 1);
+        kind = mpix_boot_agree(ep->boot, kind ? mpix_fail(kind, NULL, "a handle in GPU memory: %s", why) : 0);
+    }
+    if (kind)
+        mpix_ep_gpu_handle_free(handle);
+    return kind;
+}
+
+void mpix_ep_gpu_handle_free(struct mpix_ep_handle *handle) {
+    mpix_ep *ep = handle->ep;
+    mpix_ep_gpu_handle *g = handle->gpu;
+    if (!g)
+        return;
+    const mpix_cuda_ops *ops = ep->gpu->ops;
+    ops->device_sync(&ep->gpu->device); /* kernels end, if only by their time limit */
+    mpix_ep_gpu_far_end(handle, &g->dev);
+    if (g->buffer)
+        mpix_ep_gpu_dealloc(ep, g->buffer);
+    if (!ep->failed && g->window.used)
+        window_back(ep, &g->window);
+    if (g->local)
+        ops->local_free(&ep->gpu->device, g->local);
+    if (g->results)
+        ops->pinned_free(g->results);
+    if (g->event)
+        ops->event_destroy(g->event);
+    if (g->capture_event)
+        ops->event_destroy(g->capture_event);
+    mpix_ep_gpu_engines_free(ep, &g->dev);
+    free(g);
+    handle->gpu = NULL;
+}
+
+/* ---- memory ---------------------------------------------------------------------------------------------------------------- */
+
+int mpix_ep_gpu_find(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride, mpix_cuda_place *place) {
+    for (int i = 0; i < ep->gpu->nwindows; i++) {
+        const mpix_ep_gpu_window *w = &ep->gpu->windows[i];
+        const char *base = w->mem[ep->rank].p;
+        if (w->used != 1 || (const char *)p < base || (size_t)((const char *)p - base) > w->bytes[ep->rank] ||
+            bytes > w->bytes[ep->rank] - (size_t)((const char *)p - base))
+            continue;
+        *place = (mpix_cuda_place){(uint64_t)((const char *)p - base), stride, i, 0};
+        return 1;
+    }
+    return 0;
+}
+
+/* A number that all ranks have free. Collective, ends in agreement. */
+static int window_choose(mpix_ep *ep, int *number) {
+    uint64_t used[MPIX_CUDA_WINDOWS / 64] = {0};
+    for (int i = 0; i < MPIX_CUDA_WINDOWS; i++)
+        used[i / 64] |= (uint64_t)(ep->gpu->windows[i].used != 0) << (i % 64);
+    int kind = mpix_boot_or(ep->boot, used, MPIX_CUDA_WINDOWS / 64);
+    for (*number = 0; !kind && *number < MPIX_CUDA_WINDOWS && (used[*number / 64] >> (*number % 64) & 1); ++*number)
+        ;
+    if (!kind && *number == MPIX_CUDA_WINDOWS)
+        kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "%d allocations of this context are alive, more can't be in this version for GPU memory: free some",
+                         *number);
+    return kind;
+}
+
+int mpix_ep_gpu_alloc(mpix_ep *ep, MPI_Count bytes, MPI_Info info, void *baseptr) {
+    mpix_ep_gpu *gpu = ep->gpu;
+    void *bases[MPIX_CUDA_RANKS] = {0};
+    char why[MPIX_CUDA_WHY] = "";
+    int kind = 0, i = 0;
+    if (!baseptr)
+        kind = mpix_fail(MPIX_ERRK_ARG, "baseptr", "baseptr is NULL");
+    else if (bytes < 0 || bytes > (MPI_Count)1 << 46)
+        kind = mpix_fail(MPIX_ERRK_ARG, "bytes", "bytes = %lld is not in [0, 2^46]", (long long)bytes);
+    else if (info != MPI_INFO_NULL)
+        kind = mpix_fail(MPIX_ERRK_ARG, "info", "info must be MPI_INFO_NULL");
+    else
+        kind = keep_room(gpu);
+    kind = mpix_boot_agree(ep->boot, kind);
+    if (!kind)
+        kind = windows_collect(ep);
+    if (!kind)
+        kind = window_choose(ep, &i);
+    if (!kind)
+        kind = mpix_ep_gpu_window_create(ep, bytes > 0 ? (size_t)bytes : 1, &gpu->windows[i]);
+    if (kind)
+        return mpix_boot_raise(ep->boot, kind);
+    window_made(gpu, &gpu->windows[i]);
+    for (int r = 0; r < ep->size; r++)
+        bases[r] = gpu->windows[i].mem[r].p;
+    kind = gpu->ops->copy(&gpu->device, gpu->bases + (size_t)i * MPIX_CUDA_RANKS, bases, sizeof bases, why);
+    kind = mpix_boot_agree(ep->boot, kind ? mpix_fail(kind, NULL, "%s", why) : 0);
+    if (kind) {
+        window_back(ep, &gpu->windows[i]);
+        return mpix_boot_raise(ep->boot, kind);
+    }
+    gpu->nwindows = i < gpu->nwindows ? gpu->nwindows : i + 1;
+    *(void **)baseptr = gpu->windows[i].mem[ep->rank].p;
+    return MPI_SUCCESS;
+}
+
+int mpix_ep_gpu_dealloc(mpix_ep *ep, void *base) {
+    mpix_ep_gpu *gpu = ep->gpu;
+    for (int i = 0; base && i < gpu->nwindows; i++) {
+        if (gpu->windows[i].used != 1 || gpu->windows[i].mem[ep->rank].p != base)
+            continue;
+        gpu->ops->device_sync(&gpu->device);
+        if (ep->failed)
+            gpu->windows[i].used = 2;
+        else
+            window_back(ep, &gpu->windows[i]);
+        memset(gpu->known, 0, sizeof gpu->known);
+        return MPI_SUCCESS;
+    }
+    return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "base", "base = %p did not come from MPIX_Ep_alloc of this context", base));
+}

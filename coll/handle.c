@@ -1,0 +1,199 @@
+/* handle.c - handles, and the small calls about a context. */
+#include "config.h"
+
+#include "coll/gpu/gpu.h"
+#include "coll/host_ll/ll.h"
+
+#include <stdlib.h>
+
+/* A slot that is free on all ranks: handle_free waits for nobody, so ranks may differ for a while. */
+static int slot_choose(mpix_ep *ep, int *slot) {
+    int n = ep->params.max_handles, words = (n + 63) / 64;
+    uint64_t *used = malloc((size_t)words * sizeof *used);
+    int kind = mpix_boot_agree(ep->boot, used ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to choose a handle's slot"));
+    if (!kind) {
+        memcpy(used, ep->slots_used, (size_t)words * sizeof *used);
+        kind = mpix_boot_or(ep->boot, used, words);
+    }
+    for (*slot = 0; !kind && *slot < n && (used[*slot / 64] >> (*slot % 64) & 1); ++*slot)
+        ;
+    free(used);
+    if (!kind && *slot == n)
+        kind = mpix_fail(MPIX_ERRK_NO_MEM, "max_handles", "all %d handles of the context are in use (parameter max_handles)", n);
+    return kind;
+}
+
+static int slot_commit(mpix_ep *ep, int slot) {
+    size_t end = ep->layout.slots_at + ep->layout.slot * ((size_t)slot + 1);
+    if (end <= ep->ctl_committed)
+        return 0;
+    int kind = mpix_win_commit(ep->ctl, ep->ctl_committed, end - ep->ctl_committed);
+    if (!kind)
+        ep->ctl_committed = end;
+    return kind;
+}
+
+int PMPIX_Ep_handle_create(MPIX_Ep ep, MPIX_Ep_handle *handle) {
+    int slot = 0;
+    int kind = mpix_live_need(ep, MPIX_LIVE_EP, "ep", "ep is NULL or freed");
+    if (kind)
+        return mpix_boot_raise(NULL, kind);
+    if ((kind = mpix_ep_alive(ep)))
+        return mpix_boot_raise(ep->boot, kind);
+    kind = mpix_boot_agree(ep->boot, handle ? 0 : mpix_fail(MPIX_ERRK_ARG, "handle", "handle is NULL"));
+    if (!kind)
+        kind = slot_choose(ep, &slot);
+    if (kind)
+        return mpix_boot_raise(ep->boot, kind);
+    struct mpix_ep_handle *h = calloc(1, sizeof *h);
+    kind = h ? slot_commit(ep, slot) : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle");
+    if (h) {
+        h->ep = ep;
+        h->slot = slot;
+        h->capacity = -1;
+    }
+    if (!kind && ep->ll)
+        kind = mpix_ep_ll_handle_create(h);
+    kind = mpix_boot_agree(ep->boot, kind);
+    if (!kind && ep->ll)
+        kind = mpix_ep_ll_slot_open(ep, slot);
+    if (kind) {
+        if (h)
+            mpix_ep_ll_handle_free(h, 1);
+        free(h);
+        return mpix_boot_raise(ep->boot, kind);
+    }
+    if (ep->gpu && (kind = mpix_ep_gpu_handle_create(h))) {
+        free(h);
+        return mpix_boot_raise(ep->boot, kind);
+    }
+    /* A reused slot goes on counting: its words only grow. */
+    memcpy(h->started, ep->slot_epochs[slot], sizeof h->started);
+    memcpy(h->signalled, ep->slot_epochs[slot], sizeof h->signalled);
+    ep->slots_used[slot / 64] |= UINT64_C(1) << (slot % 64);
+    h->next = ep->handles;
+    ep->handles = h;
+    mpix_live_add(&h->live, h, MPIX_LIVE_HANDLE);
+    *handle = h;
+    return MPI_SUCCESS;
+}
+MPIX_WEAK_ALIAS(Ep_handle_create);
+
+int PMPIX_Ep_handle_free(MPIX_Ep_handle *handle) {
+    int kind = handle ? 0 : mpix_fail(MPIX_ERRK_ARG, "handle", "handle is NULL");
+    if (!kind && mpix_live_leave(*handle, MPIX_LIVE_HANDLE)) { /* a child of fork: it is the parent's */
+        *handle = MPIX_EP_HANDLE_NULL;
+        return MPI_SUCCESS;
+    }
+    if (!kind)
+        kind = mpix_live_need(*handle, MPIX_LIVE_HANDLE, "handle", "*handle is NULL or freed");
+    if (kind)
+        return mpix_boot_raise(NULL, kind);
+    struct mpix_ep_handle *h = *handle;
+    mpix_ep *ep = h->ep;
+    pthread_mutex_lock(&ep->lock);
+    int held = ep->failed ? 0 : h->users;
+    for (mpix_ep_call *c = ep->failed ? ep->held : NULL; c; c = c->held_next)
+        if (c->handle == h)
+            c->handle = NULL; /* complete, with the failure; its caller may still ask */
+    int active = h->active != 0;
+    pthread_mutex_unlock(&ep->lock);
+    if (held)
+        return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "handle", "%d transfers of the handle are in flight: complete them first", held));
+    if (active)
+        mpix_ep_drain(ep); /* its failed batches; after a time-out the context has failed and nothing is left */
+    memcpy(ep->slot_epochs[h->slot], h->started, sizeof h->started);
+    ep->slots_used[h->slot / 64] &= ~(UINT64_C(1) << (h->slot % 64));
+    for (struct mpix_ep_handle **at = &ep->handles; *at; at = &(*at)->next) {
+        if (*at == h) {
+            *at = h->next;
+            break;
+        }
+    }
+    mpix_live_remove(h);
+    if (ep->gpu)
+        mpix_ep_gpu_handle_free(h);
+    mpix_ep_plan_free(h->plan);
+    mpix_ep_ll_handle_free(h, 1);
+    free(h);
+    *handle = MPIX_EP_HANDLE_NULL;
+    return MPI_SUCCESS;
+}
+MPIX_WEAK_ALIAS(Ep_handle_free);
+
+/* ---- about a context ------------------------------------------------------------------------------------------------------ */
+
+static int ep_check(MPIX_Ep ep, const void *out, const char *arg) {
+    if (!mpix_live_check(ep, MPIX_LIVE_EP))
+        return mpix_boot_raise(NULL, mpix_live_need(ep, MPIX_LIVE_EP, "ep", "ep is NULL or freed"));
+    return out ? MPI_SUCCESS : mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, arg, "%s is NULL", arg));
+}
+
+/* What the rank with the most can receive in a batch: equal on all ranks, as all of a configuration. */
+static MPI_Count most_rows(const mpix_ep *ep) {
+    if (ep->config.layout == MPIX_EP_SLOTS)
+        return (MPI_Count)ep->size * ep->config.max_tokens;
+    int64_t most = 0;
+    for (int r = 0; r < ep->size; r++) {
+        int64_t rows = mpix_ep_worst_rows(&ep->config, &ep->placement, r);
+        most = rows > most ? rows : most;
+    }
+    return (MPI_Count)most;
+}
+
+int PMPIX_Ep_get_config(MPIX_Ep ep, MPIX_Ep_config *config) {
+    int code = ep_check(ep, config, "config");
+    if (code != MPI_SUCCESS)
+        return code;
+    if (config->struct_size != sizeof *config)
+        return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "config.struct_size", "config.struct_size = %zu, this library knows %zu",
+                                                   config->struct_size, sizeof *config));
+    *config = ep->config;
+    config->max_recv_rows = most_rows(ep);
+    return MPI_SUCCESS;
+}
+MPIX_WEAK_ALIAS(Ep_get_config);
+
+int PMPIX_Ep_set_errhandler(MPIX_Ep ep, MPI_Errhandler errhandler) {
+    int code = ep_check(ep, ep, "ep");
+    if (code != MPI_SUCCESS)
+        return code;
+    int kind = errhandler == MPI_ERRHANDLER_NULL ? mpix_fail(MPIX_ERRK_ARG, "errhandler", "errhandler is MPI_ERRHANDLER_NULL")
+                                                 : mpix_boot_set_errhandler(ep->boot, errhandler);
+    return mpix_boot_raise(ep->boot, kind);
+}
+MPIX_WEAK_ALIAS(Ep_set_errhandler);
+
+int PMPIX_Ep_get_async_error(MPIX_Ep ep, MPIX_Error *error) {
+    int code = ep_check(ep, error, "error");
+    if (code != MPI_SUCCESS)
+        return code;
+    if (error->struct_size != sizeof *error)
+        return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "error.struct_size", "error.struct_size = %zu, this library knows %zu",
+                                                   error->struct_size, sizeof *error));
+    if (ep->gpu)
+        mpix_ep_gpu_poll(ep);
+    pthread_mutex_lock(&ep->lock);
+    if (ep->failed) {
+        *error = ep->failure;
+    } else if (ep->gpu && ep->gpu->async.kind) {
+        *error = ep->gpu->async;
+    } else {
+        memset(error, 0, sizeof *error);
+        error->rank = -1;
+    }
+    pthread_mutex_unlock(&ep->lock);
+    error->struct_size = sizeof *error;
+    return MPI_SUCCESS;
+}
+MPIX_WEAK_ALIAS(Ep_get_async_error);
+
+int PMPIX_Ep_get_mask(MPIX_Ep ep, int alive[]) {
+    int code = ep_check(ep, alive, "alive");
+    if (code != MPI_SUCCESS)
+        return code;
+    for (int r = 0; r < ep->size; r++)
+        alive[r] = 1;
+    return MPI_SUCCESS;
+}
+MPIX_WEAK_ALIAS(Ep_get_mask);

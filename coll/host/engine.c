@@ -1,0 +1,697 @@
+/*
+ * engine.c - the engine: calls in flight, progress by the caller or a thread, waiting, deaths and time limits.
+ *
+ * Waits of one context never depend on the order in which the caller waits: every test and wait steps all calls of the context, and
+ * those of the process's other contexts when it has to pause.
+ */
+#include "config.h"
+
+#include "base/thread.h"
+#include "base/trace.h"
+#include "coll/host/forward.h"
+#include "coll/host_ll/ll.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+
+#define CHECK_NS 5000000u /* how often deaths are looked for */
+
+static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
+static mpix_ep *all; /* contexts of the process */
+static uint64_t visits;
+
+/* ---- calls -------------------------------------------------------------------------------------------------------------- */
+
+/* The call, then [ranks] parts for proxied peers, then [ranks] parts in low latency, then [ranks] flags. */
+static size_t far_bytes(const mpix_ep *ep) { return ep->far ? (size_t)ep->size * sizeof(mpix_ep_far_call) : 0; }
+static size_t ll_bytes(const mpix_ep *ep) { return ep->ll ? (size_t)ep->size * sizeof(mpix_ep_ll_part) : 0; }
+static mpix_ep_call *call_alloc(const mpix_ep *ep) {
+    return malloc(sizeof(mpix_ep_call) + far_bytes(ep) + ll_bytes(ep) + (size_t)ep->size);
+}
+
+/* Memory for a call: one that is free, new memory, or the spare one. NULL: there is not even that. */
+static mpix_ep_call *call_take(mpix_ep *ep, int *spare) {
+    pthread_mutex_lock(&ep->lock);
+    mpix_ep_call *call = ep->pool;
+    if (call)
+        ep->pool = call->next;
+    pthread_mutex_unlock(&ep->lock);
+    *spare = 0;
+    if (call || (call = call_alloc(ep)))
+        return call;
+    pthread_mutex_lock(&ep->lock);
+    call = ep->spare;
+    ep->spare = NULL;
+    pthread_mutex_unlock(&ep->lock);
+    *spare = 1;
+    return call;
+}
+
+/* A call that nobody uses any more. With the lock. */
+static void call_give(mpix_ep *ep, mpix_ep_call *call) {
+    if (!ep->spare) {
+        ep->spare = call;
+        return;
+    }
+    call->next = ep->pool;
+    ep->pool = call;
+}
+
+/*
+ * The peers make this call whatever happens here, so it must count here too: a rank that left it out would answer with the next one, and take the
+ * rows of another. Without memory it is made in the spare one, as an empty batch that failed. If that is still in flight, the context fails.
+ */
+static mpix_ep_call *call_new(struct mpix_ep_handle *handle, int type) {
+    static const char text[] = "no memory for a call";
+    mpix_ep *ep = handle->ep;
+    int spare;
+    mpix_ep_call *call = call_take(ep, &spare);
+    if (!call) {
+        pthread_mutex_lock(&ep->lock);
+        mpix_ep_fail(ep, mpix_fail(MPIX_ERRK_NO_MEM, NULL, "%s, while another that got none is in flight; the context has failed", text));
+        pthread_mutex_unlock(&ep->lock);
+        return NULL;
+    }
+    size_t far = far_bytes(ep), ll = ll_bytes(ep);
+    memset(call, 0, sizeof *call + far);
+    call->far = far ? (mpix_ep_far_call *)(call + 1) : NULL;
+    call->ll = ll ? (mpix_ep_ll_part *)(void *)((char *)(call + 1) + far) : NULL;
+    call->seen = (unsigned char *)(call + 1) + far + ll;
+    for (int p = 0; far && p < ep->size; p++) {
+        call->far[p].rx = UINT64_MAX;
+        call->far[p].chunk = -1;
+    }
+    call->ep = ep;
+    call->handle = handle;
+    call->type = type;
+    call->bank = -1;
+    call->x_stage = call->s_stage = call->meta_stage = call->slot_stage = SIZE_MAX;
+    if (spare)
+        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_NO_MEM, NULL, "%s", text));
+    return call;
+}
+
+int mpix_ep_call_begin(struct mpix_ep_handle *handle, int type, int (*step)(mpix_ep_call *, int *), mpix_ep_call **call) {
+    if (!mpix_live_check(handle, MPIX_LIVE_HANDLE))
+        return mpix_boot_raise(NULL, mpix_live_need(handle, MPIX_LIVE_HANDLE, "handle", "handle is NULL or freed"));
+    int kind = mpix_ep_alive(handle->ep);
+    if (kind)
+        return mpix_boot_raise(handle->ep->boot, kind);
+    *call = call_new(handle, type);
+    if (!*call)
+        return mpix_boot_raise(handle->ep->boot, MPIX_ERRK_NO_MEM);
+    (*call)->step = step;
+    return MPI_SUCCESS;
+}
+
+const char *mpix_ep_call_name(const mpix_ep_call *call) {
+    static const char *const names[] = {"route", "dispatch", "combine"};
+    return names[call->type];
+}
+
+void mpix_ep_call_fail(mpix_ep_call *call, int kind) {
+    if (call->kind && !(call->kind == MPIX_ERRK_REMOTE && kind != MPIX_ERRK_REMOTE))
+        return;
+    call->kind = kind;
+    call->error = *mpix_error_tls();
+}
+
+int mpix_ep_call_ready(mpix_ep_call *call) {
+    uint64_t depth = (uint64_t)call->ep->config.depth;
+    for (mpix_ep_call *c = call->ep->first; c != call; c = c->next) {
+        if (c->handle != call->handle)
+            continue;
+        if (call->type == MPIX_EP_ROUTE || c->type == MPIX_EP_ROUTE)
+            return 0; /* a route runs alone: it replaces what the others use */
+        if (c->type == call->type && c->epoch + depth <= call->epoch)
+            return 0; /* its bank of words is in use */
+    }
+    return 1;
+}
+
+int mpix_ep_bank_take(mpix_ep_call *call, size_t bytes) {
+    mpix_ep *ep = call->ep;
+    int b = 0;
+    while (b < ep->config.depth && ep->banks[b].busy)
+        b++;
+    if (b == ep->config.depth)
+        return 0;
+    mpix_ep_bank *bank = &ep->banks[b];
+    if (bytes > ep->bank_bytes) {
+        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_INTERNAL, NULL, "a batch needs %zu bytes of staging, a bank has %zu", bytes,
+                                          ep->bank_bytes));
+        return 1;
+    }
+    if (bytes > bank->committed) {
+        size_t upto = (bytes + 4095) & ~(size_t)4095;
+        if (upto > ep->bank_bytes)
+            upto = ep->bank_bytes;
+        int kind = mpix_win_commit(ep->stage, ep->banks_at + (size_t)b * ep->bank_bytes + bank->committed, upto - bank->committed);
+        if (kind) {
+            mpix_ep_call_fail(call, kind);
+            return 1;
+        }
+        bank->committed = upto;
+    }
+    bank->busy = 1;
+    call->bank = b;
+    return 1;
+}
+
+void mpix_ep_bank_give(mpix_ep_call *call) {
+    if (call->bank >= 0)
+        call->ep->banks[call->bank].busy = 0;
+    call->bank = -1;
+}
+
+/* Removes a complete call from the list; prev is the one before it. */
+static void call_complete(mpix_ep *ep, mpix_ep_call *call, mpix_ep_call *prev) {
+    if (prev)
+        prev->next = call->next;
+    else
+        ep->first = call->next;
+    if (ep->last == call)
+        ep->last = prev;
+    mpix_trace_end("ep", mpix_ep_call_name(call), (uint64_t)(uintptr_t)call);
+    atomic_fetch_sub_explicit(&ep->flying, 1, memory_order_relaxed);
+    call->handle->active--;
+    mpix_ep_far_release(call);
+    mpix_ep_bank_give(call);
+    if (call->type == MPIX_EP_ROUTE)
+        mpix_ep_plan_free(call->plan); /* NULL unless it failed */
+    call->plan = NULL;
+    if (call->zombie) {
+        call_give(ep, call);
+    } else {
+        atomic_store_explicit(&call->done, 1, memory_order_release);
+        if (ep->threaded)
+            mpix_doorbell_ring(&ep->done_bell);
+    }
+}
+
+/* Peers learn of a failure at once, late ones when they come. The first who tells is heard. */
+static void tell(mpix_ep *ep) {
+    uint64_t heard = ep->ctl ? atomic_load_explicit(&((mpix_ep_head *)ep->ctl->base)->failed, memory_order_acquire) : 0;
+    uint64_t word = heard ? heard : mpix_boot_tell(ep->boot, ep->failed, &ep->failure); /* passed on as it was told */
+    for (int peer = 0; ep->ctl && peer < ep->size; peer++) {
+        mpix_ep_head *head = ep->ctl->peer[peer];
+        uint64_t none = 0;
+        if (peer == ep->rank || !head)
+            continue;
+        atomic_compare_exchange_strong(&head->failed, &none, word);
+        mpix_doorbell_ring(&head->bell);
+    }
+    mpix_ep_far_tell(ep, word);
+}
+
+/* The kind of a failure that a peer has told of, with the thread's error; 0: none has. */
+static int told(mpix_ep *ep) {
+    uint64_t word = ep->ctl ? atomic_load_explicit(&((mpix_ep_head *)ep->ctl->base)->failed, memory_order_acquire) : 0;
+    return word ? mpix_boot_told(ep->boot, word, "the context") : 0;
+}
+
+void mpix_ep_fail(mpix_ep *ep, int kind) {
+    if (!ep->failed) {
+        ep->failed = kind;
+        ep->failure = *mpix_error_tls();
+        mpix_proxy_abandon(ep->far ? ep->far->proxy : NULL, kind);
+        tell(ep);
+    }
+    if (ep->far)
+        ep->far->nlater = 0; /* of calls that end now */
+    while (ep->first) {
+        mpix_ep_call *call = ep->first;
+        if (!call->kind || call->kind == MPIX_ERRK_REMOTE) {
+            call->kind = ep->failed;
+            call->error = ep->failure;
+        }
+        call_complete(ep, call, NULL);
+    }
+}
+
+int mpix_ep_alive(mpix_ep *ep) {
+    pthread_mutex_lock(&ep->lock);
+    int kind = ep->failed;
+    if (kind)
+        *mpix_error_tls() = ep->failure;
+    pthread_mutex_unlock(&ep->lock);
+    return kind;
+}
+
+/* ---- progress ----------------------------------------------------------------------------------------------------------- */
+
+/* A call whose part is done, but not the commands that it queued for proxied peers. */
+static int flush_step(mpix_ep_call *call, int *banks_open) {
+    (void)banks_open;
+    return mpix_ep_far_flushed(call) ? MPIX_EP_STEP_COMPLETE : MPIX_EP_STEP_WAITING;
+}
+
+/* Steps every call once; whether work was done that should go on at once. With the lock held. */
+static int progress(mpix_ep *ep) {
+    int banks_open = 1, worked = ep->far && ep->far->nlater ? mpix_ep_far_catch_up(ep) : 0;
+    mpix_ep_call *prev = NULL, *next;
+    for (mpix_ep_call *call = ep->first; call; call = next) {
+        int did = call->step(call, &banks_open);
+        if (did == MPIX_EP_STEP_COMPLETE && ep->far && !mpix_ep_far_flushed(call)) {
+            call->waiting = 0;
+            call->step = flush_step;
+            did = MPIX_EP_STEP_WAITING;
+        }
+        next = call->next;
+        if (did == MPIX_EP_STEP_COMPLETE) {
+            call_complete(ep, call, prev);
+            worked = 1;
+        } else {
+            prev = call;
+            worked |= did == MPIX_EP_STEP_WORKED;
+        }
+    }
+    /* What the steps queued goes out now: after the start of a nonblocking call the caller may not come back for long. What arrives
+     * makes another round. */
+    if (ep->far)
+        worked |= mpix_proxy_step(ep->far->proxy);
+    return worked;
+}
+
+static void progress_all(mpix_ep *ep) {
+    while (ep->first && progress(ep))
+        ;
+}
+
+/*
+ * Whether the call waits for this peer's part. Own rows may wait for the others' (low latency), never the other way round; nor is a peer missing
+ * whose batch is here, but not dealt with before the others' heads are here too.
+ */
+static int missing(const mpix_ep_call *call, int peer) {
+    return call->waiting && peer != call->ep->rank && !call->seen[peer] && !(call->ll && mpix_ep_ll_dispatch_here(call, peer));
+}
+
+/* A proxied peer whose connection has failed, or to which nothing can be queued: everybody's calls need it. */
+static void check_far(mpix_ep *ep) {
+    MPIX_Error error;
+    int stuck = ep->far && ep->first ? mpix_ep_far_stuck(ep) : 0;
+    if (stuck) {
+        mpix_ep_fail(ep, stuck);
+        return;
+    }
+    for (int peer = 0; ep->far && ep->first && peer < ep->size; peer++) {
+        if (!ep->far->is[peer])
+            continue;
+        int kind = mpix_proxy_failed(ep->far->proxy, peer, &error);
+        if (!kind)
+            continue;
+        progress_all(ep); /* what came before the failure counts */
+        if (!ep->first)
+            return;
+        *mpix_error_tls() = error;
+        mpix_ep_fail(ep, kind);
+        return;
+    }
+}
+
+/* A peer's context has failed. What came before the failure counts. */
+static void check_told(mpix_ep *ep) {
+    int kind = ep->first ? told(ep) : 0;
+    if (!kind)
+        return;
+    MPIX_Error error = *mpix_error_tls();
+    progress_all(ep);
+    *mpix_error_tls() = error;
+    if (ep->first)
+        mpix_ep_fail(ep, kind);
+}
+
+/* A peer that a call waits for and whose process has ended. What it published before its end is taken first. */
+static void check_deaths(mpix_ep *ep) {
+    uint64_t now = mpix_clock_ns();
+    if (now - ep->checked_ns < CHECK_NS)
+        return;
+    ep->checked_ns = now;
+    check_told(ep);
+    check_far(ep);
+    if (ep->hop)
+        mpix_ep_hop_tell(ep, missing);
+    for (int peer = 0; peer < ep->size; peer++) {
+        int needed = 0;
+        for (mpix_ep_call *c = ep->first; c && !needed; c = c->next)
+            needed = missing(c, peer);
+        if (!needed || !mpix_boot_ended(ep->pidfds[peer]))
+            continue;
+        progress_all(ep);
+        for (mpix_ep_call *c = ep->first; c; c = c->next) {
+            if (!missing(c, peer))
+                continue;
+            mpix_ep_fail(ep, mpix_fail_peer(MPIX_ERRK_PEER, peer, ep->boot->hostnames[peer],
+                                            "rank %d (pid %d on %s) ended before its part of %s number %llu; the context has failed", peer,
+                                            (int)ep->boot->pids[peer], ep->boot->hostnames[peer], mpix_ep_call_name(c),
+                                            (unsigned long long)c->epoch));
+            return;
+        }
+    }
+}
+
+/* The rank that a call waits for, -1: none. */
+static int blamed(const mpix_ep_call *call) {
+    if (call->ep->hop)
+        return mpix_ep_hop_blame(call, missing);
+    for (int peer = 0; peer < call->ep->size; peer++)
+        if (missing(call, peer))
+            return peer;
+    return -1;
+}
+
+static void time_out(mpix_ep *ep) {
+    if (ep->far)
+        mpix_proxy_dump(ep->far->proxy);
+    for (mpix_ep_call *c = ep->first; c; c = c->next) {
+        int peer = blamed(c);
+        if (peer < 0)
+            continue;
+        mpix_ep_fail(ep, mpix_fail_peer(MPIX_ERRK_TIMEOUT, peer, ep->boot->hostnames[peer],
+                                        "rank %d on %s did not do its part of %s number %llu within %g s; the context has failed", peer,
+                                        ep->boot->hostnames[peer], mpix_ep_call_name(c), (unsigned long long)c->epoch, ep->config.timeout_s));
+        return;
+    }
+    /* Everybody's part is here, but the network has not done this rank's. */
+    for (mpix_ep_call *c = ep->first; c && ep->far; c = c->next) {
+        for (int peer = 0; peer < ep->size; peer++) {
+            if (!mpix_ep_far_owed(c, peer))
+                continue;
+            mpix_ep_fail(ep, mpix_fail_peer(MPIX_ERRK_TIMEOUT, peer, ep->boot->hostnames[peer],
+                                            "what was sent to rank %d on %s for %s number %llu was not delivered within %g s; the context has failed",
+                                            peer, ep->boot->hostnames[peer], mpix_ep_call_name(c), (unsigned long long)c->epoch,
+                                            ep->config.timeout_s));
+            return;
+        }
+    }
+    mpix_ep_fail(ep, mpix_fail(MPIX_ERRK_TIMEOUT, NULL, "no progress within %g s; the context has failed", ep->config.timeout_s));
+}
+
+/*
+ * Other contexts of the process: their peers may be what ours wait for. Nobody is held up by them: all_lock is held to look at the list
+ * and never to work, a context that another thread works on is passed over, and a visit is one step of each call, at most some 4 MiB.
+ * Who looks least recently visited goes first, so all get their turn. A visited context can't be freed (mpix_ep_engine_free).
+ */
+static mpix_ep *other_take(const mpix_ep *self, int *busy) {
+    mpix_ep *chosen = NULL;
+    *busy = 0;
+    if (pthread_mutex_trylock(&all_lock) != 0) {
+        *busy = 1; /* unknown */
+        return NULL;
+    }
+    for (mpix_ep *ep = all; ep; ep = ep->next) {
+        if (ep == self || ep->threaded || atomic_load_explicit(&ep->flying, memory_order_relaxed) == 0)
+            continue;
+        ++*busy;
+        if (!chosen || ep->visited < chosen->visited)
+            chosen = ep;
+    }
+    if (chosen) {
+        chosen->visited = ++visits;
+        atomic_fetch_add_explicit(&chosen->visitors, 1, memory_order_relaxed);
+    }
+    pthread_mutex_unlock(&all_lock);
+    return chosen;
+}
+
+/* 1: something was done, and more may be to be done at once. *busy: others have calls in flight. */
+static int progress_others(const mpix_ep *self, int *busy) {
+    mpix_ep *ep = other_take(self, busy);
+    int worked = 0;
+    if (!ep)
+        return 0;
+    if (pthread_mutex_trylock(&ep->lock) == 0) {
+        MPIX_Error *own = mpix_error_divert(&ep->passing);
+        worked = ep->first && progress(ep);
+        mpix_error_divert(own);
+        pthread_mutex_unlock(&ep->lock);
+    }
+    atomic_fetch_sub_explicit(&ep->visitors, 1, memory_order_release);
+    return worked;
+}
+
+/* ---- transfers ---------------------------------------------------------------------------------------------------------- */
+
+static int ep_test(struct mpix_xfer *xfer) {
+    mpix_ep_call *call = (mpix_ep_call *)xfer;
+    mpix_ep *ep = call->ep;
+    if (atomic_load_explicit(&call->done, memory_order_acquire))
+        return 1;
+    int busy;
+    pthread_mutex_lock(&ep->lock);
+    MPIX_Error *own = mpix_error_divert(&ep->passing);
+    if (!ep->threaded)
+        progress_all(ep);
+    if (!call->done) {
+        uint64_t now = mpix_clock_ns();
+        if (!call->watch_ns)
+            call->watch_ns = now;
+        check_deaths(ep);
+        if (!call->done && now - call->watch_ns > ep->limit_ns)
+            time_out(ep);
+    }
+    int done = call->done;
+    mpix_error_divert(own);
+    pthread_mutex_unlock(&ep->lock);
+    call->others = !done && progress_others(ep, &busy);
+    return done;
+}
+
+/* Commands wait for room in the proxy, which rings nobody when it has made some: its thread gets the core. */
+static int crammed(const mpix_ep *ep) {
+    int is = ep->far && atomic_load_explicit(&ep->far->nlater, memory_order_relaxed) > 0;
+    if (is)
+        sched_yield();
+    return is;
+}
+
+static int ep_busy(struct mpix_xfer *xfer) {
+    const mpix_ep_call *call = (const mpix_ep_call *)xfer;
+    return call->others || crammed(call->ep);
+}
+
+/* Whether everything that this context waits for rings its doorbell: a network device that writes words by itself does not, and a proxy
+ * that the caller runs needs to be run. */
+static int rings(const mpix_ep *ep) {
+    return !ep->far || mpix_proxy_rings(ep->far->proxy);
+}
+
+static void ep_wait_start(struct mpix_xfer *xfer, mpix_wait *wait) {
+    mpix_ep *ep = ((mpix_ep_call *)xfer)->ep;
+    mpix_doorbell *bell = ep->threaded ? &ep->done_bell : mpix_ep_bell(ep);
+    int busy;
+    progress_others(ep, &busy);
+    if (busy) /* their doorbells ring elsewhere */
+        bell = NULL;
+    if (!ep->threaded && !rings(ep))
+        bell = NULL;
+    mpix_wait_start(wait, bell, ep->params.spin_us, ep->crowded);
+}
+
+static int ep_end(struct mpix_xfer *xfer, mpix_boot **boot) {
+    mpix_ep_call *call = (mpix_ep_call *)xfer;
+    mpix_ep *ep = call->ep;
+    int kind = call->kind;
+    if (kind)
+        *mpix_error_tls() = call->error;
+    *boot = ep->boot;
+    mpix_live_remove(xfer);
+    pthread_mutex_lock(&ep->lock);
+    ep->users--;
+    if (call->handle)
+        call->handle->users--;
+    for (mpix_ep_call **at = &ep->held; *at; at = &(*at)->held_next) {
+        if (*at == call) {
+            *at = call->held_next;
+            break;
+        }
+    }
+    call_give(ep, call);
+    pthread_mutex_unlock(&ep->lock);
+    return kind;
+}
+
+static const mpix_xfer_ops ep_xfer_ops = {
+    .test = ep_test,
+    .wait_start = ep_wait_start,
+    .end = ep_end,
+    .busy = ep_busy,
+};
+
+int mpix_ep_call_submit(mpix_ep_call *call, MPIX_Xfer *xfer, int blocking) {
+    mpix_ep *ep = call->ep;
+    struct mpix_ep_handle *handle = call->handle;
+    int kind = call->kind;
+    MPIX_Error error = call->error;
+    call->xfer.ops = &ep_xfer_ops;
+    call->zombie = kind && !blocking;
+    if (!call->zombie)
+        mpix_live_add(&call->xfer.live, call, MPIX_LIVE_XFER);
+    pthread_mutex_lock(&ep->lock);
+    call->epoch = ++handle->started[call->type];
+    mpix_trace_begin("ep", mpix_ep_call_name(call), (uint64_t)(uintptr_t)call, -1, -1);
+    handle->active++;
+    if (!call->zombie) {
+        ep->users++;
+        handle->users++;
+        call->held_next = ep->held;
+        ep->held = call;
+    }
+    if (ep->last)
+        ep->last->next = call;
+    else
+        ep->first = call;
+    ep->last = call;
+    atomic_fetch_add_explicit(&ep->flying, 1, memory_order_relaxed);
+    MPIX_Error *own = mpix_error_divert(&ep->passing);
+    if (ep->failed)
+        mpix_ep_fail(ep, ep->failed);
+    else if (!ep->threaded)
+        progress_all(ep);
+    mpix_error_divert(own);
+    pthread_mutex_unlock(&ep->lock);
+    if (ep->threaded) {
+        pthread_cond_signal(&ep->wake);
+        mpix_doorbell_ring(mpix_ep_bell(ep));
+    }
+    if (!blocking && kind) {
+        *mpix_error_tls() = error;
+        return mpix_boot_raise(ep->boot, kind);
+    }
+    if (!blocking) {
+        *xfer = &call->xfer;
+        return MPI_SUCCESS;
+    }
+    mpix_boot *boot;
+    kind = mpix_xfer_finish(&call->xfer, &boot);
+    return mpix_boot_raise(boot, kind);
+}
+
+int mpix_ep_drain(mpix_ep *ep) {
+    mpix_wait wait;
+    uint64_t start = mpix_clock_ns();
+    mpix_wait_start(&wait, mpix_ep_bell(ep), ep->params.spin_us, ep->crowded);
+    wait.bell = NULL; /* the progress thread may be asleep on it */
+    pthread_mutex_lock(&ep->lock);
+    for (;;) {
+        MPIX_Error *own = mpix_error_divert(&ep->passing);
+        int busy;
+        if (!ep->threaded)
+            progress_all(ep);
+        check_deaths(ep);
+        if (ep->first && mpix_clock_ns() - start > ep->limit_ns)
+            time_out(ep);
+        mpix_error_divert(own);
+        if (!ep->first)
+            break;
+        pthread_mutex_unlock(&ep->lock);
+        if (!progress_others(ep, &busy) && !crammed(ep))
+            mpix_wait_pause(&wait);
+        pthread_mutex_lock(&ep->lock);
+    }
+    int kind = ep->failed;
+    pthread_mutex_unlock(&ep->lock);
+    return kind;
+}
+
+/* Peers may have to end calls with this rank before they come to the collective. */
+int mpix_ep_look(void *object, int kind) {
+    mpix_ep *ep = object;
+    pthread_mutex_lock(&ep->lock);
+    if (kind) { /* with the thread's error */
+        mpix_ep_fail(ep, kind);
+    } else {
+        MPIX_Error *own = mpix_error_divert(&ep->passing);
+        if (!ep->failed && (kind = told(ep)))
+            mpix_ep_fail(ep, kind);
+        else if (!ep->failed && !ep->threaded && (ep->first || (ep->far && ep->far->proxy)))
+            progress(ep);
+        mpix_error_divert(own);
+    }
+    if ((kind = ep->failed))
+        *mpix_error_tls() = ep->failure;
+    pthread_mutex_unlock(&ep->lock);
+    return kind;
+}
+
+/* ---- the progress thread ------------------------------------------------------------------------------------------------- */
+
+static void *thread_main(void *arg) {
+    mpix_ep *ep = arg;
+    mpix_wait wait;
+    mpix_topo_bind_helper(-1, 0);
+    pthread_mutex_lock(&ep->lock);
+    mpix_wait_start(&wait, rings(ep) ? mpix_ep_bell(ep) : NULL, ep->params.spin_us, ep->crowded);
+    while (!ep->stop) {
+        if (!ep->first) {
+            pthread_cond_wait(&ep->wake, &ep->lock);
+            mpix_wait_start(&wait, rings(ep) ? mpix_ep_bell(ep) : NULL, ep->params.spin_us, ep->crowded);
+            continue;
+        }
+        if (progress(ep)) {
+            mpix_wait_end(&wait);
+            mpix_wait_start(&wait, rings(ep) ? mpix_ep_bell(ep) : NULL, ep->params.spin_us, ep->crowded);
+            continue;
+        }
+        check_deaths(ep);
+        pthread_mutex_unlock(&ep->lock);
+        if (!crammed(ep))
+            mpix_wait_pause(&wait);
+        pthread_mutex_lock(&ep->lock);
+    }
+    mpix_wait_end(&wait);
+    pthread_mutex_unlock(&ep->lock);
+    return NULL;
+}
+
+int mpix_ep_engine_init(mpix_ep *ep) {
+    ep->spare = call_alloc(ep);
+    if (!ep->spare)
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a call");
+    if (ep->params.progress == MPIX_PROGRESS_THREAD) {
+        int kind = mpix_thread_start(&ep->thread, "mpixep-progress", "the progress thread (parameter progress = thread)", thread_main, ep);
+        if (kind)
+            return kind;
+        ep->threaded = 1;
+    }
+    pthread_mutex_lock(&all_lock);
+    ep->next = all;
+    all = ep;
+    pthread_mutex_unlock(&all_lock);
+    return 0;
+}
+
+void mpix_ep_engine_free(mpix_ep *ep) {
+    pthread_mutex_lock(&all_lock);
+    mpix_ep **at = &all;
+    while (*at && *at != ep)
+        at = &(*at)->next;
+    if (*at)
+        *at = ep->next;
+    pthread_mutex_unlock(&all_lock);
+    while (atomic_load_explicit(&ep->visitors, memory_order_acquire) > 0) /* the rest of one step */
+        sched_yield();
+    if (ep->threaded) {
+        pthread_mutex_lock(&ep->lock);
+        ep->stop = 1;
+        pthread_mutex_unlock(&ep->lock);
+        pthread_cond_signal(&ep->wake);
+        mpix_doorbell_ring(mpix_ep_bell(ep));
+        pthread_join(ep->thread, NULL);
+    }
+    while (ep->held) { /* a failed context may be freed with transfers in the caller's hands: they are not valid any more */
+        mpix_ep_call *call = ep->held;
+        ep->held = call->held_next;
+        mpix_live_remove(call);
+        free(call);
+    }
+    while (ep->pool) {
+        mpix_ep_call *call = ep->pool;
+        ep->pool = call->next;
+        free(call);
+    }
+    free(ep->spare);
+    pthread_cond_destroy(&ep->wake);
+    pthread_mutex_destroy(&ep->lock);
+}
