@@ -11,7 +11,7 @@
  * word, so the stream is asked now and then. Operations beyond GPU_WORDS at once have no word, and end by an event.
  *
  * Notifications. A GPU writes two words for (source, slot), behind those of the host: what goes on the object's stream, whose order is the
- * host's, and what goes on streams of the caller's (kernels/cuda/p2p.cu). The counter is the sum of all of them. Each is written by one
+ * host's, and what goes on streams of the caller's (kernels/cuda/p2p/p2p.cu). The counter is the sum of all of them. Each is written by one
  * agent, grows, and is stored after the data that it tells of.
  */
 #include "config.h"

@@ -1,6 +1,6 @@
 /*
  * copy_engine.c - contexts whose rows are moved by copy engines (config.num_sms = MPIX_EP_SMS_NONE): their part of a handle's window,
- * and the counts that the host has to know. The protocol is in kernels/cuda/engines.cu.
+ * and the counts that the host has to know. The protocol is in kernels/cuda/copy_engine/engines.cu.
  *
  * A handle's window has room for a batch to each peer (packed by dispatch, fetched from there) and for one from each peer (pushed by
  * combine). That is as much as the rows themselves, and the reason why it is not the default.

@@ -1,6 +1,6 @@
 /*
  * ll.c - low-latency contexts in GPU memory: where things lie in a handle's window, the arguments of dispatch and combine, combine's
- * buffer. The protocol is in kernels/cuda/ll.cuh.
+ * buffer. The protocol is in kernels/cuda/ll/ll.cuh.
  *
  * A window holds, for each source, a block of words, heads and counts; then, for each bank, a place for max_tokens rows of each source and for
  * max_tokens * min(max_topk, ranks) answers. Nobody reaches into callers' memory, so their rows may lie anywhere on the device.

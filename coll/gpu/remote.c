@@ -1,6 +1,6 @@
 /*
  * remote.c - contexts in GPU memory some of whose peers are reached through the proxy: the queues from kernels to the proxy, and for each
- * handle a window in host memory that kernels, the network and the proxy reach. The protocol is in kernels/cuda/far.cuh.
+ * handle a window in host memory that kernels, the network and the proxy reach. The protocol is in kernels/cuda/remote/far.cuh.
  *
  * A window belongs to a handle's slot and stays registered until the context ends: a peer that has not heard of a handle's end may still write
  * words into it. A slot that is used again goes on counting its epochs, since those words only grow.
@@ -13,7 +13,7 @@
  * from there, what is packed for there), of max_tokens items each, and with two hops for as many of combine's requests. If all routings take two hops
  * (two_hops=on), only for peers of which one forwards for the other. In the EXPERT layout, which takes one hop, there are requests too, and an item may be
  * a partial sum in float of rows of two bytes, so it has room for twice max_row_bytes. In low latency there is room for a batch of each kind, and of what
- * comes for each bank (kernels/cuda/ll_far.cu).
+ * comes for each bank (kernels/cuda/ll/ll_far.cu).
  */
 #include "config.h"
 

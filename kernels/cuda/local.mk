@@ -1,12 +1,27 @@
-# kernels/cuda/ - the CUDA module, loaded by dlopen from where the library is. The runtime is linked statically, the driver not at all.
-cuda_units = kernels/cuda/combine.cu kernels/cuda/dispatch.cu kernels/cuda/engines.cu kernels/cuda/expert_combine.cu kernels/cuda/expert_dispatch.cu \
-	kernels/cuda/expert_place.cu kernels/cuda/far_combine.cu kernels/cuda/far_dispatch.cu kernels/cuda/far_expert_combine.cu kernels/cuda/far_expert_dispatch.cu \
-	kernels/cuda/ll_combine.cu kernels/cuda/ll_dispatch.cu kernels/cuda/ll_far.cu kernels/cuda/ll_route.cu \
-	kernels/cuda/module.cu kernels/cuda/p2p.cu kernels/cuda/route.cu
-cuda_headers = kernels/cuda/copy.cuh kernels/cuda/device.cuh kernels/cuda/elem.cuh kernels/cuda/engines.cuh kernels/cuda/expert.cuh \
-	kernels/cuda/expert_combine.cuh kernels/cuda/expert_rows.cuh kernels/cuda/expert_sum.cuh kernels/cuda/far.cuh kernels/cuda/far_expert.cuh kernels/cuda/hop.cuh kernels/cuda/quant.cuh kernels/cuda/sums.cuh \
-	kernels/cuda/expert_route.cuh kernels/cuda/launch.h kernels/cuda/ll.cuh kernels/cuda/ll_block.cuh kernels/cuda/ll_call.cuh kernels/cuda/ll_room.cuh kernels/cuda/ll_route.cuh kernels/cuda/ll_sum.cuh kernels/cuda/ll_team.cuh \
-	kernels/cuda/ll_tokens.cuh kernels/cuda/ring.cuh
+# kernels/cuda/ - the kernels of the CUDA module, a folder for each path and for what they share.
+# src/gpu/module.cu is its table. The module is loaded by dlopen from where the library is. The
+# runtime is linked statically, the driver not at all.
+cuda_units = \
+	kernels/cuda/ht/combine.cu kernels/cuda/ht/dispatch.cu kernels/cuda/ht/route.cu \
+	kernels/cuda/expert/expert_combine.cu kernels/cuda/expert/expert_dispatch.cu \
+	kernels/cuda/expert/expert_place.cu \
+	kernels/cuda/remote/far_combine.cu kernels/cuda/remote/far_dispatch.cu \
+	kernels/cuda/remote/far_expert_combine.cu kernels/cuda/remote/far_expert_dispatch.cu \
+	kernels/cuda/ll/ll_combine.cu kernels/cuda/ll/ll_dispatch.cu kernels/cuda/ll/ll_far.cu \
+	kernels/cuda/ll/ll_route.cu \
+	kernels/cuda/copy_engine/engines.cu kernels/cuda/p2p/p2p.cu kernels/cuda/module.cu
+cuda_headers = \
+	kernels/cuda/common/copy.cuh kernels/cuda/common/device.cuh kernels/cuda/common/elem.cuh \
+	kernels/cuda/common/launch.h kernels/cuda/common/quant.cuh kernels/cuda/common/ring.cuh \
+	kernels/cuda/common/sums.cuh \
+	kernels/cuda/expert/expert.cuh kernels/cuda/expert/expert_combine.cuh \
+	kernels/cuda/expert/expert_route.cuh kernels/cuda/expert/expert_rows.cuh \
+	kernels/cuda/expert/expert_sum.cuh \
+	kernels/cuda/remote/far.cuh kernels/cuda/remote/far_expert.cuh kernels/cuda/remote/hop.cuh \
+	kernels/cuda/ll/ll.cuh kernels/cuda/ll/ll_block.cuh kernels/cuda/ll/ll_call.cuh \
+	kernels/cuda/ll/ll_room.cuh kernels/cuda/ll/ll_route.cuh kernels/cuda/ll/ll_sum.cuh \
+	kernels/cuda/ll/ll_team.cuh kernels/cuda/ll/ll_tokens.cuh \
+	kernels/cuda/copy_engine/engines.cuh
 cuda_deps = kernels/cuda/cuda_module.h include/mpix_device.cuh include/mpix_device.h $(cuda_headers)
 EXTRA_DIST += $(cuda_units) $(cuda_headers)
 CLEANFILES += libmpixep_cuda.so $(cuda_units:.cu=.nv.o)
@@ -15,26 +30,28 @@ if HAVE_CUDA
 cudamoduledir = $(libdir)
 cudamodule_DATA = libmpixep_cuda.so
 
-kernels/cuda/combine.nv.o: kernels/cuda/combine.cu $(cuda_deps)
-kernels/cuda/dispatch.nv.o: kernels/cuda/dispatch.cu $(cuda_deps)
-kernels/cuda/expert_combine.nv.o: kernels/cuda/expert_combine.cu $(cuda_deps)
-kernels/cuda/expert_dispatch.nv.o: kernels/cuda/expert_dispatch.cu $(cuda_deps)
-kernels/cuda/expert_place.nv.o: kernels/cuda/expert_place.cu $(cuda_deps)
-kernels/cuda/far_combine.nv.o: kernels/cuda/far_combine.cu $(cuda_deps)
-kernels/cuda/far_dispatch.nv.o: kernels/cuda/far_dispatch.cu $(cuda_deps)
-kernels/cuda/far_expert_combine.nv.o: kernels/cuda/far_expert_combine.cu $(cuda_deps)
-kernels/cuda/far_expert_dispatch.nv.o: kernels/cuda/far_expert_dispatch.cu $(cuda_deps)
-kernels/cuda/engines.nv.o: kernels/cuda/engines.cu $(cuda_deps)
-kernels/cuda/ll_combine.nv.o: kernels/cuda/ll_combine.cu $(cuda_deps)
-kernels/cuda/ll_dispatch.nv.o: kernels/cuda/ll_dispatch.cu $(cuda_deps)
-kernels/cuda/ll_far.nv.o: kernels/cuda/ll_far.cu $(cuda_deps)
-kernels/cuda/ll_route.nv.o: kernels/cuda/ll_route.cu $(cuda_deps)
-kernels/cuda/module.nv.o: kernels/cuda/module.cu $(cuda_deps)
-kernels/cuda/p2p.nv.o: kernels/cuda/p2p.cu $(cuda_deps)
-kernels/cuda/route.nv.o: kernels/cuda/route.cu $(cuda_deps)
-$(cuda_units:.cu=.nv.o):
-	$(AM_V_GEN)$(MKDIR_P) kernels/cuda && \
-	  $(NVCC) -std=c++17 $(NVCCFLAGS) $(NVCC_GENCODE) -I$(top_srcdir)/include -Xcompiler -fPIC,-fvisibility=default -c -o $@ $(top_srcdir)/kernels/cuda/`basename $@ .nv.o`.cu
+kernels/cuda/ht/combine.nv.o: kernels/cuda/ht/combine.cu
+kernels/cuda/ht/dispatch.nv.o: kernels/cuda/ht/dispatch.cu
+kernels/cuda/ht/route.nv.o: kernels/cuda/ht/route.cu
+kernels/cuda/expert/expert_combine.nv.o: kernels/cuda/expert/expert_combine.cu
+kernels/cuda/expert/expert_dispatch.nv.o: kernels/cuda/expert/expert_dispatch.cu
+kernels/cuda/expert/expert_place.nv.o: kernels/cuda/expert/expert_place.cu
+kernels/cuda/remote/far_combine.nv.o: kernels/cuda/remote/far_combine.cu
+kernels/cuda/remote/far_dispatch.nv.o: kernels/cuda/remote/far_dispatch.cu
+kernels/cuda/remote/far_expert_combine.nv.o: kernels/cuda/remote/far_expert_combine.cu
+kernels/cuda/remote/far_expert_dispatch.nv.o: kernels/cuda/remote/far_expert_dispatch.cu
+kernels/cuda/ll/ll_combine.nv.o: kernels/cuda/ll/ll_combine.cu
+kernels/cuda/ll/ll_dispatch.nv.o: kernels/cuda/ll/ll_dispatch.cu
+kernels/cuda/ll/ll_far.nv.o: kernels/cuda/ll/ll_far.cu
+kernels/cuda/ll/ll_route.nv.o: kernels/cuda/ll/ll_route.cu
+kernels/cuda/copy_engine/engines.nv.o: kernels/cuda/copy_engine/engines.cu
+kernels/cuda/p2p/p2p.nv.o: kernels/cuda/p2p/p2p.cu
+kernels/cuda/module.nv.o: kernels/cuda/module.cu
+CUDA_COMPILE = $(NVCC) -std=c++17 $(NVCCFLAGS) $(NVCC_GENCODE) -I$(top_srcdir)/include \
+	-I$(top_srcdir)/kernels/cuda -Xcompiler -fPIC,-fvisibility=default
+$(cuda_units:.cu=.nv.o): $(cuda_deps)
+	$(AM_V_GEN)$(MKDIR_P) `dirname $@` && \
+	  $(CUDA_COMPILE) -c -o $@ $(top_srcdir)/`echo $@ | sed 's/nv[.]o$$/cu/'`
 
 libmpixep_cuda.so: $(cuda_units:.cu=.nv.o)
 	$(AM_V_GEN)$(NVCC) $(NVCC_GENCODE) -shared -o $@ $(cuda_units:.cu=.nv.o)

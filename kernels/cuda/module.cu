@@ -1,5 +1,5 @@
 /* module.cu - the module's table: devices, memory that other processes can map, streams and events, launches. */
-#include "launch.h"
+#include "common/launch.h"
 
 #include <cuda.h>
 #include <dlfcn.h>

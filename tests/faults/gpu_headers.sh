@@ -28,7 +28,7 @@ skip() {
 python3 -m pip --version >/dev/null 2>&1 || skip "there is no pip"
 crt12=$(get nvidia-cuda-nvcc-cu12 12.0.140) && crt13=$(get nvidia-cuda-crt 13.0.88) || skip "PyPI can't be reached"
 
-calls=$(cat "$src"/kernels/cuda/*.cuh "$src"/kernels/cuda/launch.h $(ls "$src"/kernels/cuda/*.cu | grep -v /module.cu) | grep -o '\bcuda[A-Z][A-Za-z0-9]*(' | tr -d '(' | sort -u)
+calls=$(cat "$src"/kernels/cuda/*/*.cuh "$src"/kernels/cuda/common/launch.h "$src"/kernels/cuda/*/*.cu | grep -o '\bcuda[A-Z][A-Za-z0-9]*(' | tr -d '(' | sort -u)
 [ -n "$calls" ] || exit 99
 for version in 12.0.146 12.4.127 12.6.77 12.8.90 12.9.79 13.0.96; do
     case $version in
@@ -37,7 +37,7 @@ for version in 12.0.146 12.4.127 12.6.77 12.8.90 12.9.79 13.0.96; do
     esac
     headers=$(get $package $version) || skip "$package $version can't be had"
     compiled=$((compiled + 1))
-    if ! ${CXX:-g++} -std=c++17 -fsyntax-only -Wall -Wextra -Werror -x c++ "-I$src/include" -isystem "$headers" -isystem "$crt" "$src/kernels/cuda/module.cu" >"$keep/log" 2>&1; then
+    if ! ${CXX:-g++} -std=c++17 -fsyntax-only -Wall -Wextra -Werror -x c++ "-I$src/include" "-I$src/kernels/cuda" -isystem "$headers" -isystem "$crt" "$src/kernels/cuda/module.cu" >"$keep/log" 2>&1; then
         echo "CUDA $version: FAILED"
         grep error "$keep/log" | head -5
         failed=$((failed + 1))

@@ -1,5 +1,5 @@
 /*
- * ring.pml - the ring of partial sums of EXPERT's combine on GPUs (kernels/cuda/expert_combine.cu), from one rank to another: the owner's chunk c of
+ * ring.pml - the ring of partial sums of EXPERT's combine on GPUs (kernels/cuda/expert/expert_combine.cu), from one rank to another: the owner's chunk c of
  * tokens has its place c % SLOTS in the owner's window; the pusher writes there, in the order of chunks, what it has of the chunk's tokens, and says
  * that it arrived; the owner takes its tokens in order and says that a chunk is used up. Of any chunk the pusher may have nothing: that is chosen freely.
  *

@@ -9,8 +9,8 @@
  * Order. One block: barrier, then one thread's fence at system scope covers what all its threads stored. Several blocks or the copy
  * engine: the tail is a kernel or a write of the stream behind them, which begins when they are complete.
  */
-#include "device.cuh"
-#include "launch.h"
+#include "common/device.cuh"
+#include "common/launch.h"
 
 #include <stdio.h>
 

@@ -4,7 +4,7 @@
  */
 #ifndef MPIX_KERNELS_CUDA_EXPERT_ROUTE_CUH
 #define MPIX_KERNELS_CUDA_EXPERT_ROUTE_CUH
-#include "device.cuh"
+#include "common/device.cuh"
 
 enum { THREADS = MPIX_CUDA_BLOCK_TOKENS, WARPS = THREADS / 32 };
 

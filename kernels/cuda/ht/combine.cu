@@ -11,10 +11,10 @@
  * Bulk path (sm_90): a warp gets the pieces of all ranks' rows of a token into a stage of shared memory, one stage ahead. Vector
  * path (sm_80): the same with asynchronous loads of 16 bytes. Anything else (fp8, F64, other dtypes, odd addresses) goes element by element.
  */
-#include "device.cuh"
-#include "engines.cuh"
-#include "launch.h"
-#include "sums.cuh"
+#include "common/device.cuh"
+#include "copy_engine/engines.cuh"
+#include "common/launch.h"
+#include "common/sums.cuh"
 
 struct sources { char *x[MPIX_CUDA_RANKS], *scales[MPIX_CUDA_RANKS], *w[MPIX_CUDA_RANKS], *slots[MPIX_CUDA_RANKS]; };
 

@@ -1,7 +1,7 @@
 /* engines.cuh - calls that hold no multiprocessor while rows travel (config.num_sms = MPIX_EP_SMS_NONE): what engines.cu and the sums share. */
 #ifndef MPIX_KERNELS_CUDA_ENGINES_CUH
 #define MPIX_KERNELS_CUDA_ENGINES_CUH
-#include "device.cuh"
+#include "common/device.cuh"
 
 /* A word of pieces: so many pieces of the batch of an epoch are complete; it only grows. */
 __host__ __device__ __forceinline__ uint64_t pieces_word(uint64_t epoch, int pieces) { return epoch * 16 + pieces; }

@@ -26,9 +26,9 @@
  *
  * The values of words that copies carry are epochs, which are counted on the device: a kernel puts them where the copies take them.
  */
-#include "copy.cuh"
+#include "common/copy.cuh"
 #include "engines.cuh"
-#include "launch.h"
+#include "common/launch.h"
 
 #include <new>
 

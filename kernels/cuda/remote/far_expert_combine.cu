@@ -13,9 +13,9 @@
  * remains is the argument of expert_combine.cu: pushes to mapped ranks wait for chunks that have been used up below them, and those are used by
  * warps that finish once requests and sums for others are done, which wait for no push. The lead passes on requests before it looks at sums.
  */
-#include "expert_sum.cuh"
+#include "expert/expert_sum.cuh"
 #include "far_expert.cuh"
-#include "launch.h"
+#include "common/launch.h"
 
 /* What this rank wants summed at proxied ranks. False: the context has failed. */
 __device__ static bool pairs_ask(const mpix_cuda_handle &h, const mpix_cuda_combine &c, uint64_t epoch) {

@@ -9,10 +9,10 @@
  * With two hops (hop.cuh) there is a batch for each other host instead, and what comes is stored at every rank of this host that needs it; the
  * words to mapped ranks come behind that, so in the second half of a call that has halves.
  */
-#include "copy.cuh"
+#include "common/copy.cuh"
 #include "hop.cuh"
-#include "launch.h"
-#include "quant.cuh"
+#include "common/launch.h"
+#include "common/quant.cuh"
 
 /* Where the row of a token goes at the rank of the lane; null: nowhere. */
 struct far_place { char *x, *scales, *record; };

@@ -12,10 +12,10 @@
  * Bulk path (sm_90): a warp moves pieces of rows through a ring of shared memory; lane r knows the place at rank r and issues and
  * awaits that rank's bulk store. Vector path: a warp loads a row and stores it to each place.
  */
-#include "copy.cuh"
-#include "device.cuh"
-#include "launch.h"
-#include "quant.cuh"
+#include "common/copy.cuh"
+#include "common/device.cuh"
+#include "common/launch.h"
+#include "common/quant.cuh"
 
 /* What a lane knows about the rank of its number, once that rank's READY is here. */
 struct target { char *x, *scales; int64_t stride, scale_stride, rows; int32_t flags; };

@@ -1,7 +1,7 @@
 /* ll_route.cuh - low latency's route: what it leaves for dispatch, by both kernels (ll_route.cu, route.cu). Ranks exchange nothing. */
 #ifndef MPIX_KERNELS_CUDA_LL_ROUTE_CUH
 #define MPIX_KERNELS_CUDA_LL_ROUTE_CUH
-#include "device.cuh"
+#include "common/device.cuh"
 
 /* By a warp: of rank r's experts, how many choices come before each. owner(e): an expert's rank; chosen(e): its choices here. */
 template <class O, class C> __device__ __forceinline__ void ll_sends_count(const mpix_cuda_handle &h, int r, O owner, C chosen) {

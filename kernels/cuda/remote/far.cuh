@@ -37,7 +37,7 @@
 #ifndef MPIX_KERNELS_CUDA_FAR_CUH
 #define MPIX_KERNELS_CUDA_FAR_CUH
 #define MPIX_DEVICE_ONLY
-#include "device.cuh"
+#include "common/device.cuh"
 #include "mpix_device.cuh"
 
 enum { FAR_DISPATCH, FAR_COMBINE, FAR_ASK };  /* words of chunks; ASK: of two hops (hop.cuh) */

@@ -9,10 +9,10 @@
  * e - 1 were seen, and the peer sends those only after it completed e - 2. A proxied peer's counts are copied from where they arrive to where
  * a mapped one would have written them (far.cuh).
  */
-#include "expert_route.cuh"
-#include "far.cuh"
-#include "launch.h"
-#include "ll_route.cuh"
+#include "expert/expert_route.cuh"
+#include "remote/far.cuh"
+#include "common/launch.h"
+#include "ll/ll_route.cuh"
 
 enum { COUNTED_HERE = 1024 }; /* so many experts are counted in shared memory first */
 

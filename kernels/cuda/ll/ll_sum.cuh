@@ -6,7 +6,7 @@
  */
 #ifndef MPIX_KERNELS_CUDA_LL_SUM_CUH
 #define MPIX_KERNELS_CUDA_LL_SUM_CUH
-#include "elem.cuh"
+#include "common/elem.cuh"
 #include "ll_room.cuh"
 
 /* Sums to be sent, and this rank's own parts. */

@@ -9,11 +9,11 @@
  *
  * Halves: the first is this kernel up to the words to mapped ranks; the second is the rest of it and the other kernel.
  */
-#include "copy.cuh"
-#include "expert_rows.cuh"
+#include "common/copy.cuh"
+#include "expert/expert_rows.cuh"
 #include "far_expert.cuh"
-#include "launch.h"
-#include "quant.cuh"
+#include "common/launch.h"
+#include "common/quant.cuh"
 
 /* Where a token's row goes: of lane r to rank r, of lane k to the row here of choice k; null: nowhere. */
 struct pair_places { quant_place of[2]; };

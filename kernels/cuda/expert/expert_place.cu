@@ -8,7 +8,7 @@
  * and requests (far_expert.cuh).
  */
 #include "expert.cuh"
-#include "launch.h"
+#include "common/launch.h"
 
 /* FAR: some ranks are proxied. */
 template <int FAR>

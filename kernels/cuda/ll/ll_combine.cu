@@ -6,8 +6,8 @@
  * and this rank another one to learn that it has. Receiving: the workers take the rank's tokens in order, make this rank's own part of the sum,
  * rounded like the others', and add it and the answers of the other ranks that the token went to, ranks ascending, then the biases.
  */
-#include "copy.cuh"
-#include "launch.h"
+#include "common/copy.cuh"
+#include "common/launch.h"
 #include "ll_sum.cuh"
 
 __device__ __forceinline__ void rows_sum(const elem_terms &a) {

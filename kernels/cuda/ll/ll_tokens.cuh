@@ -1,10 +1,10 @@
 /* ll_tokens.cuh - low-latency dispatch, sending: heads, tokens, records, flags. The protocol is in ll.cuh. */
 #ifndef MPIX_KERNELS_CUDA_LL_TOKENS_CUH
 #define MPIX_KERNELS_CUDA_LL_TOKENS_CUH
-#include "copy.cuh"
+#include "common/copy.cuh"
 #include "ll_team.cuh"
-#include "launch.h"
-#include "quant.cuh"
+#include "common/launch.h"
+#include "common/quant.cuh"
 
 /* ---- rows, 16 bytes at a time: pieces of LL_PIECE bytes, LL_FLIGHT of a warp in flight ---- */
 enum { LL_PIECE = 1024, LL_FLIGHT = 3 };

@@ -37,8 +37,8 @@
  */
 #ifndef MPIX_KERNELS_CUDA_LL_CUH
 #define MPIX_KERNELS_CUDA_LL_CUH
-#include "device.cuh"
-#include "launch.h"
+#include "common/device.cuh"
+#include "common/launch.h"
 
 /* Warps that work, then the two others: sixteen, so a thread may have 128 registers. */
 enum { LL_WARPS = 14, LL_WORKERS = 32 * LL_WARPS, LL_CLERK = LL_WARPS, LL_FLAGGER, LL_THREADS = LL_WORKERS + 64 };

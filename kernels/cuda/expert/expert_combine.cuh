@@ -1,7 +1,7 @@
 /* expert_combine.cuh - combine in the EXPERT layout: what its ways of summing share; the protocol is described in expert_combine.cu. */
 #ifndef MPIX_KERNELS_CUDA_EXPERT_COMBINE_CUH
 #define MPIX_KERNELS_CUDA_EXPERT_COMBINE_CUH
-#include "elem.cuh"
+#include "common/elem.cuh"
 #include "expert.cuh"
 
 /* What all warps of a block need. */

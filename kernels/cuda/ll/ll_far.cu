@@ -25,9 +25,9 @@
  *
  * What is copied is bounded by what this rank knows, not by what the head says: rows by max_tokens, in combine by what was sent there.
  */
-#include "copy.cuh"
-#include "far.cuh"
-#include "launch.h"
+#include "common/copy.cuh"
+#include "remote/far.cuh"
+#include "common/launch.h"
 #include "ll_call.cuh"
 
 enum { GATE = 1, POST = 2, CARRY = 4, TAIL = 8 };

@@ -11,9 +11,9 @@
  * READY but this rank's own, which the order of its stream gives.
  */
 #include "expert_rows.cuh"
-#include "launch.h"
-#include "quant.cuh"
-#include "ring.cuh"
+#include "common/launch.h"
+#include "common/quant.cuh"
+#include "common/ring.cuh"
 
 /* ---- feeds ---- */
 /* This rank's tokens to the lowest row at each other rank: lane r. */

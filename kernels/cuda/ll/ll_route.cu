@@ -6,7 +6,7 @@
  * batches that are larger than fits here.
  */
 #include "ll_route.cuh"
-#include "launch.h"
+#include "common/launch.h"
 
 enum { ROUTE_THREADS = 1024, ROUTE_WARPS = ROUTE_THREADS / 32, ROUTE_CHOICES = 4 * ROUTE_THREADS, ROUTE_TOKENS = 1024, ROUTE_EXPERTS = 1024,
        ROUTE_MAPS = 32768, /* bytes of the experts' maps */

@@ -20,7 +20,7 @@
  * bit; otherwise they are rounded to x's dtype once. The sum of the rows at the token's own rank is never rounded.
  */
 #include "expert_sum.cuh"
-#include "launch.h"
+#include "common/launch.h"
 
 /* ---- finishing ---- */
 /* False: time-out. values: where slot values go, null: not wanted. */

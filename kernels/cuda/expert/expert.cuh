@@ -1,7 +1,7 @@
 /* expert.cuh - what the kernels of the EXPERT layout share: records of (token, rank) pairs, and the pairs of a batch in the order of chunks. */
 #ifndef MPIX_KERNELS_CUDA_EXPERT_CUH
 #define MPIX_KERNELS_CUDA_EXPERT_CUH
-#include "device.cuh"
+#include "common/device.cuh"
 
 /* What a rank knows about a pair, by its number there. */
 struct pair_record {

@@ -2,7 +2,7 @@
 #ifndef MPIX_KERNELS_CUDA_EXPERT_SUM_CUH
 #define MPIX_KERNELS_CUDA_EXPERT_SUM_CUH
 #include "expert_combine.cuh"
-#include "launch.h"
+#include "common/launch.h"
 
 enum { THREADS = 512, PUSHERS = 6, PIECE = 3584 }; /* warps that push first; columns of a unit of work; see doc/performance.md */
 

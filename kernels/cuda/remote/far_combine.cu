@@ -11,10 +11,10 @@
  *
  * READ-DONE goes to mapped ranks only: proxied ones read nothing here, and what is packed has left in.x.
  */
-#include "copy.cuh"
+#include "common/copy.cuh"
 #include "hop.cuh"
-#include "launch.h"
-#include "sums.cuh"
+#include "common/launch.h"
+#include "common/sums.cuh"
 
 /* Terms of sums, as a block sees them. With one hop term r is rank r. With two, first come the ranks of this host, then the other hosts' sums, both
  * ascending; those are numbered as tokens for the host are. rank: that numbers the rows, or forwards; host: -1: a rank's rows. */
