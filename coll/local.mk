@@ -18,6 +18,6 @@ libmpixep_core_la_SOURCES += \
 
 # GPU memory: the host's side.
 libmpixep_core_la_SOURCES += \
-	coll/gpu/gpu.h kernels/cuda/cuda_module.h \
+	coll/gpu/gpu.h src/gpu/cuda_module.h \
 	coll/gpu/call.c coll/gpu/context.c coll/gpu/copy_engine.c coll/gpu/ll.c coll/gpu/remote.c \
 	coll/gpu/stream.c

@@ -21,7 +21,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "mem/calls.h"
-#include "mem/gpu.h"
+#include "gpu/gpu.h"
 #include "mem/guard.h"
 #include "mem/shared.h"
 #include "mem/window.h"

@@ -3,7 +3,7 @@
  * object's stream or the caller's.
  *
  * What is reached. GPU memory of peers of the same host is mapped (DIRECT), so the caller's GPU moves the data and nobody else takes
- * part: allocations of MPIX_P2p_alloc by what mem/gpu.h does, memory of cudaMalloc by CUDA IPC. Memory of cudaMallocAsync and of
+ * part: allocations of MPIX_P2p_alloc by what src/gpu/gpu.h does, memory of cudaMalloc by CUDA IPC. Memory of cudaMallocAsync and of
  * cuMemCreate can't be opened by another process unless its maker arranged for it, which the library can't ask for afterwards: it serves
  * as the local side of transfers, and a peer that wants it is told why not. The other side may be mapped host memory.
  *

@@ -41,8 +41,8 @@ libmpixep_core_la_SOURCES += \
 	src/mem/calls.h \
 	src/mem/connect.c \
 	src/mem/fdpass.c \
-	src/mem/gpu.c \
-	src/mem/gpu.h \
+	src/gpu/gpu.c \
+	src/gpu/gpu.h \
 	src/mem/guard.c \
 	src/mem/guard.h \
 	src/mem/mem_internal.h \

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "mem/gpu.h"
+#include "gpu/gpu.h"
 #include "tools/info.h"
 #include "transport/transport.h"
 

@@ -1,5 +1,5 @@
 /*
- * context.c - contexts in GPU memory: their windows (mem/gpu.h), and the state of handles.
+ * context.c - contexts in GPU memory: their windows (src/gpu/gpu.h), and the state of handles.
  *
  * With CUDA IPC memory must outlive its importers. What a rank gives back it keeps, until a later collective call finds that all ranks have given the same back: then
  * all unmap it, and when all have, each frees its own. Windows of a context that has failed are not freed: a peer that was stopped may wake and write.

@@ -1,11 +1,11 @@
 /*
  * gpu.h - contexts in GPU memory (MPIX_EP_CUDA): what the rest of coll/ calls. The work is done by the CUDA module
- * (kernels/cuda/cuda_module.h), which is loaded when the first such context is created.
+ * (src/gpu/cuda_module.h), which is loaded when the first such context is created.
  */
 #ifndef MPIX_COLL_EP_GPU_H
 #define MPIX_COLL_EP_GPU_H
 #include "coll/ep.h"
-#include "mem/gpu.h"
+#include "gpu/gpu.h"
 
 typedef mpix_gpu_window mpix_ep_gpu_window;
 

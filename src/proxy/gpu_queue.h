@@ -16,7 +16,7 @@
  */
 #ifndef MPIX_PROXY_GPU_QUEUE_H
 #define MPIX_PROXY_GPU_QUEUE_H
-#include "mem/gpu.h"
+#include "gpu/gpu.h"
 #include "mpix_device.h"
 #include "proxy/proxy.h"
 

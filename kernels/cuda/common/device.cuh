@@ -1,7 +1,7 @@
 /* device.cuh - what all kernels share: words between GPUs, bulk copies, bounded waits, the end of a call. */
 #ifndef MPIX_KERNELS_CUDA_DEVICE_CUH
 #define MPIX_KERNELS_CUDA_DEVICE_CUH
-#include "cuda_module.h"
+#include "gpu/cuda_module.h"
 
 #include <cuda_runtime.h>
 #include <stddef.h>

@@ -1,7 +1,7 @@
 /* launch.h - the kernels' launchers, inside the CUDA module. */
 #ifndef MPIX_KERNELS_CUDA_LAUNCH_H
 #define MPIX_KERNELS_CUDA_LAUNCH_H
-#include "cuda_module.h"
+#include "gpu/cuda_module.h"
 
 #include <cuda_runtime.h>
 

@@ -4,7 +4,7 @@
  */
 #ifndef MPIX_KERNELS_CUDA_SUMS_CUH
 #define MPIX_KERNELS_CUDA_SUMS_CUH
-#include "cuda_module.h"
+#include "gpu/cuda_module.h"
 #include "elem.cuh"
 
 /* What a lane knows about the row of rank lane. wide: of c.wire and not of c.xdtype (sums of other hosts' fp8 rows; they come last). */

@@ -4,7 +4,7 @@
  */
 #include "config.h"
 
-#include "mem/gpu.h"
+#include "gpu/gpu.h"
 
 #include "base/module.h"
 #include "mem/mem_internal.h"

@@ -1,12 +1,12 @@
 /*
- * gpu.h - GPU memory for both APIs: loading the CUDA module (kernels/cuda/cuda_module.h), and windows in GPU memory, an allocation of
+ * gpu.h - GPU memory for both APIs: loading the CUDA module (src/gpu/cuda_module.h), and windows in GPU memory, an allocation of
  * each rank that all ranks of the host map.
  */
 #ifndef MPIX_MEM_GPU_H
 #define MPIX_MEM_GPU_H
 #include "base/param.h"
 #include "boot/boot.h"
-#include "kernels/cuda/cuda_module.h"
+#include "gpu/cuda_module.h"
 
 typedef struct mpix_gpu {
     const mpix_cuda_ops *ops;
