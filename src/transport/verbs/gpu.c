@@ -9,7 +9,7 @@
  *
  * What is proven. This file is driven by a mocked libibverbs in tests/unit/test_verbs_mem: order, arguments, fallback,
  * what is undone. That a real device accepts a real GPU's memory, and in which order its writes become visible to
- * kernels there, needs a machine with both and was not shown here (doc/architecture.md).
+ * kernels there, needs a machine with both and was not shown here (doc/verified.md).
  */
 #include "config.h"
 
