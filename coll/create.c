@@ -1,4 +1,5 @@
-/* create.c - creation and end of a context. Creation is a row of stages, each ending in agreement of all ranks on its status. */
+/* create.c - creation and end of a context. Creation is a row of stages, each ending in agreement
+ * of all ranks on its status. */
 #include "config.h"
 
 #include "coll/gpu/gpu.h"
@@ -8,10 +9,13 @@
 #include <math.h>
 #include <stdlib.h>
 
-static int info_set(void *params, const char *key, const char *value) { return mpix_params_set(params, key, value); }
+static int info_set(void *params, const char *key, const char *value) {
+    return mpix_params_set(params, key, value);
+}
 
 /* Parameters and configuration of this rank: environment, then info, then configuration. */
-static int create_configure(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info info, MPIX_Ep *out) {
+static int create_configure(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info info,
+                            MPIX_Ep *out) {
     if (!out)
         return mpix_fail(MPIX_ERRK_ARG, "ep", "ep is NULL");
     int kind = mpix_params_read(&ep->params);
@@ -32,15 +36,19 @@ static int create_configure(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info 
         ep->config.expert_owner = ep->placement.owner;
     ep->rows = mpix_rows_get(ep->params.isa);
     if (!ep->rows)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "isa", "the parameter isa asks for instructions that this processor or build has not got");
+        return mpix_fail(
+            MPIX_ERRK_UNSUPPORTED, "isa",
+            "the parameter isa asks for instructions that this processor or build has not got");
     return 0;
 }
 
 enum { STREAM_APART = 1024 };
-#define MEET_NS UINT64_C(10000000000) /* how long ranks wait for each other at the end of a context */
+/* how long ranks wait for each other at the end of a context */
+#define MEET_NS UINT64_C(10000000000)
 
-/* From how many bytes written per call the rows should bypass the caches: when what all ranks of the host write together does not
- * stay in the shared cache anyway. Measured in doc/performance.md. */
+/* From how many bytes written per call the rows should bypass the caches: when what all ranks of
+ * the host write together does not stay in the shared cache anyway. Measured in
+ * doc/performance.md. */
 static size_t stream_limit(const mpix_ep *ep) {
     const mpix_topo *topo = mpix_topo_get();
     if (ep->params.stores == MPIX_STORES_ORDINARY)
@@ -49,25 +57,33 @@ static size_t stream_limit(const mpix_ep *ep) {
         return 0;
     if (ep->params.stream_bytes > 0)
         return ep->params.stream_bytes;
-    size_t cache = topo->l3_bytes ? topo->l3_bytes : topo->l2_bytes ? topo->l2_bytes : (size_t)8 << 20;
-    int sharing = topo->l3_bytes && topo->l3_pus < ep->boot->local_size ? topo->l3_pus : ep->boot->local_size;
+    size_t cache = topo->l3_bytes   ? topo->l3_bytes
+                   : topo->l2_bytes ? topo->l2_bytes
+                                    : (size_t)8 << 20;
+    int sharing = topo->l3_bytes && topo->l3_pus < ep->boot->local_size ? topo->l3_pus
+                                                                        : ep->boot->local_size;
     return cache / 2 / (size_t)(sharing > 0 ? sharing : 1);
 }
 
 /*
- * What is written for another rank's processor. With a cache in common it is there that the row should be, as for this rank's own data. Without,
- * a line that the other one read last has to be fetched and taken away before it can be written, which costs more than to write past the
- * caches, even for a single row (doc/performance.md). Collective.
+ * What is written for another rank's processor. With a cache in common it is there that the row
+ * should be, as for this rank's own data. Without, a line that the other one read last has to be
+ * fetched and taken away before it can be written, which costs more than to write past the caches,
+ * even for a single row (doc/performance.md). Collective.
  */
 static int stream_peers(mpix_ep *ep) {
     mpix_boot *boot = ep->boot;
     int mine = mpix_topo_get()->l3_index, apart = 0;
     int *all = malloc((size_t)ep->size * sizeof *all);
-    int kind = mpix_boot_agree(boot, all ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a context of %d ranks", ep->size));
+    int kind = mpix_boot_agree(boot,
+                               all ? 0
+                                   : mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                                               "no memory for a context of %d ranks", ep->size));
     if (!kind)
         kind = mpix_boot_allgather(boot, &mine, sizeof mine, all);
     for (int r = 0; r < ep->size && !kind; r++)
-        apart |= r != ep->rank && boot->host_of[r] == boot->host_of[ep->rank] && (all[r] != mine || mine == -2);
+        apart |= r != ep->rank && boot->host_of[r] == boot->host_of[ep->rank] &&
+                 (all[r] != mine || mine == -2);
     free(all);
     if (ep->params.caches != MPIX_CACHES_AUTO)
         apart = ep->params.caches == MPIX_CACHES_APART;
@@ -96,15 +112,19 @@ static int create_local(mpix_ep *ep) {
     ep->bank_bytes = ep->ll ? 0
                      : gpu  ? 4096
                             : mpix_ep_bank_size(&ep->config, ep->max_rows, far_peers,
-                                                ep->hop && ep->params.two_hops == MPIX_HOPS_ON ? ep->boot->nhosts - 1 : 0);
+                                               ep->hop && ep->params.two_hops == MPIX_HOPS_ON
+                                                    ? ep->boot->nhosts - 1
+                                                    : 0);
     if (ep->bank_bytes == SIZE_MAX)
-        return mpix_fail(MPIX_ERRK_NO_MEM, "config.max_recv_rows", "a batch in the worst case exceeds 2^46 bytes: set config.max_recv_rows");
+        return mpix_fail(MPIX_ERRK_NO_MEM, "config.max_recv_rows",
+                         "a batch in the worst case exceeds 2^46 bytes: set config.max_recv_rows");
     int64_t answered = mpix_ep_config_answered(&ep->config, &ep->params, &ep->placement);
     ep->answered = answered >= 0;
     if (ep->ll || gpu)
         mpix_ep_ll_ctl_layout(&ep->layout, ep->size, depth, ep->params.max_handles);
     else
-        mpix_ep_ctl_layout_init(&ep->layout, ep->size, ep->config.num_experts, depth, ep->params.max_handles, answered);
+        mpix_ep_ctl_layout_init(&ep->layout, ep->size, ep->config.num_experts, depth,
+                                ep->params.max_handles, answered);
     ep->banks = calloc((size_t)depth, sizeof *ep->banks);
     ep->slots_used = calloc(words, sizeof *ep->slots_used);
     ep->slot_epochs = calloc((size_t)ep->params.max_handles, sizeof *ep->slot_epochs);
@@ -115,7 +135,8 @@ static int create_local(mpix_ep *ep) {
     ep->pidfds = malloc((size_t)ep->size * sizeof *ep->pidfds);
     for (int i = 0; ep->pidfds && i < ep->size; i++)
         ep->pidfds[i] = mpix_boot_watch(ep->boot, i);
-    if (!ep->banks || !ep->slots_used || !ep->slot_epochs || !ep->dst || !ep->terms || !ep->sums || !ep->targets || !ep->pidfds)
+    if (!ep->banks || !ep->slots_used || !ep->slot_epochs || !ep->dst || !ep->terms || !ep->sums ||
+        !ep->targets || !ep->pidfds)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a context of %d ranks", ep->size);
     ep->stream_bytes = stream_limit(ep);
     int threads = ep->params.progress == MPIX_PROGRESS_THREAD ? 2 : 1;
@@ -132,7 +153,8 @@ void mpix_ep_destroy(mpix_ep *ep, int abandoned) {
     mpix_live_remove(ep);
     mpix_ep_gpu_free(ep);
     mpix_ep_engine_free(ep);
-    /* From here on nothing that is queued, posted, or under way to us touches memory; before, all of it must be there. */
+    /* From here on nothing that is queued, posted, or under way to us touches memory; before, all
+     * of it must be there. */
     ep->unsafe |= mpix_proxy_end(ep->far ? ep->far->proxy : NULL) != 0;
     while (ep->handles) {
         struct mpix_ep_handle *h = ep->handles;
@@ -171,19 +193,24 @@ static int create_stages(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info inf
     int kind = mpix_boot_agree(boot, create_configure(ep, config, info, out));
     if (!kind)
         kind = mpix_ep_config_compare(boot, &ep->config, &ep->params);
-    if (ep->config.timeout_s == 0) /* after the comparison, which tells the field from the parameter */
+    /* after the comparison, which tells the field from the parameter */
+    if (ep->config.timeout_s == 0)
         ep->config.timeout_s = ep->params.timeout;
     if (!kind)
-        kind = mpix_boot_agree(boot, mpix_boot_split_hosts(boot, ep->params.reach == MPIX_REACH_FORCE_PROXIED ? boot->size
-                                                          : ep->params.hosts));
+        kind = mpix_boot_agree(boot, mpix_boot_split_hosts(boot, ep->params.reach ==
+                                                                         MPIX_REACH_FORCE_PROXIED
+                                                                     ? boot->size
+                                                                     : ep->params.hosts));
     if (!kind)
         kind = mpix_boot_agree(boot, create_local(ep));
     if (!kind)
         kind = stream_peers(ep);
     boot->proxied = 1; /* peers that can't be mapped are the proxy's */
     if (!kind)
-        kind = mpix_win_create(boot, &ep->params, ep->ll ? ep->ll->slot_bytes * (size_t)ep->params.max_handles
-                                                         : ep->banks_at + ep->bank_bytes * (size_t)ep->config.depth, 0, &ep->stage);
+        kind = mpix_win_create(boot, &ep->params,
+                               ep->ll ? ep->ll->slot_bytes * (size_t)ep->params.max_handles
+                                      : ep->banks_at + ep->bank_bytes * (size_t)ep->config.depth,
+                               0, &ep->stage);
     mpix_win *ctl = NULL;
     if (!kind)
         kind = mpix_win_create(boot, &ep->params, ep->layout.total, 0, &ctl);
@@ -208,10 +235,12 @@ static int create_stages(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info inf
     return mpix_boot_agree(boot, mpix_boot_at_finalize(ep, finalize_hook));
 }
 
-/* The time limit of the first meeting. What is wrong with configuration or parameters is said later, when all ranks hear it. */
+/* The time limit of the first meeting. What is wrong with configuration or parameters is said
+ * later, when all ranks hear it. */
 static double create_seconds(const MPIX_Ep_config *config, MPI_Info info) {
     mpix_params params = {.timeout = MPIX_BOOT_SECONDS};
-    if (config && config->struct_size == sizeof *config && config->timeout_s != 0 && !isnan(config->timeout_s))
+    if (config && config->struct_size == sizeof *config && config->timeout_s != 0 &&
+        !isnan(config->timeout_s))
         return config->timeout_s;
     if (!mpix_params_read(&params))
         (void)mpix_boot_info_each(info, info_set, &params);
@@ -226,7 +255,8 @@ int PMPIX_Ep_create(MPI_Comm comm, const MPIX_Ep_config *config, MPI_Info info, 
     if (kind)
         return mpix_boot_raise_comm(comm, kind);
     mpix_ep *ep = calloc(1, sizeof *ep);
-    kind = mpix_boot_agree(boot, ep ? mpix_boot_codes() : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a context"));
+    kind = mpix_boot_agree(boot, ep ? mpix_boot_codes()
+                                    : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a context"));
     if (kind) {
         free(ep);
         int code = mpix_boot_raise(boot, kind);
@@ -248,17 +278,22 @@ int PMPIX_Ep_create(MPI_Comm comm, const MPIX_Ep_config *config, MPI_Info info, 
         *mpix_error_tls() = error;
         return code;
     }
-    mpix_log(MPIX_LOG_INFO, "context of %d ranks: %lld experts, staging %d x %zu bytes reserved, control %zu bytes, %s rows, streaming from %zu bytes, %zu for peers",
-             ep->size, (long long)ep->config.num_experts, ep->ll ? ep->params.max_handles : ep->config.depth,
-             ep->ll ? ep->ll->slot_bytes : ep->bank_bytes, ep->layout.total, ep->rows->name, ep->stream_bytes, ep->stream_peers);
+    mpix_log(MPIX_LOG_INFO,
+             "context of %d ranks: %lld experts, staging %d x %zu bytes reserved, control %zu "
+             "bytes, %s rows, streaming from %zu bytes, %zu for peers",
+             ep->size, (long long)ep->config.num_experts,
+             ep->ll ? ep->params.max_handles : ep->config.depth,
+             ep->ll ? ep->ll->slot_bytes : ep->bank_bytes, ep->layout.total, ep->rows->name,
+             ep->stream_bytes, ep->stream_peers);
     *out = ep;
     return MPI_SUCCESS;
 }
 MPIX_WEAK_ALIAS(Ep_create);
 
 /*
- * In a child of fork. Of what a network or a GPU knows nothing is mapped here, and something else may have got the addresses.
- * A thread of the parent that held the lock may have been changing the table.
+ * In a child of fork. Of what a network or a GPU knows nothing is mapped here, and something
+ * else may have got the addresses. A thread of the parent that held the lock may have been
+ * changing the table.
  */
 static void ep_leave(mpix_ep *ep) {
     if (ep->far || ep->gpu || pthread_mutex_trylock(&ep->lock) != 0)
@@ -285,15 +320,20 @@ int PMPIX_Ep_free(MPIX_Ep *pep) {
     int users = ep->users, failed = ep->failed;
     pthread_mutex_unlock(&ep->lock);
     if (users > 0 && !failed)
-        return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "ep", "%d transfers are in flight: complete them first", users));
+        return mpix_boot_raise(ep->boot,
+                               mpix_fail(MPIX_ERRK_ARG, "ep",
+                                         "%d transfers are in flight: complete them first", users));
     failed = mpix_ep_drain(ep); /* failed batches of this rank that peers still have to learn of */
-    /* A device must go on answering until the peers' last writes are acknowledged. Bounded: a peer may never come. */
+    /* A device must go on answering until the peers' last writes are acknowledged. Bounded: a peer
+     * may never come. */
     if (!failed)
         mpix_ep_gpu_far_settle(ep);
     if (!failed && (failed = mpix_ep_gpu_part(ep)))
         ep->failed = failed; /* windows stay */
     if (!failed && ep->far)
-        failed = mpix_boot_barrier_bounded(ep->boot, ep->limit_ns < MEET_NS ? (double)ep->limit_ns / 1e9 : MEET_NS / 1e9);
+        failed = mpix_boot_barrier_bounded(ep->boot, ep->limit_ns < MEET_NS
+                                                         ? (double)ep->limit_ns / 1e9
+                                                         : MEET_NS / 1e9);
     mpix_boot_forget(ep);
     mpix_ep_destroy(ep, failed != 0);
     *pep = MPIX_EP_NULL;

@@ -6,11 +6,14 @@
 
 #include <stdlib.h>
 
-/* A slot that is free on all ranks: handle_free waits for nobody, so ranks may differ for a while. */
+/* A slot that is free on all ranks: handle_free waits for nobody, so ranks may
+ * differ for a while. */
 static int slot_choose(mpix_ep *ep, int *slot) {
     int n = ep->params.max_handles, words = (n + 63) / 64;
     uint64_t *used = malloc((size_t)words * sizeof *used);
-    int kind = mpix_boot_agree(ep->boot, used ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to choose a handle's slot"));
+    int kind = mpix_boot_agree(ep->boot, used ? 0
+                                              : mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                                                          "no memory to choose a handle's slot"));
     if (!kind) {
         memcpy(used, ep->slots_used, (size_t)words * sizeof *used);
         kind = mpix_boot_or(ep->boot, used, words);
@@ -19,7 +22,8 @@ static int slot_choose(mpix_ep *ep, int *slot) {
         ;
     free(used);
     if (!kind && *slot == n)
-        kind = mpix_fail(MPIX_ERRK_NO_MEM, "max_handles", "all %d handles of the context are in use (parameter max_handles)", n);
+        kind = mpix_fail(MPIX_ERRK_NO_MEM, "max_handles",
+                         "all %d handles of the context are in use (parameter max_handles)", n);
     return kind;
 }
 
@@ -40,7 +44,8 @@ int PMPIX_Ep_handle_create(MPIX_Ep ep, MPIX_Ep_handle *handle) {
         return mpix_boot_raise(NULL, kind);
     if ((kind = mpix_ep_alive(ep)))
         return mpix_boot_raise(ep->boot, kind);
-    kind = mpix_boot_agree(ep->boot, handle ? 0 : mpix_fail(MPIX_ERRK_ARG, "handle", "handle is NULL"));
+    kind = mpix_boot_agree(ep->boot,
+                           handle ? 0 : mpix_fail(MPIX_ERRK_ARG, "handle", "handle is NULL"));
     if (!kind)
         kind = slot_choose(ep, &slot);
     if (kind)
@@ -81,7 +86,8 @@ MPIX_WEAK_ALIAS(Ep_handle_create);
 
 int PMPIX_Ep_handle_free(MPIX_Ep_handle *handle) {
     int kind = handle ? 0 : mpix_fail(MPIX_ERRK_ARG, "handle", "handle is NULL");
-    if (!kind && mpix_live_leave(*handle, MPIX_LIVE_HANDLE)) { /* a child of fork: it is the parent's */
+    /* a child of fork: it is the parent's */
+    if (!kind && mpix_live_leave(*handle, MPIX_LIVE_HANDLE)) {
         *handle = MPIX_EP_HANDLE_NULL;
         return MPI_SUCCESS;
     }
@@ -99,9 +105,13 @@ int PMPIX_Ep_handle_free(MPIX_Ep_handle *handle) {
     int active = h->active != 0;
     pthread_mutex_unlock(&ep->lock);
     if (held)
-        return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "handle", "%d transfers of the handle are in flight: complete them first", held));
+        return mpix_boot_raise(
+            ep->boot,
+            mpix_fail(MPIX_ERRK_ARG, "handle",
+                      "%d transfers of the handle are in flight: complete them first", held));
     if (active)
-        mpix_ep_drain(ep); /* its failed batches; after a time-out the context has failed and nothing is left */
+        /* its failed batches; after a time-out the context has failed and nothing is left */
+        mpix_ep_drain(ep);
     memcpy(ep->slot_epochs[h->slot], h->started, sizeof h->started);
     ep->slots_used[h->slot / 64] &= ~(UINT64_C(1) << (h->slot % 64));
     for (struct mpix_ep_handle **at = &ep->handles; *at; at = &(*at)->next) {
@@ -121,15 +131,17 @@ int PMPIX_Ep_handle_free(MPIX_Ep_handle *handle) {
 }
 MPIX_WEAK_ALIAS(Ep_handle_free);
 
-/* ---- about a context ------------------------------------------------------------------------------------------------------ */
+/* ---- about a context ------------------------------------------------------------------------- */
 
 static int ep_check(MPIX_Ep ep, const void *out, const char *arg) {
     if (!mpix_live_check(ep, MPIX_LIVE_EP))
         return mpix_boot_raise(NULL, mpix_live_need(ep, MPIX_LIVE_EP, "ep", "ep is NULL or freed"));
-    return out ? MPI_SUCCESS : mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, arg, "%s is NULL", arg));
+    return out ? MPI_SUCCESS
+               : mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, arg, "%s is NULL", arg));
 }
 
-/* What the rank with the most can receive in a batch: equal on all ranks, as all of a configuration. */
+/* What the rank with the most can receive in a batch: equal on all ranks, as all of a
+ * configuration. */
 static MPI_Count most_rows(const mpix_ep *ep) {
     if (ep->config.layout == MPIX_EP_SLOTS)
         return (MPI_Count)ep->size * ep->config.max_tokens;
@@ -146,8 +158,10 @@ int PMPIX_Ep_get_config(MPIX_Ep ep, MPIX_Ep_config *config) {
     if (code != MPI_SUCCESS)
         return code;
     if (config->struct_size != sizeof *config)
-        return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "config.struct_size", "config.struct_size = %zu, this library knows %zu",
-                                                   config->struct_size, sizeof *config));
+        return mpix_boot_raise(ep->boot,
+                               mpix_fail(MPIX_ERRK_ARG, "config.struct_size",
+                                         "config.struct_size = %zu, this library knows %zu",
+                                         config->struct_size, sizeof *config));
     *config = ep->config;
     config->max_recv_rows = most_rows(ep);
     return MPI_SUCCESS;
@@ -158,8 +172,9 @@ int PMPIX_Ep_set_errhandler(MPIX_Ep ep, MPI_Errhandler errhandler) {
     int code = ep_check(ep, ep, "ep");
     if (code != MPI_SUCCESS)
         return code;
-    int kind = errhandler == MPI_ERRHANDLER_NULL ? mpix_fail(MPIX_ERRK_ARG, "errhandler", "errhandler is MPI_ERRHANDLER_NULL")
-                                                 : mpix_boot_set_errhandler(ep->boot, errhandler);
+    int kind = errhandler == MPI_ERRHANDLER_NULL
+                   ? mpix_fail(MPIX_ERRK_ARG, "errhandler", "errhandler is MPI_ERRHANDLER_NULL")
+                   : mpix_boot_set_errhandler(ep->boot, errhandler);
     return mpix_boot_raise(ep->boot, kind);
 }
 MPIX_WEAK_ALIAS(Ep_set_errhandler);
@@ -169,8 +184,10 @@ int PMPIX_Ep_get_async_error(MPIX_Ep ep, MPIX_Error *error) {
     if (code != MPI_SUCCESS)
         return code;
     if (error->struct_size != sizeof *error)
-        return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "error.struct_size", "error.struct_size = %zu, this library knows %zu",
-                                                   error->struct_size, sizeof *error));
+        return mpix_boot_raise(ep->boot,
+                               mpix_fail(MPIX_ERRK_ARG, "error.struct_size",
+                                         "error.struct_size = %zu, this library knows %zu",
+                                         error->struct_size, sizeof *error));
     if (ep->gpu)
         mpix_ep_gpu_poll(ep);
     pthread_mutex_lock(&ep->lock);

@@ -1,4 +1,5 @@
-/* memory.c - memory that peers reach: MPIX_Ep_alloc, MPIX_Ep_register, and the search for a row's place. */
+/* memory.c - memory that peers reach: MPIX_Ep_alloc, MPIX_Ep_register, and the search for
+ * a row's place. */
 #include "config.h"
 
 #include "coll/gpu/gpu.h"
@@ -25,20 +26,26 @@ int mpix_ep_find(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride, mpix
     const mpix_ep_region *region = mpix_ep_region_of(ep, p, bytes);
     if (!region)
         return 0;
-    *place = (mpix_ep_place){(uint64_t)((const char *)p - (const char *)region->win->base), stride, (uint32_t)(region - ep->regions) + 1, 1};
+    *place = (mpix_ep_place){(uint64_t)((const char *)p - (const char *)region->win->base), stride,
+                             (uint32_t)(region - ep->regions) + 1, 1};
     return 1;
 }
 
 size_t mpix_ep_extent(uint64_t rows, uint64_t stride, size_t row) {
     size_t bytes;
-    if (rows == 0 || __builtin_mul_overflow(rows - 1, stride, &bytes) || __builtin_add_overflow(bytes, row, &bytes))
+    if (rows == 0 || __builtin_mul_overflow(rows - 1, stride, &bytes) ||
+        __builtin_add_overflow(bytes, row, &bytes))
         return SIZE_MAX;
     return bytes;
 }
 
 void *mpix_ep_resolve(mpix_ep *ep, int peer, const mpix_ep_place *place, size_t bytes) {
-    const mpix_win *win = place->window == 0 ? ep->stage : place->window <= (uint32_t)ep->nregions ? ep->regions[place->window - 1].win : NULL;
-    if (!win || !win->peer[peer] || place->off > win->peer_bytes[peer] || bytes > win->peer_bytes[peer] - place->off)
+    const mpix_win *win = place->window == 0 ? ep->stage
+                          : place->window <= (uint32_t)ep->nregions
+                              ? ep->regions[place->window - 1].win
+                              : NULL;
+    if (!win || !win->peer[peer] || place->off > win->peer_bytes[peer] ||
+        bytes > win->peer_bytes[peer] - place->off)
         return NULL;
     return (char *)win->peer[peer] + place->off;
 }
@@ -53,14 +60,18 @@ int mpix_ep_regions_grow(mpix_ep *ep) {
 }
 
 /*
- * Offers name a region by its place, so it must be the same on all ranks, while dealloc and handle_free wait for nobody: a place is used again when all ranks have
- * given it up. No call of a rank that did so is in flight, and so no offer that names the place is looked at any more. The table is equally long everywhere, for it grows
- * in agreement.
+ * Offers name a region by its place, so it must be the same on all ranks, while dealloc and
+ * handle_free wait for nobody: a place is used again when all ranks have given it up. No call of a
+ * rank that did so is in flight, and so no offer that names the place is looked at any more. The
+ * table is equally long everywhere, for it grows in agreement.
  */
 int mpix_ep_regions_place(mpix_ep *ep, int *place) {
     int words = ep->nregions / 64 + 1; /* at least one bit is free: the new place's */
     uint64_t *used = calloc((size_t)words, sizeof *used);
-    int kind = mpix_boot_agree(ep->boot, used ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to choose an allocation's place"));
+    int kind = mpix_boot_agree(ep->boot,
+                               used ? 0
+                                    : mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                                                "no memory to choose an allocation's place"));
     for (int i = 0; !kind && i < ep->nregions; i++)
         used[i / 64] |= (uint64_t)(ep->regions[i].win != NULL) << (i % 64);
     if (!kind)
@@ -83,7 +94,8 @@ static int alloc_check(mpix_ep *ep, MPI_Count bytes, MPI_Info info, const void *
     if (!baseptr)
         return mpix_fail(MPIX_ERRK_ARG, "baseptr", "baseptr is NULL");
     if (bytes < 0 || bytes > (MPI_Count)1 << 46)
-        return mpix_fail(MPIX_ERRK_ARG, "bytes", "bytes = %lld is not in [0, 2^46]", (long long)bytes);
+        return mpix_fail(MPIX_ERRK_ARG, "bytes", "bytes = %lld is not in [0, 2^46]",
+                         (long long)bytes);
     if (info != MPI_INFO_NULL)
         return mpix_fail(MPIX_ERRK_ARG, "info", "info must be MPI_INFO_NULL");
     return mpix_ep_regions_grow(ep);
@@ -104,7 +116,8 @@ int PMPIX_Ep_alloc(MPIX_Ep ep, MPI_Count bytes, MPI_Info info, void *baseptr) {
         kind = mpix_ep_regions_place(ep, &place);
     /* At least one byte, so that every rank has an address by which it names the allocation. */
     if (!kind)
-        kind = mpix_win_create(ep->boot, &ep->params, bytes > 0 ? (size_t)bytes : 1, MPIX_WIN_COMMIT, &win);
+        kind = mpix_win_create(ep->boot, &ep->params, bytes > 0 ? (size_t)bytes : 1,
+                               MPIX_WIN_COMMIT, &win);
     if (kind)
         return mpix_boot_raise(ep->boot, kind);
     mpix_ep_region region = {.win = win};
@@ -125,12 +138,14 @@ static int in_flight(mpix_ep *ep, const char *what) {
     pthread_mutex_unlock(&ep->lock);
     if (users == 0)
         return 0;
-    return mpix_fail(MPIX_ERRK_ARG, what, "%d transfers of the context are in flight: complete them first", users);
+    return mpix_fail(MPIX_ERRK_ARG, what,
+                     "%d transfers of the context are in flight: complete them first", users);
 }
 
 int PMPIX_Ep_dealloc(MPIX_Ep ep, void *base) {
     if (mpix_boot_owner())
-        return MPI_SUCCESS; /* a child of fork: it is the parent's, or went with the child's context */
+        /* a child of fork: it is the parent's, or went with the child's context */
+        return MPI_SUCCESS;
     int kind = ep_valid(ep), i;
     if (kind)
         return mpix_boot_raise(NULL, kind);
@@ -142,11 +157,14 @@ int PMPIX_Ep_dealloc(MPIX_Ep ep, void *base) {
         if (ep->regions[i].win && !ep->regions[i].ended && ep->regions[i].win->base == base)
             break;
     if (i == ep->nregions || !base)
-        return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "base", "base = %p did not come from MPIX_Ep_alloc of this context", base));
+        return mpix_boot_raise(
+            ep->boot, mpix_fail(MPIX_ERRK_ARG, "base",
+                                "base = %p did not come from MPIX_Ep_alloc of this context", base));
     mpix_ep_drain(ep); /* failed batches do not touch it, but nothing may search the table */
     pthread_mutex_lock(&ep->lock);
     mpix_ep_region region = ep->regions[i];
-    /* Of a context that has failed nobody knows what the proxy, its devices, or a peer that wakes are about: the memory stays until those have ended. */
+    /* Of a context that has failed nobody knows what the proxy, its devices, or a peer that wakes
+     * are about: the memory stays until those have ended. */
     if (ep->failed)
         ep->regions[i].ended = 1;
     else
@@ -170,8 +188,10 @@ static int register_check(mpix_ep *ep, void *base, MPI_Count bytes, const int *d
         return mpix_fail(MPIX_ERRK_ARG, "base", "base is NULL with bytes = %lld", (long long)bytes);
     for (int i = 0; base && i < ep->nregistrations; i++)
         if (ep->registrations[i].base == base)
-            return mpix_fail(MPIX_ERRK_ARG, "base", "base = %p is registered already (%zu bytes)", base, ep->registrations[i].bytes);
-    mpix_ep_registration *r = realloc(ep->registrations, ((size_t)ep->nregistrations + 1) * sizeof *r);
+            return mpix_fail(MPIX_ERRK_ARG, "base", "base = %p is registered already (%zu bytes)",
+                             base, ep->registrations[i].bytes);
+    mpix_ep_registration *r = realloc(ep->registrations,
+                                      ((size_t)ep->nregistrations + 1) * sizeof *r);
     if (!r)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for one more registration");
     ep->registrations = r;
@@ -191,14 +211,16 @@ int PMPIX_Ep_register(MPIX_Ep ep, void *base, MPI_Count bytes, int *direct) {
     if (base)
         ep->registrations[ep->nregistrations++] = (mpix_ep_registration){base, (size_t)bytes};
     mpix_cuda_place at;
-    *direct = ep->gpu ? mpix_ep_gpu_find(ep, base, (size_t)bytes, 0, &at) : mpix_ep_find(ep, base, (size_t)bytes, 0, &place);
+    *direct = ep->gpu ? mpix_ep_gpu_find(ep, base, (size_t)bytes, 0, &at)
+                      : mpix_ep_find(ep, base, (size_t)bytes, 0, &place);
     return MPI_SUCCESS;
 }
 MPIX_WEAK_ALIAS(Ep_register);
 
 int PMPIX_Ep_deregister(MPIX_Ep ep, void *base) {
     if (mpix_boot_owner())
-        return MPI_SUCCESS; /* a child of fork: it is the parent's, or went with the child's context */
+        /* a child of fork: it is the parent's, or went with the child's context */
+        return MPI_SUCCESS;
     int kind = ep_valid(ep), i;
     if (kind)
         return mpix_boot_raise(NULL, kind);
@@ -210,7 +232,8 @@ int PMPIX_Ep_deregister(MPIX_Ep ep, void *base) {
         if (ep->registrations[i].base == base)
             break;
     if (i == ep->nregistrations)
-        return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "base", "base = %p is not registered", base));
+        return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "base",
+                                                   "base = %p is not registered", base));
     ep->registrations[i] = ep->registrations[--ep->nregistrations];
     return MPI_SUCCESS;
 }

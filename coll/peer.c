@@ -24,9 +24,11 @@ static void peer_proxied(mpix_ep *ep, int rank, MPIX_Ep_peer *peer) {
     snprintf(peer->address, sizeof peer->address, "%s", caps->address);
     const char *memory = mpix_ep_gpu_far_memory(ep), *apart = mpix_boot_apart(ep->boot, rank);
     /* What surprises comes first; another machine does not, nor does what the caller asked for. */
-    int apart_by = ep->boot->apart[rank], usual = apart_by == MPIX_APART_MACHINE || apart_by == MPIX_APART_SPLIT;
+    int apart_by = ep->boot->apart[rank],
+        usual = apart_by == MPIX_APART_MACHINE || apart_by == MPIX_APART_SPLIT;
     int used = usual ? 0 : snprintf(peer->why, sizeof peer->why, "%.90s; ", apart);
-    snprintf(peer->why + used, sizeof peer->why - (size_t)used, "%s%.110s", memory ? "rows through " : "", memory ? memory : caps->why);
+    snprintf(peer->why + used, sizeof peer->why - (size_t)used, "%s%.110s",
+             memory ? "rows through " : "", memory ? memory : caps->why);
 }
 
 int PMPIX_Ep_get_peer(MPIX_Ep ep, int rank, MPIX_Ep_peer *peer) {
@@ -36,7 +38,9 @@ int PMPIX_Ep_get_peer(MPIX_Ep ep, int rank, MPIX_Ep_peer *peer) {
     if (!peer)
         kind = mpix_fail(MPIX_ERRK_ARG, "peer", "peer is NULL");
     else if (peer->struct_size != sizeof *peer)
-        kind = mpix_fail(MPIX_ERRK_ARG, "peer.struct_size", "peer.struct_size = %zu, this library knows %zu", peer->struct_size, sizeof *peer);
+        kind = mpix_fail(MPIX_ERRK_ARG, "peer.struct_size",
+                         "peer.struct_size = %zu, this library knows %zu", peer->struct_size,
+                         sizeof *peer);
     else if (rank < 0 || rank >= ep->size)
         kind = mpix_fail(MPIX_ERRK_ARG, "rank", "rank = %d is not in [0, %d)", rank, ep->size);
     if (kind)
@@ -48,9 +52,10 @@ int PMPIX_Ep_get_peer(MPIX_Ep ep, int rank, MPIX_Ep_peer *peer) {
         peer->reach = rank == ep->rank ? MPIX_EP_REACH_SELF : MPIX_EP_REACH_MAPPED;
         snprintf(peer->transport, sizeof peer->transport, "%s", rank == ep->rank ? "self" : "shm");
         snprintf(peer->why, sizeof peer->why, "%s",
-                 rank == ep->rank        ? "own memory"
-                 : ep->stage->by_socket ? "same host, memory mapped by a descriptor sent through a socket"
-                                        : "same host, memory mapped through /proc");
+                 rank == ep->rank ? "own memory"
+                 : ep->stage->by_socket
+                     ? "same host, memory mapped by a descriptor sent through a socket"
+                     : "same host, memory mapped through /proc");
     }
     return MPI_SUCCESS;
 }

@@ -1,8 +1,10 @@
 /*
  * context.c - contexts in GPU memory: their windows (src/gpu/gpu.h), and the state of handles.
  *
- * With CUDA IPC memory must outlive its importers. What a rank gives back it keeps, until a later collective call finds that all ranks have given the same back: then
- * all unmap it, and when all have, each frees its own. Windows of a context that has failed are not freed: a peer that was stopped may wake and write.
+ * With CUDA IPC memory must outlive its importers. What a rank gives back it keeps, until a later
+ * collective call finds that all ranks have given the same back: then all unmap it, and when all
+ * have, each frees its own. Windows of a context that has failed are not freed: a peer that was
+ * stopped may wake and write.
  */
 #include "config.h"
 
@@ -15,7 +17,7 @@ int mpix_ep_gpu_is(struct mpix_ep_handle *handle) {
     return mpix_live_check(handle, MPIX_LIVE_HANDLE) && handle->ep->gpu;
 }
 
-/* ---- the module and windows ------------------------------------------------------------------------------------------------ */
+/* ---- the module and windows ------------------------------------------------------------------ */
 
 static mpix_gpu gpu_of(const mpix_ep *ep) {
     return (mpix_gpu){ep->gpu->ops, ep->gpu->device, ep->gpu->ipc};
@@ -26,7 +28,8 @@ static int module_load(mpix_ep *ep, mpix_ep_gpu *gpu) {
     mpix_gpu opened = {0};
     int kind = mpix_gpu_open(&opened, &ep->params, ep->config.device, why);
     if (kind)
-        return mpix_fail(kind, kind == MPIX_ERRK_ARG ? "config.device" : "config.memkind", "MPIX_EP_CUDA: %s", why);
+        return mpix_fail(kind, kind == MPIX_ERRK_ARG ? "config.device" : "config.memkind",
+                         "MPIX_EP_CUDA: %s", why);
     gpu->ops = opened.ops;
     gpu->device = opened.device;
     return 0;
@@ -45,7 +48,9 @@ void mpix_ep_gpu_window_free(mpix_ep *ep, mpix_ep_gpu_window *window) {
 /* Room for a window that is given back later, when nothing may fail. */
 static int keep_room(mpix_ep_gpu *gpu) {
     int need = gpu->nkept + gpu->alive + 1;
-    mpix_ep_gpu_window *kept = !gpu->ipc || need <= gpu->room ? gpu->kept : realloc(gpu->kept, (size_t)need * sizeof *kept);
+    mpix_ep_gpu_window *kept = !gpu->ipc || need <= gpu->room
+                                   ? gpu->kept
+                                   : realloc(gpu->kept, (size_t)need * sizeof *kept);
     if (gpu->ipc && !kept)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for one more window");
     gpu->kept = kept;
@@ -70,7 +75,8 @@ static void window_back(mpix_ep *ep, mpix_ep_gpu_window *window) {
     window->used = 0;
 }
 
-/* Collective, ends in agreement: frees what all ranks have given back, if that is the same on all; if not, another time. */
+/* Collective, ends in agreement: frees what all ranks have given back, if that is the same on all;
+ * if not, another time. */
 static int windows_collect(mpix_ep *ep) {
     mpix_ep_gpu *gpu = ep->gpu;
     mpix_gpu device = gpu_of(ep);
@@ -106,10 +112,12 @@ int mpix_ep_gpu_part(mpix_ep *ep) {
     for (struct mpix_ep_handle *h = ep->handles; h; h = h->next)
         if (h->gpu)
             mpix_gpu_window_close(&device, ep->size, ep->rank, &h->gpu->window);
-    return mpix_boot_barrier_bounded(ep->boot, ep->config.timeout_s > 0 && ep->config.timeout_s < 10 ? ep->config.timeout_s : 10);
+    return mpix_boot_barrier_bounded(ep->boot, ep->config.timeout_s > 0 && ep->config.timeout_s < 10
+                                                   ? ep->config.timeout_s
+                                                   : 10);
 }
 
-/* ---- context --------------------------------------------------------------------------------------------------------------- */
+/* ---- context --------------------------------------------------------------------------------- */
 
 static int choose_windows(mpix_ep *ep) {
     mpix_gpu gpu = gpu_of(ep);
@@ -135,15 +143,19 @@ static int create_local(mpix_ep *ep) {
     }
     for (size_t e = 0; e < mine; e++)
         tables[2 * experts + e] = (int32_t)p->mine[e];
-    int kind = gpu->ops->local_alloc(&gpu->device, (n + 1) * sizeof *tables, (void **)&gpu->tables, why);
+    int kind = gpu->ops->local_alloc(&gpu->device, (n + 1) * sizeof *tables, (void **)&gpu->tables,
+                                     why);
     if (!kind)
         kind = gpu->ops->copy(&gpu->device, gpu->tables, tables, n * sizeof *tables, why);
     if (!kind)
-        kind = gpu->ops->local_alloc(&gpu->device, MPIX_CUDA_WINDOWS * MPIX_CUDA_RANKS * sizeof(void *), (void **)&gpu->bases, why);
+        kind = gpu->ops->local_alloc(&gpu->device,
+                                     MPIX_CUDA_WINDOWS * MPIX_CUDA_RANKS * sizeof(void *),
+                                     (void **)&gpu->bases, why);
     if (!kind)
         kind = gpu->ops->local_alloc(&gpu->device, sizeof(int32_t), (void **)&gpu->failed, why);
     if (!kind)
-        kind = gpu->ops->pinned_alloc(MPIX_EP_GPU_REPORTS * sizeof *gpu->reports, (void **)&gpu->reports, why);
+        kind = gpu->ops->pinned_alloc(MPIX_EP_GPU_REPORTS * sizeof *gpu->reports,
+                                      (void **)&gpu->reports, why);
     if (!kind)
         kind = gpu->ops->pinned_alloc(sizeof *gpu->alarm, (void **)&gpu->alarm, why);
     if (!kind)
@@ -151,7 +163,8 @@ static int create_local(mpix_ep *ep) {
     if (!kind)
         gpu->stream_id = gpu->ops->stream_id(&gpu->device, gpu->stream, 0);
     free(tables);
-    return kind ? mpix_fail(kind, NULL, "a context in GPU memory: %s", why) : mpix_ep_gpu_spare_make(ep);
+    return kind ? mpix_fail(kind, NULL, "a context in GPU memory: %s", why)
+                : mpix_ep_gpu_spare_make(ep);
 }
 
 /* The kernels that the configuration needs. */
@@ -171,34 +184,48 @@ static int kernels_load(mpix_ep *ep) {
 
 static int create_checks(mpix_ep *ep) {
     if (ep->boot->nhosts > 1 && ep->config.num_sms == MPIX_EP_SMS_NONE)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.memkind", "MPIX_EP_CUDA on %d hosts: proxied peers with config.num_sms = MPIX_EP_SMS_NONE are not in this version, since kernels pack what goes to them",
-                         ep->boot->nhosts);
-    if (ep->boot->nhosts > 1 && ep->config.mode != MPIX_EP_LL && ep->config.layout == MPIX_EP_EXPERT &&
-        ep->params.two_hops == MPIX_HOPS_ON)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "two_hops", "two_hops=on: MPIX_EP_CUDA with config.layout = MPIX_EP_EXPERT takes one hop in this version; two_hops=auto or off does too");
+        return mpix_fail(
+            MPIX_ERRK_UNSUPPORTED, "config.memkind",
+            "MPIX_EP_CUDA on %d hosts: proxied peers with config.num_sms = MPIX_EP_SMS_NONE are "
+            "not in this version, since kernels pack what goes to them",
+            ep->boot->nhosts);
+    if (ep->boot->nhosts > 1 && ep->config.mode != MPIX_EP_LL &&
+        ep->config.layout == MPIX_EP_EXPERT && ep->params.two_hops == MPIX_HOPS_ON)
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "two_hops",
+                         "two_hops=on: MPIX_EP_CUDA with config.layout = MPIX_EP_EXPERT takes one "
+                         "hop in this version; two_hops=auto or off does too");
     if (ep->size > MPIX_CUDA_RANKS)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "comm", "MPIX_EP_CUDA: %d ranks, at most %d in this version", ep->size, MPIX_CUDA_RANKS);
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "comm",
+                         "MPIX_EP_CUDA: %d ranks, at most %d in this version", ep->size,
+                         MPIX_CUDA_RANKS);
     if (ep->config.layout == MPIX_EP_EXPERT && ep->config.max_topk > 32)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_topk", "MPIX_EP_CUDA: config.max_topk = %d in the EXPERT layout, at most 32 in this version",
-                         ep->config.max_topk);
-    if (ep->config.layout == MPIX_EP_EXPERT && ep->config.max_tokens * ep->size > INT64_C(0x7fffffff))
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_tokens", "MPIX_EP_CUDA: %lld tokens of all ranks, at most 2^31 - 1 in this version",
+        return mpix_fail(
+            MPIX_ERRK_UNSUPPORTED, "config.max_topk",
+            "MPIX_EP_CUDA: config.max_topk = %d in the EXPERT layout, at most 32 in this version",
+            ep->config.max_topk);
+    if (ep->config.layout == MPIX_EP_EXPERT &&
+        ep->config.max_tokens * ep->size > INT64_C(0x7fffffff))
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_tokens",
+                         "MPIX_EP_CUDA: %lld tokens of all ranks, at most 2^31 - 1 in this version",
                          (long long)ep->config.max_tokens * ep->size);
     if (ep->config.layout == MPIX_EP_EXPERT && ep->config.num_sms == MPIX_EP_SMS_NONE)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.num_sms", "MPIX_EP_SMS_NONE with the layout MPIX_EP_EXPERT is not in this version");
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.num_sms",
+                         "MPIX_EP_SMS_NONE with the layout MPIX_EP_EXPERT is not in this version");
     if (ep->config.mode == MPIX_EP_LL) {
         mpix_cuda_ll ll;
         return mpix_ep_gpu_ll_geometry(&ep->config, &ep->placement, &ll);
     }
     if (ep->max_rows > INT64_C(0x7fffffff))
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_recv_rows", "MPIX_EP_CUDA: a batch of %lld rows, at most 2^31 - 1 in this version",
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_recv_rows",
+                         "MPIX_EP_CUDA: a batch of %lld rows, at most 2^31 - 1 in this version",
                          (long long)ep->max_rows);
     return 0;
 }
 
 int mpix_ep_gpu_create(mpix_ep *ep) {
     mpix_ep_gpu *gpu = calloc(1, sizeof *gpu);
-    int kind = gpu ? create_checks(ep) : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a context");
+    int kind = gpu ? create_checks(ep)
+                   : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a context");
     ep->gpu = gpu;
     if (!kind)
         kind = module_load(ep, gpu);
@@ -212,8 +239,8 @@ int mpix_ep_gpu_create(mpix_ep *ep) {
     if (!kind)
         kind = mpix_boot_agree(ep->boot, kernels_load(ep));
     if (!kind)
-        mpix_log(MPIX_LOG_INFO, "GPU memory on device %d (%s), windows by %s", gpu->device.ordinal, gpu->device.name,
-                 gpu->ipc ? "CUDA IPC" : "shareable allocations");
+        mpix_log(MPIX_LOG_INFO, "GPU memory on device %d (%s), windows by %s", gpu->device.ordinal,
+                 gpu->device.name, gpu->ipc ? "CUDA IPC" : "shareable allocations");
     return kind;
 }
 
@@ -249,15 +276,17 @@ void mpix_ep_gpu_free(mpix_ep *ep) {
     ep->gpu = NULL;
 }
 
-/* ---- handles --------------------------------------------------------------------------------------------------------------- */
+/* ---- handles --------------------------------------------------------------------------------- */
 
 static size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 /* Cuts one allocation into the arrays that kernels use. */
 static size_t carve(mpix_ep *ep, mpix_cuda_handle *d, char *at) {
-    size_t used = 0, n = (size_t)ep->size, tokens = (size_t)ep->config.max_tokens + 1, e = (size_t)ep->placement.experts;
+    size_t used = 0, n = (size_t)ep->size, tokens = (size_t)ep->config.max_tokens + 1,
+           e = (size_t)ep->placement.experts;
     size_t blocks = tokens / MPIX_CUDA_BLOCK_TOKENS + 1;
-#define CUT(field, count) (d->field = (void *)(at + used), used += up((count) * sizeof *d->field, 256))
+#define CUT(field, count) \
+    (d->field = (void *)(at + used), used += up((count) * sizeof *d->field, 256))
     CUT(state, 1);
     CUT(bitmap, tokens);
     CUT(rel, tokens * n);
@@ -310,7 +339,8 @@ size_t mpix_ep_gpu_expert_block(size_t block, int64_t tokens, int ranks, mpix_cu
     return up(x->freed + 8 * (size_t)x->chunks, 128);
 }
 
-/* What the EXPERT layout adds to a window; d->block and d->meta are set, meta ends the window so far. The window's size. */
+/* What the EXPERT layout adds to a window; d->block and d->meta are set, meta ends the window so
+ * far. The window's size. */
 static size_t expert_geometry(mpix_ep *ep, mpix_cuda_handle *d) {
     mpix_cuda_expert *x = &d->expert;
     int64_t tokens = ep->config.max_tokens;
@@ -324,9 +354,12 @@ static size_t expert_geometry(mpix_ep *ep, mpix_cuda_handle *d) {
     d->meta_record = up(12 * (size_t)ep->config.max_topk + 4, 16);
     x->values = up(d->meta + d->meta_record * (size_t)x->pairs, 256);
     x->partial = up(x->values + 4 * (size_t)tokens * (size_t)ep->config.max_topk + 1, 4096);
-    /* Partial sums of a peer: all of a batch if that fits, a chunk at least. In float a row of fp8 is four times as long, of bf16 twice. */
-    size_t row = up(4 * (size_t)ep->config.max_row_bytes, 16), least = (size_t)x->chunk * row, all = (size_t)x->chunks * least;
-    size_t peers = ep->size > 1 ? (size_t)ep->size - 1 : 1, room = ep->params.gpu_partial_bytes / peers;
+    /* Partial sums of a peer: all of a batch if that fits, a chunk at least. In float a row of fp8
+     * is four times as long, of bf16 twice. */
+    size_t row = up(4 * (size_t)ep->config.max_row_bytes, 16), least = (size_t)x->chunk * row,
+           all = (size_t)x->chunks * least;
+    size_t peers = ep->size > 1 ? (size_t)ep->size - 1 : 1,
+           room = ep->params.gpu_partial_bytes / peers;
     x->partial_bytes = ep->size == 1 ? 0 : up(room < least ? least : room < all ? room : all, 4096);
     return x->partial + x->partial_bytes * (size_t)(ep->size - 1) + 1;
 }
@@ -337,7 +370,9 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
     char why[MPIX_CUDA_WHY] = "";
     size_t n = (size_t)ep->size, e = (size_t)ep->placement.experts;
     mpix_ep_gpu_handle *g = calloc(1, sizeof *g);
-    int kind = mpix_boot_agree(ep->boot, g ? keep_room(gpu) : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle"));
+    int kind = mpix_boot_agree(ep->boot,
+                               g ? keep_room(gpu)
+                                 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle"));
     if (!kind)
         kind = windows_collect(ep);
     if (kind) {
@@ -361,7 +396,8 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
     d->ready = sizeof(mpix_cuda_words);
     d->offered = d->ready + 2 * sizeof(mpix_cuda_offer);
     d->counts = d->offered + 2 * sizeof(mpix_cuda_offer);
-    d->counts_bytes = up(16 + 4 * (n + e + (size_t)ep->boot->nhosts), 64); /* of hosts: for two hops */
+    /* of hosts: for two hops */
+    d->counts_bytes = up(16 + 4 * (n + e + (size_t)ep->boot->nhosts), 64);
     d->block = up(d->counts + 2 * d->counts_bytes, 128);
     if (ep->config.num_sms == MPIX_EP_SMS_NONE)
         mpix_ep_gpu_engines_block(d);
@@ -375,7 +411,8 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
     d->mine = gpu->tables + 2 * e;
     size_t bytes = d->meta + d->meta_record * (size_t)ep->max_rows + 1;
     if (ep->config.mode == MPIX_EP_LL) {
-        kind = mpix_ep_gpu_ll_geometry(&ep->config, &ep->placement, &d->ll); /* was fine when the context was created */
+        /* was fine when the context was created */
+        kind = mpix_ep_gpu_ll_geometry(&ep->config, &ep->placement, &d->ll);
         bytes = d->ll.bytes;
     } else if (ep->config.layout == MPIX_EP_EXPERT) {
         bytes = expert_geometry(ep, d);
@@ -391,7 +428,11 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
             d->window[r] = g->window.mem[r].p;
         kind = gpu->ops->local_alloc(&gpu->device, carve(ep, d, NULL), &g->local, why);
         if (!kind)
-            kind = gpu->ops->pinned_alloc(sizeof *g->captured + (2 + 2 * n + 2 * (size_t)d->local_experts + 1 + e + MPIX_CUDA_RANKS) * sizeof(int64_t), &g->results, why);
+            kind = gpu->ops->pinned_alloc(sizeof *g->captured +
+                                              (2 + 2 * n + 2 * (size_t)d->local_experts + 1 + e +
+                                               MPIX_CUDA_RANKS) *
+                                                  sizeof(int64_t),
+                                          &g->results, why);
         if (!kind)
             kind = gpu->ops->event_create(&gpu->device, &g->event, why);
         if (!kind)
@@ -403,7 +444,8 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
             kind = mpix_ep_gpu_far_begin(handle, d, why);
         g->captured = g->results;
         d->results = (int64_t *)(g->captured + 1);
-        kind = mpix_boot_agree(ep->boot, kind ? mpix_fail(kind, NULL, "a handle in GPU memory: %s", why) : 0);
+        kind = mpix_boot_agree(ep->boot,
+                               kind ? mpix_fail(kind, NULL, "a handle in GPU memory: %s", why) : 0);
     }
     if (kind)
         mpix_ep_gpu_handle_free(handle);
@@ -435,13 +477,15 @@ void mpix_ep_gpu_handle_free(struct mpix_ep_handle *handle) {
     handle->gpu = NULL;
 }
 
-/* ---- memory ---------------------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
-int mpix_ep_gpu_find(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride, mpix_cuda_place *place) {
+int mpix_ep_gpu_find(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride,
+                     mpix_cuda_place *place) {
     for (int i = 0; i < ep->gpu->nwindows; i++) {
         const mpix_ep_gpu_window *w = &ep->gpu->windows[i];
         const char *base = w->mem[ep->rank].p;
-        if (w->used != 1 || (const char *)p < base || (size_t)((const char *)p - base) > w->bytes[ep->rank] ||
+        if (w->used != 1 || (const char *)p < base ||
+            (size_t)((const char *)p - base) > w->bytes[ep->rank] ||
             bytes > w->bytes[ep->rank] - (size_t)((const char *)p - base))
             continue;
         *place = (mpix_cuda_place){(uint64_t)((const char *)p - base), stride, i, 0};
@@ -456,10 +500,14 @@ static int window_choose(mpix_ep *ep, int *number) {
     for (int i = 0; i < MPIX_CUDA_WINDOWS; i++)
         used[i / 64] |= (uint64_t)(ep->gpu->windows[i].used != 0) << (i % 64);
     int kind = mpix_boot_or(ep->boot, used, MPIX_CUDA_WINDOWS / 64);
-    for (*number = 0; !kind && *number < MPIX_CUDA_WINDOWS && (used[*number / 64] >> (*number % 64) & 1); ++*number)
+    for (*number = 0;
+         !kind && *number < MPIX_CUDA_WINDOWS && (used[*number / 64] >> (*number % 64) & 1);
+         ++*number)
         ;
     if (!kind && *number == MPIX_CUDA_WINDOWS)
-        kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "%d allocations of this context are alive, more can't be in this version for GPU memory: free some",
+        kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                         "%d allocations of this context are alive, more can't be in this version "
+                         "for GPU memory: free some",
                          *number);
     return kind;
 }
@@ -472,7 +520,8 @@ int mpix_ep_gpu_alloc(mpix_ep *ep, MPI_Count bytes, MPI_Info info, void *baseptr
     if (!baseptr)
         kind = mpix_fail(MPIX_ERRK_ARG, "baseptr", "baseptr is NULL");
     else if (bytes < 0 || bytes > (MPI_Count)1 << 46)
-        kind = mpix_fail(MPIX_ERRK_ARG, "bytes", "bytes = %lld is not in [0, 2^46]", (long long)bytes);
+        kind = mpix_fail(MPIX_ERRK_ARG, "bytes", "bytes = %lld is not in [0, 2^46]",
+                         (long long)bytes);
     else if (info != MPI_INFO_NULL)
         kind = mpix_fail(MPIX_ERRK_ARG, "info", "info must be MPI_INFO_NULL");
     else
@@ -489,7 +538,8 @@ int mpix_ep_gpu_alloc(mpix_ep *ep, MPI_Count bytes, MPI_Info info, void *baseptr
     window_made(gpu, &gpu->windows[i]);
     for (int r = 0; r < ep->size; r++)
         bases[r] = gpu->windows[i].mem[r].p;
-    kind = gpu->ops->copy(&gpu->device, gpu->bases + (size_t)i * MPIX_CUDA_RANKS, bases, sizeof bases, why);
+    kind = gpu->ops->copy(&gpu->device, gpu->bases + (size_t)i * MPIX_CUDA_RANKS, bases,
+                          sizeof bases, why);
     kind = mpix_boot_agree(ep->boot, kind ? mpix_fail(kind, NULL, "%s", why) : 0);
     if (kind) {
         window_back(ep, &gpu->windows[i]);
@@ -513,5 +563,8 @@ int mpix_ep_gpu_dealloc(mpix_ep *ep, void *base) {
         memset(gpu->known, 0, sizeof gpu->known);
         return MPI_SUCCESS;
     }
-    return mpix_boot_raise(ep->boot, mpix_fail(MPIX_ERRK_ARG, "base", "base = %p did not come from MPIX_Ep_alloc of this context", base));
+    return mpix_boot_raise(ep->boot,
+                           mpix_fail(MPIX_ERRK_ARG, "base",
+                                     "base = %p did not come from MPIX_Ep_alloc of this context",
+                                     base));
 }

@@ -1,9 +1,11 @@
 /*
- * copy_engine.c - contexts whose rows are moved by copy engines (config.num_sms = MPIX_EP_SMS_NONE): their part of a handle's window,
- * and the counts that the host has to know. The protocol is in kernels/cuda/copy_engine/engines.cu.
+ * copy_engine.c - contexts whose rows are moved by copy engines (config.num_sms =
+ * MPIX_EP_SMS_NONE): their part of a handle's window, and the counts that the host has to know. The
+ * protocol is in kernels/cuda/copy_engine/engines.cu.
  *
- * A handle's window has room for a batch to each peer (packed by dispatch, fetched from there) and for one from each peer (pushed by
- * combine). That is as much as the rows themselves, and the reason why it is not the default.
+ * A handle's window has room for a batch to each peer (packed by dispatch, fetched from there) and
+ * for one from each peer (pushed by combine). That is as much as the rows themselves, and the
+ * reason why it is not the default.
  */
 #include "config.h"
 
@@ -19,7 +21,8 @@ void mpix_ep_gpu_engines_block(mpix_cuda_handle *d) {
 }
 
 size_t mpix_ep_gpu_engines_window(mpix_ep *ep, mpix_cuda_handle *d, size_t bytes) {
-    size_t tokens = (size_t)ep->config.max_tokens, row = (size_t)ep->config.max_row_bytes, peers = (size_t)ep->size - 1;
+    size_t tokens = (size_t)ep->config.max_tokens, row = (size_t)ep->config.max_row_bytes,
+           peers = (size_t)ep->size - 1;
     size_t packed = row + d->meta_record, pushed = row + 4 + 4 * (size_t)ep->config.max_topk;
     d->engines.places = up(bytes, 4096);
     d->engines.place_bytes = up(tokens * (packed > pushed ? packed : pushed) + 64, 4096);
@@ -30,7 +33,9 @@ int mpix_ep_gpu_engines_create(mpix_ep *ep, mpix_cuda_handle *d, char *why) {
     mpix_ep_gpu *gpu = ep->gpu;
     size_t counts = 3 + (size_t)ep->size * (MPIX_CUDA_PIECES + 1);
     int kind = gpu->ops->pinned_alloc(counts * sizeof(int64_t), (void **)&d->engines.host, why);
-    return kind ? kind : gpu->ops->engines_create(&gpu->device, ep->params.gpu_copy_streams, &d->engines.copies, why);
+    return kind ? kind
+                : gpu->ops->engines_create(&gpu->device, ep->params.gpu_copy_streams,
+                                           &d->engines.copies, why);
 }
 
 void mpix_ep_gpu_engines_free(mpix_ep *ep, mpix_cuda_handle *d) {
@@ -46,7 +51,8 @@ int mpix_ep_gpu_engines_counts(struct mpix_ep_handle *handle) {
     char why[MPIX_CUDA_WHY] = "";
     if (!g->dev.engines.on || g->counted)
         return 0;
-    /* The handle's last call was route, or a failed one behind it. Its kernels are bounded in time, so this is too. */
+    /* The handle's last call was route, or a failed one behind it. Its kernels are bounded in time,
+     * so this is too. */
     int kind = ep->gpu->ops->event_sync(&ep->gpu->device, g->event, why);
     g->counted = !kind;
     return kind ? mpix_fail(kind, NULL, "%s", why) : 0;

@@ -1,19 +1,25 @@
 /*
- * remote.c - contexts in GPU memory some of whose peers are reached through the proxy: the queues from kernels to the proxy, and for each
- * handle a window in host memory that kernels, the network and the proxy reach. The protocol is in kernels/cuda/remote/far.cuh.
+ * remote.c - contexts in GPU memory some of whose peers are reached through the proxy: the queues
+ * from kernels to the proxy, and for each handle a window in host memory that kernels, the network
+ * and the proxy reach. The protocol is in kernels/cuda/remote/far.cuh.
  *
- * A window belongs to a handle's slot and stays registered until the context ends: a peer that has not heard of a handle's end may still write
- * words into it. A slot that is used again goes on counting its epochs, since those words only grow.
+ * A window belongs to a handle's slot and stays registered until the context ends: a peer that has
+ * not heard of a handle's end may still write words into it. A slot that is used again goes on
+ * counting its epochs, since those words only grow.
  *
- * Memory. A window lies in GPU memory where the network's device can reach that by itself: if the transport registers it as a dma-buf, or through a peer
- * memory module, and the GPU lets kernels that run see such writes in order. Else it is pinned host memory, which kernels write and read directly. Each rank
- * chooses for itself, and tells the others with its key, for words in GPU memory are sent behind a READ (gpu_queue.h). Kernels know no difference.
+ * Memory. A window lies in GPU memory where the network's device can reach that by itself: if the
+ * transport registers it as a dma-buf, or through a peer memory module, and the GPU lets kernels
+ * that run see such writes in order. Else it is pinned host memory, which kernels write and read
+ * directly. Each rank chooses for itself, and tells the others with its key, for words in GPU
+ * memory are sent behind a READ (gpu_queue.h). Kernels know no difference.
  *
- * What a window needs: a block per rank twice (as in the GPU's window, and its mirrors), and for each proxied peer room for a batch twice (what comes
- * from there, what is packed for there), of max_tokens items each, and with two hops for as many of combine's requests. If all routings take two hops
- * (two_hops=on), only for peers of which one forwards for the other. In the EXPERT layout, which takes one hop, there are requests too, and an item may be
- * a partial sum in float of rows of two bytes, so it has room for twice max_row_bytes. In low latency there is room for a batch of each kind, and of what
- * comes for each bank (kernels/cuda/ll/ll_far.cu).
+ * What a window needs: a block per rank twice (as in the GPU's window, and its mirrors), and for
+ * each proxied peer room for a batch twice (what comes from there, what is packed for there), of
+ * max_tokens items each, and with two hops for as many of combine's requests. If all routings take
+ * two hops (two_hops=on), only for peers of which one forwards for the other. In the EXPERT layout,
+ * which takes one hop, there are requests too, and an item may be a partial sum in float of rows of
+ * two bytes, so it has room for twice max_row_bytes. In low latency there is room for a batch of
+ * each kind, and of what comes for each bank (kernels/cuda/ll/ll_far.cu).
  */
 #include "config.h"
 
@@ -33,10 +39,10 @@ _Static_assert((int)MPIX_CUDA_FAR_WAYS >= (int)MPIX_DEV_FIFOS, "each way has a q
 enum { FAR_QUEUES = 4, FAR_SLOTS = 2048, GPU_GRAIN = 2 << 20 };
 
 typedef struct far_slot {
-    void *base, *mapped;  /* NULL: not made; as kernels see it */
+    void *base, *mapped; /* NULL: not made; as kernels see it */
     size_t bytes;
-    int gpu;              /* it is GPU memory */
-    uint32_t theirs;      /* ranks whose window is, a bit each */
+    int gpu;         /* it is GPU memory */
+    uint32_t theirs; /* ranks whose window is, a bit each */
     mpix_proxy_mem *mem;
     mpix_proxy_rmem **rmem; /* [size] */
     uint64_t epochs[MPIX_CUDA_KINDS];
@@ -52,20 +58,27 @@ struct mpix_ep_gpu_far {
 
 static size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-/* ---- context ------------------------------------------------------------------------------------------------------------- */
+/* ---- context --------------------------------------------------------------------------------- */
 
 static int create_local(mpix_ep *ep, mpix_ep_gpu_far *far) {
     const mpix_params *params = &ep->params;
     const mpix_gpu *gpu = &far->gpu;
-    mpix_gpu_queues_config config = {.queues = ep->size < FAR_QUEUES ? ep->size : FAR_QUEUES, .slots = FAR_SLOTS, .counters = 1, .window = MPIX_EP_WINDOW_STAGE, .spread = 1};
+    mpix_gpu_queues_config config = {.queues = ep->size < FAR_QUEUES ? ep->size : FAR_QUEUES,
+                                     .slots = FAR_SLOTS,
+                                     .counters = 1,
+                                     .window = MPIX_EP_WINDOW_STAGE,
+                                     .spread = 1};
     mpix_dev_state state = {.rank = ep->rank, .size = ep->size, .slots = 1};
     char why[MPIX_CUDA_WHY] = "no memory";
     if ((size_t)ep->size * (size_t)params->max_handles > MPIX_DEV_REMOTES)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "max_handles", "max_handles = %d with %d ranks, at most %d together among proxied peers of GPU memory",
-                         params->max_handles, ep->size, MPIX_DEV_REMOTES);
+        return mpix_fail(
+            MPIX_ERRK_UNSUPPORTED, "max_handles",
+            "max_handles = %d with %d ranks, at most %d together among proxied peers of GPU memory",
+            params->max_handles, ep->size, MPIX_DEV_REMOTES);
     if (params->max_handles > MPIX_DEV_LOCALS)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "max_handles", "max_handles = %d, at most %d among proxied peers of GPU memory", params->max_handles,
-                         MPIX_DEV_LOCALS);
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "max_handles",
+                         "max_handles = %d, at most %d among proxied peers of GPU memory",
+                         params->max_handles, MPIX_DEV_LOCALS);
     int kind = mpix_gpu_queues_open(ep->far->proxy, gpu, &config, &far->queues);
     if (kind)
         return kind;
@@ -97,7 +110,8 @@ int mpix_ep_gpu_far_create(mpix_ep *ep) {
     far_slot *slots = calloc((size_t)ep->params.max_handles, sizeof *slots);
     int kind = far && slots ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for proxied peers");
     if (far) {
-        *far = (mpix_ep_gpu_far){.gpu = {ep->gpu->ops, ep->gpu->device, ep->gpu->ipc}, .slots = slots};
+        *far = (mpix_ep_gpu_far){.gpu = {ep->gpu->ops, ep->gpu->device, ep->gpu->ipc},
+                                 .slots = slots};
         ep->gpu->far = far;
     } else {
         free(slots);
@@ -107,7 +121,8 @@ int mpix_ep_gpu_far_create(mpix_ep *ep) {
     else
         kind = mpix_boot_agree(ep->boot, kind);
     if (!kind)
-        kind = mpix_proxy_window(ep->far->proxy, MPIX_EP_WINDOW_STAGE, ep->stage->base, ep->bank_bytes);
+        kind = mpix_proxy_window(ep->far->proxy, MPIX_EP_WINDOW_STAGE, ep->stage->base,
+                                 ep->bank_bytes);
     return kind ? kind : mpix_boot_agree(ep->boot, create_local(ep, far));
 }
 
@@ -157,14 +172,15 @@ void mpix_ep_gpu_far_settle(mpix_ep *ep) {
         sched_yield();
 }
 
-/* ---- handles ------------------------------------------------------------------------------------------------------------- */
+/* ---- handles --------------------------------------------------------------------------------- */
 
 /* Whether batches go between two ranks; room for them is in both windows. */
 static int has_room(const mpix_ep *ep, int r, int p) {
     const int *host_of = ep->boot->host_of;
     if (host_of[p] == host_of[r])
         return 0;
-    return ep->config.mode == MPIX_EP_LL || ep->params.two_hops != MPIX_HOPS_ON || mpix_ep_hop_forwarder(ep->boot, r, host_of[p]) == p ||
+    return ep->config.mode == MPIX_EP_LL || ep->params.two_hops != MPIX_HOPS_ON ||
+           mpix_ep_hop_forwarder(ep->boot, r, host_of[p]) == p ||
            mpix_ep_hop_forwarder(ep->boot, p, host_of[r]) == r;
 }
 
@@ -184,11 +200,15 @@ static void far_hops(const mpix_ep *ep, mpix_cuda_far *f) {
     for (int h = 0; h < f->nhosts; h++)
         shared |= (f->host[h] & (f->host[h] - 1)) != 0;
     f->hops = ep->config.mode != MPIX_EP_LL && ep->config.layout != MPIX_EP_EXPERT &&
-              (ep->params.two_hops == MPIX_HOPS_ON || (ep->params.two_hops == MPIX_HOPS_AUTO && shared));
-    f->saves = ep->params.two_hops == MPIX_HOPS_ON ? -1 : (int64_t)least + ((double)(int64_t)least < least);
+              (ep->params.two_hops == MPIX_HOPS_ON ||
+               (ep->params.two_hops == MPIX_HOPS_AUTO && shared));
+    f->saves = ep->params.two_hops == MPIX_HOPS_ON
+                   ? -1
+                   : (int64_t)least + ((double)(int64_t)least < least);
     f->here_host = host_of[ep->rank];
     for (int h = 0; h < f->nhosts; h++)
-        f->via[h] = (uint8_t)(h == f->here_host ? ep->rank : mpix_ep_hop_forwarder(ep->boot, ep->rank, h));
+        f->via[h] = (uint8_t)(h == f->here_host ? ep->rank
+                                                : mpix_ep_hop_forwarder(ep->boot, ep->rank, h));
     for (int r = 0; r < ep->size; r++) {
         f->host_of[r] = (uint8_t)host_of[r];
         if (ep->far->is[r] && mpix_ep_hop_forwarder(ep->boot, r, f->here_host) == ep->rank)
@@ -199,8 +219,10 @@ static void far_hops(const mpix_ep *ep, mpix_cuda_far *f) {
 /* Low latency: bytes of a batch, and the rooms. */
 static void far_rooms_ll(const MPIX_Ep_config *c, const mpix_cuda_ll *ll, mpix_cuda_far *f) {
     size_t tokens = (size_t)c->max_tokens;
-    f->batch[0] = up(MPIX_CUDA_LL_HEAD + ll->counts_bytes + tokens * (ll->row + 16 + ll->record), 128);
-    f->batch[1] = up(MPIX_CUDA_LL_HEAD + tokens * (ll->answer + 16 + up(4 * (size_t)c->max_topk, 16)), 128);
+    f->batch[0] = up(MPIX_CUDA_LL_HEAD + ll->counts_bytes + tokens * (ll->row + 16 + ll->record),
+                     128);
+    f->batch[1] =
+        up(MPIX_CUDA_LL_HEAD + tokens * (ll->answer + 16 + up(4 * (size_t)c->max_topk, 16)), 128);
     f->room = (size_t)c->depth * (f->batch[0] + f->batch[1]);
 }
 
@@ -209,16 +231,19 @@ static size_t far_bytes(const mpix_cuda_far *f, size_t npeers) {
     return f->land + npeers * (f->room + (f->batch[1] ? f->batch[0] + f->batch[1] : f->room));
 }
 
-/* Sizes and places in a window, where blocks and what comes are alike on all ranks. block: bytes of a rank's block in the GPU's window; ll: in low latency.
- * The window's bytes. */
-static size_t far_layout(const MPIX_Ep_config *c, size_t ranks, size_t npeers, size_t block, int hops, const mpix_cuda_ll *ll, mpix_cuda_far *f) {
+/* Sizes and places in a window, where blocks and what comes are alike on all ranks. block: bytes of
+ * a rank's block in the GPU's window; ll: in low latency. The window's bytes. */
+static size_t far_layout(const MPIX_Ep_config *c, size_t ranks, size_t npeers, size_t block,
+                         int hops, const mpix_cuda_ll *ll, mpix_cuda_far *f) {
     int expert = !ll && c->layout == MPIX_EP_EXPERT;
-    size_t topk = (size_t)c->max_topk, row = (size_t)c->max_row_bytes * (expert ? MPIX_EP_GPU_FAR_PARTIAL : 1);
+    size_t topk = (size_t)c->max_topk,
+           row = (size_t)c->max_row_bytes * (expert ? MPIX_EP_GPU_FAR_PARTIAL : 1);
     size_t item = up(row + 32 + up(8 + (hops ? 12 : 8) * topk, 16), 128);
     f->arrived = block;
     f->block = up(f->arrived + 3 * MPIX_CUDA_FAR_CHUNKS * sizeof(uint64_t), 128);
     f->ask = up(8 + 8 * topk, 16);
-    f->asks = up((size_t)c->max_tokens * item + 1, 4096); /* in a room, so that land and room are alike on all ranks */
+    /* in a room, so that land and room are alike on all ranks */
+    f->asks = up((size_t)c->max_tokens * item + 1, 4096);
     f->room = f->asks + (hops || expert ? up((size_t)c->max_tokens * f->ask + 1, 4096) : 0);
     if (ll)
         far_rooms_ll(c, ll, f);
@@ -237,34 +262,46 @@ static size_t far_geometry(const mpix_ep *ep, mpix_cuda_handle *d) {
         f->there[r] = room_of(ep, r, ep->rank);
     }
     far_hops(ep, f);
-    return far_layout(&ep->config, (size_t)ep->size, room_of(ep, ep->rank, ep->size), d->block, f->hops, d->ll.on ? &d->ll : NULL, f);
+    return far_layout(&ep->config, (size_t)ep->size, room_of(ep, ep->rank, ep->size), d->block,
+                      f->hops, d->ll.on ? &d->ll : NULL, f);
 }
 
-size_t mpix_ep_gpu_far_bytes(const MPIX_Ep_config *c, const mpix_params *params, const mpix_cuda_ll *ll, int ranks, int ranks_per_host) {
+size_t mpix_ep_gpu_far_bytes(const MPIX_Ep_config *c, const mpix_params *params,
+                             const mpix_cuda_ll *ll, int ranks, int ranks_per_host) {
     mpix_cuda_far f = {0};
-    size_t hosts = (size_t)(ranks + ranks_per_host - 1) / (size_t)ranks_per_host, peers = (size_t)(ranks - ranks_per_host);
-    size_t block = up(sizeof(mpix_cuda_words) + 4 * sizeof(mpix_cuda_offer) + 2 * up(16 + 4 * ((size_t)ranks + (size_t)c->num_experts + hosts), 64), 128);
-    int hops = c->layout != MPIX_EP_EXPERT && (params->two_hops == MPIX_HOPS_ON || (params->two_hops == MPIX_HOPS_AUTO && ranks_per_host > 1));
+    size_t hosts = (size_t)(ranks + ranks_per_host - 1) / (size_t)ranks_per_host,
+           peers = (size_t)(ranks - ranks_per_host);
+    size_t block = up(sizeof(mpix_cuda_words) + 4 * sizeof(mpix_cuda_offer) +
+                          2 * up(16 + 4 * ((size_t)ranks + (size_t)c->num_experts + hosts), 64),
+                      128);
+    int hops = c->layout != MPIX_EP_EXPERT &&
+               (params->two_hops == MPIX_HOPS_ON ||
+                (params->two_hops == MPIX_HOPS_AUTO && ranks_per_host > 1));
     mpix_cuda_expert x;
     if (!ll && c->layout == MPIX_EP_EXPERT)
         block = mpix_ep_gpu_expert_block(block, c->max_tokens, ranks, &x);
     /* of equal hosts a rank exchanges batches with one rank of each other host */
-    return far_layout(c, (size_t)ranks, params->two_hops == MPIX_HOPS_ON && !ll ? hosts - 1 : peers, block, hops && !ll, ll, &f);
+    return far_layout(c, (size_t)ranks, params->two_hops == MPIX_HOPS_ON && !ll ? hosts - 1 : peers,
+                      block, hops && !ll, ll, &f);
 }
 
 /* The window in GPU memory. 0, or a kind with the reason in why, and nothing is left. */
 static int slot_gpu(mpix_ep *ep, far_slot *slot, size_t bytes, char *why) {
     const mpix_ep_gpu *gpu = ep->gpu;
-    mpix_net_gpu way = {.fd = -1, .peermem = access("/sys/module/nvidia_peermem", F_OK) == 0 || access("/sys/module/nv_peer_mem", F_OK) == 0};
+    mpix_net_gpu way = {.fd = -1,
+                        .peermem = access("/sys/module/nvidia_peermem", F_OK) == 0 ||
+                                   access("/sys/module/nv_peer_mem", F_OK) == 0};
     void *base = NULL;
     char text[MPIX_CUDA_WHY] = "";
     bytes = up(bytes, GPU_GRAIN);
     if (!mpix_proxy_reaches_gpu(ep->far->proxy)) {
-        snprintf(why, MPIX_CUDA_WHY, "the transport %.60s registers no memory of GPUs", mpix_proxy_net_name(ep->far->proxy));
+        snprintf(why, MPIX_CUDA_WHY, "the transport %.60s registers no memory of GPUs",
+                 mpix_proxy_net_name(ep->far->proxy));
         return MPIX_ERRK_UNSUPPORTED;
     }
     if (!gpu->device.rdma_order) {
-        snprintf(why, MPIX_CUDA_WHY, "kernels of %s need not see a network device's writes in order", gpu->device.name);
+        snprintf(why, MPIX_CUDA_WHY,
+                 "kernels of %s need not see a network device's writes in order", gpu->device.name);
         return MPIX_ERRK_UNSUPPORTED;
     }
     int kind = gpu->ops->local_alloc(&gpu->device, bytes, &base, why);
@@ -287,13 +324,16 @@ static int slot_gpu(mpix_ep *ep, far_slot *slot, size_t bytes, char *why) {
     return 0;
 }
 
-/* What can be done alone. The proxy is not turned by anybody but its thread, which registration keeps out. */
+/* What can be done alone. The proxy is not turned by anybody but its thread, which
+ * registration keeps out. */
 static int slot_local(mpix_ep *ep, far_slot *slot, size_t bytes) {
     const mpix_ep_gpu *gpu = ep->gpu;
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     char why[MPIX_CUDA_WHY] = "";
     if ((uint64_t)bytes >= UINT64_C(1) << 35)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_tokens", "%zu bytes of host memory for proxied peers of GPU memory: 32 GiB of a handle at most in this version",
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_tokens",
+                         "%zu bytes of host memory for proxied peers of GPU memory: 32 GiB of a "
+                         "handle at most in this version",
                          bytes);
     slot->rmem = calloc((size_t)ep->size, sizeof *slot->rmem);
     if (slot->rmem && ep->params.gpu_net_memory != MPIX_GPU_NET_HOST) {
@@ -301,11 +341,14 @@ static int slot_local(mpix_ep *ep, far_slot *slot, size_t bytes) {
         if (!none)
             return 0;
         if (ep->params.gpu_net_memory == MPIX_GPU_NET_GPU)
-            return mpix_fail(MPIX_ERRK_UNSUPPORTED, "gpu_net_memory", "gpu_net_memory=gpu: %s", why);
+            return mpix_fail(MPIX_ERRK_UNSUPPORTED, "gpu_net_memory", "gpu_net_memory=gpu: %s",
+                             why);
         mpix_log(MPIX_LOG_INFO, "rows of proxied peers go through pinned host memory: %s", why);
     }
-    snprintf(ep->gpu->far->memory, sizeof ep->gpu->far->memory, "pinned host memory%s%.140s", why[0] ? ": " : "", why);
-    int kind = slot->rmem ? mpix_mem_shared_alloc(bytes, &slot->base) : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle");
+    snprintf(ep->gpu->far->memory, sizeof ep->gpu->far->memory, "pinned host memory%s%.140s",
+             why[0] ? ": " : "", why);
+    int kind = slot->rmem ? mpix_mem_shared_alloc(bytes, &slot->base)
+                          : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle");
     if (kind)
         return kind;
     slot->bytes = bytes;
@@ -320,7 +363,8 @@ static int slot_make(mpix_ep *ep, far_slot *slot, size_t bytes) {
     mpix_proxy *proxy = ep->far->proxy;
     size_t key = mpix_proxy_key_bytes(proxy) + 1; /* the last byte: it is GPU memory */
     char *keys = calloc((size_t)ep->size + 1, key);
-    int kind = keys ? slot_local(ep, slot, bytes) : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle");
+    int kind = keys ? slot_local(ep, slot, bytes)
+                    : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle");
     kind = mpix_boot_agree(ep->boot, kind);
     if (!kind) {
         mpix_proxy_mem_key(proxy, slot->mem, keys + (size_t)ep->size * key);
@@ -338,10 +382,13 @@ static int slot_make(mpix_ep *ep, far_slot *slot, size_t bytes) {
     return kind;
 }
 
-/* The epochs with which a slot goes on: the highest of all ranks, since a rank whose last call failed may have counted less. Collective. */
+/* The epochs with which a slot goes on: the highest of all ranks, since a rank whose last call
+ * failed may have counted less. Collective. */
 static int slot_epochs(mpix_ep *ep, far_slot *slot) {
     uint64_t(*all)[MPIX_CUDA_KINDS] = calloc((size_t)ep->size, sizeof *all);
-    int kind = mpix_boot_agree(ep->boot, all ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle"));
+    int kind = mpix_boot_agree(ep->boot,
+                               all ? 0
+                                   : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle"));
     if (!kind)
         kind = mpix_boot_allgather(ep->boot, slot->epochs, sizeof slot->epochs, all);
     for (int r = 0; r < ep->size && !kind; r++)
@@ -362,9 +409,14 @@ int mpix_ep_gpu_far_handle(struct mpix_ep_handle *handle, mpix_cuda_handle *d) {
         return 0;
     far_slot *slot = &far->slots[handle->slot];
     size_t bytes = far_geometry(ep, d);
-    if (f->batch[0] > UINT32_MAX || f->batch[1] > UINT32_MAX) /* one command each; alike on all ranks */
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_tokens", "MPIX_EP_LL in GPU memory among proxied peers: a batch of %lld tokens may have %llu bytes, 2^32 - 1 can be had in this version",
-                         (long long)ep->config.max_tokens, (unsigned long long)(f->batch[0] > f->batch[1] ? f->batch[0] : f->batch[1]));
+    /* one command each; alike on all ranks */
+    if (f->batch[0] > UINT32_MAX || f->batch[1] > UINT32_MAX)
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_tokens",
+                         "MPIX_EP_LL in GPU memory among proxied peers: a batch of %lld tokens may "
+                         "have %llu bytes, 2^32 - 1 can be had in this version",
+                         (long long)ep->config.max_tokens,
+                         (unsigned long long)(f->batch[0] > f->batch[1] ? f->batch[0]
+                                                                        : f->batch[1]));
     int kind = slot->base ? 0 : slot_make(ep, slot, bytes);
     if (kind)
         slot_free(ep, slot);
@@ -380,14 +432,16 @@ int mpix_ep_gpu_far_handle(struct mpix_ep_handle *handle, mpix_cuda_handle *d) {
     mpix_gpu_queues_local(far->queues, f->local, slot->mem, slot->base, slot->bytes);
     for (int r = 0; r < ep->size; r++)
         if (ep->far->is[r]) {
-            mpix_gpu_queues_remote(far->queues, f->remote + r, r, slot->rmem[r], 0, far_bytes(f, room_of(ep, r, ep->size)), 0);
+            mpix_gpu_queues_remote(far->queues, f->remote + r, r, slot->rmem[r], 0,
+                                   far_bytes(f, room_of(ep, r, ep->size)), 0);
             if (slot->theirs >> r & 1)
                 mpix_gpu_queues_remote_gpu(far->queues, f->remote + r);
         }
     return 0;
 }
 
-/* The device's state is there: it goes on counting where the slot's last handle ended. In low latency all that mapped peers have sent was taken then. */
+/* The device's state is there: it goes on counting where the slot's last handle ended. In low
+ * latency all that mapped peers have sent was taken then. */
 int mpix_ep_gpu_far_begin(struct mpix_ep_handle *handle, const mpix_cuda_handle *d, char *why) {
     mpix_ep *ep = handle->ep;
     mpix_ep_gpu *gpu = ep->gpu;
@@ -397,11 +451,13 @@ int mpix_ep_gpu_far_begin(struct mpix_ep_handle *handle, const mpix_cuda_handle 
     int kind = gpu->ops->copy(&gpu->device, d->state->epoch, epochs, sizeof d->state->epoch, why);
     if (kind || !d->ll.on)
         return kind;
-    const uint64_t taken[2] = {epochs[MPIX_CUDA_DISPATCH], epochs[MPIX_CUDA_COMBINE]}, depth = (uint64_t)d->ll.depth;
+    const uint64_t taken[2] = {epochs[MPIX_CUDA_DISPATCH], epochs[MPIX_CUDA_COMBINE]},
+                   depth = (uint64_t)d->ll.depth;
     const uint32_t bank[2] = {(uint32_t)(taken[0] % depth), (uint32_t)(taken[1] % depth)};
     kind = gpu->ops->copy(&gpu->device, d->state->bank, bank, sizeof bank, why);
     for (int r = 0; r < ep->size && !kind; r++)
-        kind = gpu->ops->copy(&gpu->device, d->window[ep->rank] + d->ll.block * (uint64_t)r, taken, sizeof taken, why);
+        kind = gpu->ops->copy(&gpu->device, d->window[ep->rank] + d->ll.block * (uint64_t)r, taken,
+                              sizeof taken, why);
     return kind;
 }
 
@@ -411,7 +467,10 @@ void mpix_ep_gpu_far_end(struct mpix_ep_handle *handle, const mpix_cuda_handle *
     if (!gpu->far || !d->state)
         return;
     mpix_ep_gpu_far_settle(handle->ep); /* the slot's next handle packs where this one has */
-    (void)gpu->ops->copy(&gpu->device, gpu->far->slots[handle->slot].epochs, d->state->epoch, sizeof d->state->epoch, why);
+    (void)gpu->ops->copy(&gpu->device, gpu->far->slots[handle->slot].epochs, d->state->epoch,
+                         sizeof d->state->epoch, why);
 }
 
-const char *mpix_ep_gpu_far_memory(const mpix_ep *ep) { return ep->gpu && ep->gpu->far && ep->gpu->far->memory[0] ? ep->gpu->far->memory : NULL; }
+const char *mpix_ep_gpu_far_memory(const mpix_ep *ep) {
+    return ep->gpu && ep->gpu->far && ep->gpu->far->memory[0] ? ep->gpu->far->memory : NULL;
+}

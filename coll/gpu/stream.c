@@ -1,15 +1,20 @@
 /*
- * stream.c - how a call in GPU memory starts, on which stream and after what, and how its end is told.
+ * stream.c - how a call in GPU memory starts, on which stream and after what, and how
+ * its end is told.
  *
- * Order. Calls of one handle follow each other on the device, whatever their streams: each records an event, and the next one on
- * another stream waits for it. Streams are told apart by their numbers: a handle may be that of a destroyed stream again, and
- * cudaStreamPerThread is another one in each thread. What is captured into a CUDA graph runs later and any number of times, so events of eager calls mean
- * nothing to it and the other way round: within one capture the calls of a handle are put in order by an event of their own, and
- * between graph launches and eager calls the caller's streams give the order. Epochs are counted on the device, so replays and eager
- * calls mix. A call whose arguments fail while its stream is captured adds nothing to the graph: the capture stays as it was.
+ * Order. Calls of one handle follow each other on the device, whatever their streams: each records
+ * an event, and the next one on another stream waits for it. Streams are told apart by their
+ * numbers: a handle may be that of a destroyed stream again, and cudaStreamPerThread is another one
+ * in each thread. What is captured into a CUDA graph runs later and any number of times, so events
+ * of eager calls mean nothing to it and the other way round: within one capture the calls of a
+ * handle are put in order by an event of their own, and between graph launches and eager calls the
+ * caller's streams give the order. Epochs are counted on the device, so replays and eager calls
+ * mix. A call whose arguments fail while its stream is captured adds nothing to the graph: the
+ * capture stays as it was.
  *
- * Reports. A kernel that fails writes a report to pinned memory. The transfer's end reads it, and for enqueued calls
- * MPIX_Ep_get_async_error and the next call of the context. Captured calls of a handle share one place, since there is no end to them.
+ * Reports. A kernel that fails writes a report to pinned memory. The transfer's end reads it, and
+ * for enqueued calls MPIX_Ep_get_async_error and the next call of the context. Captured calls of a
+ * handle share one place, since there is no end to them.
  */
 #include "config.h"
 
@@ -17,7 +22,7 @@
 
 #include <stdlib.h>
 
-/* ---- what kernels report --------------------------------------------------------------------------------------------------- */
+/* ---- what kernels report --------------------------------------------------------------------- */
 
 static int report_fail(mpix_ep *ep, const mpix_cuda_status *s) {
     int p = s->peer >= 0 && s->peer < ep->size ? s->peer : ep->rank;
@@ -26,41 +31,83 @@ static int report_fail(mpix_ep *ep, const mpix_cuda_status *s) {
     switch (s->code) {
     case MPIX_CUDA_TIMEOUT:
         if (mpix_boot_ended(ep->pidfds[p]))
-            return mpix_fail_peer(MPIX_ERRK_PEER, p, host, "rank %d (pid %d on %s) ended; the context has failed", p, (int)ep->boot->pids[p], host);
-        return mpix_fail_peer(MPIX_ERRK_TIMEOUT, p, host, "rank %d on %s did not answer within %g s; the context has failed", p, host,
-                              ep->config.timeout_s);
-    case MPIX_CUDA_FAILED: return mpix_fail(MPIX_ERRK_TIMEOUT, NULL, "an earlier call of the context timed out");
-    case MPIX_CUDA_REMOTE: return mpix_fail_peer(MPIX_ERRK_REMOTE, p, host, "rank %d on %s failed its part of the call", p, host);
+            return mpix_fail_peer(MPIX_ERRK_PEER, p, host,
+                                  "rank %d (pid %d on %s) ended; the context has failed", p,
+                                  (int)ep->boot->pids[p], host);
+        return mpix_fail_peer(MPIX_ERRK_TIMEOUT, p, host,
+                              "rank %d on %s did not answer within %g s; the context has failed", p,
+                              host, ep->config.timeout_s);
+    case MPIX_CUDA_FAILED:
+        return mpix_fail(MPIX_ERRK_TIMEOUT, NULL, "an earlier call of the context timed out");
+    case MPIX_CUDA_REMOTE:
+        return mpix_fail_peer(MPIX_ERRK_REMOTE, p, host,
+                              "rank %d on %s failed its part of the call", p, host);
     case MPIX_CUDA_BAD_ID:
-        return mpix_fail(MPIX_ERRK_ARG, "routing.ids", "routing.ids: token %lld has expert %lld, not in [-1, %lld)", a, b, (long long)ep->config.num_experts);
-    case MPIX_CUDA_TWICE:
         return mpix_fail(MPIX_ERRK_ARG, "routing.ids",
-                         "routing.ids: token %lld has expert %lld twice; a token may choose an expert once", a, b);
-    case MPIX_CUDA_TOPK: return mpix_fail_peer(MPIX_ERRK_ARG, p, host, "routing.topk = %lld on rank %d differs from %lld", a, p, b);
+                         "routing.ids: token %lld has expert %lld, not in [-1, %lld)", a, b,
+                         (long long)ep->config.num_experts);
+    case MPIX_CUDA_TWICE:
+        return mpix_fail(
+            MPIX_ERRK_ARG, "routing.ids",
+            "routing.ids: token %lld has expert %lld twice; a token may choose an expert once", a,
+            b);
+    case MPIX_CUDA_TOPK:
+        return mpix_fail_peer(MPIX_ERRK_ARG, p, host,
+                              "routing.topk = %lld on rank %d differs from %lld", a, p, b);
     case MPIX_CUDA_ROWS_LIMIT:
-        return mpix_fail(MPIX_ERRK_TRUNCATE, "config.max_recv_rows", "this rank would receive %lld rows, config.max_recv_rows is %lld", a, b);
+        return mpix_fail(MPIX_ERRK_TRUNCATE, "config.max_recv_rows",
+                         "this rank would receive %lld rows, config.max_recv_rows is %lld", a, b);
     case MPIX_CUDA_CAPACITY:
-        return mpix_fail(MPIX_ERRK_TRUNCATE, "out.capacity_rows", "this rank has %lld rows by its routing, its array has room for %lld", a, b);
-    case MPIX_CUDA_NOT_ROUTED: return mpix_fail(MPIX_ERRK_ARG, "handle", "the handle has no routing: its last route failed");
+        return mpix_fail(MPIX_ERRK_TRUNCATE, "out.capacity_rows",
+                         "this rank has %lld rows by its routing, its array has room for %lld", a,
+                         b);
+    case MPIX_CUDA_NOT_ROUTED:
+        return mpix_fail(MPIX_ERRK_ARG, "handle",
+                         "the handle has no routing: its last route failed");
     case MPIX_CUDA_STALE:
-        return mpix_fail(MPIX_ERRK_ARG, "handle", "the handle's routing has %lld tokens or another topk; this call was captured for one of %lld", a, b);
-    case MPIX_CUDA_HIDDEN: return mpix_fail_peer(MPIX_ERRK_ARG, p, host, "in.hidden = %lld on rank %d differs from %lld here", a, p, b);
-    case MPIX_CUDA_DTYPE: return mpix_fail_peer(MPIX_ERRK_ARG, p, host, "in.x.dtype = %lld on rank %d differs from %lld here", a, p, b);
-    case MPIX_CUDA_SCALES: return mpix_fail_peer(MPIX_ERRK_ARG, p, host, "in.x.scale_kind = %lld on rank %d differs from %lld here", a, p, b);
-    case MPIX_CUDA_WEIGHTS: return mpix_fail_peer(MPIX_ERRK_ARG, p, host, "weights are wanted, but rank %d gave no in.topk_weights", p);
-    case MPIX_CUDA_SLOTS: return mpix_fail_peer(MPIX_ERRK_ARG, p, host, "out.slot_values is wanted, but rank %d gave no in.slot_values", p);
+        return mpix_fail(MPIX_ERRK_ARG, "handle",
+                         "the handle's routing has %lld tokens or another topk; this call was "
+                         "captured for one of %lld",
+                         a, b);
+    case MPIX_CUDA_HIDDEN:
+        return mpix_fail_peer(MPIX_ERRK_ARG, p, host,
+                              "in.hidden = %lld on rank %d differs from %lld here", a, p, b);
+    case MPIX_CUDA_DTYPE:
+        return mpix_fail_peer(MPIX_ERRK_ARG, p, host,
+                              "in.x.dtype = %lld on rank %d differs from %lld here", a, p, b);
+    case MPIX_CUDA_SCALES:
+        return mpix_fail_peer(MPIX_ERRK_ARG, p, host,
+                              "in.x.scale_kind = %lld on rank %d differs from %lld here", a, p, b);
+    case MPIX_CUDA_WEIGHTS:
+        return mpix_fail_peer(MPIX_ERRK_ARG, p, host,
+                              "weights are wanted, but rank %d gave no in.topk_weights", p);
+    case MPIX_CUDA_SLOTS:
+        return mpix_fail_peer(MPIX_ERRK_ARG, p, host,
+                              "out.slot_values is wanted, but rank %d gave no in.slot_values", p);
     case MPIX_CUDA_NO_DISPATCH:
-        return mpix_fail(MPIX_ERRK_ARG, "handle", "no dispatch has told this rank what it sends back: in MPIX_EP_LL a combine follows a dispatch of the "
+        return mpix_fail(MPIX_ERRK_ARG, "handle",
+                         "no dispatch has told this rank what it sends back: in MPIX_EP_LL a "
+                         "combine follows a dispatch of the "
                          "same routing (the last one failed, or there was none)");
     case MPIX_CUDA_ANSWERS:
-        return mpix_fail_peer(MPIX_ERRK_ARG, p, host, "rank %d answers %lld tokens of %lld: its last dispatch was another routing's", p, a, b);
+        return mpix_fail_peer(
+            MPIX_ERRK_ARG, p, host,
+            "rank %d answers %lld tokens of %lld: its last dispatch was another routing's", p, a,
+            b);
     case MPIX_CUDA_LOST: {
         MPIX_Error error;
         if (ep->far && mpix_proxy_failed(ep->far->proxy, p, &error))
-            return mpix_fail_peer(error.kind, p, host, "%.300s; the context has failed", error.text);
-        return mpix_fail_peer(MPIX_ERRK_INTERNAL, p, host, "the proxy has refused a kernel's command for rank %d (kind %lld); the context has failed", p, a);
+            return mpix_fail_peer(error.kind, p, host, "%.300s; the context has failed",
+                                  error.text);
+        return mpix_fail_peer(MPIX_ERRK_INTERNAL, p, host,
+                              "the proxy has refused a kernel's command for rank %d (kind %lld); "
+                              "the context has failed",
+                              p, a);
     }
-    case MPIX_CUDA_NO_ROWS: return mpix_fail(MPIX_ERRK_ARG, "in.x.data", "in.x.data or scales are NULL, dispatch gave this rank rows of %lld tokens", a);
+    case MPIX_CUDA_NO_ROWS:
+        return mpix_fail(
+            MPIX_ERRK_ARG, "in.x.data",
+            "in.x.data or scales are NULL, dispatch gave this rank rows of %lld tokens", a);
     default: return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "a kernel reported code %d", s->code);
     }
 }
@@ -97,7 +144,8 @@ void mpix_ep_gpu_poll(mpix_ep *ep) {
     mpix_ep_gpu *gpu = ep->gpu;
     if (!*(volatile int32_t *)gpu->alarm) /* usual, and every call comes here */
         return;
-    *(volatile int32_t *)gpu->alarm = 0; /* before looking: a kernel writes its report first, then this */
+    /* before looking: a kernel writes its report first, then this */
+    *(volatile int32_t *)gpu->alarm = 0;
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     for (int i = 0; i < MPIX_EP_GPU_REPORTS; i++)
         if (gpu->slots[i] == MPIX_EP_GPU_SLOT_ENQUEUED)
@@ -120,13 +168,17 @@ static mpix_cuda_status *report_take(mpix_ep_gpu *gpu, int enqueued) {
     return NULL;
 }
 
-static void report_give(mpix_ep_gpu *gpu, const mpix_cuda_status *report) { gpu->slots[report - gpu->reports] = MPIX_EP_GPU_SLOT_FREE; }
+static void report_give(mpix_ep_gpu *gpu, const mpix_cuda_status *report) {
+    gpu->slots[report - gpu->reports] = MPIX_EP_GPU_SLOT_FREE;
+}
 
-/* ---- transfers ------------------------------------------------------------------------------------------------------------- */
+/* ---- transfers ------------------------------------------------------------------------------- */
 
 static int gpu_test(struct mpix_xfer *xfer) {
     mpix_ep_gpu_call *call = (mpix_ep_gpu_call *)xfer;
-    int done = call->broken ? 1 : call->ep->gpu->ops->event_done(&call->ep->gpu->device, call->event, call->why);
+    int done = call->broken
+                   ? 1
+                   : call->ep->gpu->ops->event_done(&call->ep->gpu->device, call->event, call->why);
     if (done < 0)
         call->broken = 1;
     return done != 0;
@@ -155,7 +207,8 @@ static void call_give(mpix_ep *ep, mpix_ep_gpu_call *call) {
 static int gpu_end(struct mpix_xfer *xfer, mpix_boot **boot) {
     mpix_ep_gpu_call *call = (mpix_ep_gpu_call *)xfer;
     mpix_ep *ep = call->ep;
-    int kind = call->broken ? mpix_fail(MPIX_ERRK_TRANSPORT, NULL, "%s", call->why) : report_read(ep, call->report);
+    int kind = call->broken ? mpix_fail(MPIX_ERRK_TRANSPORT, NULL, "%s", call->why)
+                            : report_read(ep, call->report);
     for (int i = 0; i < call->ncopies && !kind; i++)
         for (int64_t j = 0; j < call->copies[i].n; j++)
             call->copies[i].to[j] = call->copies[i].from[j];
@@ -169,16 +222,21 @@ static int gpu_end(struct mpix_xfer *xfer, mpix_boot **boot) {
     return kind;
 }
 
-static const mpix_xfer_ops gpu_xfer_ops = {.test = gpu_test, .wait_start = gpu_wait_start, .end = gpu_end};
+static const mpix_xfer_ops gpu_xfer_ops = {.test = gpu_test,
+                                           .wait_start = gpu_wait_start,
+                                           .end = gpu_end};
 
-/* ---- start and end of a call ----------------------------------------------------------------------------------------------- */
+/* ---- start and end of a call ----------------------------------------------------------------- */
 
 /* The caller's stream: of the context's device, in a capture or not. */
 static int stream_check(mpix_ep *ep, void *stream, unsigned long long *capture) {
     char why[MPIX_CUDA_WHY] = "";
     int kind = ep->gpu->ops->stream_check(&ep->gpu->device, stream, capture, why);
-    if (!kind && *capture && ep->config.num_sms == MPIX_EP_SMS_NONE) /* sizes of copies are the host's, a replay's routing may be another */
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "stream", "stream is being captured: calls with config.num_sms = MPIX_EP_SMS_NONE can't be");
+    /* sizes of copies are the host's, a replay's routing may be another */
+    if (!kind && *capture && ep->config.num_sms == MPIX_EP_SMS_NONE)
+        return mpix_fail(
+            MPIX_ERRK_UNSUPPORTED, "stream",
+            "stream is being captured: calls with config.num_sms = MPIX_EP_SMS_NONE can't be");
     return kind ? mpix_fail(kind, "stream", "%s", why) : 0;
 }
 
@@ -211,10 +269,12 @@ void mpix_ep_gpu_spare_free(mpix_ep *ep) {
 }
 
 /*
- * What a call needs before it is launched. The peers launch theirs whatever happens here, and epochs are counted by kernels, so a rank that has no
- * memory, no event or no report for its call launches a failed one, in the spare call; should that be in flight still, the context fails.
+ * What a call needs before it is launched. The peers launch theirs whatever happens here, and
+ * epochs are counted by kernels, so a rank that has no memory, no event or no report for its call
+ * launches a failed one, in the spare call; should that be in flight still, the context fails.
  */
-static int call_begin(mpix_ep *ep, const mpix_ep_gpu_handle *g, int waits, int end, mpix_ep_gpu_begun *s) {
+static int call_begin(mpix_ep *ep, const mpix_ep_gpu_handle *g, int waits, int end,
+                      mpix_ep_gpu_begun *s) {
     mpix_ep_gpu *gpu = ep->gpu;
     int kind = waits ? call_make(ep, &s->call) : 0;
     if (!kind)
@@ -224,7 +284,10 @@ static int call_begin(mpix_ep *ep, const mpix_ep_gpu_handle *g, int waits, int e
     if (s->report)
         return 0;
     if (!kind)
-        kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "%d transfers of the context are in flight, more are not possible in GPU memory", MPIX_EP_GPU_REPORTS);
+        kind = mpix_fail(
+            MPIX_ERRK_NO_MEM, NULL,
+            "%d transfers of the context are in flight, more are not possible in GPU memory",
+            MPIX_EP_GPU_REPORTS);
     if (s->call)
         call_drop(ep, s->call);
     s->call = NULL;
@@ -248,20 +311,26 @@ static int call_begin(mpix_ep *ep, const mpix_ep_gpu_handle *g, int waits, int e
     return 0;
 }
 
-/* Between the halves of a call the handle can do nothing else: its epochs and its status are the open call's. */
+/* Between the halves of a call the handle can do nothing else: its epochs and its status are
+ * the open call's. */
 static int open_check(const mpix_ep_gpu_handle *g, int end, unsigned long long capture) {
     static const char *const names[] = {"route", "dispatch", "combine"};
     if (!end && g->open)
-        return mpix_fail(MPIX_ERRK_ARG, "handle", "a %s of the handle was begun and not ended: end it first", names[g->open]);
+        return mpix_fail(MPIX_ERRK_ARG, "handle",
+                         "a %s of the handle was begun and not ended: end it first",
+                         names[g->open]);
     if (end && g->open != end)
         return mpix_fail(MPIX_ERRK_ARG, "handle", "no %s of the handle was begun", names[end]);
     if (end && g->open_capture != capture)
-        return mpix_fail(MPIX_ERRK_ARG, "stream", "the %s was begun %s: both halves belong in one capture or in none", names[end],
+        return mpix_fail(MPIX_ERRK_ARG, "stream",
+                         "the %s was begun %s: both halves belong in one capture or in none",
+                         names[end],
                          g->open_capture ? "in another capture" : "outside of a capture");
     return 0;
 }
 
-int mpix_ep_gpu_start(MPIX_Ep_handle handle, MPIX_Xfer *xfer, int how, int end, void *stream, mpix_ep_gpu_begun *s, int *code) {
+int mpix_ep_gpu_start(MPIX_Ep_handle handle, MPIX_Xfer *xfer, int how, int end, void *stream,
+                      mpix_ep_gpu_begun *s, int *code) {
     mpix_ep *ep = handle->ep;
     mpix_ep_gpu_handle *g = handle->gpu;
     int waits = how == MPIX_EP_GPU_BLOCKING || how == MPIX_EP_GPU_XFER;
@@ -271,13 +340,15 @@ int mpix_ep_gpu_start(MPIX_Ep_handle handle, MPIX_Xfer *xfer, int how, int end, 
     if (!kind && !waits)
         kind = stream_check(ep, stream, &s->capture);
     if (!kind)
-        s->stream_id = waits ? ep->gpu->stream_id : ep->gpu->ops->stream_id(&ep->gpu->device, stream, s->capture);
+        s->stream_id = waits ? ep->gpu->stream_id
+                             : ep->gpu->ops->stream_id(&ep->gpu->device, stream, s->capture);
     if (!kind)
         kind = open_check(g, end, s->capture);
     if (!kind)
         kind = call_begin(ep, g, waits, end, s);
     *code = mpix_boot_raise(ep->boot, kind);
-    if (!kind && !s->kind && how == MPIX_EP_GPU_XFER && !xfer) /* takes part with an empty, failed batch */
+    /* takes part with an empty, failed batch */
+    if (!kind && !s->kind && how == MPIX_EP_GPU_XFER && !xfer)
         s->kind = mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
     return kind != 0;
 }
@@ -302,7 +373,8 @@ int mpix_ep_gpu_order(struct mpix_ep_handle *handle, const mpix_ep_gpu_begun *s,
     return kind;
 }
 
-/* Nothing, or not all, was launched: the peers wait for it, and this rank's next call would be another one's. Nothing of a capture runs yet. */
+/* Nothing, or not all, was launched: the peers wait for it, and this rank's next call would be
+ * another one's. Nothing of a capture runs yet. */
 static void launch_failed(mpix_ep *ep, const mpix_ep_gpu_begun *s, int launch, const char *why) {
     mpix_fail(launch, NULL, "%s%s", why, s->capture ? "" : "; the context has failed");
     if (s->capture)
@@ -312,7 +384,8 @@ static void launch_failed(mpix_ep *ep, const mpix_ep_gpu_begun *s, int launch, c
     pthread_mutex_unlock(&ep->lock);
 }
 
-int mpix_ep_gpu_finish(struct mpix_ep_handle *handle, mpix_ep_gpu_begun *s, int kind, int launch, const char *why) {
+int mpix_ep_gpu_finish(struct mpix_ep_handle *handle, mpix_ep_gpu_begun *s, int kind, int launch,
+                       const char *why) {
     mpix_ep *ep = handle->ep;
     const mpix_ep_gpu *gpu = ep->gpu;
     mpix_ep_gpu_handle *g = handle->gpu;
@@ -320,7 +393,8 @@ int mpix_ep_gpu_finish(struct mpix_ep_handle *handle, mpix_ep_gpu_begun *s, int 
     MPIX_Error error = *mpix_error_tls();
     char text[MPIX_CUDA_WHY] = "";
     if (!launch)
-        launch = gpu->ops->event_record(&gpu->device, s->capture ? g->capture_event : g->event, s->stream, text);
+        launch = gpu->ops->event_record(&gpu->device, s->capture ? g->capture_event : g->event,
+                                        s->stream, text);
     if (!launch && call)
         launch = gpu->ops->event_record(&gpu->device, call->event, s->stream, text);
     if (launch)
@@ -354,7 +428,7 @@ int mpix_ep_gpu_finish(struct mpix_ep_handle *handle, mpix_ep_gpu_begun *s, int 
     return mpix_boot_raise(ep->boot, kind ? kind : ended);
 }
 
-/* ---- the second halves ----------------------------------------------------------------------------------------------------- */
+/* ---- the second halves ----------------------------------------------------------------------- */
 
 int mpix_ep_gpu_end(MPIX_Ep_handle handle, int what, void *stream) {
     mpix_ep_gpu_begun s;

@@ -1,12 +1,15 @@
 /*
- * combine.c - combine between mapped ranks: each token's owner reads the experts' rows where they lie and sums them.
+ * combine.c - combine between mapped ranks: each token's owner reads the experts' rows where they
+ * lie and sums them.
  *
- * START   copies to the staging bank what peers cannot map (rows of other sources, weights, slot values) and tells every token owner
- *         where the rows lie (ROWS).
- * READY   waits for everybody's ROWS; differences between ranks are found before anything is computed.
- * SUM     one pass over this rank's tokens, in pieces. The order of a sum is fixed by the plan: ranks ascending, choices ascending.
- *         Before it, rows for proxied token owners are packed and posted, and their rows for this rank are awaited (host/remote.c): between
- *         proxied ranks the experts' side pushes what the owner would have read, so the sums are the same.
+ * START   copies to the staging bank what peers cannot map (rows of other sources, weights, slot
+ *         values) and tells every token owner where the rows lie (ROWS).
+ * READY   waits for everybody's ROWS; differences between ranks are found before
+ *         anything is computed.
+ * SUM     one pass over this rank's tokens, in pieces. The order of a sum is fixed by the plan:
+ *         ranks ascending, choices ascending. Before it, rows for proxied token owners are packed
+ *         and posted, and their rows for this rank are awaited (host/remote.c): between proxied
+ *         ranks the experts' side pushes what the owner would have read, so the sums are the same.
  * SIGNAL  READ-DONE to every mapped rank: its rows are not needed any more.
  * WAIT    for every mapped rank's READ-DONE: nobody overwrites rows that are being read.
  */
@@ -18,12 +21,22 @@
 
 #include <stdlib.h>
 
-enum { COMBINE_START, COMBINE_READY, COMBINE_TURN, COMBINE_PACK, COMBINE_ARRIVE, COMBINE_SUM, COMBINE_WAIT };
+enum {
+    COMBINE_START,
+    COMBINE_READY,
+    COMBINE_TURN,
+    COMBINE_PACK,
+    COMBINE_ARRIVE,
+    COMBINE_SUM,
+    COMBINE_WAIT
+};
 
 #define PIECE_BYTES (4u << 20) /* read per step */
 
 size_t mpix_ep_slot_bytes(const mpix_ep_call *call) {
-    return call->ep->config.layout == MPIX_EP_COMPACT ? sizeof(float) * (size_t)call->handle->plan->width : sizeof(float);
+    return call->ep->config.layout == MPIX_EP_COMPACT
+               ? sizeof(float) * (size_t)call->handle->plan->width
+               : sizeof(float);
 }
 
 /* Rows that the last dispatch left in the caller's buffer. */
@@ -42,33 +55,47 @@ int64_t mpix_ep_combine_rows(const mpix_ep_call *call) {
 static int rows_check(mpix_ep_call *call, int64_t rows) {
     const MPIX_Ep_rows *x = &call->combine.in.x;
     if (rows > 0 && !x->data)
-        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "in.x.data", "in.x.data is NULL, dispatch gave this rank %lld rows", (long long)rows));
+        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "in.x.data",
+                                          "in.x.data is NULL, dispatch gave this rank %lld rows",
+                                          (long long)rows));
     else if (rows > 0 && x->scale_kind && !x->scales)
-        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "in.x.scales", "in.x.scales is NULL, dispatch gave this rank %lld rows", (long long)rows));
+        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "in.x.scales",
+                                          "in.x.scales is NULL, dispatch gave this rank %lld rows",
+                                          (long long)rows));
     return !call->kind;
 }
 
-/* Two hops, if the routing takes them; a row of partial sums needs its room. In the mode auto one hop will do where it has not. */
+/* Two hops, if the routing takes them; a row of partial sums needs its room. In the mode auto one
+ * hop will do where it has not. */
 static int hops_check(mpix_ep_call *call) {
     const mpix_ep *ep = call->ep;
     const MPIX_Ep_combine_in *in = &call->combine.in;
-    int fits = ep->hop && (int64_t)mpix_dtype_size(mpix_ep_hop_wire(call)) <= ep->config.max_row_bytes / in->hidden;
+    int fits = ep->hop && (int64_t)mpix_dtype_size(mpix_ep_hop_wire(call)) <=
+                              ep->config.max_row_bytes / in->hidden;
     call->hop = call->handle->plan->hop && fits;
     if (call->handle->plan->hop && !fits && ep->params.two_hops == MPIX_HOPS_ON)
-        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "in.wire", "two_hops=on: a row of %lld elements of %s, in which partial sums travel, exceeds config.max_row_bytes = %lld",
-                                          (long long)in->hidden, mpix_dtype_name(mpix_ep_hop_wire(call)), (long long)ep->config.max_row_bytes));
+        mpix_ep_call_fail(call,
+                          mpix_fail(MPIX_ERRK_ARG, "in.wire",
+                                    "two_hops=on: a row of %lld elements of %s, in which partial "
+                                    "sums travel, exceeds config.max_row_bytes = %lld",
+                                    (long long)in->hidden, mpix_dtype_name(mpix_ep_hop_wire(call)),
+                                    (long long)ep->config.max_row_bytes));
     return !call->kind;
 }
 
 /* Copies the rows of other sources into the bank. */
-static void stage_rows(mpix_ep_call *call, size_t stage, const char *from, int64_t stride, size_t bytes, size_t pitch, int64_t rows) {
+static void stage_rows(mpix_ep_call *call, size_t stage, const char *from, int64_t stride,
+                       size_t bytes, size_t pitch, int64_t rows) {
     mpix_ep *ep = call->ep;
     const mpix_ep_plan *plan = call->handle->plan;
     int streaming = (size_t)rows * bytes > ep->stream_peers;
     char *to = mpix_ep_stage_at(call, stage);
     for (int64_t i = 0; i < plan->nsegments; i++) {
         const mpix_ep_segment *s = &plan->segments[i];
-        for (int64_t r = s->row; s->source != ep->rank && (call->hop || !mpix_ep_is_far(ep, s->source)) && r < s->row + s->n && r < rows; r++) {
+        for (int64_t r = s->row;
+             s->source != ep->rank && (call->hop || !mpix_ep_is_far(ep, s->source)) &&
+             r < s->row + s->n && r < rows;
+             r++) {
             void *dst = to + (size_t)r * pitch;
             ep->rows->copy(from + r * stride, bytes, &dst, 1, streaming);
         }
@@ -81,31 +108,43 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
     mpix_ep *ep = call->ep;
     const MPIX_Ep_combine_in *in = &call->combine.in;
     const mpix_ep_plan *plan = call->handle->plan;
-    size_t row = mpix_ep_row_bytes(&in->x, in->hidden), scales = mpix_ep_scale_bytes(&in->x, in->hidden), stage = 0;
+    size_t row = mpix_ep_row_bytes(&in->x, in->hidden),
+           scales = mpix_ep_scale_bytes(&in->x, in->hidden), stage = 0;
     int64_t rows = mpix_ep_combine_rows(call);
     size_t n = (size_t)rows;
     if (!rows_check(call, rows) || !hops_check(call))
         return 1;
-    *offer = (mpix_ep_offer){.dtype = in->x.dtype, .scale_kind = in->x.scale_kind, .hidden = (uint64_t)in->hidden, .rows = n};
+    *offer = (mpix_ep_offer){.dtype = in->x.dtype,
+                             .scale_kind = in->x.scale_kind,
+                             .hidden = (uint64_t)in->hidden,
+                             .rows = n};
     offer->wire = call->hop ? mpix_ep_hop_wire(call) : 0;
-    offer->flags = (call->combine.out.slot_values ? MPIX_EP_WANTS_SLOTS : 0u) | (in->row_weights ? MPIX_EP_HAS_ROW_WEIGHTS : 0u) | (in->slot_values ? MPIX_EP_HAS_SLOTS : 0u);
+    offer->flags = (call->combine.out.slot_values ? MPIX_EP_WANTS_SLOTS : 0u) |
+                   (in->row_weights ? MPIX_EP_HAS_ROW_WEIGHTS : 0u) |
+                   (in->slot_values ? MPIX_EP_HAS_SLOTS : 0u);
     mpix_ep_place *place = offer->place;
-    size_t row_pitch = row % 64 ? mpix_ep_up16(row) : row, scale_pitch = mpix_ep_up16(scales), slot = mpix_ep_slot_bytes(call);
+    size_t row_pitch = row % 64 ? mpix_ep_up16(row) : row, scale_pitch = mpix_ep_up16(scales),
+           slot = mpix_ep_slot_bytes(call);
     int others = n > 0 && mpix_ep_mapped_rows(call) > 0;
-    if (others && !mpix_ep_find(ep, in->x.data, (n - 1) * (size_t)in->x.stride + row, (uint64_t)in->x.stride, &place[MPIX_EP_PLACE_X])) {
+    if (others && !mpix_ep_find(ep, in->x.data, (n - 1) * (size_t)in->x.stride + row,
+                                (uint64_t)in->x.stride, &place[MPIX_EP_PLACE_X])) {
         call->x_stage = stage;
         stage += n * row_pitch;
     }
-    if (others && scales && !mpix_ep_find(ep, in->x.scales, (n - 1) * (size_t)in->x.scale_stride + scales, (uint64_t)in->x.scale_stride,
-                                &place[MPIX_EP_PLACE_SCALES])) {
+    if (others && scales &&
+        !mpix_ep_find(ep, in->x.scales, (n - 1) * (size_t)in->x.scale_stride + scales,
+                      (uint64_t)in->x.scale_stride, &place[MPIX_EP_PLACE_SCALES])) {
         call->s_stage = stage;
         stage += n * scale_pitch;
     }
-    if (others && in->row_weights && !mpix_ep_find(ep, in->row_weights, n * sizeof(float), sizeof(float), &place[MPIX_EP_PLACE_META])) {
+    if (others && in->row_weights &&
+        !mpix_ep_find(ep, in->row_weights, n * sizeof(float), sizeof(float),
+                      &place[MPIX_EP_PLACE_META])) {
         call->meta_stage = stage = mpix_ep_up16(stage);
         stage += n * sizeof(float);
     }
-    if (others && in->slot_values && !mpix_ep_find(ep, in->slot_values, n * slot, slot, &place[MPIX_EP_PLACE_SLOTS])) {
+    if (others && in->slot_values &&
+        !mpix_ep_find(ep, in->slot_values, n * slot, slot, &place[MPIX_EP_PLACE_SLOTS])) {
         call->slot_stage = stage = mpix_ep_up16(stage);
         stage += n * slot;
     }
@@ -125,7 +164,8 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
     }
     if (call->s_stage != SIZE_MAX) {
         place[MPIX_EP_PLACE_SCALES] = mpix_ep_stage_place(call, call->s_stage, scale_pitch);
-        stage_rows(call, call->s_stage, in->x.scales, in->x.scale_stride, scales, scale_pitch, rows);
+        stage_rows(call, call->s_stage, in->x.scales, in->x.scale_stride, scales, scale_pitch,
+                   rows);
     }
     if (call->meta_stage != SIZE_MAX) {
         place[MPIX_EP_PLACE_META] = mpix_ep_stage_place(call, call->meta_stage, sizeof(float));
@@ -142,7 +182,8 @@ static void combine_check(mpix_ep_call *call) {
     const MPIX_Ep_combine_in *in = &call->combine.in;
     mpix_ep *ep = call->ep;
     if (!call->kind || call->kind == MPIX_ERRK_REMOTE)
-        mpix_ep_offers_compare(call, in->hidden, &in->x, "in.x", call->hop ? mpix_ep_hop_wire(call) : 0);
+        mpix_ep_offers_compare(call, in->hidden, &in->x, "in.x",
+                               call->hop ? mpix_ep_hop_wire(call) : 0);
     int go = !call->kind;
     for (int peer = 0; peer < ep->size; peer++) {
         const mpix_ep_offer *o = mpix_ep_my_offer(call, peer);
@@ -150,9 +191,12 @@ static void combine_check(mpix_ep_call *call) {
             call->far[peer].flags = o->flags;
             call->far[peer].rows = (int64_t)o->rows;
         }
-        if (!call->kind && o->rows > 0 && call->combine.out.slot_values && !(o->flags & MPIX_EP_HAS_SLOTS))
-            mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "out.slot_values", "out.slot_values is wanted, but rank %d gave no in.slot_values",
-                                              peer));
+        if (!call->kind && o->rows > 0 && call->combine.out.slot_values &&
+            !(o->flags & MPIX_EP_HAS_SLOTS))
+            mpix_ep_call_fail(
+                call,
+                mpix_fail(MPIX_ERRK_ARG, "out.slot_values",
+                          "out.slot_values is wanted, but rank %d gave no in.slot_values", peer));
     }
     if (call->hop)
         mpix_ep_hop_begin(call, go);
@@ -161,7 +205,9 @@ static void combine_check(mpix_ep_call *call) {
 /* Own rows are read where the caller has them. */
 void mpix_ep_combine_targets(mpix_ep_call *call) {
     const MPIX_Ep_combine_in *in = &call->combine.in;
-    mpix_ep_targets_fill(call, mpix_ep_row_bytes(&in->x, in->hidden), mpix_ep_scale_bytes(&in->x, in->hidden), sizeof(float), mpix_ep_slot_bytes(call));
+    mpix_ep_targets_fill(call, mpix_ep_row_bytes(&in->x, in->hidden),
+                         mpix_ep_scale_bytes(&in->x, in->hidden), sizeof(float),
+                         mpix_ep_slot_bytes(call));
     mpix_ep_target *self = &call->ep->targets[call->ep->rank];
     self->x = in->x.data;
     self->x_stride = (uint64_t)in->x.stride;
@@ -176,7 +222,8 @@ static const void *bias_row(const MPIX_Ep_combine_in *in, int i, int64_t t) {
 }
 
 /* The places of an entry's item in the batch that a proxied rank sent. */
-static void far_places(mpix_ep_call *call, const mpix_ep_entry *e, char **row, char **scales, char **record) {
+static void far_places(mpix_ep_call *call, const mpix_ep_entry *e, char **row, char **scales,
+                       char **record) {
     mpix_ep_geometry g = mpix_ep_far_combine_geometry(call);
     char *base = mpix_ep_stage_at(call, call->far[e->rank].rx);
     mpix_ep_far_at(&g, base, call->handle->plan->send_rows[e->rank], e->item, row, scales, record);
@@ -196,7 +243,9 @@ static void token_sum(mpix_ep_call *call, int64_t t) {
     const mpix_ep_plan *plan = call->handle->plan;
     const MPIX_Ep_combine_in *in = &call->combine.in;
     const MPIX_Ep_combine_out *out = &call->combine.out;
-    mpix_row_sum sum = {.y = (char *)out->y.data + t * out->y.stride, .bias = {bias_row(in, 0, t), bias_row(in, 1, t)}, .terms = ep->terms};
+    mpix_row_sum sum = {.y = (char *)out->y.data + t * out->y.stride,
+                        .bias = {bias_row(in, 0, t), bias_row(in, 1, t)},
+                        .terms = ep->terms};
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
         const mpix_ep_entry *e = &plan->entries[i];
         const mpix_ep_target *from = &ep->targets[e->rank];
@@ -210,14 +259,16 @@ static void token_sum(mpix_ep_call *call, int64_t t) {
             far_term(call, e, term);
         } else {
             term->x = from->x + (uint64_t)e->row * from->x_stride;
-            term->scales = from->scales ? from->scales + (uint64_t)e->row * from->scale_stride : NULL;
+            term->scales = from->scales ? from->scales + (uint64_t)e->row * from->scale_stride
+                                        : NULL;
             if (from->meta)
                 term->w[term->nw++] = ((const float *)from->meta)[e->row];
         }
         if (in->topk_weights)
             term->w[term->nw++] = in->topk_weights[t * plan->topk + e->choice];
     }
-    ep->rows->sum(&sum, in->x.dtype, in->x.scale_kind, out->y.dtype, (size_t)in->hidden, call->streaming);
+    ep->rows->sum(&sum, in->x.dtype, in->x.scale_kind, out->y.dtype, (size_t)in->hidden,
+                  call->streaming);
 }
 
 /* The values that the experts' ranks set for each choice of the token. */
@@ -334,16 +385,18 @@ int mpix_ep_combine_step(mpix_ep_call *call, int *banks_open) {
         call->state = COMBINE_WAIT;
         /* fall through */
     default:
-        return mpix_ep_signals_seen(call, MPIX_EP_MAPPED, NULL) ? MPIX_EP_STEP_COMPLETE : MPIX_EP_STEP_WAITING;
+        return mpix_ep_signals_seen(call, MPIX_EP_MAPPED, NULL) ? MPIX_EP_STEP_COMPLETE
+                                                                : MPIX_EP_STEP_WAITING;
     }
 }
 
-/* ---- the public calls --------------------------------------------------------------------------------------------------- */
+/* ---- the public calls ------------------------------------------------------------------------ */
 
-static int combine_call(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, MPIX_Xfer *xfer,
-                        int blocking) {
+static int combine_call(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in,
+                        const MPIX_Ep_combine_out *out, MPIX_Xfer *xfer, int blocking) {
     if (mpix_ep_gpu_is(handle))
-        return mpix_ep_gpu_combine(handle, in, out, xfer, blocking ? MPIX_EP_GPU_BLOCKING : MPIX_EP_GPU_XFER, NULL);
+        return mpix_ep_gpu_combine(handle, in, out, xfer,
+                                   blocking ? MPIX_EP_GPU_BLOCKING : MPIX_EP_GPU_XFER, NULL);
     mpix_ep_call *call;
     int code = mpix_ep_call_begin(handle, MPIX_EP_COMBINE, mpix_ep_combine_step, &call);
     if (code != MPI_SUCCESS)
@@ -363,12 +416,14 @@ static int combine_call(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, con
     return mpix_ep_call_submit(call, xfer, blocking);
 }
 
-int PMPIX_Ep_icombine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, MPIX_Xfer *xfer) {
+int PMPIX_Ep_icombine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in,
+                      const MPIX_Ep_combine_out *out, MPIX_Xfer *xfer) {
     return combine_call(handle, in, out, xfer, 0);
 }
 MPIX_WEAK_ALIAS(Ep_icombine);
 
-int PMPIX_Ep_combine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out) {
+int PMPIX_Ep_combine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in,
+                     const MPIX_Ep_combine_out *out) {
     return combine_call(handle, in, out, NULL, 1);
 }
 MPIX_WEAK_ALIAS(Ep_combine);

@@ -1,14 +1,20 @@
 /*
- * dispatch.c - dispatch between mapped ranks: every row is read once and written straight to its final places.
+ * dispatch.c - dispatch between mapped ranks: every row is read once and written straight to
+ * its final places.
  *
- * START   when the handle's routing is there: decides how many rows fit, takes a staging bank if the output is not mapped by peers or
- *         if ids, weights or token numbers are wanted, and grants every source the right to write (READY).
- * READY   waits for every destination's grant. Only then is anything written: an error of this rank (or a difference between ranks) is
- *         thus known before the first signal, so every rank learns of it.
+ * START   when the handle's routing is there: decides how many rows fit, takes a staging bank if
+ *         the output is not mapped by peers or if ids, weights or token numbers are wanted, and
+ *         grants every source the right to write (READY).
+ * READY   waits for every destination's grant. Only then is anything written: an error of this
+ *         rank (or a difference between ranks) is thus known before the first signal, so every
+ *         rank learns of it.
  * SEND    one pass over the tokens; in pieces, so that other calls of the context go on as well.
- *         Before it, rows for proxied peers are packed and posted (host/remote.c), so that the network works meanwhile.
- * SIGNAL  fence, then one word per destination. Words of a handle's dispatches are written in the order of their epochs.
- * WAIT    for every source's word; then copies what was staged, and fills what this rank knows itself.
+ *         Before it, rows for proxied peers are packed and posted (host/remote.c), so that the
+ *         network works meanwhile.
+ * SIGNAL  fence, then one word per destination. Words of a handle's dispatches are written in the
+ *         order of their epochs.
+ * WAIT    for every source's word; then copies what was staged, and fills what this
+ *         rank knows itself.
  */
 #include "config.h"
 
@@ -18,25 +24,39 @@
 
 #include <stdlib.h>
 
-enum { DISPATCH_START, DISPATCH_READY, DISPATCH_TURN, DISPATCH_PACK, DISPATCH_SEND, DISPATCH_SERVE, DISPATCH_WAIT };
+enum {
+    DISPATCH_START,
+    DISPATCH_READY,
+    DISPATCH_TURN,
+    DISPATCH_PACK,
+    DISPATCH_SEND,
+    DISPATCH_SERVE,
+    DISPATCH_WAIT
+};
 
 #define PIECE_BYTES (4u << 20) /* written per step */
 
-/* What travels beside a row: the token's number, then COMPACT: local ids and weights of all choices; EXPERT: the choice's weight. */
+/* What travels beside a row: the token's number, then COMPACT: local ids and weights of all
+ * choices; EXPERT: the choice's weight. */
 size_t mpix_ep_dispatch_meta(const mpix_ep_call *call) {
     int width = call->handle->plan->width;
-    return call->ep->config.layout == MPIX_EP_COMPACT ? ((4 + 8 * (size_t)width) + 7) & ~(size_t)7 : 8;
+    return call->ep->config.layout == MPIX_EP_COMPACT ? ((4 + 8 * (size_t)width) + 7) & ~(size_t)7
+                                                      : 8;
 }
 
-static int wants_meta(const MPIX_Ep_dispatch_out *out) { return out->local_ids || out->src_token || out->topk_weights; }
+static int wants_meta(const MPIX_Ep_dispatch_out *out) {
+    return out->local_ids || out->src_token || out->topk_weights;
+}
 
-/* Rows that this rank takes: what it receives, cut to what fits. With overflow = error what does not fit is an error. */
+/* Rows that this rank takes: what it receives, cut to what fits. With overflow = error what does
+ * not fit is an error. */
 static int64_t rows_taken(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     int64_t total = call->handle->plan->recv_total, capacity = call->dispatch.out.capacity_rows;
     if (ep->config.overflow == MPIX_EP_OVERFLOW_ERROR && total > capacity)
         mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_TRUNCATE, "out.capacity_rows",
-                                          "this rank receives %lld rows, out.capacity_rows is %lld", (long long)total, (long long)capacity));
+                                          "this rank receives %lld rows, out.capacity_rows is %lld",
+                                          (long long)total, (long long)capacity));
     if (ep->config.max_recv_rows > 0 && capacity > ep->config.max_recv_rows)
         capacity = ep->config.max_recv_rows;
     return total < capacity ? total : capacity;
@@ -47,24 +67,32 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
     mpix_ep *ep = call->ep;
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
-    size_t row = mpix_ep_row_bytes(&out->x, in->hidden), scales = mpix_ep_scale_bytes(&out->x, in->hidden), meta = mpix_ep_dispatch_meta(call);
+    size_t row = mpix_ep_row_bytes(&out->x, in->hidden),
+           scales = mpix_ep_scale_bytes(&out->x, in->hidden), meta = mpix_ep_dispatch_meta(call);
     call->hop = call->handle->plan->hop;
     int64_t rows = rows_taken(call);
     size_t n = (size_t)rows, stage = 0;
     if (call->kind)
         return 1;
-    *offer = (mpix_ep_offer){.dtype = out->x.dtype, .scale_kind = out->x.scale_kind, .hidden = (uint64_t)in->hidden, .rows = n};
+    *offer = (mpix_ep_offer){.dtype = out->x.dtype,
+                             .scale_kind = out->x.scale_kind,
+                             .hidden = (uint64_t)in->hidden,
+                             .rows = n};
     offer->flags = out->topk_weights ? MPIX_EP_WANTS_WEIGHTS : 0;
     if (n == 0)
         return 1;
     mpix_ep_place *x = &offer->place[MPIX_EP_PLACE_X], *s = &offer->place[MPIX_EP_PLACE_SCALES];
     size_t row_pitch = row % 64 ? mpix_ep_up16(row) : row, scale_pitch = mpix_ep_up16(scales);
     int others = mpix_ep_mapped_rows(call) > 0;
-    if (!mpix_ep_find(ep, out->x.data, (n - 1) * (size_t)out->x.stride + row, (uint64_t)out->x.stride, x) && others) {
+    if (!mpix_ep_find(ep, out->x.data, (n - 1) * (size_t)out->x.stride + row,
+                      (uint64_t)out->x.stride, x) &&
+        others) {
         call->x_stage = stage;
         stage += n * row_pitch;
     }
-    if (scales && !mpix_ep_find(ep, out->x.scales, (n - 1) * (size_t)out->x.scale_stride + scales, (uint64_t)out->x.scale_stride, s) &&
+    if (scales &&
+        !mpix_ep_find(ep, out->x.scales, (n - 1) * (size_t)out->x.scale_stride + scales,
+                      (uint64_t)out->x.scale_stride, s) &&
         others) {
         call->s_stage = stage;
         stage += n * scale_pitch;
@@ -93,7 +121,9 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
 
 static int streams(const mpix_ep_call *call) {
     const mpix_ep_plan *plan = call->handle->plan;
-    return (size_t)plan->first[plan->tokens] * mpix_ep_row_bytes(&call->dispatch.out.x, call->dispatch.in.hidden) > call->ep->stream_peers;
+    return (size_t)plan->first[plan->tokens] *
+               mpix_ep_row_bytes(&call->dispatch.out.x, call->dispatch.in.hidden) >
+           call->ep->stream_peers;
 }
 
 /* All grants are here: what can still go wrong on this rank. */
@@ -101,13 +131,18 @@ static void dispatch_check(mpix_ep_call *call) {
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
     mpix_ep *ep = call->ep;
     if (!call->kind || call->kind == MPIX_ERRK_REMOTE)
-        mpix_ep_offers_compare(call, in->hidden, &call->dispatch.out.x, mpix_ep_converts(call) ? "out.x" : "in.x", 0);
+        mpix_ep_offers_compare(call, in->hidden, &call->dispatch.out.x,
+                               mpix_ep_converts(call) ? "out.x" : "in.x", 0);
     int go = !call->kind;
     for (int peer = 0; peer < ep->size && !call->kind; peer++)
         if ((mpix_ep_my_offer(call, peer)->flags & MPIX_EP_WANTS_WEIGHTS) && !in->topk_weights &&
             call->handle->plan->tokens * call->handle->plan->topk > 0)
-            mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "in.topk_weights",
-                                              "in.topk_weights is NULL, but rank %d asks for weights (out.topk_weights)", peer));
+            mpix_ep_call_fail(
+                call,
+                mpix_fail(
+                    MPIX_ERRK_ARG, "in.topk_weights",
+                    "in.topk_weights is NULL, but rank %d asks for weights (out.topk_weights)",
+                    peer));
     if (call->hop) {
         call->streaming = streams(call);
         mpix_ep_hop_begin(call, go);
@@ -118,7 +153,8 @@ static void dispatch_check(mpix_ep_call *call) {
 void mpix_ep_dispatch_targets(mpix_ep_call *call) {
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
-    mpix_ep_targets_fill(call, mpix_ep_row_bytes(&out->x, in->hidden), mpix_ep_scale_bytes(&out->x, in->hidden), mpix_ep_dispatch_meta(call), 0);
+    mpix_ep_targets_fill(call, mpix_ep_row_bytes(&out->x, in->hidden),
+                         mpix_ep_scale_bytes(&out->x, in->hidden), mpix_ep_dispatch_meta(call), 0);
     mpix_ep_target *self = &call->ep->targets[call->ep->rank];
     self->x = out->x.data;
     self->x_stride = (uint64_t)out->x.stride;
@@ -126,7 +162,8 @@ void mpix_ep_dispatch_targets(mpix_ep_call *call) {
     self->scale_stride = (uint64_t)out->x.scale_stride;
 }
 
-void mpix_ep_meta_write(const mpix_ep_call *call, const mpix_ep_beside *b, int rank, int choice, char *to) {
+void mpix_ep_meta_write(const mpix_ep_call *call, const mpix_ep_beside *b, int rank, int choice,
+                        char *to) {
     const mpix_ep_placement *p = &call->ep->placement;
     int32_t *words = (int32_t *)(void *)to;
     words[0] = b->token;
@@ -154,7 +191,8 @@ void mpix_ep_token_convert(const mpix_ep_call *call, int64_t t, void *row, void 
     const mpix_rows_ops *rows = call->ep->rows;
     const char *x = (const char *)in->x.data + t * in->x.stride;
     if (out->scale_kind) {
-        rows->quantize(x, in->x.dtype, row, out->dtype, scales, out->scale_kind, (size_t)in->hidden);
+        rows->quantize(x, in->x.dtype, row, out->dtype, scales, out->scale_kind,
+                       (size_t)in->hidden);
         return;
     }
     mpix_row_term term = {.x = x};
@@ -167,7 +205,8 @@ static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales)
     const mpix_ep_plan *plan = call->handle->plan;
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
     void **dst = ep->dst, **sdst = ep->dst + ep->config.max_topk + 1;
-    const mpix_ep_beside beside = {(int32_t)t, plan->topk, plan->ids + t * plan->topk, in->topk_weights ? in->topk_weights + t * plan->topk : NULL};
+    const mpix_ep_beside beside = {(int32_t)t, plan->topk, plan->ids + t * plan->topk,
+                                   in->topk_weights ? in->topk_weights + t * plan->topk : NULL};
     int n = 0;
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
         const mpix_ep_entry *e = &plan->entries[i];
@@ -179,11 +218,14 @@ static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales)
             sdst[n] = to->scales + (uint64_t)e->row * to->scale_stride;
         n++;
         if (to->meta)
-            mpix_ep_meta_write(call, &beside, e->rank, e->choice, to->meta + (size_t)e->row * mpix_ep_dispatch_meta(call));
+            mpix_ep_meta_write(call, &beside, e->rank, e->choice,
+                               to->meta + (size_t)e->row * mpix_ep_dispatch_meta(call));
     }
     if (n == 0)
         return;
-    const char *x = (const char *)in->x.data + t * in->x.stride, *s = scales && in->x.scales ? (const char *)in->x.scales + t * in->x.scale_stride : NULL;
+    const char *x = (const char *)in->x.data + t * in->x.stride,
+               *s = scales && in->x.scales ? (const char *)in->x.scales + t * in->x.scale_stride
+                                           : NULL;
     if (mpix_ep_converts(call)) { /* once, whatever the number of destinations */
         x = ep->converted;
         s = ep->converted + row;
@@ -199,7 +241,8 @@ static int dispatch_send(mpix_ep_call *call) {
     const mpix_ep_plan *plan = call->handle->plan;
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
-    size_t row = mpix_ep_row_bytes(&out->x, in->hidden), scales = mpix_ep_scale_bytes(&out->x, in->hidden);
+    size_t row = mpix_ep_row_bytes(&out->x, in->hidden),
+           scales = mpix_ep_scale_bytes(&out->x, in->hidden);
     int64_t entries = (int64_t)(PIECE_BYTES / (row + 1)) + 16;
     mpix_ep_dispatch_targets(call);
     if (call->kind)
@@ -212,9 +255,10 @@ static int dispatch_send(mpix_ep_call *call) {
     return t == plan->tokens;
 }
 
-/* ---- the receiving side ------------------------------------------------------------------------------------------------- */
+/* ---- the receiving side ---------------------------------------------------------------------- */
 
-static void rows_copy(mpix_ep *ep, char *to, size_t to_stride, const char *from, size_t from_stride, size_t bytes, int64_t n, int streaming) {
+static void rows_copy(mpix_ep *ep, char *to, size_t to_stride, const char *from, size_t from_stride,
+                      size_t bytes, int64_t n, int streaming) {
     if (to_stride == bytes && from_stride == bytes) {
         void *dst = to;
         ep->rows->copy(from, bytes * (size_t)n, &dst, 1, streaming);
@@ -260,11 +304,13 @@ static void segment_take(mpix_ep_call *call, const mpix_ep_segment *seg, int64_t
     if (staged && call->x_stage != SIZE_MAX) {
         size_t pitch = own->place[MPIX_EP_PLACE_X].stride;
         rows_copy(ep, (char *)out->x.data + row * out->x.stride, (size_t)out->x.stride,
-                  mpix_ep_stage_at(call, call->x_stage) + (size_t)row * pitch, pitch, bytes, n, call->streaming);
+                  mpix_ep_stage_at(call, call->x_stage) + (size_t)row * pitch, pitch, bytes, n,
+                  call->streaming);
     }
     if (staged && call->s_stage != SIZE_MAX) {
         size_t pitch = own->place[MPIX_EP_PLACE_SCALES].stride;
-        rows_copy(ep, (char *)out->x.scales + row * out->x.scale_stride, (size_t)out->x.scale_stride,
+        rows_copy(ep, (char *)out->x.scales + row * out->x.scale_stride,
+                  (size_t)out->x.scale_stride,
                   mpix_ep_stage_at(call, call->s_stage) + (size_t)row * pitch, pitch, scales, n, 0);
     }
     for (int64_t i = row; out->src_rank && i < row + n; i++)
@@ -291,7 +337,8 @@ static void padding_fill(mpix_ep_call *call, int64_t row, int64_t end) {
     }
 }
 
-void mpix_ep_received_fill(mpix_ep_call *call, const int64_t *recv_rank, const int64_t *recv_expert, const int64_t *offset) {
+void mpix_ep_received_fill(mpix_ep_call *call, const int64_t *recv_rank, const int64_t *recv_expert,
+                           const int64_t *offset) {
     const mpix_ep_placement *p = &call->ep->placement;
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
     int64_t nlocal = p->nlocal[p->rank];
@@ -308,7 +355,8 @@ void mpix_ep_received_fill(mpix_ep_call *call, const int64_t *recv_rank, const i
 static void dispatch_finish(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     const mpix_ep_plan *plan = call->handle->plan;
-    int64_t rows = (int64_t)mpix_ep_my_offer(call, ep->rank)->rows, nlocal = ep->placement.nlocal[ep->rank];
+    int64_t rows = (int64_t)mpix_ep_my_offer(call, ep->rank)->rows,
+            nlocal = ep->placement.nlocal[ep->rank];
     for (int64_t i = 0; i < plan->nsegments; i++)
         if (call->hop || !mpix_ep_is_far(ep, plan->segments[i].source))
             segment_take(call, &plan->segments[i], rows);
@@ -386,7 +434,8 @@ int mpix_ep_dispatch_step(mpix_ep_call *call, int *banks_open) {
         call->state = DISPATCH_WAIT;
         /* fall through */
     default:
-        if (!mpix_ep_signals_seen(call, MPIX_EP_ALL, call->kind ? NULL : call->dispatch.out.wait_ns))
+        if (!mpix_ep_signals_seen(call, MPIX_EP_ALL,
+                                  call->kind ? NULL : call->dispatch.out.wait_ns))
             return MPIX_EP_STEP_WAITING;
         if (!call->kind)
             dispatch_finish(call);
@@ -394,22 +443,25 @@ int mpix_ep_dispatch_step(mpix_ep_call *call, int *banks_open) {
     }
 }
 
-/* ---- the public calls --------------------------------------------------------------------------------------------------- */
+/* ---- the public calls ------------------------------------------------------------------------ */
 
 static int scratch_make(mpix_ep *ep) {
     pthread_mutex_lock(&ep->lock);
     if (!ep->converted)
         ep->converted = malloc((size_t)ep->config.max_row_bytes);
-    int kind = ep->converted ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, "out.x.dtype", "no memory for a row of config.max_row_bytes = %lld bytes",
-                                             (long long)ep->config.max_row_bytes);
+    int kind = ep->converted ? 0
+                             : mpix_fail(MPIX_ERRK_NO_MEM, "out.x.dtype",
+                                         "no memory for a row of config.max_row_bytes = %lld bytes",
+                                         (long long)ep->config.max_row_bytes);
     pthread_mutex_unlock(&ep->lock);
     return kind;
 }
 
-static int dispatch_call(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, MPIX_Xfer *xfer,
-                         int blocking) {
+static int dispatch_call(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in,
+                         const MPIX_Ep_dispatch_out *out, MPIX_Xfer *xfer, int blocking) {
     if (mpix_ep_gpu_is(handle))
-        return mpix_ep_gpu_dispatch(handle, in, out, xfer, blocking ? MPIX_EP_GPU_BLOCKING : MPIX_EP_GPU_XFER, NULL);
+        return mpix_ep_gpu_dispatch(handle, in, out, xfer,
+                                    blocking ? MPIX_EP_GPU_BLOCKING : MPIX_EP_GPU_XFER, NULL);
     mpix_ep_call *call;
     int code = mpix_ep_call_begin(handle, MPIX_EP_DISPATCH, mpix_ep_dispatch_step, &call);
     if (code != MPI_SUCCESS)
@@ -430,12 +482,14 @@ static int dispatch_call(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, c
     return mpix_ep_call_submit(call, xfer, blocking);
 }
 
-int PMPIX_Ep_idispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, MPIX_Xfer *xfer) {
+int PMPIX_Ep_idispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in,
+                       const MPIX_Ep_dispatch_out *out, MPIX_Xfer *xfer) {
     return dispatch_call(handle, in, out, xfer, 0);
 }
 MPIX_WEAK_ALIAS(Ep_idispatch);
 
-int PMPIX_Ep_dispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out) {
+int PMPIX_Ep_dispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in,
+                      const MPIX_Ep_dispatch_out *out) {
     return dispatch_call(handle, in, out, NULL, 1);
 }
 MPIX_WEAK_ALIAS(Ep_dispatch);

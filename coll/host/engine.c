@@ -1,8 +1,9 @@
 /*
- * engine.c - the engine: calls in flight, progress by the caller or a thread, waiting, deaths and time limits.
+ * engine.c - the engine: calls in flight, progress by the caller or a thread, waiting, deaths
+ * and time limits.
  *
- * Waits of one context never depend on the order in which the caller waits: every test and wait steps all calls of the context, and
- * those of the process's other contexts when it has to pause.
+ * Waits of one context never depend on the order in which the caller waits: every test and wait
+ * steps all calls of the context, and those of the process's other contexts when it has to pause.
  */
 #include "config.h"
 
@@ -21,16 +22,22 @@ static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
 static mpix_ep *all; /* contexts of the process */
 static uint64_t visits;
 
-/* ---- calls -------------------------------------------------------------------------------------------------------------- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
-/* The call, then [ranks] parts for proxied peers, then [ranks] parts in low latency, then [ranks] flags. */
-static size_t far_bytes(const mpix_ep *ep) { return ep->far ? (size_t)ep->size * sizeof(mpix_ep_far_call) : 0; }
-static size_t ll_bytes(const mpix_ep *ep) { return ep->ll ? (size_t)ep->size * sizeof(mpix_ep_ll_part) : 0; }
+/* The call, then [ranks] parts for proxied peers, then [ranks] parts in low latency, then
+ * [ranks] flags. */
+static size_t far_bytes(const mpix_ep *ep) {
+    return ep->far ? (size_t)ep->size * sizeof(mpix_ep_far_call) : 0;
+}
+static size_t ll_bytes(const mpix_ep *ep) {
+    return ep->ll ? (size_t)ep->size * sizeof(mpix_ep_ll_part) : 0;
+}
 static mpix_ep_call *call_alloc(const mpix_ep *ep) {
     return malloc(sizeof(mpix_ep_call) + far_bytes(ep) + ll_bytes(ep) + (size_t)ep->size);
 }
 
-/* Memory for a call: one that is free, new memory, or the spare one. NULL: there is not even that. */
+/* Memory for a call: one that is free, new memory, or the spare one. NULL: there is
+ * not even that. */
 static mpix_ep_call *call_take(mpix_ep *ep, int *spare) {
     pthread_mutex_lock(&ep->lock);
     mpix_ep_call *call = ep->pool;
@@ -59,8 +66,9 @@ static void call_give(mpix_ep *ep, mpix_ep_call *call) {
 }
 
 /*
- * The peers make this call whatever happens here, so it must count here too: a rank that left it out would answer with the next one, and take the
- * rows of another. Without memory it is made in the spare one, as an empty batch that failed. If that is still in flight, the context fails.
+ * The peers make this call whatever happens here, so it must count here too: a rank that left it
+ * out would answer with the next one, and take the rows of another. Without memory it is made in
+ * the spare one, as an empty batch that failed. If that is still in flight, the context fails.
  */
 static mpix_ep_call *call_new(struct mpix_ep_handle *handle, int type) {
     static const char text[] = "no memory for a call";
@@ -69,7 +77,10 @@ static mpix_ep_call *call_new(struct mpix_ep_handle *handle, int type) {
     mpix_ep_call *call = call_take(ep, &spare);
     if (!call) {
         pthread_mutex_lock(&ep->lock);
-        mpix_ep_fail(ep, mpix_fail(MPIX_ERRK_NO_MEM, NULL, "%s, while another that got none is in flight; the context has failed", text));
+        mpix_ep_fail(
+            ep, mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                          "%s, while another that got none is in flight; the context has failed",
+                          text));
         pthread_mutex_unlock(&ep->lock);
         return NULL;
     }
@@ -92,9 +103,11 @@ static mpix_ep_call *call_new(struct mpix_ep_handle *handle, int type) {
     return call;
 }
 
-int mpix_ep_call_begin(struct mpix_ep_handle *handle, int type, int (*step)(mpix_ep_call *, int *), mpix_ep_call **call) {
+int mpix_ep_call_begin(struct mpix_ep_handle *handle, int type, int (*step)(mpix_ep_call *, int *),
+                       mpix_ep_call **call) {
     if (!mpix_live_check(handle, MPIX_LIVE_HANDLE))
-        return mpix_boot_raise(NULL, mpix_live_need(handle, MPIX_LIVE_HANDLE, "handle", "handle is NULL or freed"));
+        return mpix_boot_raise(NULL, mpix_live_need(handle, MPIX_LIVE_HANDLE, "handle",
+                                                    "handle is NULL or freed"));
     int kind = mpix_ep_alive(handle->ep);
     if (kind)
         return mpix_boot_raise(handle->ep->boot, kind);
@@ -139,15 +152,18 @@ int mpix_ep_bank_take(mpix_ep_call *call, size_t bytes) {
         return 0;
     mpix_ep_bank *bank = &ep->banks[b];
     if (bytes > ep->bank_bytes) {
-        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_INTERNAL, NULL, "a batch needs %zu bytes of staging, a bank has %zu", bytes,
-                                          ep->bank_bytes));
+        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_INTERNAL, NULL,
+                                          "a batch needs %zu bytes of staging, a bank has %zu",
+                                          bytes, ep->bank_bytes));
         return 1;
     }
     if (bytes > bank->committed) {
         size_t upto = (bytes + 4095) & ~(size_t)4095;
         if (upto > ep->bank_bytes)
             upto = ep->bank_bytes;
-        int kind = mpix_win_commit(ep->stage, ep->banks_at + (size_t)b * ep->bank_bytes + bank->committed, upto - bank->committed);
+        int kind = mpix_win_commit(ep->stage,
+                                   ep->banks_at + (size_t)b * ep->bank_bytes + bank->committed,
+                                   upto - bank->committed);
         if (kind) {
             mpix_ep_call_fail(call, kind);
             return 1;
@@ -192,8 +208,11 @@ static void call_complete(mpix_ep *ep, mpix_ep_call *call, mpix_ep_call *prev) {
 
 /* Peers learn of a failure at once, late ones when they come. The first who tells is heard. */
 static void tell(mpix_ep *ep) {
-    uint64_t heard = ep->ctl ? atomic_load_explicit(&((mpix_ep_head *)ep->ctl->base)->failed, memory_order_acquire) : 0;
-    uint64_t word = heard ? heard : mpix_boot_tell(ep->boot, ep->failed, &ep->failure); /* passed on as it was told */
+    uint64_t heard = ep->ctl ? atomic_load_explicit(&((mpix_ep_head *)ep->ctl->base)->failed,
+                                                    memory_order_acquire)
+                             : 0;
+    /* passed on as it was told */
+    uint64_t word = heard ? heard : mpix_boot_tell(ep->boot, ep->failed, &ep->failure);
     for (int peer = 0; ep->ctl && peer < ep->size; peer++) {
         mpix_ep_head *head = ep->ctl->peer[peer];
         uint64_t none = 0;
@@ -207,7 +226,9 @@ static void tell(mpix_ep *ep) {
 
 /* The kind of a failure that a peer has told of, with the thread's error; 0: none has. */
 static int told(mpix_ep *ep) {
-    uint64_t word = ep->ctl ? atomic_load_explicit(&((mpix_ep_head *)ep->ctl->base)->failed, memory_order_acquire) : 0;
+    uint64_t word = ep->ctl ? atomic_load_explicit(&((mpix_ep_head *)ep->ctl->base)->failed,
+                                                   memory_order_acquire)
+                            : 0;
     return word ? mpix_boot_told(ep->boot, word, "the context") : 0;
 }
 
@@ -239,7 +260,7 @@ int mpix_ep_alive(mpix_ep *ep) {
     return kind;
 }
 
-/* ---- progress ----------------------------------------------------------------------------------------------------------- */
+/* ---- progress -------------------------------------------------------------------------------- */
 
 /* A call whose part is done, but not the commands that it queued for proxied peers. */
 static int flush_step(mpix_ep_call *call, int *banks_open) {
@@ -267,8 +288,8 @@ static int progress(mpix_ep *ep) {
             worked |= did == MPIX_EP_STEP_WORKED;
         }
     }
-    /* What the steps queued goes out now: after the start of a nonblocking call the caller may not come back for long. What arrives
-     * makes another round. */
+    /* What the steps queued goes out now: after the start of a nonblocking call the caller may not
+     * come back for long. What arrives makes another round. */
     if (ep->far)
         worked |= mpix_proxy_step(ep->far->proxy);
     return worked;
@@ -280,14 +301,17 @@ static void progress_all(mpix_ep *ep) {
 }
 
 /*
- * Whether the call waits for this peer's part. Own rows may wait for the others' (low latency), never the other way round; nor is a peer missing
- * whose batch is here, but not dealt with before the others' heads are here too.
+ * Whether the call waits for this peer's part. Own rows may wait for the others' (low latency),
+ * never the other way round; nor is a peer missing whose batch is here, but not dealt with before
+ * the others' heads are here too.
  */
 static int missing(const mpix_ep_call *call, int peer) {
-    return call->waiting && peer != call->ep->rank && !call->seen[peer] && !(call->ll && mpix_ep_ll_dispatch_here(call, peer));
+    return call->waiting && peer != call->ep->rank && !call->seen[peer] &&
+           !(call->ll && mpix_ep_ll_dispatch_here(call, peer));
 }
 
-/* A proxied peer whose connection has failed, or to which nothing can be queued: everybody's calls need it. */
+/* A proxied peer whose connection has failed, or to which nothing can be queued: everybody's
+ * calls need it. */
 static void check_far(mpix_ep *ep) {
     MPIX_Error error;
     int stuck = ep->far && ep->first ? mpix_ep_far_stuck(ep) : 0;
@@ -322,7 +346,8 @@ static void check_told(mpix_ep *ep) {
         mpix_ep_fail(ep, kind);
 }
 
-/* A peer that a call waits for and whose process has ended. What it published before its end is taken first. */
+/* A peer that a call waits for and whose process has ended. What it published before its end
+ * is taken first. */
 static void check_deaths(mpix_ep *ep) {
     uint64_t now = mpix_clock_ns();
     if (now - ep->checked_ns < CHECK_NS)
@@ -342,10 +367,12 @@ static void check_deaths(mpix_ep *ep) {
         for (mpix_ep_call *c = ep->first; c; c = c->next) {
             if (!missing(c, peer))
                 continue;
-            mpix_ep_fail(ep, mpix_fail_peer(MPIX_ERRK_PEER, peer, ep->boot->hostnames[peer],
-                                            "rank %d (pid %d on %s) ended before its part of %s number %llu; the context has failed", peer,
-                                            (int)ep->boot->pids[peer], ep->boot->hostnames[peer], mpix_ep_call_name(c),
-                                            (unsigned long long)c->epoch));
+            mpix_ep_fail(ep,
+                         mpix_fail_peer(MPIX_ERRK_PEER, peer, ep->boot->hostnames[peer],
+                                        "rank %d (pid %d on %s) ended before its part of %s number "
+                                        "%llu; the context has failed",
+                                        peer, (int)ep->boot->pids[peer], ep->boot->hostnames[peer],
+                                        mpix_ep_call_name(c), (unsigned long long)c->epoch));
             return;
         }
     }
@@ -369,8 +396,10 @@ static void time_out(mpix_ep *ep) {
         if (peer < 0)
             continue;
         mpix_ep_fail(ep, mpix_fail_peer(MPIX_ERRK_TIMEOUT, peer, ep->boot->hostnames[peer],
-                                        "rank %d on %s did not do its part of %s number %llu within %g s; the context has failed", peer,
-                                        ep->boot->hostnames[peer], mpix_ep_call_name(c), (unsigned long long)c->epoch, ep->config.timeout_s));
+                                        "rank %d on %s did not do its part of %s number %llu "
+                                        "within %g s; the context has failed",
+                                        peer, ep->boot->hostnames[peer], mpix_ep_call_name(c),
+                                        (unsigned long long)c->epoch, ep->config.timeout_s));
         return;
     }
     /* Everybody's part is here, but the network has not done this rank's. */
@@ -379,19 +408,24 @@ static void time_out(mpix_ep *ep) {
             if (!mpix_ep_far_owed(c, peer))
                 continue;
             mpix_ep_fail(ep, mpix_fail_peer(MPIX_ERRK_TIMEOUT, peer, ep->boot->hostnames[peer],
-                                            "what was sent to rank %d on %s for %s number %llu was not delivered within %g s; the context has failed",
-                                            peer, ep->boot->hostnames[peer], mpix_ep_call_name(c), (unsigned long long)c->epoch,
-                                            ep->config.timeout_s));
+                                            "what was sent to rank %d on %s for %s number %llu was "
+                                            "not delivered within %g s; the context has failed",
+                                            peer, ep->boot->hostnames[peer], mpix_ep_call_name(c),
+                                            (unsigned long long)c->epoch, ep->config.timeout_s));
             return;
         }
     }
-    mpix_ep_fail(ep, mpix_fail(MPIX_ERRK_TIMEOUT, NULL, "no progress within %g s; the context has failed", ep->config.timeout_s));
+    mpix_ep_fail(ep, mpix_fail(MPIX_ERRK_TIMEOUT, NULL,
+                               "no progress within %g s; the context has failed",
+                               ep->config.timeout_s));
 }
 
 /*
- * Other contexts of the process: their peers may be what ours wait for. Nobody is held up by them: all_lock is held to look at the list
- * and never to work, a context that another thread works on is passed over, and a visit is one step of each call, at most some 4 MiB.
- * Who looks least recently visited goes first, so all get their turn. A visited context can't be freed (mpix_ep_engine_free).
+ * Other contexts of the process: their peers may be what ours wait for. Nobody is held up by them:
+ * all_lock is held to look at the list and never to work, a context that another thread works on is
+ * passed over, and a visit is one step of each call, at most some 4 MiB. Who looks least recently
+ * visited goes first, so all get their turn. A visited context can't be freed
+ * (mpix_ep_engine_free).
  */
 static mpix_ep *other_take(const mpix_ep *self, int *busy) {
     mpix_ep *chosen = NULL;
@@ -401,7 +435,8 @@ static mpix_ep *other_take(const mpix_ep *self, int *busy) {
         return NULL;
     }
     for (mpix_ep *ep = all; ep; ep = ep->next) {
-        if (ep == self || ep->threaded || atomic_load_explicit(&ep->flying, memory_order_relaxed) == 0)
+        if (ep == self || ep->threaded ||
+            atomic_load_explicit(&ep->flying, memory_order_relaxed) == 0)
             continue;
         ++*busy;
         if (!chosen || ep->visited < chosen->visited)
@@ -431,7 +466,7 @@ static int progress_others(const mpix_ep *self, int *busy) {
     return worked;
 }
 
-/* ---- transfers ---------------------------------------------------------------------------------------------------------- */
+/* ---- transfers ------------------------------------------------------------------------------- */
 
 static int ep_test(struct mpix_xfer *xfer) {
     mpix_ep_call *call = (mpix_ep_call *)xfer;
@@ -458,7 +493,8 @@ static int ep_test(struct mpix_xfer *xfer) {
     return done;
 }
 
-/* Commands wait for room in the proxy, which rings nobody when it has made some: its thread gets the core. */
+/* Commands wait for room in the proxy, which rings nobody when it has made some: its thread
+ * gets the core. */
 static int crammed(const mpix_ep *ep) {
     int is = ep->far && atomic_load_explicit(&ep->far->nlater, memory_order_relaxed) > 0;
     if (is)
@@ -471,11 +507,9 @@ static int ep_busy(struct mpix_xfer *xfer) {
     return call->others || crammed(call->ep);
 }
 
-/* Whether everything that this context waits for rings its doorbell: a network device that writes words by itself does not, and a proxy
- * that the caller runs needs to be run. */
-static int rings(const mpix_ep *ep) {
-    return !ep->far || mpix_proxy_rings(ep->far->proxy);
-}
+/* Whether everything that this context waits for rings its doorbell: a network device that writes
+ * words by itself does not, and a proxy that the caller runs needs to be run. */
+static int rings(const mpix_ep *ep) { return !ep->far || mpix_proxy_rings(ep->far->proxy); }
 
 static void ep_wait_start(struct mpix_xfer *xfer, mpix_wait *wait) {
     mpix_ep *ep = ((mpix_ep_call *)xfer)->ep;
@@ -615,7 +649,7 @@ int mpix_ep_look(void *object, int kind) {
     return kind;
 }
 
-/* ---- the progress thread ------------------------------------------------------------------------------------------------- */
+/* ---- the progress thread --------------------------------------------------------------------- */
 
 static void *thread_main(void *arg) {
     mpix_ep *ep = arg;
@@ -626,12 +660,14 @@ static void *thread_main(void *arg) {
     while (!ep->stop) {
         if (!ep->first) {
             pthread_cond_wait(&ep->wake, &ep->lock);
-            mpix_wait_start(&wait, rings(ep) ? mpix_ep_bell(ep) : NULL, ep->params.spin_us, ep->crowded);
+            mpix_wait_start(&wait, rings(ep) ? mpix_ep_bell(ep) : NULL, ep->params.spin_us,
+                            ep->crowded);
             continue;
         }
         if (progress(ep)) {
             mpix_wait_end(&wait);
-            mpix_wait_start(&wait, rings(ep) ? mpix_ep_bell(ep) : NULL, ep->params.spin_us, ep->crowded);
+            mpix_wait_start(&wait, rings(ep) ? mpix_ep_bell(ep) : NULL, ep->params.spin_us,
+                            ep->crowded);
             continue;
         }
         check_deaths(ep);
@@ -650,7 +686,9 @@ int mpix_ep_engine_init(mpix_ep *ep) {
     if (!ep->spare)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a call");
     if (ep->params.progress == MPIX_PROGRESS_THREAD) {
-        int kind = mpix_thread_start(&ep->thread, "mpixep-progress", "the progress thread (parameter progress = thread)", thread_main, ep);
+        int kind = mpix_thread_start(&ep->thread, "mpixep-progress",
+                                     "the progress thread (parameter progress = thread)",
+                                     thread_main, ep);
         if (kind)
             return kind;
         ep->threaded = 1;
@@ -680,7 +718,9 @@ void mpix_ep_engine_free(mpix_ep *ep) {
         mpix_doorbell_ring(mpix_ep_bell(ep));
         pthread_join(ep->thread, NULL);
     }
-    while (ep->held) { /* a failed context may be freed with transfers in the caller's hands: they are not valid any more */
+    /* a failed context may be freed with transfers in the caller's hands: they are not
+     * valid any more */
+    while (ep->held) {
         mpix_ep_call *call = ep->held;
         ep->held = call->held_next;
         mpix_live_remove(call);

@@ -1,13 +1,15 @@
-/* forward.c - two hops: who forwards for whom, rings, credit, and the choice between one hop and two. The argument is in host/forward.h. */
+/* forward.c - two hops: who forwards for whom, rings, credit, and the choice between one hop and
+ * two. The argument is in host/forward.h. */
 #include "config.h"
 
 #include "coll/host/forward.h"
 
 #include <stdlib.h>
 
-#define OUT_LIMIT ((size_t)64 << 20) /* of the chunks for partial sums, unless single rows are larger */
+/* of the chunks for partial sums, unless single rows are larger */
+#define OUT_LIMIT ((size_t)64 << 20)
 
-/* ---- who forwards for whom ---------------------------------------------------------------------------------------------- */
+/* ---- who forwards for whom ------------------------------------------------------------------- */
 
 typedef struct hosts {
     int *place;  /* [ranks] among the ranks of its host */
@@ -25,7 +27,8 @@ static void hosts_free(hosts *h) {
 
 static int hosts_make(const mpix_boot *boot, hosts *h) {
     *h = (hosts){calloc((size_t)boot->size, sizeof(int)), calloc((size_t)boot->nhosts, sizeof(int)),
-                 calloc((size_t)boot->nhosts, sizeof(int)), calloc((size_t)boot->size, sizeof(int))};
+                 calloc((size_t)boot->nhosts, sizeof(int)),
+                 calloc((size_t)boot->size, sizeof(int))};
     if (!h->place || !h->size || !h->first || !h->member)
         return 0;
     for (int r = 0; r < boot->size; r++)
@@ -37,7 +40,9 @@ static int hosts_make(const mpix_boot *boot, hosts *h) {
     return 1;
 }
 
-static int forwarder_of(const hosts *h, int rank, int host) { return h->member[h->first[host] + h->place[rank] % h->size[host]]; }
+static int forwarder_of(const hosts *h, int rank, int host) {
+    return h->member[h->first[host] + h->place[rank] % h->size[host]];
+}
 
 /* The same without tables. */
 int mpix_ep_hop_forwarder(const mpix_boot *boot, int rank, int host) {
@@ -81,8 +86,10 @@ static int hop_alloc(mpix_ep *ep, mpix_ep_hop *hop, size_t chunk) {
     hop->order = malloc(((size_t)ep->config.max_topk + 1) * sizeof *hop->order);
     hosts h = {0};
     int kind = 0;
-    if (!hop->forwarder || !hop->ring || !hop->serves || !hop->sent || !hop->taken || !hop->at || !hop->order || !hosts_make(ep->boot, &h))
-        kind = mpix_fail(MPIX_ERRK_NO_MEM, "two_hops", "no memory for two hops between %d ranks", ep->size);
+    if (!hop->forwarder || !hop->ring || !hop->serves || !hop->sent || !hop->taken || !hop->at ||
+        !hop->order || !hosts_make(ep->boot, &h))
+        kind = mpix_fail(MPIX_ERRK_NO_MEM, "two_hops", "no memory for two hops between %d ranks",
+                         ep->size);
     else
         hop_pairs_find(ep, &h, chunk * (size_t)hop->chunks);
     hosts_free(&h);
@@ -93,7 +100,9 @@ static int hop_alloc(mpix_ep *ep, mpix_ep_hop *hop, size_t chunk) {
         hop->nout = OUT_LIMIT / chunk > 2 ? (int)(OUT_LIMIT / chunk) : 2;
     hop->out_bytes = (chunk * (size_t)hop->nout + 4095) / 4096 * 4096;
     hop->outs = calloc((size_t)hop->nout, sizeof *hop->outs);
-    return hop->outs ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, "two_hops", "no memory for %d chunks of partial sums", hop->nout);
+    return hop->outs ? 0
+                     : mpix_fail(MPIX_ERRK_NO_MEM, "two_hops",
+                                 "no memory for %d chunks of partial sums", hop->nout);
 }
 
 int mpix_ep_hop_out(mpix_ep *ep) {
@@ -102,7 +111,8 @@ int mpix_ep_hop_out(mpix_ep *ep) {
         return 0;
     hop->out = aligned_alloc(4096, hop->out_bytes);
     if (!hop->out)
-        return mpix_fail(MPIX_ERRK_NO_MEM, "two_hops", "no memory for partial sums (%zu bytes)", hop->out_bytes);
+        return mpix_fail(MPIX_ERRK_NO_MEM, "two_hops", "no memory for partial sums (%zu bytes)",
+                         hop->out_bytes);
     memset(hop->out, 0, hop->out_bytes);
     return 0;
 }
@@ -113,8 +123,8 @@ int mpix_ep_hop_create(mpix_ep *ep) {
     for (int r = 1; r < boot->size && !shared; r++) /* hosts are numbered by their lowest rank */
         for (int q = 0; q < r && !shared; q++)
             shared = boot->host_of[q] == boot->host_of[r];
-    if (boot->nhosts < 2 || ep->params.two_hops == MPIX_HOPS_OFF || (ep->params.two_hops == MPIX_HOPS_AUTO && !shared) ||
-        ep->config.memkind == MPIX_EP_CUDA)
+    if (boot->nhosts < 2 || ep->params.two_hops == MPIX_HOPS_OFF ||
+        (ep->params.two_hops == MPIX_HOPS_AUTO && !shared) || ep->config.memkind == MPIX_EP_CUDA)
         return 0;
     ep->hop = calloc(1, sizeof *ep->hop);
     if (!ep->hop)
@@ -122,7 +132,8 @@ int mpix_ep_hop_create(mpix_ep *ep) {
     size_t chunk = mpix_ep_far_chunks(&ep->config, &ep->params, ep->size, &unused);
     int kind = hop_alloc(ep, ep->hop, chunk);
     if (!kind)
-        ep->banks_at = (chunk * (size_t)ep->hop->chunks * (size_t)ep->hop->nsources + 4095) / 4096 * 4096;
+        ep->banks_at = (chunk * (size_t)ep->hop->chunks * (size_t)ep->hop->nsources + 4095) / 4096 *
+                       4096;
     return kind;
 }
 
@@ -144,7 +155,7 @@ void mpix_ep_hop_free(mpix_ep *ep) {
     ep->hop = NULL;
 }
 
-/* ---- route: one hop or two ---------------------------------------------------------------------------------------------- */
+/* ---- route: one hop or two ------------------------------------------------------------------- */
 
 int mpix_ep_hop_next(const mpix_ep_call *call, int64_t t, int64_t *i) {
     const mpix_ep *ep = call->ep;
@@ -164,7 +175,8 @@ int mpix_ep_hop_plan(mpix_ep_call *call) {
     mpix_ep_plan *plan = call->plan;
     plan->send_hosts = calloc((size_t)call->ep->boot->nhosts, sizeof *plan->send_hosts);
     if (!plan->send_hosts)
-        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to count for %d hosts", call->ep->boot->nhosts);
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to count for %d hosts",
+                         call->ep->boot->nhosts);
     for (int64_t t = 0; t < plan->tokens; t++)
         for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
             int host = mpix_ep_hop_next(call, t, &i);
@@ -175,8 +187,8 @@ int mpix_ep_hop_plan(mpix_ep_call *call) {
     return 0;
 }
 
-/* The same on all ranks, from counts that all have. Two hops cost a latency and the forwarders' work, so they have to save a fifth of what crosses
- * the network, and not too little. */
+/* The same on all ranks, from counts that all have. Two hops cost a latency and the forwarders'
+ * work, so they have to save a fifth of what crosses the network, and not too little. */
 void mpix_ep_hop_choose(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     mpix_ep_plan *plan = call->plan;
@@ -184,7 +196,9 @@ void mpix_ep_hop_choose(mpix_ep_call *call) {
     for (int r = 0; r < ep->size; r++)
         if (plan->total[r] >= MPIX_EP_HOP_NONE) {
             if (ep->params.two_hops == MPIX_HOPS_ON)
-                mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_UNSUPPORTED, "two_hops", "rank %d would receive %lld rows: two hops carry numbers of rows below 2^32",
+                mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_UNSUPPORTED, "two_hops",
+                                                  "rank %d would receive %lld rows: two hops carry "
+                                                  "numbers of rows below 2^32",
                                                   r, (long long)plan->total[r]));
             return;
         }
@@ -197,7 +211,8 @@ void mpix_ep_hop_choose(mpix_ep_call *call) {
         flat += (uint64_t)c->flat;
         hop += (uint64_t)c->hop;
     }
-    plan->hop = hop + hop / 4 < flat && (double)(flat - hop) * (double)ep->config.max_row_bytes >= (double)ep->params.two_hops_bytes * ep->size;
+    plan->hop = hop + hop / 4 < flat && (double)(flat - hop) * (double)ep->config.max_row_bytes >=
+                                            (double)ep->params.two_hops_bytes * ep->size;
 }
 
 int64_t mpix_ep_hop_pairs(const mpix_ep_call *call, int peer) {
@@ -205,20 +220,25 @@ int64_t mpix_ep_hop_pairs(const mpix_ep_call *call, int peer) {
     return call->ep->hop->forwarder[host] == peer ? call->handle->plan->send_hosts[host] : 0;
 }
 
-/* ---- rings -------------------------------------------------------------------------------------------------------------- */
+/* ---- rings ----------------------------------------------------------------------------------- */
 
 static mpix_ep_hop_words *my_words(const mpix_ep *ep, int peer) {
     return (mpix_ep_hop_words *)(void *)((char *)ep->ctl->base + ep->layout.hops) + peer;
 }
 
 /* Where the words that this rank writes are in a peer's control window. */
-static uint64_t words_offset(const mpix_ep *ep, size_t field) { return ep->layout.hops + (uint64_t)ep->rank * sizeof(mpix_ep_hop_words) + field; }
+static uint64_t words_offset(const mpix_ep *ep, size_t field) {
+    return ep->layout.hops + (uint64_t)ep->rank * sizeof(mpix_ep_hop_words) + field;
+}
 
-static uint32_t counter(const mpix_ep *ep, uint64_t i) { return (uint32_t)(ep->far->counters_slot * ep->params.max_handles) + (uint32_t)i; }
+static uint32_t counter(const mpix_ep *ep, uint64_t i) {
+    return (uint32_t)(ep->far->counters_slot * ep->params.max_handles) + (uint32_t)i;
+}
 
 static char *chunk_at(const mpix_ep *ep, int source) {
     const mpix_ep_hop *hop = ep->hop;
-    uint64_t n = (uint64_t)hop->serves[source] * (uint64_t)hop->chunks + hop->taken[source] % (uint64_t)hop->chunks;
+    uint64_t n = (uint64_t)hop->serves[source] * (uint64_t)hop->chunks +
+                 hop->taken[source] % (uint64_t)hop->chunks;
     return (char *)ep->stage->base + n * ep->far->chunk_bytes;
 }
 
@@ -226,10 +246,14 @@ const mpix_ep_hop_head *mpix_ep_hop_chunk(mpix_ep_call *call, int source) {
     mpix_ep *ep = call->ep;
     const mpix_ep_hop *hop = ep->hop;
     uint64_t taken = hop->taken[source];
-    if (atomic_load_explicit(&my_words(ep, source)->arrived[taken % (uint64_t)hop->chunks], memory_order_acquire) <= taken)
+    if (atomic_load_explicit(&my_words(ep, source)->arrived[taken % (uint64_t)hop->chunks],
+                             memory_order_acquire) <= taken)
         return NULL;
     const mpix_ep_hop_head *head = (const void *)chunk_at(ep, source);
-    return head->slot == call->handle->slot && head->type == call->type && head->epoch == call->epoch ? head : NULL;
+    return head->slot == call->handle->slot && head->type == call->type &&
+                   head->epoch == call->epoch
+               ? head
+               : NULL;
 }
 
 int mpix_ep_hop_items(const mpix_ep_call *call, const mpix_ep_hop_head *head, size_t bytes) {
@@ -243,11 +267,11 @@ void mpix_ep_hop_passed(mpix_ep_call *call, int source) {
     uint64_t part = ((uint64_t)hop->chunks + 1) / 2, taken = ++hop->taken[source];
     hop->at[source] = 0;
     if (taken % part == 0)
-        mpix_ep_far_word(call, source, 0, words_offset(ep, offsetof(mpix_ep_hop_words, credit)), taken,
-                         counter(ep, MPIX_EP_MAX_HOP_CHUNKS + taken / part % 2), 0);
+        mpix_ep_far_word(call, source, 0, words_offset(ep, offsetof(mpix_ep_hop_words, credit)),
+                         taken, counter(ep, MPIX_EP_MAX_HOP_CHUNKS + taken / part % 2), 0);
 }
 
-/* ---- packing ------------------------------------------------------------------------------------------------------------ */
+/* ---- packing --------------------------------------------------------------------------------- */
 
 /* The place of the next item for a forwarder, NULL: no room now. */
 static char *item_place(mpix_ep_call *call, int peer, size_t bytes) {
@@ -260,7 +284,8 @@ static char *item_place(mpix_ep_call *call, int peer, size_t bytes) {
             return NULL;
         f->next = 0;
     }
-    return ep->far->tx + (size_t)f->chunk * ep->far->chunk_bytes + MPIX_EP_HOP_HEADER + (size_t)f->next * bytes;
+    return ep->far->tx + (size_t)f->chunk * ep->far->chunk_bytes + MPIX_EP_HOP_HEADER +
+           (size_t)f->next * bytes;
 }
 
 /* The item is there: it is counted, and the chunk posted if it is full, or last. */
@@ -272,19 +297,27 @@ static void item_packed(mpix_ep_call *call, int peer, size_t bytes, int last) {
     size_t used = MPIX_EP_HOP_HEADER + (size_t)++f->next * bytes;
     if (!last && used + bytes <= far->chunk_bytes)
         return;
-    uint64_t slot = hop->sent[peer] % (uint64_t)hop->chunks, from = (uint64_t)f->chunk * far->chunk_bytes;
+    uint64_t slot = hop->sent[peer] % (uint64_t)hop->chunks,
+             from = (uint64_t)f->chunk * far->chunk_bytes;
     int lane = (int)(slot % (uint64_t)far->lanes);
     mpix_ep_hop_head *head = (void *)(far->tx + from);
-    *head = (mpix_ep_hop_head){.epoch = call->epoch, .slot = call->handle->slot, .type = call->type, .n = (int32_t)f->next,
-                               .weighted = call->type == MPIX_EP_COMBINE && call->combine.in.topk_weights};
+    *head = (mpix_ep_hop_head){.epoch = call->epoch,
+                               .slot = call->handle->slot,
+                               .type = call->type,
+                               .n = (int32_t)f->next,
+                               .weighted = call->type == MPIX_EP_COMBINE &&
+                                           call->combine.in.topk_weights};
     ep->rows->fence(); /* a device reads the chunk */
     mpix_ep_chunk *chunk = &far->chunks[f->chunk];
     chunk->state = MPIX_EP_CHUNK_FREE;
-    if (mpix_ep_far_put(call, peer, lane, MPIX_EP_WINDOW_TX, from, MPIX_EP_WINDOW_STAGE, hop->ring[ep->boot->host_of[peer]] + slot * far->chunk_bytes, used,
+    if (mpix_ep_far_put(call, peer, lane, MPIX_EP_WINDOW_TX, from, MPIX_EP_WINDOW_STAGE,
+                        hop->ring[ep->boot->host_of[peer]] + slot * far->chunk_bytes, used,
                         counter(ep, slot))) {
         *chunk = (mpix_ep_chunk){MPIX_EP_CHUNK_POSTED, peer, lane, f->seq[lane]};
         hop->sent[peer]++;
-        mpix_ep_far_word(call, peer, lane, words_offset(ep, offsetof(mpix_ep_hop_words, arrived)) + slot * 8, hop->sent[peer], counter(ep, slot), 1);
+        mpix_ep_far_word(call, peer, lane,
+                         words_offset(ep, offsetof(mpix_ep_hop_words, arrived)) + slot * 8,
+                         hop->sent[peer], counter(ep, slot), 1);
     }
     f->chunk = -1;
 }
@@ -313,9 +346,12 @@ int mpix_ep_hop_pack(mpix_ep_call *call, size_t bytes, mpix_ep_hop_write *write,
     return MPIX_EP_STEP_COMPLETE;
 }
 
-size_t mpix_ep_hop_record_size(const mpix_ep_call *call) { return mpix_ep_up16(4 + 12 * (size_t)call->handle->plan->width); }
+size_t mpix_ep_hop_record_size(const mpix_ep_call *call) {
+    return mpix_ep_up16(4 + 12 * (size_t)call->handle->plan->width);
+}
 
-void mpix_ep_hop_record_write(const mpix_ep_call *call, int64_t t, int host, const float *weights, char *to) {
+void mpix_ep_hop_record_write(const mpix_ep_call *call, int64_t t, int host, const float *weights,
+                              char *to) {
     const mpix_ep *ep = call->ep;
     const mpix_ep_plan *plan = call->handle->plan;
     const int32_t *ids = plan->ids + t * plan->topk;
@@ -323,7 +359,9 @@ void mpix_ep_hop_record_write(const mpix_ep_call *call, int64_t t, int host, con
     int32_t *words = (int32_t *)(void *)to;
     words[0] = (int32_t)t;
     for (int k = 0; k < topk; k++) {
-        words[1 + k] = ids[k] >= 0 && ep->boot->host_of[ep->placement.owner[ids[k]]] == host ? ids[k] : -1;
+        words[1 + k] = ids[k] >= 0 && ep->boot->host_of[ep->placement.owner[ids[k]]] == host
+                           ? ids[k]
+                           : -1;
         words[1 + topk + k] = (int32_t)MPIX_EP_HOP_NONE;
     }
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
@@ -340,10 +378,11 @@ void mpix_ep_hop_record_write(const mpix_ep_call *call, int64_t t, int host, con
 mpix_ep_hop_record mpix_ep_hop_record_read(const mpix_ep_call *call, const char *from) {
     int width = call->handle->plan->width;
     const int32_t *words = (const int32_t *)(const void *)from;
-    return (mpix_ep_hop_record){words + 1, (const uint32_t *)(words + 1 + width), (const float *)(words + 1 + 2 * width), words[0]};
+    return (mpix_ep_hop_record){words + 1, (const uint32_t *)(words + 1 + width),
+                                (const float *)(words + 1 + 2 * width), words[0]};
 }
 
-/* ---- calls -------------------------------------------------------------------------------------------------------------- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
 void mpix_ep_hop_begin(mpix_ep_call *call, int go) {
     mpix_ep *ep = call->ep;
@@ -362,7 +401,8 @@ void mpix_ep_hop_begin(mpix_ep_call *call, int go) {
 /* A source that failed after all offers were here sends nothing, and says so. */
 static int gave_up(mpix_ep_call *call, int source) {
     const mpix_ep_status *status = mpix_ep_my_status(call, source);
-    return mpix_ep_signalled(call, source) && (call->type == MPIX_EP_DISPATCH ? status->dispatch : status->combine);
+    return mpix_ep_signalled(call, source) &&
+           (call->type == MPIX_EP_DISPATCH ? status->dispatch : status->combine);
 }
 
 int mpix_ep_hop_served(mpix_ep_call *call) {
@@ -381,4 +421,6 @@ void mpix_ep_hop_mark(mpix_ep_call *call) {
     call->waiting = 1;
 }
 
-int mpix_ep_hop_mine(const mpix_ep_call *call, int source) { return call->ep->hop->serves[source] >= 0; }
+int mpix_ep_hop_mine(const mpix_ep_call *call, int source) {
+    return call->ep->hop->serves[source] >= 0;
+}

@@ -1,34 +1,45 @@
 /*
- * forward.h - two hops: between hosts a row travels once per host, to a rank there that passes it on to its neighbours.
+ * forward.h - two hops: between hosts a row travels once per host, to a rank there that passes it
+ * on to its neighbours.
  *
- * Rank s reaches host h through one rank of h, its *forwarder*: the one whose place among h's ranks is s's place among its own host's ranks,
- * modulo their number. Any numbers of ranks per host will do. s is a *source* of its forwarders.
+ * Rank s reaches host h through one rank of h, its *forwarder*: the one whose place among h's ranks
+ * is s's place among its own host's ranks, modulo their number. Any numbers of ranks per host will
+ * do. s is a *source* of its forwarders.
  *
- * Dispatch. s packs each token once per host, with its choices, weights and the rows that they take at their ranks. The forwarder writes those
- * rows where s itself would if it could map the host's ranks: same places, same bytes. A rank's word to its neighbours says that its own rows *and*
+ * Dispatch. s packs each token once per host, with its choices, weights and the rows that they take
+ * at their ranks. The forwarder writes those rows where s itself would if it could map the host's
+ * ranks: same places, same bytes. A rank's word to its neighbours says that its own rows *and*
  * those that it forwards are there.
- * Combine. s sends each forwarder which rows of each token it wants summed, and its weights. The forwarder sums them (float, double for F64; ranks
- * ascending, choices ascending) from where the experts' ranks offer them, rounds to the wire's dtype, and puts the sums into the place that
- * s has offered it. s adds: its own host's rows, then the other hosts' sums, hosts ascending.
+ * Combine. s sends each forwarder which rows of each token it wants summed, and its weights. The
+ * forwarder sums them (float, double for F64; ranks ascending, choices ascending) from where the
+ * experts' ranks offer them, rounds to the wire's dtype, and puts the sums into the place that s
+ * has offered it. s adds: its own host's rows, then the other hosts' sums, hosts ascending.
  *
- * Rings and credit. Both come through one ring per (source, forwarder) in the forwarder's staging window, `chunks` chunks long, used by all calls
- * of the context in the order in which s packs them. A chunk has a head that names its call, a word that says which chunk is there, and is
- * given back by credit: a word in s's control window that counts chunks passed on. Credit is given for half a ring at a time (G = (chunks + 1) / 2).
+ * Rings and credit. Both come through one ring per (source, forwarder) in the forwarder's staging
+ * window, `chunks` chunks long, used by all calls of the context in the order in which s packs
+ * them. A chunk has a head that names its call, a word that says which chunk is there, and is given
+ * back by credit: a word in s's control window that counts chunks passed on. Credit is given for
+ * half a ring at a time (G = (chunks + 1) / 2).
  *
- * Nobody waits in a circle. A chunk of call c at the head of its ring is passed on by c's step at the forwarder, as soon as that has seen all
- * offers of c: there it needs no other call, no credit, none of the chunks in which it packs itself, and not its turn among the words of its handle.
- * s packed it after it had seen all offers of c, so those have been sent, and the forwarder sees them. (Forwarding only in a call's turn among the calls of
- * its handle would deadlock: s packs h1:1, h1:2, h2:1 and s' packs h2:1, h2:2, h1:1; then h1:2 waits for h1:1, that for a chunk of s' behind
- * h2:2, which waits for h2:1, for a chunk of s behind h1:2.) Partial sums are packed in buffers of their own, which wait for completions alone.
- * So every ring moves, every packing call gets its credit, and a forwarder is done when each source's items are here.
- * tests/model/hops.pml has this, and mutants that lack it.
+ * Nobody waits in a circle. A chunk of call c at the head of its ring is passed on by c's step at
+ * the forwarder, as soon as that has seen all offers of c: there it needs no other call, no credit,
+ * none of the chunks in which it packs itself, and not its turn among the words of its handle. s
+ * packed it after it had seen all offers of c, so those have been sent, and the forwarder sees
+ * them. (Forwarding only in a call's turn among the calls of its handle would deadlock: s packs
+ * h1:1, h1:2, h2:1 and s' packs h2:1, h2:2, h1:1; then h1:2 waits for h1:1, that for a chunk of s'
+ * behind h2:2, which waits for h2:1, for a chunk of s behind h1:2.) Partial sums are packed in
+ * buffers of their own, which wait for completions alone. So every ring moves, every packing call
+ * gets its credit, and a forwarder is done when each source's items are here. tests/model/hops.pml
+ * has this, and mutants that lack it.
  *
- * Counters of the counted form, per pair and for the whole context: one per chunk of the ring, free again with its credit; two for credit, in turn.
- * Credit number j is posted when G * j chunks were passed on. The last of them was sent with credit for at least G * j - chunks >= G * (j - 2), so
+ * Counters of the counted form, per pair and for the whole context: one per chunk of the ring, free
+ * again with its credit; two for credit, in turn. Credit number j is posted when G * j chunks were
+ * passed on. The last of them was sent with credit for at least G * j - chunks >= G * (j - 2), so
  * the source has seen credit j - 2, and its counter is free.
  *
- * A rank whose call fails once all offers are here (hop_go) sends nothing but goes on passing on; its word, with its status, tells its forwarders
- * that nothing comes. If an offer was refused, or rows differ between ranks, all ranks know that by themselves and nobody sends.
+ * A rank whose call fails once all offers are here (hop_go) sends nothing but goes on passing on;
+ * its word, with its status, tells its forwarders that nothing comes. If an offer was refused, or
+ * rows differ between ranks, all ranks know that by themselves and nobody sends.
  */
 #ifndef MPIX_COLL_EP_HOP_H
 #define MPIX_COLL_EP_HOP_H
@@ -46,26 +57,28 @@ typedef struct mpix_ep_hop_head {
 enum { MPIX_EP_HOP_HEADER = sizeof(mpix_ep_hop_head) };
 
 typedef struct mpix_ep_hop {
-    int chunks;          /* of a ring */
-    int *forwarder;      /* [hosts] through which this rank reaches the host; -1: its own */
-    int *serves;         /* [ranks] number of its ring here, -1: this rank does not forward for it */
+    int chunks;     /* of a ring */
+    int *forwarder; /* [hosts] through which this rank reaches the host; -1: its own */
+    int *serves;    /* [ranks] number of its ring here, -1: this rank does not
+                     * forward for it */
     int nsources;
-    uint64_t *ring;      /* [hosts] this rank's ring in the forwarder's staging window */
-    uint64_t *sent;      /* [ranks] chunks sent to it */
-    uint64_t *taken;     /* [ranks] chunks passed on for it */
-    int64_t *at;         /* [ranks] items of the next chunk passed on */
-    int suspect;         /* of the last look, + 1 */
-    uint64_t told;       /* what peers were told last */
-    char *out;           /* partial sums on their way */
+    uint64_t *ring;  /* [hosts] this rank's ring in the forwarder's staging window */
+    uint64_t *sent;  /* [ranks] chunks sent to it */
+    uint64_t *taken; /* [ranks] chunks passed on for it */
+    int64_t *at;     /* [ranks] items of the next chunk passed on */
+    int suspect;     /* of the last look, + 1 */
+    uint64_t told;   /* what peers were told last */
+    char *out;       /* partial sums on their way */
     size_t out_bytes;
     int nout;
     mpix_ep_chunk *outs; /* [nout] */
     char *rows;          /* [max_topk + 1] rows of partial sums that are not in the wire's dtype */
     size_t row_bytes;
-    int *order;          /* [max_topk + 1] */
+    int *order; /* [max_topk + 1] */
 } mpix_ep_hop;
 
-/* What is beside a row: the token, then per choice its expert (-1: not on that host), its row there (MPIX_EP_HOP_NONE: none, or another choice's), its weight. */
+/* What is beside a row: the token, then per choice its expert (-1: not on that host), its row there
+ * (MPIX_EP_HOP_NONE: none, or another choice's), its weight. */
 #define MPIX_EP_HOP_NONE UINT32_MAX
 typedef struct mpix_ep_hop_record {
     const int32_t *ids;
@@ -77,16 +90,21 @@ typedef struct mpix_ep_hop_record {
 int mpix_ep_hop_create(mpix_ep *ep); /* local; nothing where two hops are never taken */
 int mpix_ep_hop_out(mpix_ep *ep);    /* its large memory; local, NO_MEM */
 void mpix_ep_hop_free(mpix_ep *ep);
-int mpix_ep_hop_plan(mpix_ep_call *call); /* route, before counts are sent: tokens for each host. NO_MEM */
+int mpix_ep_hop_plan(mpix_ep_call *call);    /* route, before counts are sent: tokens for
+                                              * each host. NO_MEM */
 void mpix_ep_hop_choose(mpix_ep_call *call); /* route, when all counts are here: one hop or two */
-int64_t mpix_ep_hop_pairs(const mpix_ep_call *call, int peer); /* items of this call for that forwarder */
+/* items of this call for that forwarder */
+int64_t mpix_ep_hop_pairs(const mpix_ep_call *call, int peer);
 /* All offers are here and checked: what the sources send. go: no rank has refused. */
 void mpix_ep_hop_begin(mpix_ep_call *call, int go);
 int mpix_ep_hop_served(mpix_ep_call *call); /* 1: all that sources send has been passed on */
-void mpix_ep_hop_mark(mpix_ep_call *call);  /* notes which peers the call waits for, for time limits and deaths */
-/* host/forward_blame.c: the rank that a call waits for, in the end; missing: those that it waits for itself. -1: nobody can be named. */
+void mpix_ep_hop_mark(mpix_ep_call *call);  /* notes which peers the call waits for, for time
+                                             * limits and deaths */
+/* host/forward_blame.c: the rank that a call waits for, in the end; missing: those that it waits
+ * for itself. -1: nobody can be named. */
 int mpix_ep_hop_blame(const mpix_ep_call *call, int (*missing)(const mpix_ep_call *call, int peer));
-/* Tells peers whom the first waiting call waits for, once that has lasted from one look to the next. */
+/* Tells peers whom the first waiting call waits for, once that has lasted from one
+ * look to the next. */
 void mpix_ep_hop_tell(mpix_ep *ep, int (*missing)(const mpix_ep_call *call, int peer));
 /* The rank of a host through which another host's rank reaches it. */
 int mpix_ep_hop_forwarder(const mpix_boot *boot, int rank, int host);
@@ -101,14 +119,16 @@ void mpix_ep_hop_passed(mpix_ep_call *call, int source); /* the chunk is done: c
 
 #define MPIX_EP_HOP_PIECE (4u << 20) /* bytes that a step packs, passes on or sums */
 
-/* Packs what each token has for other hosts' forwarders, items of bytes each, as far as there is room; write fills one (how: the caller's own).
- * Returns what steps return. */
+/* Packs what each token has for other hosts' forwarders, items of bytes each, as far as there is
+ * room; write fills one (how: the caller's own). Returns what steps return. */
 typedef void mpix_ep_hop_write(mpix_ep_call *call, int64_t t, int host, const void *how, char *to);
 int mpix_ep_hop_pack(mpix_ep_call *call, size_t bytes, mpix_ep_hop_write *write, const void *how);
-/* The next host among token t's entries from *i on that is not this rank's and was not met before; *i is left at its first entry. -1: none. */
+/* The next host among token t's entries from *i on that is not this rank's and was not met before;
+ * *i is left at its first entry. -1: none. */
 int mpix_ep_hop_next(const mpix_ep_call *call, int64_t t, int64_t *i);
 size_t mpix_ep_hop_record_size(const mpix_ep_call *call);
-void mpix_ep_hop_record_write(const mpix_ep_call *call, int64_t t, int host, const float *weights, char *to);
+void mpix_ep_hop_record_write(const mpix_ep_call *call, int64_t t, int host, const float *weights,
+                              char *to);
 mpix_ep_hop_record mpix_ep_hop_record_read(const mpix_ep_call *call, const char *from);
 
 /* host/forward_dispatch.c; what steps return */
@@ -116,7 +136,8 @@ int mpix_ep_hop_dispatch_pack(mpix_ep_call *call);
 int mpix_ep_hop_dispatch_serve(mpix_ep_call *call);
 /* host/forward_combine.c */
 int mpix_ep_hop_wire(const mpix_ep_call *call); /* dtype of partial sums */
-size_t mpix_ep_hop_sum_size(const mpix_ep_call *call, int slots); /* of a partial sum, with slot values or not */
+/* of a partial sum, with slot values or not */
+size_t mpix_ep_hop_sum_size(const mpix_ep_call *call, int slots);
 size_t mpix_ep_hop_sum_regions(mpix_ep_call *call, size_t stage);
 int mpix_ep_hop_combine_pack(mpix_ep_call *call);
 int mpix_ep_hop_combine_serve(mpix_ep_call *call);
@@ -127,13 +148,15 @@ void mpix_ep_hop_token_sum(mpix_ep_call *call, int64_t t);
 void mpix_ep_dispatch_targets(mpix_ep_call *call);
 void mpix_ep_combine_targets(mpix_ep_call *call);
 size_t mpix_ep_dispatch_meta(const mpix_ep_call *call);
-/* What stands beside a row in its rank's staging bank: token, and local ids of all choices (COMPACT), weights or this choice's (EXPERT). */
+/* What stands beside a row in its rank's staging bank: token, and local ids of all choices
+ * (COMPACT), weights or this choice's (EXPERT). */
 typedef struct mpix_ep_beside {
     int32_t token;
     int topk;
     const int32_t *ids;
     const float *weights; /* NULL: none */
 } mpix_ep_beside;
-void mpix_ep_meta_write(const mpix_ep_call *call, const mpix_ep_beside *beside, int rank, int choice, char *to);
+void mpix_ep_meta_write(const mpix_ep_call *call, const mpix_ep_beside *beside, int rank,
+                        int choice, char *to);
 size_t mpix_ep_slot_bytes(const mpix_ep_call *call);
 #endif

@@ -1,13 +1,16 @@
 /*
  * forward_blame.c - two hops: whom a rank waits for in the end.
  *
- * A rank that waits for its neighbour's word may wait for that neighbour, or for a source whose rows the neighbour forwards; a rank that
- * waits for another host's word may wait for its sender, or for the forwarder that gives the sender no credit. Seen from there it is the
- * same. The ranks between know better, so whoever waits for a while tells all peers in which call, and for whom: for a source whose chunks do not come or
- * a forwarder without credit by its own knowledge, otherwise by what it was told. A rank that is stopped tells nothing. So a peer that says that
- * it waits is excused, and the blame goes to the one that it names, and on from there.
+ * A rank that waits for its neighbour's word may wait for that neighbour, or for a source whose
+ * rows the neighbour forwards; a rank that waits for another host's word may wait for its sender,
+ * or for the forwarder that gives the sender no credit. Seen from there it is the same. The ranks
+ * between know better, so whoever waits for a while tells all peers in which call, and for whom:
+ * for a source whose chunks do not come or a forwarder without credit by its own knowledge,
+ * otherwise by what it was told. A rank that is stopped tells nothing. So a peer that says that it
+ * waits is excused, and the blame goes to the one that it names, and on from there.
  *
- * This is about errors only: what is told may be old by then, and is no signal. A proxied peer gets it by a plain write that nobody counts.
+ * This is about errors only: what is told may be old by then, and is no signal. A proxied peer gets
+ * it by a plain write that nobody counts.
  */
 #include "config.h"
 
@@ -21,8 +24,11 @@ static uint64_t call_key(const mpix_ep_call *call) {
 /* Whom the peer waits for in this call, -1: it does not say. */
 static int waits_for(const mpix_ep_call *call, int peer) {
     const mpix_ep *ep = call->ep;
-    const mpix_ep_hop_words *words = (const mpix_ep_hop_words *)(const void *)((const char *)ep->ctl->base + ep->layout.hops) + peer;
-    uint64_t stuck = atomic_load_explicit(&words->stuck, memory_order_acquire), whom = stuck & UINT32_MAX;
+    const mpix_ep_hop_words *words =
+        (const mpix_ep_hop_words *)(const void *)((const char *)ep->ctl->base + ep->layout.hops) +
+        peer;
+    uint64_t stuck = atomic_load_explicit(&words->stuck, memory_order_acquire),
+             whom = stuck & UINT32_MAX;
     if (stuck >> 32 << 32 != call_key(call) || whom == 0 || whom > (uint64_t)ep->size)
         return -1;
     return (int)whom - 1;
@@ -41,7 +47,8 @@ static int end_of(const mpix_ep_call *call, int peer) {
     return -1;
 }
 
-int mpix_ep_hop_blame(const mpix_ep_call *call, int (*missing)(const mpix_ep_call *call, int peer)) {
+int mpix_ep_hop_blame(const mpix_ep_call *call,
+                      int (*missing)(const mpix_ep_call *call, int peer)) {
     int first = -1, told = -1;
     for (int p = 0; p < call->ep->size; p++) {
         if (!missing(call, p))
@@ -58,18 +65,30 @@ int mpix_ep_hop_blame(const mpix_ep_call *call, int (*missing)(const mpix_ep_cal
 static void tell(mpix_ep *ep, uint64_t word) {
     for (int i = 1; i < ep->size; i++) {
         int peer = (ep->rank + i) % ep->size;
-        uint64_t at = ep->layout.hops + offsetof(mpix_ep_hop_words, stuck), there = at + (uint64_t)ep->rank * sizeof(mpix_ep_hop_words);
+        uint64_t at = ep->layout.hops + offsetof(mpix_ep_hop_words, stuck),
+                 there = at + (uint64_t)ep->rank * sizeof(mpix_ep_hop_words);
         if (!mpix_ep_is_far(ep, peer)) {
-            atomic_store_explicit((_Atomic uint64_t *)(void *)((char *)ep->ctl->peer[peer] + there), word, memory_order_release);
+            atomic_store_explicit((_Atomic uint64_t *)(void *)((char *)ep->ctl->peer[peer] + there),
+                                  word, memory_order_release);
             continue;
         }
-        /* From the mirror, where nothing else lies. Without room in the queue this peer is told nothing. */
+        /* From the mirror, where nothing else lies. Without room in the queue this peer is
+         * told nothing. */
         mpix_proxy *proxy = ep->far->proxy;
         char *from = ep->far->mirror + at + (uint64_t)peer * sizeof(mpix_ep_hop_words);
         uint64_t seq;
         memcpy(from, &word, sizeof word);
-        (void)mpix_proxy_post(proxy, &(mpix_proxy_op){.kind = MPIX_NET_WRITE, .peer = peer, .mem = mpix_proxy_window_mem(proxy, MPIX_EP_WINDOW_MIRROR), .local = from,
-                              .rmem = mpix_proxy_window_rmem(proxy, peer, MPIX_EP_WINDOW_CTL), .roff = there, .len = sizeof word, .counter = -1}, &seq);
+        (void)mpix_proxy_post(
+            proxy,
+            &(mpix_proxy_op){.kind = MPIX_NET_WRITE,
+                             .peer = peer,
+                             .mem = mpix_proxy_window_mem(proxy, MPIX_EP_WINDOW_MIRROR),
+                             .local = from,
+                             .rmem = mpix_proxy_window_rmem(proxy, peer, MPIX_EP_WINDOW_CTL),
+                             .roff = there,
+                             .len = sizeof word,
+                             .counter = -1},
+            &seq);
     }
 }
 

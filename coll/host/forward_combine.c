@@ -1,4 +1,5 @@
-/* forward_combine.c - combine with two hops: forwarders sum the rows of their host's ranks for each token, the token's owner adds those sums. */
+/* forward_combine.c - combine with two hops: forwarders sum the rows of their host's ranks for each
+ * token, the token's owner adds those sums. */
 #include "config.h"
 
 #include "coll/host/forward.h"
@@ -11,10 +12,13 @@ int mpix_ep_hop_wire(const mpix_ep_call *call) {
     return fp8 && in->wire != MPIX_EP_F32 ? MPIX_EP_BF16 : in->wire ? in->wire : in->x.dtype;
 }
 
-static size_t wire_bytes(const mpix_ep_call *call) { return mpix_dtype_size(mpix_ep_hop_wire(call)) * (size_t)call->combine.in.hidden; }
+static size_t wire_bytes(const mpix_ep_call *call) {
+    return mpix_dtype_size(mpix_ep_hop_wire(call)) * (size_t)call->combine.in.hidden;
+}
 
 size_t mpix_ep_hop_sum_size(const mpix_ep_call *call, int slots) {
-    return mpix_ep_up16(wire_bytes(call)) + (slots ? mpix_ep_up16(4 * (size_t)call->handle->plan->width) : 0);
+    return mpix_ep_up16(wire_bytes(call)) +
+           (slots ? mpix_ep_up16(4 * (size_t)call->handle->plan->width) : 0);
 }
 
 size_t mpix_ep_hop_sum_regions(mpix_ep_call *call, size_t stage) {
@@ -31,7 +35,7 @@ size_t mpix_ep_hop_sum_regions(mpix_ep_call *call, size_t stage) {
     return stage;
 }
 
-/* ---- the owner asks ----------------------------------------------------------------------------------------------------- */
+/* ---- the owner asks -------------------------------------------------------------------------- */
 
 static void ask_write(mpix_ep_call *call, int64_t t, int host, const void *how, char *to) {
     (void)how;
@@ -42,14 +46,15 @@ int mpix_ep_hop_combine_pack(mpix_ep_call *call) {
     return mpix_ep_hop_pack(call, mpix_ep_hop_record_size(call), ask_write, NULL);
 }
 
-/* ---- the forwarder sums ------------------------------------------------------------------------------------------------- */
+/* ---- the forwarder sums ---------------------------------------------------------------------- */
 
 /* The item's choices that have a row, by rank, then by choice; into hop->order. */
 static int choices_order(const mpix_ep_call *call, const mpix_ep_hop_record *r) {
     const int *owner = call->ep->placement.owner;
     int *order = call->ep->hop->order, n = 0;
     for (int k = 0; k < call->handle->plan->width; k++) {
-        if ((uint64_t)(int64_t)r->ids[k] >= (uint64_t)call->ep->placement.experts || r->rows[k] == MPIX_EP_HOP_NONE)
+        if ((uint64_t)(int64_t)r->ids[k] >= (uint64_t)call->ep->placement.experts ||
+            r->rows[k] == MPIX_EP_HOP_NONE)
             continue;
         int i = n++;
         for (; i > 0 && owner[r->ids[order[i - 1]]] > owner[r->ids[k]]; i--)
@@ -68,7 +73,9 @@ static void slots_gather(const mpix_ep_call *call, const mpix_ep_hop_record *r, 
         const mpix_ep_target *from = &ep->targets[rank];
         if (r->rows[k] >= from->rows || !from->slots)
             continue;
-        const float *values = (const float *)(const void *)(from->slots + (size_t)r->rows[k] * mpix_ep_slot_bytes(call));
+        const float *values =
+            (const float *)(const void *)(from->slots +
+                                          (size_t)r->rows[k] * mpix_ep_slot_bytes(call));
         if (!compact)
             to[k] = values[0];
         for (int j = 0; compact && j < width; j++)
@@ -90,13 +97,15 @@ static void item_sum(mpix_ep_call *call, const char *item, int weighted, int slo
             continue; /* dropped */
         mpix_row_term *term = &ep->terms[sum.nterms++];
         *term = (mpix_row_term){.x = from->x + (uint64_t)r.rows[k] * from->x_stride, .group = rank};
-        term->scales = from->scales ? from->scales + (uint64_t)r.rows[k] * from->scale_stride : NULL;
+        term->scales = from->scales ? from->scales + (uint64_t)r.rows[k] * from->scale_stride
+                                    : NULL;
         if (from->meta)
             term->w[term->nw++] = ((const float *)(const void *)from->meta)[r.rows[k]];
         if (weighted)
             term->w[term->nw++] = r.weights[k];
     }
-    ep->rows->sum(&sum, in->x.dtype, in->x.scale_kind, mpix_ep_hop_wire(call), (size_t)in->hidden, 0);
+    ep->rows->sum(&sum, in->x.dtype, in->x.scale_kind, mpix_ep_hop_wire(call), (size_t)in->hidden,
+                  0);
     if (slots)
         slots_gather(call, &r, n, (float *)(void *)(to + mpix_ep_up16(wire_bytes(call))));
 }
@@ -105,7 +114,9 @@ static void item_sum(mpix_ep_call *call, const char *item, int weighted, int slo
 static int out_room(const mpix_ep *ep) {
     const mpix_ep_hop *hop = ep->hop;
     for (int c = 0; c < hop->nout; c++)
-        if (hop->outs[c].state == MPIX_EP_CHUNK_FREE || mpix_proxy_completed(ep->far->proxy, hop->outs[c].peer, hop->outs[c].lane) >= hop->outs[c].seq)
+        if (hop->outs[c].state == MPIX_EP_CHUNK_FREE ||
+            mpix_proxy_completed(ep->far->proxy, hop->outs[c].peer, hop->outs[c].lane) >=
+                hop->outs[c].seq)
             return c;
     return -1;
 }
@@ -117,15 +128,19 @@ static size_t chunk_sum(mpix_ep_call *call, int source, const mpix_ep_hop_head *
     mpix_ep_far_call *f = &call->far[source];
     int slots = (f->flags & MPIX_EP_WANTS_SLOTS) != 0, lane = (int)(f->hop_done % ep->far->lanes);
     size_t bytes = mpix_ep_hop_sum_size(call, slots), record = mpix_ep_hop_record_size(call);
-    int64_t n = (int64_t)(ep->far->chunk_bytes / bytes), left = mpix_ep_hop_items(call, head, record) - hop->at[source];
+    int64_t n = (int64_t)(ep->far->chunk_bytes / bytes),
+            left = mpix_ep_hop_items(call, head, record) - hop->at[source];
     char *to = hop->out + (size_t)out * ep->far->chunk_bytes;
     n = n < left ? n : left;
     for (int64_t i = 0; i < n; i++)
-        item_sum(call, (const char *)(head + 1) + (size_t)(hop->at[source] + i) * record, head->weighted, slots, to + (size_t)i * bytes);
+        item_sum(call, (const char *)(head + 1) + (size_t)(hop->at[source] + i) * record,
+                 head->weighted, slots, to + (size_t)i * bytes);
     ep->rows->fence();
     hop->outs[out].state = MPIX_EP_CHUNK_FREE;
-    if (mpix_ep_far_put(call, source, lane, MPIX_EP_WINDOW_HOP, (uint64_t)out * ep->far->chunk_bytes, MPIX_EP_WINDOW_STAGE,
-                        f->hop_place + (uint64_t)f->hop_done * bytes, (uint64_t)n * bytes, mpix_ep_far_counter(call, lane))) {
+    if (mpix_ep_far_put(call, source, lane, MPIX_EP_WINDOW_HOP,
+                        (uint64_t)out * ep->far->chunk_bytes, MPIX_EP_WINDOW_STAGE,
+                        f->hop_place + (uint64_t)f->hop_done * bytes, (uint64_t)n * bytes,
+                        mpix_ep_far_counter(call, lane))) {
         f->writes[lane]++;
         hop->outs[out] = (mpix_ep_chunk){MPIX_EP_CHUNK_POSTED, source, lane, f->seq[lane]};
     }
@@ -154,7 +169,7 @@ int mpix_ep_hop_combine_serve(mpix_ep_call *call) {
     return moved ? MPIX_EP_STEP_WORKED : MPIX_EP_STEP_WAITING;
 }
 
-/* ---- the owner adds ----------------------------------------------------------------------------------------------------- */
+/* ---- the owner adds -------------------------------------------------------------------------- */
 
 /* Terms of this rank's own host, as the plan has them. */
 static int own_terms(mpix_ep_call *call, int64_t t, mpix_row_term *terms) {
@@ -178,7 +193,8 @@ static int own_terms(mpix_ep_call *call, int64_t t, mpix_row_term *terms) {
     return n;
 }
 
-/* Whether any of the token's rows on the host exists; if all were dropped its sum does not count. */
+/* Whether any of the token's rows on the host exists; if all were dropped its sum
+ * does not count. */
 static int any_row(const mpix_ep_call *call, int64_t t, int host) {
     const mpix_ep_plan *plan = call->handle->plan;
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
@@ -199,7 +215,8 @@ static void slots_take(const mpix_ep_call *call, int64_t t, int host, const floa
             to[k] = values[k];
 }
 
-/* The other hosts' sums of a token, hosts ascending, behind the n terms that are there. Slot values are taken on the way. */
+/* The other hosts' sums of a token, hosts ascending, behind the n terms that are there. Slot values
+ * are taken on the way. */
 static int host_terms(mpix_ep_call *call, int64_t t, mpix_row_term *terms, int n) {
     mpix_ep *ep = call->ep;
     int slots = call->combine.out.slot_values != NULL, begin = n;
@@ -209,7 +226,8 @@ static int host_terms(mpix_ep_call *call, int64_t t, mpix_row_term *terms, int n
         mpix_ep_far_call *f = &call->far[ep->hop->forwarder[host]];
         const char *at = mpix_ep_stage_at(call, f->rx) + (size_t)f->hop_item++ * bytes;
         if (slots)
-            slots_take(call, t, host, (const float *)(const void *)(at + mpix_ep_up16(wire_bytes(call))));
+            slots_take(call, t, host,
+                       (const float *)(const void *)(at + mpix_ep_up16(wire_bytes(call))));
         if (!any_row(call, t, host))
             continue;
         int j = n++;
@@ -234,7 +252,9 @@ static void widen(mpix_ep_call *call, int nown, int nterms, int wire) {
     ep->terms[0] = (mpix_row_term){.x = rows};
     for (int i = nown, n = 1; i < nterms; i++, n++) {
         mpix_row_term term = {.x = ep->terms[i].x};
-        mpix_row_sum one = {.y = rows + (size_t)n * ep->hop->row_bytes, .nterms = 1, .terms = &term};
+        mpix_row_sum one = {.y = rows + (size_t)n * ep->hop->row_bytes,
+                            .nterms = 1,
+                            .terms = &term};
         if (wire != MPIX_EP_F32) {
             ep->rows->sum(&one, wire, MPIX_EP_NO_SCALES, MPIX_EP_F32, (size_t)in->hidden, 0);
             term.x = one.y;
@@ -248,7 +268,9 @@ void mpix_ep_hop_token_sum(mpix_ep_call *call, int64_t t) {
     const MPIX_Ep_combine_in *in = &call->combine.in;
     const MPIX_Ep_combine_out *out = &call->combine.out;
     int wire = mpix_ep_hop_wire(call), dtype = in->x.dtype, scales = in->x.scale_kind;
-    mpix_row_sum sum = {.y = (char *)out->y.data + t * out->y.stride, .bias = {bias_row(in, 0, t), bias_row(in, 1, t)}, .terms = ep->terms};
+    mpix_row_sum sum = {.y = (char *)out->y.data + t * out->y.stride,
+                        .bias = {bias_row(in, 0, t), bias_row(in, 1, t)},
+                        .terms = ep->terms};
     int own = own_terms(call, t, ep->terms);
     sum.nterms = host_terms(call, t, ep->terms, own);
     if (own == 0 && sum.nterms > 0) {
@@ -273,7 +295,9 @@ int mpix_ep_hop_scratch(mpix_ep_call *call) {
         hop->row_bytes = mpix_ep_up16(sizeof(float) * (size_t)ep->config.max_row_bytes);
         hop->rows = malloc(((size_t)ep->config.max_topk + 1) * hop->row_bytes);
     }
-    int kind = hop->rows ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, "in.wire", "no memory for partial sums of %d rows", ep->config.max_topk);
+    int kind = hop->rows ? 0
+                         : mpix_fail(MPIX_ERRK_NO_MEM, "in.wire",
+                                     "no memory for partial sums of %d rows", ep->config.max_topk);
     pthread_mutex_unlock(&ep->lock);
     return kind;
 }

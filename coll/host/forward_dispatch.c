@@ -1,4 +1,5 @@
-/* forward_dispatch.c - dispatch with two hops: tokens are packed once per host, and written to their rows by the host's forwarder. */
+/* forward_dispatch.c - dispatch with two hops: tokens are packed once per host, and written to
+ * their rows by the host's forwarder. */
 #include "config.h"
 
 #include "coll/host/forward.h"
@@ -9,7 +10,8 @@ typedef struct item_shape {
 
 static item_shape shape_of(const mpix_ep_call *call) {
     const MPIX_Ep_rows *x = &call->dispatch.out.x;
-    item_shape s = {.row = mpix_ep_row_bytes(x, call->dispatch.in.hidden), .scales = mpix_ep_scale_bytes(x, call->dispatch.in.hidden)};
+    item_shape s = {.row = mpix_ep_row_bytes(x, call->dispatch.in.hidden),
+                    .scales = mpix_ep_scale_bytes(x, call->dispatch.in.hidden)};
     s.pitch = mpix_ep_up16(s.row);
     s.scale_pitch = mpix_ep_up16(s.scales);
     s.bytes = s.pitch + s.scale_pitch + mpix_ep_hop_record_size(call);
@@ -26,7 +28,8 @@ static void token_pack(mpix_ep_call *call, int64_t t, int host, const void *how,
     } else {
         ep->rows->copy((const char *)in->x.data + t * in->x.stride, s->row, &row, 1, 0);
         if (s->scales)
-            ep->rows->copy((const char *)in->x.scales + t * in->x.scale_stride, s->scales, &scales, 1, 0);
+            ep->rows->copy((const char *)in->x.scales + t * in->x.scale_stride, s->scales, &scales,
+                           1, 0);
     }
     mpix_ep_hop_record_write(call, t, host, in->topk_weights, to + s->pitch + s->scale_pitch);
 }
@@ -42,7 +45,8 @@ static void item_forward(mpix_ep_call *call, const char *item, const item_shape 
     mpix_ep_hop_record r = mpix_ep_hop_record_read(call, item + s->pitch + s->scale_pitch);
     void **dst = ep->dst, **sdst = ep->dst + ep->config.max_topk + 1;
     for (int k = 0; k < width; k++) {
-        if ((uint64_t)(int64_t)r.ids[k] >= (uint64_t)ep->placement.experts || r.rows[k] == MPIX_EP_HOP_NONE)
+        if ((uint64_t)(int64_t)r.ids[k] >= (uint64_t)ep->placement.experts ||
+            r.rows[k] == MPIX_EP_HOP_NONE)
             continue;
         int rank = ep->placement.owner[r.ids[k]];
         const mpix_ep_target *to = &ep->targets[rank];
@@ -53,7 +57,8 @@ static void item_forward(mpix_ep_call *call, const char *item, const item_shape 
             sdst[n] = to->scales + (uint64_t)r.rows[k] * to->scale_stride;
         n++;
         if (to->meta)
-            mpix_ep_meta_write(call, &(mpix_ep_beside){r.token, width, r.ids, r.weights}, rank, k, to->meta + (size_t)r.rows[k] * mpix_ep_dispatch_meta(call));
+            mpix_ep_meta_write(call, &(mpix_ep_beside){r.token, width, r.ids, r.weights}, rank, k,
+                               to->meta + (size_t)r.rows[k] * mpix_ep_dispatch_meta(call));
     }
     if (n == 0)
         return;

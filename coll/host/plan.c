@@ -6,13 +6,15 @@
 
 #include <stdlib.h>
 
-int mpix_ep_placement_init(mpix_ep_placement *p, const MPIX_Ep_config *config, int ranks, int rank) {
+int mpix_ep_placement_init(mpix_ep_placement *p, const MPIX_Ep_config *config, int ranks,
+                           int rank) {
     int64_t experts = config->num_experts;
     memset(p, 0, sizeof *p);
     p->ranks = ranks;
     p->rank = rank;
     p->experts = experts;
-    p->layout = config->mode == MPIX_EP_LL ? MPIX_EP_COMPACT : config->layout; /* low latency: a row travels once per rank */
+    /* low latency: a row travels once per rank */
+    p->layout = config->mode == MPIX_EP_LL ? MPIX_EP_COMPACT : config->layout;
     p->align = config->expert_align > 1 ? config->expert_align : 1;
     p->owner = malloc(((size_t)experts + 1) * sizeof *p->owner);
     p->local = malloc(((size_t)experts + 1) * sizeof *p->local);
@@ -38,7 +40,8 @@ int mpix_ep_placement_init(mpix_ep_placement *p, const MPIX_Ep_config *config, i
     return 0;
 no_mem:
     mpix_ep_placement_free(p);
-    return mpix_fail(MPIX_ERRK_NO_MEM, "config.num_experts", "no memory for the placement of %lld experts", (long long)experts);
+    return mpix_fail(MPIX_ERRK_NO_MEM, "config.num_experts",
+                     "no memory for the placement of %lld experts", (long long)experts);
 }
 
 void mpix_ep_placement_free(mpix_ep_placement *p) {
@@ -55,11 +58,14 @@ int64_t mpix_ep_worst_rows(const MPIX_Ep_config *config, const mpix_ep_placement
     int64_t sent = config->max_tokens * (int64_t)p->ranks; /* < 2^62 */
     if (config->layout == MPIX_EP_COMPACT)
         return p->nlocal[rank] ? sent : 0;
-    /* EXPERT: a token has at most min(topk, local experts) rows here, and each expert's block is padded by at most align - 1 rows. */
-    int64_t per_token = p->nlocal[rank] < config->max_topk ? p->nlocal[rank] : config->max_topk, rows;
+    /* EXPERT: a token has at most min(topk, local experts) rows here, and each expert's block is
+     * padded by at most align - 1 rows. */
+    int64_t per_token = p->nlocal[rank] < config->max_topk ? p->nlocal[rank] : config->max_topk,
+            rows;
     if (__builtin_mul_overflow(sent, per_token, &rows))
         return -1;
-    int64_t filled = rows < p->nlocal[rank] ? rows : p->nlocal[rank]; /* experts that can have rows at all */
+    /* experts that can have rows at all */
+    int64_t filled = rows < p->nlocal[rank] ? rows : p->nlocal[rank];
     if (__builtin_add_overflow(rows, filled * (p->align - 1), &rows) || rows > (INT64_C(1) << 62))
         return -1;
     return rows;
@@ -73,20 +79,22 @@ static int64_t id_read(const void *row, int k, int bits) {
 static int id_refuse(const int32_t *ids, int64_t t, int k, int64_t id, int64_t experts) {
     if (id < -1 || id >= experts)
         return mpix_fail(MPIX_ERRK_ARG, "routing.ids",
-                         "routing.ids[%lld][%d] = %lld is neither -1 nor in [0, %lld)", (long long)t, k,
-                         (long long)id, (long long)experts);
+                         "routing.ids[%lld][%d] = %lld is neither -1 nor in [0, %lld)",
+                         (long long)t, k, (long long)id, (long long)experts);
     int before = 0;
     while (ids[before] != id)
         before++;
-    return mpix_fail(MPIX_ERRK_ARG, "routing.ids",
-                     "routing.ids[%lld] has expert %lld twice (choices %d and %d); a token may choose an "
-                     "expert once",
-                     (long long)t, (long long)id, before, k);
+    return mpix_fail(
+        MPIX_ERRK_ARG, "routing.ids",
+        "routing.ids[%lld] has expert %lld twice (choices %d and %d); a token may choose an "
+        "expert once",
+        (long long)t, (long long)id, before, k);
 }
 
-/* The copy, for ids of one size. last: [experts] by its id, the token that had an expert last, plus 1. */
-static inline __attribute__((always_inline)) int ids_copy(mpix_ep_plan *plan, const MPIX_Ep_routing *r,
-                                                          int64_t experts, int64_t *last, int bits) {
+/* The copy, for ids of one size. last: [experts] by its id, the token that had an expert
+ * last, plus 1. */
+static inline __attribute__((always_inline)) int
+ids_copy(mpix_ep_plan *plan, const MPIX_Ep_routing *r, int64_t experts, int64_t *last, int bits) {
     int64_t stride = r->ids_stride ? r->ids_stride : (int64_t)plan->topk * (bits / 8);
     for (int64_t t = 0; t < plan->tokens; t++) {
         int32_t *ids = plan->ids + t * plan->topk;
@@ -105,12 +113,15 @@ static inline __attribute__((always_inline)) int ids_copy(mpix_ep_plan *plan, co
 }
 
 /* Copies the ids and checks them: range, and no expert twice in a token. */
-static int plan_ids(mpix_ep_plan *plan, const mpix_ep_placement *p, const MPIX_Ep_routing *r, int check) {
+static int plan_ids(mpix_ep_plan *plan, const mpix_ep_placement *p, const MPIX_Ep_routing *r,
+                    int check) {
     int64_t *last = check ? memset(plan->scratch, 0, (size_t)p->experts * sizeof *last) : NULL;
-    return r->idx_bits == 64 ? ids_copy(plan, r, p->experts, last, 64) : ids_copy(plan, r, p->experts, last, 32);
+    return r->idx_bits == 64 ? ids_copy(plan, r, p->experts, last, 64)
+                             : ids_copy(plan, r, p->experts, last, 32);
 }
 
-/* Entries of each token, ordered by (rank, choice); rows counted per destination (COMPACT) or per expert (EXPERT). */
+/* Entries of each token, ordered by (rank, choice); rows counted per destination (COMPACT) or per
+ * expert (EXPERT). */
 static void plan_entries(mpix_ep_plan *plan, const mpix_ep_placement *p) {
     int64_t n = 0;
     for (int64_t t = 0; t < plan->tokens; t++) {
@@ -133,7 +144,8 @@ static void plan_entries(mpix_ep_plan *plan, const mpix_ep_placement *p) {
                 memmove(e + i + 1, e + i, (size_t)(m - i) * sizeof *e);
             e[i].rank = rank;
             e[i].choice = k;
-            e[i].row = e[i].item = p->layout == MPIX_EP_COMPACT ? plan->send_rows[rank] : plan->send_experts[ids[k]] - 1;
+            e[i].row = e[i].item = p->layout == MPIX_EP_COMPACT ? plan->send_rows[rank]
+                                                                : plan->send_experts[ids[k]] - 1;
             plan->send_rows[rank]++;
             m++;
         }
@@ -142,7 +154,8 @@ static void plan_entries(mpix_ep_plan *plan, const mpix_ep_placement *p) {
     plan->first[plan->tokens] = n;
 }
 
-/* EXPERT: a packed batch holds the rows of the destination's experts one after the other. before: [experts + ranks] scratch. */
+/* EXPERT: a packed batch holds the rows of the destination's experts one after the other. before:
+ * [experts + ranks] scratch. */
 static void plan_items(mpix_ep_plan *plan, const mpix_ep_placement *p, int64_t *before) {
     int64_t *next = before + p->experts;
     memset(next, 0, (size_t)p->ranks * sizeof *next);
@@ -162,18 +175,23 @@ static void *cut(char **at, size_t bytes) {
     return p;
 }
 
-int mpix_ep_plan_create(const mpix_ep_placement *p, const MPIX_Ep_routing *r, int check, mpix_ep_plan **out) {
-    size_t tokens = (size_t)r->num_tokens, choices = tokens * (size_t)r->topk, ranks = (size_t)p->ranks;
+int mpix_ep_plan_create(const mpix_ep_placement *p, const MPIX_Ep_routing *r, int check,
+                        mpix_ep_plan **out) {
+    size_t tokens = (size_t)r->num_tokens, choices = tokens * (size_t)r->topk,
+           ranks = (size_t)p->ranks;
     size_t experts = (size_t)p->experts, nlocal = (size_t)p->nlocal[p->rank];
     size_t segments = p->layout == MPIX_EP_COMPACT ? ranks : ranks * nlocal;
-    size_t answers = ranks * (nlocal > 1 ? nlocal : 1), scratch = answers > experts + ranks ? answers : experts + ranks;
-    size_t bytes = choices * (sizeof(int32_t) + sizeof(mpix_ep_entry)) + (tokens + 1) * 8 + (6 * ranks + experts + 2 * nlocal + 1) * 8 +
-                   segments * sizeof(mpix_ep_segment) + scratch * 8 + ranks * sizeof(mpix_ep_counts_view) + 18 * 16;
+    size_t answers = ranks * (nlocal > 1 ? nlocal : 1),
+           scratch = answers > experts + ranks ? answers : experts + ranks;
+    size_t bytes = choices * (sizeof(int32_t) + sizeof(mpix_ep_entry)) + (tokens + 1) * 8 +
+                   (6 * ranks + experts + 2 * nlocal + 1) * 8 + segments * sizeof(mpix_ep_segment) +
+                   scratch * 8 + ranks * sizeof(mpix_ep_counts_view) + 18 * 16;
     mpix_ep_plan *plan = calloc(1, sizeof *plan);
     char *at = plan ? malloc(bytes) : NULL;
     if (!at) {
         free(plan);
-        return mpix_fail(MPIX_ERRK_NO_MEM, "routing.num_tokens", "no memory for a routing of %lld tokens (%zu bytes)",
+        return mpix_fail(MPIX_ERRK_NO_MEM, "routing.num_tokens",
+                         "no memory for a routing of %lld tokens (%zu bytes)",
                          (long long)r->num_tokens, bytes);
     }
     plan->memory = at;
@@ -212,7 +230,8 @@ int mpix_ep_plan_create(const mpix_ep_placement *p, const MPIX_Ep_routing *r, in
 static int64_t align_up(int64_t n, int64_t align) { return (n + align - 1) / align * align; }
 
 /* COMPACT: sources ascending. base[r]: this rank's first row at rank r. */
-static void finish_compact(mpix_ep_plan *plan, const mpix_ep_placement *p, const mpix_ep_counts_view *from, int64_t *base) {
+static void finish_compact(mpix_ep_plan *plan, const mpix_ep_placement *p,
+                           const mpix_ep_counts_view *from, int64_t *base) {
     memset(plan->total, 0, (size_t)p->ranks * 8);
     for (int s = 0; s < p->ranks; s++) {
         plan->segments[s] = (mpix_ep_segment){plan->total[p->rank], from[s].rows[p->rank], s, -1};
@@ -229,8 +248,10 @@ static void finish_compact(mpix_ep_plan *plan, const mpix_ep_placement *p, const
         plan->entries[i].row += base[plan->entries[i].rank];
 }
 
-/* EXPERT: experts ascending, sources ascending in each, blocks aligned. base[e]: this rank's first row of expert e at its owner. */
-static void finish_expert(mpix_ep_plan *plan, const mpix_ep_placement *p, const mpix_ep_counts_view *from, int64_t *base) {
+/* EXPERT: experts ascending, sources ascending in each, blocks aligned. base[e]: this rank's first
+ * row of expert e at its owner. */
+static void finish_expert(mpix_ep_plan *plan, const mpix_ep_placement *p,
+                          const mpix_ep_counts_view *from, int64_t *base) {
     memset(plan->total, 0, (size_t)p->ranks * 8);
     memset(plan->recv_rank, 0, (size_t)p->ranks * 8);
     plan->nsegments = 0;
@@ -257,7 +278,8 @@ static void finish_expert(mpix_ep_plan *plan, const mpix_ep_placement *p, const 
             plan->entries[i].row += base[plan->ids[t * plan->topk + plan->entries[i].choice]];
 }
 
-void mpix_ep_plan_finish(mpix_ep_plan *plan, const mpix_ep_placement *p, const mpix_ep_counts_view *from) {
+void mpix_ep_plan_finish(mpix_ep_plan *plan, const mpix_ep_placement *p,
+                         const mpix_ep_counts_view *from) {
     for (int64_t i = 0; i < p->nlocal[p->rank]; i++) {
         plan->recv_expert[i] = 0;
         for (int s = 0; s < p->ranks; s++)
@@ -272,7 +294,8 @@ void mpix_ep_plan_finish(mpix_ep_plan *plan, const mpix_ep_placement *p, const m
     plan->recv_total = plan->total[p->rank];
 }
 
-void mpix_ep_plan_receive(mpix_ep_plan *plan, const mpix_ep_placement *p, const mpix_ep_counts_view *from, int64_t *bases) {
+void mpix_ep_plan_receive(mpix_ep_plan *plan, const mpix_ep_placement *p,
+                          const mpix_ep_counts_view *from, int64_t *bases) {
     int64_t nlocal = p->nlocal[p->rank], row = 0;
     plan->nsegments = 0;
     for (int s = 0; s < p->ranks; s++) {
@@ -303,11 +326,14 @@ void mpix_ep_plan_receive(mpix_ep_plan *plan, const mpix_ep_placement *p, const 
     plan->recv_total = row;
 }
 
-void mpix_ep_plan_place(mpix_ep_plan *plan, const mpix_ep_placement *p, const int64_t *const base[]) {
+void mpix_ep_plan_place(mpix_ep_plan *plan, const mpix_ep_placement *p,
+                        const int64_t *const base[]) {
     for (int64_t t = 0; t < plan->tokens; t++)
         for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
             mpix_ep_entry *e = &plan->entries[i];
-            e->row += base[e->rank][p->layout == MPIX_EP_COMPACT ? 0 : p->local[plan->ids[t * plan->topk + e->choice]]];
+            e->row += base[e->rank][p->layout == MPIX_EP_COMPACT
+                                        ? 0
+                                        : p->local[plan->ids[t * plan->topk + e->choice]]];
         }
 }
 

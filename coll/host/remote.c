@@ -1,16 +1,21 @@
 /*
- * remote.c - proxied peers of a context: control words through a mirror, packed batches in chunks, their completion.
+ * remote.c - proxied peers of a context: control words through a mirror, packed batches in chunks,
+ * their completion.
  *
- * What goes to a proxied peer in a call is one batch: its items (a token's row once per rank in dispatch; the experts' rows in combine), packed
- * contiguously in chunks and put into a region of the staging bank that the peer granted in its offer, then one signal per lane. A chunk
- * is posted as soon as it is packed, so the network works while the next is packed. Messages per peer and call: ceil(payload / chunk)
- * puts and a signal per lane, and for the offer a put and a signal; one more if the status is not what it was.
+ * What goes to a proxied peer in a call is one batch: its items (a token's row once per rank in
+ * dispatch; the experts' rows in combine), packed contiguously in chunks and put into a region of
+ * the staging bank that the peer granted in its offer, then one signal per lane. A chunk is posted
+ * as soon as it is packed, so the network works while the next is packed. Messages per peer and
+ * call: ceil(payload / chunk) puts and a signal per lane, and for the offer a put and a signal; one
+ * more if the status is not what it was.
  *
- * The chunks belong to one call at a time (`packing`), the earliest that asks: it waits for nothing but completions of posted chunks, which need no
- * peer's part, so it always gets on; several calls holding half-packed chunks could wait for each other for ever.
+ * The chunks belong to one call at a time (`packing`), the earliest that asks: it waits for nothing
+ * but completions of posted chunks, which need no peer's part, so it always gets on; several calls
+ * holding half-packed chunks could wait for each other for ever.
  *
- * A call is complete only when its commands are: then its buffers, its mirror slots and its counters may be reused, and the peer
- * has got what it waits for even if this process makes no further call.
+ * A call is complete only when its commands are: then its buffers, its mirror slots and its
+ * counters may be reused, and the peer has got what it waits for even if this process makes
+ * no further call.
  */
 #include "config.h"
 
@@ -22,29 +27,37 @@
 #define TX_LIMIT ((size_t)64 << 20) /* of the whole send buffer, unless single rows are larger */
 enum { FEW_CHUNKS = 16 };
 
-size_t mpix_ep_far_item_size(const MPIX_Ep_config *c) { return mpix_ep_up16((size_t)c->max_row_bytes + 32) + mpix_ep_up16(4 + 8 * (size_t)c->max_topk); }
+size_t mpix_ep_far_item_size(const MPIX_Ep_config *c) {
+    return mpix_ep_up16((size_t)c->max_row_bytes + 32) + mpix_ep_up16(4 + 8 * (size_t)c->max_topk);
+}
 
-/* ---- creation ----------------------------------------------------------------------------------------------------------- */
+/* ---- creation -------------------------------------------------------------------------------- */
 
 /* The same on all ranks: the layout of a batch depends on the chunk's size. */
-size_t mpix_ep_far_chunks(const MPIX_Ep_config *c, const mpix_params *params, int ranks, int *nchunks) {
+size_t mpix_ep_far_chunks(const MPIX_Ep_config *c, const mpix_params *params, int ranks,
+                          int *nchunks) {
     size_t item = mpix_ep_far_item_size(c), bytes = mpix_ep_up16(params->chunk_bytes);
     *nchunks = 2 * ranks + 2;
-    item += MPIX_EP_HOP_HEADER + mpix_ep_up16(4 * (size_t)c->max_topk); /* with two hops a record has the rows too */
-    if (params->chunk_bytes == 0) { /* one piece: the largest batch for one rank, as far as the limit below allows */
-        size_t items = (size_t)c->max_tokens * (c->layout == MPIX_EP_EXPERT ? (size_t)c->max_topk : 1);
+    /* with two hops a record has the rows too */
+    item += MPIX_EP_HOP_HEADER + mpix_ep_up16(4 * (size_t)c->max_topk);
+    /* one piece: the largest batch for one rank, as far as the limit below allows */
+    if (params->chunk_bytes == 0) {
+        size_t items = (size_t)c->max_tokens *
+                       (c->layout == MPIX_EP_EXPERT ? (size_t)c->max_topk : 1);
         if (__builtin_mul_overflow(items, item, &bytes) || bytes > TX_LIMIT)
             bytes = TX_LIMIT;
         bytes = mpix_ep_up16(bytes);
     }
-    if (*nchunks < FEW_CHUNKS && (bytes > item ? bytes : item) <= TX_LIMIT / FEW_CHUNKS) /* few peers: packing goes on while the network takes what was packed */
+    /* few peers: packing goes on while the network takes what was packed */
+    if (*nchunks < FEW_CHUNKS && (bytes > item ? bytes : item) <= TX_LIMIT / FEW_CHUNKS)
         *nchunks = FEW_CHUNKS;
     if (bytes > TX_LIMIT / (size_t)*nchunks)
         bytes = TX_LIMIT / (size_t)*nchunks / 16 * 16;
     return bytes > item ? bytes : item;
 }
 
-/* Whether batches are packed here. Low latency's lie in the handles' slots (host_ll/context.c), those of GPU memory in the handles' windows (gpu/remote.c), and
+/* Whether batches are packed here. Low latency's lie in the handles' slots
+ * (host_ll/context.c), those of GPU memory in the handles' windows (gpu/remote.c), and
  * neither's control words need a mirror. */
 static int far_batches(const mpix_ep *ep) { return !ep->ll && ep->config.memkind == MPIX_EP_HOST; }
 
@@ -52,24 +65,30 @@ static int far_alloc_bare(mpix_ep *ep, mpix_ep_far *far) {
     far->lanes = ep->params.lanes;
     far->counters_slot = 4 * ep->config.depth;
     if ((int64_t)far->counters_slot * ep->params.max_handles + 1 >= 65536)
-        return mpix_fail(MPIX_ERRK_ARG, "max_handles", "max_handles = %d with depth %d needs more than 65535 counters", ep->params.max_handles,
-                         ep->config.depth);
+        return mpix_fail(MPIX_ERRK_ARG, "max_handles",
+                         "max_handles = %d with depth %d needs more than 65535 counters",
+                         ep->params.max_handles, ep->config.depth);
     far->is = calloc((size_t)ep->size, 1);
     far->full = calloc((size_t)ep->size, MPIX_EP_MAX_LANES);
-    return far->is && far->full ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for proxied peers");
+    return far->is && far->full ? 0
+                                : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for proxied peers");
 }
 
-/* Of a handle slot, before those of offers and batches: two banks of counts, and the places that are answered to them. */
+/* Of a handle slot, before those of offers and batches: two banks of counts, and the places that
+ * are answered to them. */
 static int route_counters(const mpix_ep *ep) { return ep->answered ? 3 : 2; }
 
 static size_t up4096(size_t n) { return (n + 4095) / 4096 * 4096; }
 
 static int far_alloc(mpix_ep *ep, mpix_ep_far *far) {
     far->lanes = ep->params.lanes;
-    far->counters_slot = route_counters(ep) + 2 * ep->config.depth + 2 * ep->config.depth * far->lanes;
+    far->counters_slot = route_counters(ep) + 2 * ep->config.depth +
+                         2 * ep->config.depth * far->lanes;
     if ((int64_t)far->counters_slot * ep->params.max_handles + MPIX_EP_HOP_COUNTERS + 1 >= 65536)
-        return mpix_fail(MPIX_ERRK_ARG, "max_handles", "max_handles = %d with depth %d and %d lanes needs more than 65535 counters",
-                         ep->params.max_handles, ep->config.depth, far->lanes);
+        return mpix_fail(
+            MPIX_ERRK_ARG, "max_handles",
+            "max_handles = %d with depth %d and %d lanes needs more than 65535 counters",
+            ep->params.max_handles, ep->config.depth, far->lanes);
     far->is = calloc((size_t)ep->size, 1);
     far->full = calloc((size_t)ep->size, MPIX_EP_MAX_LANES);
     far->chunks = calloc((size_t)far->nchunks, sizeof *far->chunks);
@@ -77,8 +96,9 @@ static int far_alloc(mpix_ep *ep, mpix_ep_far *far) {
     far->mirror = aligned_alloc(4096, up4096(ep->layout.total));
     far->tx = aligned_alloc(4096, up4096(far->chunk_bytes * (size_t)far->nchunks));
     if (!far->is || !far->full || !far->chunks || !far->cursor || !far->mirror || !far->tx)
-        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the send buffer of proxied peers (%d chunks of %zu bytes)", far->nchunks,
-                         far->chunk_bytes);
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                         "no memory for the send buffer of proxied peers (%d chunks of %zu bytes)",
+                         far->nchunks, far->chunk_bytes);
     memset(far->mirror, 0, ep->layout.total);
     memset(far->tx, 0, far->chunk_bytes * (size_t)far->nchunks);
     return mpix_ep_hop_out(ep);
@@ -88,13 +108,19 @@ int mpix_ep_far_create(mpix_ep *ep) {
     if (ep->boot->nhosts < 2)
         return 0;
     ep->far = calloc(1, sizeof *ep->far);
-    int kind = mpix_boot_agree(ep->boot, ep->far ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for proxied peers"));
+    int kind = mpix_boot_agree(ep->boot, ep->far ? 0
+                                                 : mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                                                             "no memory for proxied peers"));
     if (kind)
         return kind;
     if (far_batches(ep)) {
-        ep->far->chunk_bytes = mpix_ep_far_chunks(&ep->config, &ep->params, ep->size, &ep->far->nchunks);
-        kind = mpix_mem_together(ep->boot, up4096(ep->layout.total) + up4096(ep->far->chunk_bytes * (size_t)ep->far->nchunks) +
-                                 (ep->hop ? ep->hop->out_bytes : 0), "send buffers for proxied peers");
+        ep->far->chunk_bytes = mpix_ep_far_chunks(&ep->config, &ep->params, ep->size,
+                                                  &ep->far->nchunks);
+        kind = mpix_mem_together(ep->boot,
+                                 up4096(ep->layout.total) +
+                                     up4096(ep->far->chunk_bytes * (size_t)ep->far->nchunks) +
+                                     (ep->hop ? ep->hop->out_bytes : 0),
+                                 "send buffers for proxied peers");
     }
     if (!kind)
         kind = far_batches(ep) ? far_alloc(ep, ep->far) : far_alloc_bare(ep, ep->far);
@@ -111,7 +137,8 @@ int mpix_ep_far_windows(mpix_ep *ep) {
         return 0;
     /* What a device reads and writes is pinned, hence committed. */
     size_t stage = ep->banks_at + ep->bank_bytes * (size_t)ep->config.depth;
-    int packs = far_batches(ep), kind = mpix_mem_together(ep->boot, (packs ? stage : 0) + ep->layout.total, "window memory");
+    int packs = far_batches(ep),
+        kind = mpix_mem_together(ep->boot, (packs ? stage : 0) + ep->layout.total, "window memory");
     if (!kind && packs)
         kind = mpix_win_commit(ep->stage, 0, stage);
     for (int b = 0; !kind && packs && b < ep->config.depth; b++)
@@ -121,8 +148,10 @@ int mpix_ep_far_windows(mpix_ep *ep) {
     kind = mpix_boot_agree(ep->boot, kind);
     if (!kind) {
         ep->ctl_committed = ep->layout.total;
-        far->counter_failed = far->counters_slot * ep->params.max_handles + (ep->hop ? MPIX_EP_HOP_COUNTERS : 0);
-        kind = mpix_proxy_create(ep->boot, &ep->params, far->is, far->counter_failed + 1, ep->config.memkind != MPIX_EP_HOST, ep->ctl->base, &far->proxy);
+        far->counter_failed = far->counters_slot * ep->params.max_handles +
+                              (ep->hop ? MPIX_EP_HOP_COUNTERS : 0);
+        kind = mpix_proxy_create(ep->boot, &ep->params, far->is, far->counter_failed + 1,
+                                 ep->config.memkind != MPIX_EP_HOST, ep->ctl->base, &far->proxy);
     }
     if (!kind && mpix_proxy_caps(far->proxy)->lanes < far->lanes)
         far->lanes = mpix_proxy_caps(far->proxy)->lanes;
@@ -136,9 +165,11 @@ int mpix_ep_far_windows(mpix_ep *ep) {
     if (!kind)
         kind = mpix_proxy_window(far->proxy, MPIX_EP_WINDOW_STAGE, ep->stage->base, stage);
     if (!kind)
-        kind = mpix_proxy_window(far->proxy, MPIX_EP_WINDOW_TX, far->tx, far->chunk_bytes * (size_t)far->nchunks);
+        kind = mpix_proxy_window(far->proxy, MPIX_EP_WINDOW_TX, far->tx,
+                                 far->chunk_bytes * (size_t)far->nchunks);
     if (!kind && ep->hop)
-        kind = mpix_proxy_window(far->proxy, MPIX_EP_WINDOW_HOP, ep->hop->out, far->chunk_bytes * (size_t)ep->hop->nout);
+        kind = mpix_proxy_window(far->proxy, MPIX_EP_WINDOW_HOP, ep->hop->out,
+                                 far->chunk_bytes * (size_t)ep->hop->nout);
     return kind;
 }
 
@@ -160,7 +191,9 @@ static int far_try(mpix_proxy *proxy, void *base, size_t bytes, mpix_proxy_mem *
     int kind = mpix_proxy_mem_reg(proxy, base, bytes, mem);
     mpix_try_end(&t);
     if (kind)
-        mpix_log(MPIX_LOG_INFO, "%zu bytes at %p are not registered with the network: rows in them are packed", bytes, base);
+        mpix_log(MPIX_LOG_INFO,
+                 "%zu bytes at %p are not registered with the network: rows in them are packed",
+                 bytes, base);
     return !kind;
 }
 
@@ -169,9 +202,12 @@ int mpix_ep_far_register(mpix_ep *ep, void *base, size_t bytes, mpix_ep_region *
         return 0;
     mpix_proxy *proxy = ep->far->proxy;
     size_t key = mpix_proxy_key_bytes(proxy), blob = 1 + key;
-    char *blobs = calloc((size_t)ep->size + 1, blob), *mine = blobs ? blobs + blob * (size_t)ep->size : NULL;
+    char *blobs = calloc((size_t)ep->size + 1, blob),
+         *mine = blobs ? blobs + blob * (size_t)ep->size : NULL;
     region->rmem = calloc((size_t)ep->size, sizeof(*region->rmem));
-    int kind = blobs && region->rmem ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the keys of %d ranks", ep->size);
+    int kind = blobs && region->rmem ? 0
+                                     : mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                                                 "no memory for the keys of %d ranks", ep->size);
     if (!kind && far_try(proxy, base, bytes, &region->mem)) {
         mine[0] = 1;
         mpix_proxy_mem_key(proxy, region->mem, mine + 1);
@@ -207,32 +243,46 @@ void mpix_ep_far_free(mpix_ep *ep) {
     ep->far = NULL;
 }
 
-/* ---- commands ----------------------------------------------------------------------------------------------------------- */
+/* ---- commands -------------------------------------------------------------------------------- */
 
-/* Counters of the counted form: one batch at a time each; ctl.h says why a slot's bank is free, and with it its counter. */
+/* Counters of the counted form: one batch at a time each; ctl.h says why a slot's bank is free, and
+ * with it its counter. */
 static uint32_t counter_publish(const mpix_ep_call *call, int bases) {
     const mpix_ep *ep = call->ep;
     int depth = ep->config.depth, base = call->handle->slot * ep->far->counters_slot;
     if (call->type == MPIX_EP_ROUTE)
         return (uint32_t)(base + (bases ? 2 : (int)(call->epoch & 1)));
-    return (uint32_t)(base + route_counters(ep) + (call->type == MPIX_EP_COMBINE) * depth + (int)(call->epoch % (uint64_t)depth));
+    return (uint32_t)(base + route_counters(ep) + (call->type == MPIX_EP_COMBINE) * depth +
+                      (int)(call->epoch % (uint64_t)depth));
 }
 
 uint32_t mpix_ep_far_counter(const mpix_ep_call *call, int lane) {
     const mpix_ep *ep = call->ep;
-    int depth = ep->config.depth, base = call->handle->slot * ep->far->counters_slot + route_counters(ep) + 2 * depth;
+    int depth = ep->config.depth,
+        base = call->handle->slot * ep->far->counters_slot + route_counters(ep) + 2 * depth;
     int bank = (call->type == MPIX_EP_COMBINE) * depth + (int)(call->epoch % (uint64_t)depth);
     return (uint32_t)(base + bank * ep->far->lanes + lane);
 }
 
-/* Queues a put; 1: queued, or kept until there is room. A peer that has failed takes nothing; the engine finds its failure. */
-int mpix_ep_far_put(mpix_ep_call *call, int peer, int lane, int lwin, uint64_t loff, int rwin, uint64_t roff, uint64_t len, uint32_t counter) {
+/* Queues a put; 1: queued, or kept until there is room. A peer that has failed takes nothing; the
+ * engine finds its failure. */
+int mpix_ep_far_put(mpix_ep_call *call, int peer, int lane, int lwin, uint64_t loff, int rwin,
+                    uint64_t roff, uint64_t len, uint32_t counter) {
     mpix_ep_far *far = call->ep->far;
     uint64_t seq;
-    int did = far->nlater ? 0 : mpix_proxy_put(far->proxy, peer, lane, lwin, loff, rwin, roff, len, counter, &seq);
+    int did = far->nlater ? 0
+                          : mpix_proxy_put(far->proxy, peer, lane, lwin, loff, rwin, roff, len,
+                                           counter, &seq);
     if (did == 0)
-        return mpix_ep_far_later(call, &(mpix_ep_command){.what = MPIX_EP_COMMAND_PUT, .peer = peer, .lane = lane, .lwin = lwin, .loff = loff, .rwin = rwin,
-                                                          .roff = roff, .len = len, .counter = counter});
+        return mpix_ep_far_later(call, &(mpix_ep_command){.what = MPIX_EP_COMMAND_PUT,
+                                                          .peer = peer,
+                                                          .lane = lane,
+                                                          .lwin = lwin,
+                                                          .loff = loff,
+                                                          .rwin = rwin,
+                                                          .roff = roff,
+                                                          .len = len,
+                                                          .counter = counter});
     if (did > 0)
         call->far[peer].seq[lane] = seq;
     return did > 0;
@@ -244,24 +294,44 @@ int mpix_ep_far_post(mpix_ep_call *call, const mpix_proxy_op *op) {
     uint64_t seq;
     int did = far->nlater ? 0 : mpix_proxy_post(far->proxy, op, &seq);
     if (did == 0)
-        return mpix_ep_far_later(call, &(mpix_ep_command){.what = MPIX_EP_COMMAND_POST, .peer = op->peer, .lane = op->lane, .op = *op});
+        return mpix_ep_far_later(call, &(mpix_ep_command){.what = MPIX_EP_COMMAND_POST,
+                                                          .peer = op->peer,
+                                                          .lane = op->lane,
+                                                          .op = *op});
     if (did > 0)
         call->far[op->peer].seq[op->lane] = seq;
     return did > 0;
 }
 
-static int far_write(mpix_ep_call *call, int peer, int lane, const mpix_proxy_mem *mem, const void *from, const mpix_proxy_rmem *rmem, uint64_t to, uint64_t len,
+static int far_write(mpix_ep_call *call, int peer, int lane, const mpix_proxy_mem *mem,
+                     const void *from, const mpix_proxy_rmem *rmem, uint64_t to, uint64_t len,
                      uint32_t counter) {
-    mpix_proxy_op op = {.kind = MPIX_NET_WRITE, .peer = peer, .lane = lane, .mem = mem, .local = (void *)(uintptr_t)from, .rmem = rmem, .roff = to, .len = len, .counter = counter};
+    mpix_proxy_op op = {.kind = MPIX_NET_WRITE,
+                        .peer = peer,
+                        .lane = lane,
+                        .mem = mem,
+                        .local = (void *)(uintptr_t)from,
+                        .rmem = rmem,
+                        .roff = to,
+                        .len = len,
+                        .counter = counter};
     return mpix_ep_far_post(call, &op);
 }
 
-void mpix_ep_far_word(mpix_ep_call *call, int peer, int lane, uint64_t roff, uint64_t value, uint32_t counter, uint32_t writes) {
+void mpix_ep_far_word(mpix_ep_call *call, int peer, int lane, uint64_t roff, uint64_t value,
+                      uint32_t counter, uint32_t writes) {
     mpix_ep_far *far = call->ep->far;
     uint64_t seq;
-    int did = far->nlater ? 0 : mpix_proxy_signal(far->proxy, peer, lane, MPIX_EP_WINDOW_CTL, roff, value, counter, writes, &seq);
+    int did = far->nlater ? 0
+                          : mpix_proxy_signal(far->proxy, peer, lane, MPIX_EP_WINDOW_CTL, roff,
+                                              value, counter, writes, &seq);
     if (did == 0)
-        mpix_ep_far_later(call, &(mpix_ep_command){.what = MPIX_EP_COMMAND_WORD, .peer = peer, .lane = lane, .roff = roff, .value = value, .counter = counter,
+        mpix_ep_far_later(call, &(mpix_ep_command){.what = MPIX_EP_COMMAND_WORD,
+                                                   .peer = peer,
+                                                   .lane = lane,
+                                                   .roff = roff,
+                                                   .value = value,
+                                                   .counter = counter,
                                                    .writes = writes});
     if (did > 0)
         call->far[peer].seq[lane] = seq;
@@ -274,10 +344,12 @@ static uint64_t remote_offset(const mpix_ep_call *call, int peer, const void *at
     return off - ep->layout.block * (uint64_t)peer + ep->layout.block * (uint64_t)ep->rank;
 }
 
-void mpix_ep_far_publish(mpix_ep_call *call, int peer, void *at, size_t bytes, _Atomic uint64_t *word) {
+void mpix_ep_far_publish(mpix_ep_call *call, int peer, void *at, size_t bytes,
+                         _Atomic uint64_t *word) {
     uint32_t counter = counter_publish(call, word == &mpix_ep_peer_words(call, peer)->bases);
-    if (mpix_ep_far_put(call, peer, 0, MPIX_EP_WINDOW_MIRROR, (uint64_t)((char *)at - call->ep->far->mirror), MPIX_EP_WINDOW_CTL, remote_offset(call, peer, at), bytes,
-              counter))
+    if (mpix_ep_far_put(call, peer, 0, MPIX_EP_WINDOW_MIRROR,
+                        (uint64_t)((char *)at - call->ep->far->mirror), MPIX_EP_WINDOW_CTL,
+                        remote_offset(call, peer, at), bytes, counter))
         mpix_ep_far_word(call, peer, 0, remote_offset(call, peer, word), call->epoch, counter, 1);
 }
 
@@ -286,27 +358,34 @@ void mpix_ep_far_signal(mpix_ep_call *call, int peer, int32_t status) {
     mpix_ep_words *words = mpix_ep_peer_words(call, peer);
     mpix_ep_status *slot = mpix_ep_peer_status(call, peer);
     int32_t *mine = call->type == MPIX_EP_DISPATCH ? &slot->dispatch : &slot->combine;
-    /* The peer's slot holds what was last put there, which is what the mirror holds: it travels only when it changes. */
+    /* The peer's slot holds what was last put there, which is what the mirror holds: it travels
+     * only when it changes. */
     int changed = *mine != status;
     *mine = status;
-    if (changed && !mpix_ep_far_put(call, peer, 0, MPIX_EP_WINDOW_MIRROR, (uint64_t)((char *)mine - far->mirror), MPIX_EP_WINDOW_CTL, remote_offset(call, peer, mine), sizeof *mine,
-               mpix_ep_far_counter(call, 0)))
+    if (changed && !mpix_ep_far_put(call, peer, 0, MPIX_EP_WINDOW_MIRROR,
+                                    (uint64_t)((char *)mine - far->mirror), MPIX_EP_WINDOW_CTL,
+                                    remote_offset(call, peer, mine), sizeof *mine,
+                                    mpix_ep_far_counter(call, 0)))
         return;
     call->far[peer].writes[0] += (uint32_t)changed;
     for (int l = 0; l < far->lanes; l++) {
         void *word = call->type == MPIX_EP_DISPATCH ? &words->dispatch[l] : &words->combine[l];
-        mpix_ep_far_word(call, peer, l, remote_offset(call, peer, word), call->epoch, mpix_ep_far_counter(call, l), call->far[peer].writes[l]);
+        mpix_ep_far_word(call, peer, l, remote_offset(call, peer, word), call->epoch,
+                         mpix_ep_far_counter(call, l), call->far[peer].writes[l]);
     }
 }
 
-/* The only thing that is still sent; a peer that takes nothing any more learns by its time limit. */
+/* The only thing that is still sent; a peer that takes nothing any more learns by
+ * its time limit. */
 void mpix_ep_far_tell(mpix_ep *ep, uint64_t word) {
     mpix_ep_far *far = ep->far;
     if (!far || !far->ready)
         return;
     for (int peer = 0; peer < ep->size; peer++)
         if (far->is[peer])
-            (void)mpix_proxy_last_word(far->proxy, peer, 0, MPIX_EP_WINDOW_CTL, offsetof(mpix_ep_head, failed), word, (uint32_t)far->counter_failed);
+            (void)mpix_proxy_last_word(far->proxy, peer, 0, MPIX_EP_WINDOW_CTL,
+                                       offsetof(mpix_ep_head, failed), word,
+                                       (uint32_t)far->counter_failed);
     mpix_proxy_step(far->proxy);
 }
 
@@ -325,10 +404,12 @@ int mpix_ep_far_flushed(const mpix_ep_call *call) {
     return 1;
 }
 
-/* ---- batches ------------------------------------------------------------------------------------------------------------ */
+/* ---- batches --------------------------------------------------------------------------------- */
 
-mpix_ep_geometry mpix_ep_far_geometry(const mpix_ep_call *call, const MPIX_Ep_rows *x, int64_t hidden, size_t record) {
-    mpix_ep_geometry g = {.row = mpix_ep_row_bytes(x, hidden), .scales = mpix_ep_scale_bytes(x, hidden)};
+mpix_ep_geometry mpix_ep_far_geometry(const mpix_ep_call *call, const MPIX_Ep_rows *x,
+                                      int64_t hidden, size_t record) {
+    mpix_ep_geometry g = {.row = mpix_ep_row_bytes(x, hidden),
+                          .scales = mpix_ep_scale_bytes(x, hidden)};
     g.pitch = mpix_ep_up16(g.row);
     g.scale_pitch = mpix_ep_up16(g.scales);
     g.record = mpix_ep_up16(record);
@@ -337,7 +418,8 @@ mpix_ep_geometry mpix_ep_far_geometry(const mpix_ep_call *call, const MPIX_Ep_ro
     return g;
 }
 
-void mpix_ep_far_at(const mpix_ep_geometry *g, char *base, int64_t total, int64_t i, char **row, char **scales, char **record) {
+void mpix_ep_far_at(const mpix_ep_geometry *g, char *base, int64_t total, int64_t i, char **row,
+                    char **scales, char **record) {
     int64_t chunk = i / g->per_chunk, in = i % g->per_chunk, n = total - chunk * g->per_chunk;
     n = n < g->per_chunk ? n : g->per_chunk;
     base += (size_t)(chunk * g->per_chunk) * g->item;
@@ -346,7 +428,8 @@ void mpix_ep_far_at(const mpix_ep_geometry *g, char *base, int64_t total, int64_
     *record = base + (size_t)n * (g->pitch + g->scale_pitch) + (size_t)in * g->record;
 }
 
-size_t mpix_ep_far_regions(mpix_ep_call *call, const mpix_ep_geometry *g, const int64_t *totals, size_t stage) {
+size_t mpix_ep_far_regions(mpix_ep_call *call, const mpix_ep_geometry *g, const int64_t *totals,
+                           size_t stage) {
     const mpix_ep *ep = call->ep;
     for (int p = 0; p < ep->size; p++) {
         call->far[p].rx = UINT64_MAX;
@@ -370,7 +453,9 @@ int mpix_ep_far_begin(mpix_ep_call *call) {
         const mpix_ep_plan *plan = call->handle->plan;
         mpix_ep_far_call *f = &call->far[p];
         int granted = far->is[p] && mpix_ep_my_offer(call, p)->place[MPIX_EP_PLACE_X].set;
-        f->total = !granted ? 0 : call->type == MPIX_EP_DISPATCH ? plan->send_tokens[p] : plan->recv_rank[p];
+        f->total = !granted                         ? 0
+                   : call->type == MPIX_EP_DISPATCH ? plan->send_tokens[p]
+                                                    : plan->recv_rank[p];
         f->next = 0;
         f->chunk = -1;
     }
@@ -395,7 +480,8 @@ int mpix_ep_far_room(mpix_ep_call *call, int peer) {
     for (int c = 0; c < far->nchunks; c++) {
         mpix_ep_chunk *chunk = &far->chunks[c];
         if (chunk->state == MPIX_EP_CHUNK_OPEN ||
-            (chunk->state == MPIX_EP_CHUNK_POSTED && mpix_proxy_completed(far->proxy, chunk->peer, chunk->lane) < chunk->seq))
+            (chunk->state == MPIX_EP_CHUNK_POSTED &&
+             mpix_proxy_completed(far->proxy, chunk->peer, chunk->lane) < chunk->seq))
             continue;
         chunk->state = MPIX_EP_CHUNK_OPEN;
         f->chunk = c;
@@ -404,15 +490,18 @@ int mpix_ep_far_room(mpix_ep_call *call, int peer) {
     return 0;
 }
 
-void mpix_ep_far_item(mpix_ep_call *call, int peer, const mpix_ep_geometry *g, char **row, char **scales, char **record) {
+void mpix_ep_far_item(mpix_ep_call *call, int peer, const mpix_ep_geometry *g, char **row,
+                      char **scales, char **record) {
     mpix_ep_far *far = call->ep->far;
     const mpix_ep_far_call *f = &call->far[peer];
     int64_t first = f->next / g->per_chunk * g->per_chunk, n = f->total - first;
     /* a chunk on its own is a batch of at most per_chunk items */
-    mpix_ep_far_at(g, far->tx + (size_t)f->chunk * far->chunk_bytes, n < g->per_chunk ? n : g->per_chunk, f->next - first, row, scales, record);
+    mpix_ep_far_at(g, far->tx + (size_t)f->chunk * far->chunk_bytes,
+                   n < g->per_chunk ? n : g->per_chunk, f->next - first, row, scales, record);
 }
 
-void mpix_ep_far_packed(mpix_ep_call *call, int peer, const mpix_ep_geometry *g, const mpix_ep_far_rows *own) {
+void mpix_ep_far_packed(mpix_ep_call *call, int peer, const mpix_ep_geometry *g,
+                        const mpix_ep_far_rows *own) {
     mpix_ep_far *far = call->ep->far;
     mpix_ep_far_call *f = &call->far[peer];
     int64_t first = f->next / g->per_chunk * g->per_chunk;
@@ -420,23 +509,32 @@ void mpix_ep_far_packed(mpix_ep_call *call, int peer, const mpix_ep_geometry *g,
     if (f->next < f->total && f->next % g->per_chunk)
         return;
     mpix_ep_chunk *chunk = &far->chunks[f->chunk];
-    uint64_t to = mpix_ep_my_offer(call, peer)->place[MPIX_EP_PLACE_X].off + (uint64_t)first * g->item, n = (uint64_t)(f->next - first);
+    uint64_t to = mpix_ep_my_offer(call, peer)->place[MPIX_EP_PLACE_X].off +
+                  (uint64_t)first * g->item,
+             n = (uint64_t)(f->next - first);
     uint64_t rows = own ? n * g->pitch : 0; /* bytes that are not in the chunk */
     int lane = (int)(first / g->per_chunk % far->lanes), sent = 1;
     uint32_t counter = mpix_ep_far_counter(call, lane);
-    call->ep->rows->fence(); /* a device reads the chunk: nothing may linger in write-combining buffers */
+    /* a device reads the chunk: nothing may linger in write-combining buffers */
+    call->ep->rows->fence();
     chunk->state = MPIX_EP_CHUNK_FREE;
     if (own && own->n > first) {
-        uint64_t left = (uint64_t)(own->n - first), at = (uint64_t)first * g->pitch, bytes = (left < n ? left : n) * g->pitch;
+        uint64_t left = (uint64_t)(own->n - first), at = (uint64_t)first * g->pitch,
+                 bytes = (left < n ? left : n) * g->pitch;
         if (own->there)
-            sent = far_write(call, peer, lane, mpix_proxy_window_mem(far->proxy, MPIX_EP_WINDOW_TX), far->tx + (uint64_t)f->chunk * far->chunk_bytes, own->there,
+            sent = far_write(call, peer, lane, mpix_proxy_window_mem(far->proxy, MPIX_EP_WINDOW_TX),
+                             far->tx + (uint64_t)f->chunk * far->chunk_bytes, own->there,
                              own->off + at, bytes, counter);
         else
-            sent = far_write(call, peer, lane, own->mem, own->at + at, mpix_proxy_window_rmem(far->proxy, peer, MPIX_EP_WINDOW_STAGE), to, bytes, counter);
+            sent = far_write(call, peer, lane, own->mem, own->at + at,
+                             mpix_proxy_window_rmem(far->proxy, peer, MPIX_EP_WINDOW_STAGE), to,
+                             bytes, counter);
         f->writes[lane] += (uint32_t)sent;
     }
-    if (sent && !(own && own->bare) && mpix_ep_far_put(call, peer, lane, MPIX_EP_WINDOW_TX, (uint64_t)f->chunk * far->chunk_bytes + rows, MPIX_EP_WINDOW_STAGE,
-                                                       to + rows, n * g->item - rows, counter)) {
+    if (sent && !(own && own->bare) &&
+        mpix_ep_far_put(call, peer, lane, MPIX_EP_WINDOW_TX,
+                        (uint64_t)f->chunk * far->chunk_bytes + rows, MPIX_EP_WINDOW_STAGE,
+                        to + rows, n * g->item - rows, counter)) {
         f->writes[lane]++;
         *chunk = (mpix_ep_chunk){MPIX_EP_CHUNK_POSTED, peer, lane, f->seq[lane]};
     }

@@ -1,10 +1,12 @@
 /*
  * remote_batch.c - what is packed for proxied peers, and how what they packed is used.
  *
- * Dispatch: an item is a token: its row, its scales, and a record of the token's number, the local ids of its choices there (-1: another rank's) and
- * the choices' weights. It travels once per rank in either layout; in EXPERT layout the receiver expands it.
- * Combine: an item is a row of the experts' rank, in the order of its segments, and a record of its weight and slot values. The token's owner sums
- * what it would have read from a mapped peer, so the result is the same to the bit.
+ * Dispatch: an item is a token: its row, its scales, and a record of the token's number, the
+ * local ids of its choices there (-1: another rank's) and the choices' weights. It travels once
+ * per rank in either layout; in EXPERT layout the receiver expands it. Combine: an item is a row
+ * of the experts' rank, in the order of its segments, and a record of its weight and slot
+ * values. The token's owner sums what it would have read from a mapped peer, so the result is
+ * the same to the bit.
  */
 #include "config.h"
 
@@ -20,11 +22,13 @@ static size_t record_size(const mpix_ep_call *call) {
 }
 
 mpix_ep_geometry mpix_ep_far_dispatch_geometry(const mpix_ep_call *call) {
-    return mpix_ep_far_geometry(call, &call->dispatch.out.x, call->dispatch.in.hidden, record_size(call));
+    return mpix_ep_far_geometry(call, &call->dispatch.out.x, call->dispatch.in.hidden,
+                                record_size(call));
 }
 
 mpix_ep_geometry mpix_ep_far_combine_geometry(const mpix_ep_call *call) {
-    return mpix_ep_far_geometry(call, &call->combine.in.x, call->combine.in.hidden, record_size(call));
+    return mpix_ep_far_geometry(call, &call->combine.in.x, call->combine.in.hidden,
+                                record_size(call));
 }
 
 int64_t mpix_ep_mapped_rows(const mpix_ep_call *call) {
@@ -41,16 +45,19 @@ static void copy1(mpix_ep *ep, void *to, const void *from, size_t bytes) {
     ep->rows->copy(from, bytes, &dst, 1, 0);
 }
 
-/* ---- dispatch ----------------------------------------------------------------------------------------------------------- */
+/* ---- dispatch -------------------------------------------------------------------------------- */
 
 /*
- * In COMPACT a source's rows are one after the other in the output. If that is dense and of MPIX_Ep_alloc, the source may put them there, and only what is beside them
- * comes through the bank. The grant is for this call, as among mapped ranks.
+ * In COMPACT a source's rows are one after the other in the output. If that is dense and of
+ * MPIX_Ep_alloc, the source may put them there, and only what is beside them comes through the
+ * bank. The grant is for this call, as among mapped ranks.
  */
 void mpix_ep_far_dispatch_grant(mpix_ep_call *call, const mpix_ep_geometry *g, size_t rows) {
     const MPIX_Ep_rows *x = &call->dispatch.out.x;
-    int fits = rows > 0 && call->ep->config.layout == MPIX_EP_COMPACT && !g->scales && g->row == g->pitch && (size_t)x->stride == g->pitch;
-    const mpix_ep_region *region = fits ? mpix_ep_region_of(call->ep, x->data, rows * g->pitch) : NULL;
+    int fits = rows > 0 && call->ep->config.layout == MPIX_EP_COMPACT && !g->scales &&
+               g->row == g->pitch && (size_t)x->stride == g->pitch;
+    const mpix_ep_region *region = fits ? mpix_ep_region_of(call->ep, x->data, rows * g->pitch)
+                                        : NULL;
     for (int p = 0; p < call->ep->size && region && region->mem; p++) {
         const mpix_ep_segment *s = &call->handle->plan->segments[p];
         call->far[p].direct = call->far[p].rx != UINT64_MAX && s->row < (int64_t)rows;
@@ -61,7 +68,9 @@ void mpix_ep_far_dispatch_grant(mpix_ep_call *call, const mpix_ep_geometry *g, s
 mpix_ep_place mpix_ep_far_dispatch_place(mpix_ep_call *call, int peer) {
     const MPIX_Ep_rows *x = &call->dispatch.out.x;
     mpix_ep_place place = {0};
-    (void)mpix_ep_find(call->ep, (const char *)x->data + call->handle->plan->segments[peer].row * x->stride, (size_t)call->far[peer].rows * (size_t)x->stride,
+    (void)mpix_ep_find(call->ep,
+                       (const char *)x->data + call->handle->plan->segments[peer].row * x->stride,
+                       (size_t)call->far[peer].rows * (size_t)x->stride,
                        (uint64_t)call->far[peer].rows, &place);
     return place;
 }
@@ -70,13 +79,20 @@ mpix_ep_place mpix_ep_far_dispatch_place(mpix_ep_call *call, int peer) {
 static int rows_go(mpix_ep_call *call, int peer, mpix_ep_far_rows *own) {
     const mpix_ep *ep = call->ep;
     const mpix_ep_place *place = &mpix_ep_my_offer(call, peer)->place[MPIX_EP_PLACE_ROWS];
-    const mpix_ep_region *region = place->set && place->window > 0 && place->window <= (uint32_t)ep->nregions ? &ep->regions[place->window - 1] : NULL;
+    const mpix_ep_region *region = place->set && place->window > 0 &&
+                                           place->window <= (uint32_t)ep->nregions
+                                       ? &ep->regions[place->window - 1]
+                                       : NULL;
     if (!place->set)
         return 0;
-    *own = (mpix_ep_far_rows){.n = (int64_t)place->stride, .there = region && region->rmem ? region->rmem[peer] : NULL, .off = place->off};
+    *own = (mpix_ep_far_rows){.n = (int64_t)place->stride,
+                              .there = region && region->rmem ? region->rmem[peer] : NULL,
+                              .off = place->off};
     if (!own->there)
-        mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, ep->boot->hostnames[peer], "rank %d offers rows in window %u, which is not reached", peer,
-                                               (unsigned)place->window));
+        mpix_ep_call_fail(call,
+                          mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, ep->boot->hostnames[peer],
+                                         "rank %d offers rows in window %u, which is not reached",
+                                         peer, (unsigned)place->window));
     return own->there != NULL;
 }
 
@@ -100,12 +116,14 @@ static void token_pack(mpix_ep_call *call, int64_t t, int peer, const mpix_ep_ge
     for (int k = 0; k < plan->topk; k++)
         words[1 + k] = ids[k] >= 0 && p->owner[ids[k]] == peer ? p->local[ids[k]] : -1;
     if (in->topk_weights)
-        memcpy(words + 1 + plan->topk, in->topk_weights + t * plan->topk, (size_t)plan->topk * sizeof(float));
+        memcpy(words + 1 + plan->topk, in->topk_weights + t * plan->topk,
+               (size_t)plan->topk * sizeof(float));
     mpix_ep_far_rows rows;
     mpix_ep_far_packed(call, peer, g, rows_go(call, peer, &rows) ? &rows : NULL);
 }
 
-/* The next proxied rank among a token's entries from i on that takes it; i is moved behind it. -1: none. */
+/* The next proxied rank among a token's entries from i on that takes it; i is moved behind
+ * it. -1: none. */
 static int next_far(const mpix_ep_call *call, int64_t *i, int64_t end) {
     const mpix_ep_entry *e = call->handle->plan->entries;
     while (*i < end) {
@@ -130,7 +148,8 @@ int mpix_ep_far_dispatch_pack(mpix_ep_call *call) {
         int peer;
         if (packed > PIECE_BYTES)
             return MPIX_EP_STEP_WORKED;
-        while ((peer = next_far(call, &i, end)) >= 0) /* all or nothing: a token is not packed for some and then waited for */
+        /* all or nothing: a token is not packed for some and then waited for */
+        while ((peer = next_far(call, &i, end)) >= 0)
             if (!mpix_ep_far_room(call, peer))
                 return MPIX_EP_STEP_WAITING;
         i = plan->first[t];
@@ -144,7 +163,8 @@ int mpix_ep_far_dispatch_pack(mpix_ep_call *call) {
 }
 
 /* What the output wants of one received token at one row. */
-static void row_note(mpix_ep_call *call, int source, int64_t row, const int32_t *record, int choice) {
+static void row_note(mpix_ep_call *call, int source, int64_t row, const int32_t *record,
+                     int choice) {
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
     size_t width = (size_t)call->handle->plan->width;
     if (out->src_rank)
@@ -162,8 +182,10 @@ static void row_note(mpix_ep_call *call, int source, int64_t row, const int32_t 
         out->topk_weights[row] = weights[choice];
 }
 
-/* Rows that a token takes: their places into ep->dst (rows) and behind (scales); notes what goes beside them. */
-static int token_rows(mpix_ep_call *call, int source, int64_t item, const int32_t *record, int64_t rows) {
+/* Rows that a token takes: their places into ep->dst (rows) and behind (scales); notes what
+ * goes beside them. */
+static int token_rows(mpix_ep_call *call, int source, int64_t item, const int32_t *record,
+                      int64_t rows) {
     mpix_ep *ep = call->ep;
     const mpix_ep_plan *plan = call->handle->plan;
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
@@ -181,7 +203,8 @@ static int token_rows(mpix_ep_call *call, int source, int64_t item, const int32_
         if (row >= rows)
             continue; /* dropped */
         ep->dst[n] = (char *)out->x.data + row * out->x.stride;
-        ep->dst[ep->config.max_topk + 1 + n] = out->x.scales ? (char *)out->x.scales + row * out->x.scale_stride : NULL;
+        ep->dst[ep->config.max_topk + 1 + n] =
+            out->x.scales ? (char *)out->x.scales + row * out->x.scale_stride : NULL;
         n++;
         row_note(call, source, row, record, compact ? -1 : k);
     }
@@ -196,7 +219,8 @@ void mpix_ep_far_dispatch_take(mpix_ep_call *call, int64_t rows) {
         if (!mpix_ep_is_far(ep, s) || call->far[s].rx == UINT64_MAX)
             continue;
         char *base = mpix_ep_stage_at(call, call->far[s].rx), *row, *scales, *record;
-        memset(ep->far->cursor, 0, (size_t)ep->placement.nlocal[ep->rank] * sizeof *ep->far->cursor);
+        memset(ep->far->cursor, 0,
+               (size_t)ep->placement.nlocal[ep->rank] * sizeof *ep->far->cursor);
         for (int64_t i = 0; i < plan->recv_tokens[s]; i++) {
             mpix_ep_far_at(&g, base, plan->recv_tokens[s], i, &row, &scales, &record);
             int n = token_rows(call, s, i, (const int32_t *)record, rows);
@@ -209,26 +233,31 @@ void mpix_ep_far_dispatch_take(mpix_ep_call *call, int64_t rows) {
     }
 }
 
-/* ---- combine ------------------------------------------------------------------------------------------------------------ */
+/* ---- combine --------------------------------------------------------------------------------- */
 
 /*
- * Rows that lie one after the other in memory of MPIX_Ep_alloc are sent from there: in COMPACT a source's rows do, if the buffer is dense. The call is complete when
- * the network has read them, as for chunks. What nobody will read beside them stays here.
+ * Rows that lie one after the other in memory of MPIX_Ep_alloc are sent from there: in COMPACT a
+ * source's rows do, if the buffer is dense. The call is complete when the network has read them, as
+ * for chunks. What nobody will read beside them stays here.
  */
-static int rows_lie(const mpix_ep_call *call, int peer, int64_t valid, const mpix_ep_geometry *g, mpix_ep_far_rows *own) {
+static int rows_lie(const mpix_ep_call *call, int peer, int64_t valid, const mpix_ep_geometry *g,
+                    mpix_ep_far_rows *own) {
     const MPIX_Ep_combine_in *in = &call->combine.in;
     const mpix_ep_segment *s = &call->handle->plan->segments[peer];
-    if (call->ep->config.layout != MPIX_EP_COMPACT || g->scales || g->row != g->pitch || (size_t)in->x.stride != g->pitch)
+    if (call->ep->config.layout != MPIX_EP_COMPACT || g->scales || g->row != g->pitch ||
+        (size_t)in->x.stride != g->pitch)
         return 0;
     *own = (mpix_ep_far_rows){.at = (const char *)in->x.data + s->row * in->x.stride};
     own->n = s->n < valid - s->row ? s->n : valid - s->row;
     own->bare = !in->row_weights && !in->slot_values;
-    const mpix_ep_region *region = own->n > 0 ? mpix_ep_region_of(call->ep, own->at, (size_t)own->n * g->pitch) : NULL;
+    const mpix_ep_region *region =
+        own->n > 0 ? mpix_ep_region_of(call->ep, own->at, (size_t)own->n * g->pitch) : NULL;
     own->mem = region ? region->mem : NULL;
     return own->mem != NULL;
 }
 
-static void row_pack(mpix_ep_call *call, int peer, int64_t r, int present, const mpix_ep_geometry *g, const mpix_ep_far_rows *own) {
+static void row_pack(mpix_ep_call *call, int peer, int64_t r, int present,
+                     const mpix_ep_geometry *g, const mpix_ep_far_rows *own) {
     mpix_ep *ep = call->ep;
     const MPIX_Ep_combine_in *in = &call->combine.in;
     size_t slots = ep->config.layout == MPIX_EP_COMPACT ? (size_t)call->handle->plan->width : 1;
@@ -248,7 +277,8 @@ static void row_pack(mpix_ep_call *call, int peer, int64_t r, int present, const
 }
 
 /* Packs on for one peer; 1: done, 0: no room, or enough for a step. */
-static int peer_pack(mpix_ep_call *call, int peer, int64_t valid, const mpix_ep_geometry *g, size_t *packed) {
+static int peer_pack(mpix_ep_call *call, int peer, int64_t valid, const mpix_ep_geometry *g,
+                     size_t *packed) {
     const mpix_ep_plan *plan = call->handle->plan;
     mpix_ep_far_rows rows, *own = rows_lie(call, peer, valid, g, &rows) ? &rows : NULL;
     for (; call->far_segment < plan->nsegments; call->far_segment++, call->far_row = 0) {
@@ -274,7 +304,8 @@ int mpix_ep_far_combine_pack(mpix_ep_call *call) {
     size_t packed = 0;
     for (; call->far_peer < ep->size; call->far_peer++) {
         int peer = (ep->rank + call->far_peer) % ep->size; /* every rank begins with another */
-        if (mpix_ep_is_far(ep, peer) && call->far[peer].total > 0 && !peer_pack(call, peer, valid, &g, &packed))
+        if (mpix_ep_is_far(ep, peer) && call->far[peer].total > 0 &&
+            !peer_pack(call, peer, valid, &g, &packed))
             return packed > PIECE_BYTES ? MPIX_EP_STEP_WORKED : MPIX_EP_STEP_WAITING;
     }
     mpix_ep_far_release(call);

@@ -1,13 +1,16 @@
 /*
  * remote_room.c - commands for which the proxy had no room when they were made.
  *
- * A step never waits: whoever makes progress holds the context's lock, and may be another context's thread. So what can't be queued is
- * kept here, and the steps that follow queue it, in order on each lane, before anything new. A full lane does not hold up the others.
- * Until then a command has a number that no completion reaches, its ticket; it stands wherever the command's number is kept (the call's
- * part for the peer, the chunk), so the call is not complete and the chunk not free. When the command is queued its number takes the
- * ticket's place. To everybody but the lock's holder this is the FIFO of the proxy being longer.
+ * A step never waits: whoever makes progress holds the context's lock, and may be another context's
+ * thread. So what can't be queued is kept here, and the steps that follow queue it, in order on
+ * each lane, before anything new. A full lane does not hold up the others. Until then a command has
+ * a number that no completion reaches, its ticket; it stands wherever the command's number is kept
+ * (the call's part for the peer, the chunk), so the call is not complete and the chunk not free.
+ * When the command is queued its number takes the ticket's place. To everybody but the lock's
+ * holder this is the FIFO of the proxy being longer.
  *
- * How many there can be. Of a batch no more than two for each chunk; of a call otherwise a few per peer.
+ * How many there can be. Of a batch no more than two for each chunk; of a call
+ * otherwise a few per peer.
  */
 #include "config.h"
 
@@ -42,8 +45,12 @@ int mpix_ep_far_later(mpix_ep_call *call, const mpix_ep_command *command) {
 
 static int later_queue(mpix_proxy *proxy, const mpix_ep_command *c, uint64_t *seq) {
     switch (c->what) {
-    case MPIX_EP_COMMAND_PUT: return mpix_proxy_put(proxy, c->peer, c->lane, c->lwin, c->loff, c->rwin, c->roff, c->len, c->counter, seq);
-    case MPIX_EP_COMMAND_WORD: return mpix_proxy_signal(proxy, c->peer, c->lane, MPIX_EP_WINDOW_CTL, c->roff, c->value, c->counter, c->writes, seq);
+    case MPIX_EP_COMMAND_PUT:
+        return mpix_proxy_put(proxy, c->peer, c->lane, c->lwin, c->loff, c->rwin, c->roff, c->len,
+                              c->counter, seq);
+    case MPIX_EP_COMMAND_WORD:
+        return mpix_proxy_signal(proxy, c->peer, c->lane, MPIX_EP_WINDOW_CTL, c->roff, c->value,
+                                 c->counter, c->writes, seq);
     default: return mpix_proxy_post(proxy, &c->op, seq);
     }
 }
@@ -94,11 +101,14 @@ int mpix_ep_far_stuck(mpix_ep *ep) {
     if (!far->proxy)
         return 0;
     if (far->no_mem)
-        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for commands to proxied ranks; the context has failed");
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                         "no memory for commands to proxied ranks; the context has failed");
     if (far->nlater == 0 || mpix_clock_ns() - far->later_ns <= ep->limit_ns)
         return 0;
     int peer = far->later[0].peer;
     mpix_proxy_dump(far->proxy);
-    return mpix_fail_peer(MPIX_ERRK_TIMEOUT, peer, ep->boot->hostnames[peer], "nothing could be sent to rank %d on %s within %g s; the context has failed",
-                          peer, ep->boot->hostnames[peer], ep->config.timeout_s);
+    return mpix_fail_peer(
+        MPIX_ERRK_TIMEOUT, peer, ep->boot->hostnames[peer],
+        "nothing could be sent to rank %d on %s within %g s; the context has failed", peer,
+        ep->boot->hostnames[peer], ep->config.timeout_s);
 }

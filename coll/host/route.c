@@ -1,11 +1,14 @@
 /*
- * route.c - route: every rank tells every rank its counts; from all counts each rank knows where its rows go and what it receives.
+ * route.c - route: every rank tells every rank its counts; from all counts each rank knows where
+ * its rows go and what it receives.
  *
- * This rank's own part of the plan is made in the call itself; the step publishes the counts, waits for everybody's, and finishes the
- * plan. A handle's routes run alone, so two banks of counts suffice (ctl.h).
+ * This rank's own part of the plan is made in the call itself; the step publishes the counts, waits
+ * for everybody's, and finishes the plan. A handle's routes run alone, so two banks of counts
+ * suffice (ctl.h).
  *
- * With more ranks than the parameter counts_ranks such tables would be quadratic in every rank. Then a rank gets the counts for itself alone, lays its rows out, and
- * answers each source with the places of that source's rows and the total.
+ * With more ranks than the parameter counts_ranks such tables would be quadratic in every rank.
+ * Then a rank gets the counts for itself alone, lays its rows out, and answers each source with the
+ * places of that source's rows and the total.
  */
 #include "config.h"
 
@@ -27,7 +30,8 @@ static void counts_answered_fill(mpix_ep_call *call) {
         n[1] = (uint32_t)plan->send_tokens[peer];
     }
     for (int64_t e = 0; e < p->experts; e++)
-        mpix_ep_peer_counts(call, p->owner[e])->n[2 + p->local[e]] = (uint32_t)plan->send_experts[e];
+        mpix_ep_peer_counts(call, p->owner[e])->n[2 + p->local[e]] =
+            (uint32_t)plan->send_experts[e];
 }
 
 /* Otherwise: all that this rank has for anybody. */
@@ -52,7 +56,8 @@ static void pairs_count(const mpix_ep_call *call, int64_t *flat, int64_t *hop) {
 
 static void counts_send(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
-    const mpix_ep_plan *plan = call->kind ? NULL : call->plan; /* a rank that has failed has an empty batch */
+    /* a rank that has failed has an empty batch */
+    const mpix_ep_plan *plan = call->kind ? NULL : call->plan;
     int64_t flat = 0, hop = 0;
     if (plan)
         pairs_count(call, &flat, &hop);
@@ -70,15 +75,16 @@ static void counts_send(mpix_ep_call *call) {
             if (!ep->answered)
                 counts_fill(ep, plan, c->n);
         }
-        mpix_ep_publish(call, peer, c, ep->layout.counts_bytes, &mpix_ep_peer_words(call, peer)->route);
+        mpix_ep_publish(call, peer, c, ep->layout.counts_bytes,
+                        &mpix_ep_peer_words(call, peer)->route);
     }
 }
 
 static int counts_seen(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     for (int peer = 0; peer < ep->size; peer++) {
-        if (call->seen[peer] ||
-            atomic_load_explicit(&mpix_ep_my_words(call, peer)->route, memory_order_acquire) < call->epoch)
+        if (call->seen[peer] || atomic_load_explicit(&mpix_ep_my_words(call, peer)->route,
+                                                     memory_order_acquire) < call->epoch)
             continue;
         mpix_ep_peer_seen(call, peer, mpix_ep_my_counts(call, peer)->status, NULL);
     }
@@ -90,16 +96,21 @@ static void counts_check(mpix_ep_call *call) {
     const mpix_ep *ep = call->ep;
     for (int peer = 0; peer < ep->size; peer++) {
         const mpix_ep_counts *c = mpix_ep_my_counts(call, peer);
-        if (c->tokens >= 0 && c->tokens <= ep->config.max_tokens && c->topk >= 0 && c->topk <= ep->config.max_topk)
+        if (c->tokens >= 0 && c->tokens <= ep->config.max_tokens && c->topk >= 0 &&
+            c->topk <= ep->config.max_topk)
             continue;
-        mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, ep->boot->hostnames[peer],
-                                               "rank %d says that it has %lld tokens with %d choices; at most %lld with %d are possible",
-                                               peer, (long long)c->tokens, c->topk, (long long)ep->config.max_tokens, ep->config.max_topk));
+        mpix_ep_call_fail(call,
+                          mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, ep->boot->hostnames[peer],
+                                         "rank %d says that it has %lld tokens with %d choices; at "
+                                         "most %lld with %d are possible",
+                                         peer, (long long)c->tokens, c->topk,
+                                         (long long)ep->config.max_tokens, ep->config.max_topk));
         return;
     }
 }
 
-/* Every rank with tokens must have the same topk; the receivers' arrays are [rows][that]. Decided alike on all ranks. */
+/* Every rank with tokens must have the same topk; the receivers' arrays are [rows][that]. Decided
+ * alike on all ranks. */
 static void agree_topk(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     int width = -1, first = -1;
@@ -111,8 +122,10 @@ static void agree_topk(mpix_ep_call *call) {
             first = peer;
             width = c->topk;
         } else if (c->topk != width) {
-            mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_ARG, peer, ep->boot->hostnames[peer],
-                                                   "routing.topk = %d on rank %d differs from %d on rank %d", c->topk, peer, width, first));
+            mpix_ep_call_fail(
+                call, mpix_fail_peer(MPIX_ERRK_ARG, peer, ep->boot->hostnames[peer],
+                                     "routing.topk = %d on rank %d differs from %d on rank %d",
+                                     c->topk, peer, width, first));
             snprintf(call->error.arg, sizeof call->error.arg, "routing.topk");
             return;
         }
@@ -121,31 +134,38 @@ static void agree_topk(mpix_ep_call *call) {
         call->plan->width = width;
 }
 
-/* A rank that would receive more than it has room for. With overflow = error the call fails: TRUNCATE there, REMOTE elsewhere. */
+/* A rank that would receive more than it has room for. With overflow = error the call fails:
+ * TRUNCATE there, REMOTE elsewhere. */
 static void check_totals(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     for (int peer = 0; ep->hop && peer < ep->size; peer++) /* alike on all ranks */
         if (call->plan->total[peer] >= (int64_t)MPIX_EP_HOP_NONE) {
-            mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, peer, ep->boot->hostnames[peer],
-                                                   "rank %d would receive %lld rows: with two hops a row's number has 32 bits, set mpix_ep_two_hops=off", peer,
-                                                   (long long)call->plan->total[peer]));
+            mpix_ep_call_fail(call,
+                              mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, peer, ep->boot->hostnames[peer],
+                                             "rank %d would receive %lld rows: with two hops a "
+                                             "row's number has 32 bits, set mpix_ep_two_hops=off",
+                                             peer, (long long)call->plan->total[peer]));
             return;
         }
     if (ep->config.overflow == MPIX_EP_OVERFLOW_DROP || ep->config.max_recv_rows == 0)
         return;
     int64_t limit = ep->config.max_recv_rows;
     if (call->plan->recv_total > limit) {
-        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_TRUNCATE, "config.max_recv_rows",
-                                          "this rank would receive %lld rows, config.max_recv_rows is %lld", (long long)call->plan->recv_total,
-                                          (long long)limit));
+        mpix_ep_call_fail(
+            call, mpix_fail(MPIX_ERRK_TRUNCATE, "config.max_recv_rows",
+                            "this rank would receive %lld rows, config.max_recv_rows is %lld",
+                            (long long)call->plan->recv_total, (long long)limit));
         return;
     }
     for (int peer = 0; peer < ep->size; peer++) {
         if (call->plan->total[peer] <= limit)
             continue;
-        mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_REMOTE, peer, ep->boot->hostnames[peer],
-                                               "rank %d on %s would receive %lld rows, config.max_recv_rows is %lld", peer,
-                                               ep->boot->hostnames[peer], (long long)call->plan->total[peer], (long long)limit));
+        mpix_ep_call_fail(
+            call,
+            mpix_fail_peer(MPIX_ERRK_REMOTE, peer, ep->boot->hostnames[peer],
+                           "rank %d on %s would receive %lld rows, config.max_recv_rows is %lld",
+                           peer, ep->boot->hostnames[peer], (long long)call->plan->total[peer],
+                           (long long)limit));
         return;
     }
 }
@@ -229,14 +249,16 @@ static void bases_send(mpix_ep_call *call) {
         b->total = plan->recv_total;
         if (n > 0)
             memcpy(b->base, plan->scratch + peer * n, (size_t)n * sizeof *plan->scratch);
-        mpix_ep_publish(call, peer, b, ep->layout.bases_bytes, &mpix_ep_peer_words(call, peer)->bases);
+        mpix_ep_publish(call, peer, b, ep->layout.bases_bytes,
+                        &mpix_ep_peer_words(call, peer)->bases);
     }
 }
 
 static int bases_seen(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     for (int peer = 0; peer < ep->size; peer++)
-        if (!call->seen[peer] && atomic_load_explicit(&mpix_ep_my_words(call, peer)->bases, memory_order_acquire) >= call->epoch)
+        if (!call->seen[peer] && atomic_load_explicit(&mpix_ep_my_words(call, peer)->bases,
+                                                      memory_order_acquire) >= call->epoch)
             mpix_ep_peer_seen(call, peer, mpix_ep_my_bases(call, peer)->status, NULL);
     return call->nseen == ep->size;
 }
@@ -258,8 +280,9 @@ static void bases_take(mpix_ep_call *call) {
         return;
     for (int peer = 0; peer < ep->size; peer++) {
         if (!bases_sound(call, mpix_ep_my_bases(call, peer), peer)) {
-            mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, ep->boot->hostnames[peer],
-                                                   "rank %d answers places that can't be", peer));
+            mpix_ep_call_fail(call,
+                              mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, ep->boot->hostnames[peer],
+                                             "rank %d answers places that can't be", peer));
             return;
         }
         plan->bases[peer] = mpix_ep_my_bases(call, peer)->base;
@@ -301,7 +324,8 @@ int mpix_ep_route_step(mpix_ep_call *call, int *banks_open) {
             counts_check(call);
         if (!call->kind)
             agree_topk(call);
-        if (call->kind || !call->ep->answered) { /* an error up to here is one on all ranks: nobody answers, nobody waits */
+        /* an error up to here is one on all ranks: nobody answers, nobody waits */
+        if (call->kind || !call->ep->answered) {
             plan_complete(call);
             route_finish(call);
             return MPIX_EP_STEP_COMPLETE;
@@ -317,10 +341,11 @@ int mpix_ep_route_step(mpix_ep_call *call, int *banks_open) {
     return MPIX_EP_STEP_COMPLETE;
 }
 
-static int route_start(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts, MPIX_Xfer *xfer,
-                       int blocking) {
+static int route_start(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing,
+                       const MPIX_Ep_counts *counts, MPIX_Xfer *xfer, int blocking) {
     if (mpix_ep_gpu_is(handle))
-        return mpix_ep_gpu_route(handle, routing, counts, xfer, blocking ? MPIX_EP_GPU_BLOCKING : MPIX_EP_GPU_XFER, NULL);
+        return mpix_ep_gpu_route(handle, routing, counts, xfer,
+                                 blocking ? MPIX_EP_GPU_BLOCKING : MPIX_EP_GPU_XFER, NULL);
     mpix_ep_call *call;
     int code = mpix_ep_call_begin(handle, MPIX_EP_ROUTE, mpix_ep_route_step, &call);
     if (code != MPI_SUCCESS)
@@ -351,12 +376,14 @@ static int route_start(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, co
     return mpix_ep_call_submit(call, xfer, blocking);
 }
 
-int PMPIX_Ep_iroute(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts, MPIX_Xfer *xfer) {
+int PMPIX_Ep_iroute(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing,
+                    const MPIX_Ep_counts *counts, MPIX_Xfer *xfer) {
     return route_start(handle, routing, counts, xfer, 0);
 }
 MPIX_WEAK_ALIAS(Ep_iroute);
 
-int PMPIX_Ep_route(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts) {
+int PMPIX_Ep_route(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing,
+                   const MPIX_Ep_counts *counts) {
     return route_start(handle, routing, counts, NULL, 1);
 }
 MPIX_WEAK_ALIAS(Ep_route);

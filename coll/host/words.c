@@ -7,7 +7,8 @@
 
 static size_t up64(size_t n) { return (n + 63) & ~(size_t)63; }
 
-void mpix_ep_ctl_layout_init(mpix_ep_ctl_layout *l, int ranks, int64_t experts, int depth, int max_handles, int64_t answered) {
+void mpix_ep_ctl_layout_init(mpix_ep_ctl_layout *l, int ranks, int64_t experts, int depth,
+                             int max_handles, int64_t answered) {
     l->offers_dispatch = sizeof(mpix_ep_words);
     l->offers_combine = l->offers_dispatch + (size_t)depth * sizeof(mpix_ep_offer);
     l->status = l->offers_combine + (size_t)depth * sizeof(mpix_ep_offer);
@@ -15,7 +16,9 @@ void mpix_ep_ctl_layout_init(mpix_ep_ctl_layout *l, int ranks, int64_t experts, 
     size_t n = answered < 0 ? 2 * (size_t)ranks + (size_t)experts : 2 + (size_t)answered;
     l->counts_bytes = up64(sizeof(mpix_ep_counts) + n * sizeof(uint32_t));
     l->bases = l->counts + 2 * l->counts_bytes;
-    l->bases_bytes = answered < 0 ? 0 : up64(sizeof(mpix_ep_bases) + (size_t)(answered > 1 ? answered : 1) * sizeof(int64_t));
+    l->bases_bytes = answered < 0 ? 0
+                                  : up64(sizeof(mpix_ep_bases) +
+                                         (size_t)(answered > 1 ? answered : 1) * sizeof(int64_t));
     l->block = l->bases + l->bases_bytes;
     l->slot = l->block * (size_t)ranks;
     l->slots_at = 4096;
@@ -43,33 +46,56 @@ static char *peer_block(const mpix_ep_call *call, int peer) {
     return slot_at(call, ep->ctl->peer[peer]) + ep->layout.block * (size_t)ep->rank;
 }
 
-mpix_ep_words *mpix_ep_my_words(mpix_ep_call *c, int peer) { return (mpix_ep_words *)my_block(c, peer); }
-mpix_ep_words *mpix_ep_peer_words(mpix_ep_call *c, int peer) { return (mpix_ep_words *)peer_block(c, peer); }
+mpix_ep_words *mpix_ep_my_words(mpix_ep_call *c, int peer) {
+    return (mpix_ep_words *)my_block(c, peer);
+}
+mpix_ep_words *mpix_ep_peer_words(mpix_ep_call *c, int peer) {
+    return (mpix_ep_words *)peer_block(c, peer);
+}
 
 static mpix_ep_offer *offer_at(mpix_ep_call *c, char *b) {
     size_t bank = c->epoch % (uint64_t)c->ep->config.depth;
-    return (mpix_ep_offer *)(b + (c->type == MPIX_EP_DISPATCH ? c->ep->layout.offers_dispatch : c->ep->layout.offers_combine)) + bank;
+    return (mpix_ep_offer *)(b + (c->type == MPIX_EP_DISPATCH ? c->ep->layout.offers_dispatch
+                                                              : c->ep->layout.offers_combine)) +
+           bank;
 }
 
-mpix_ep_offer *mpix_ep_my_offer(mpix_ep_call *c, int peer) { return offer_at(c, my_block(c, peer)); }
-mpix_ep_offer *mpix_ep_peer_offer(mpix_ep_call *c, int peer) { return offer_at(c, peer_block(c, peer)); }
+mpix_ep_offer *mpix_ep_my_offer(mpix_ep_call *c, int peer) {
+    return offer_at(c, my_block(c, peer));
+}
+mpix_ep_offer *mpix_ep_peer_offer(mpix_ep_call *c, int peer) {
+    return offer_at(c, peer_block(c, peer));
+}
 
 static mpix_ep_status *status_at(mpix_ep_call *c, char *b) {
     return (mpix_ep_status *)(b + c->ep->layout.status) + c->epoch % (uint64_t)c->ep->config.depth;
 }
 
-mpix_ep_status *mpix_ep_my_status(mpix_ep_call *c, int peer) { return status_at(c, my_block(c, peer)); }
-mpix_ep_status *mpix_ep_peer_status(mpix_ep_call *c, int peer) { return status_at(c, peer_block(c, peer)); }
-
-static mpix_ep_counts *counts_at(mpix_ep_call *c, char *b) {
-    return (mpix_ep_counts *)(b + c->ep->layout.counts + (c->epoch & 1) * c->ep->layout.counts_bytes);
+mpix_ep_status *mpix_ep_my_status(mpix_ep_call *c, int peer) {
+    return status_at(c, my_block(c, peer));
+}
+mpix_ep_status *mpix_ep_peer_status(mpix_ep_call *c, int peer) {
+    return status_at(c, peer_block(c, peer));
 }
 
-mpix_ep_counts *mpix_ep_my_counts(mpix_ep_call *c, int peer) { return counts_at(c, my_block(c, peer)); }
-mpix_ep_counts *mpix_ep_peer_counts(mpix_ep_call *c, int peer) { return counts_at(c, peer_block(c, peer)); }
+static mpix_ep_counts *counts_at(mpix_ep_call *c, char *b) {
+    return (mpix_ep_counts *)(b + c->ep->layout.counts +
+                              (c->epoch & 1) * c->ep->layout.counts_bytes);
+}
 
-mpix_ep_bases *mpix_ep_my_bases(mpix_ep_call *c, int peer) { return (mpix_ep_bases *)(my_block(c, peer) + c->ep->layout.bases); }
-mpix_ep_bases *mpix_ep_peer_bases(mpix_ep_call *c, int peer) { return (mpix_ep_bases *)(peer_block(c, peer) + c->ep->layout.bases); }
+mpix_ep_counts *mpix_ep_my_counts(mpix_ep_call *c, int peer) {
+    return counts_at(c, my_block(c, peer));
+}
+mpix_ep_counts *mpix_ep_peer_counts(mpix_ep_call *c, int peer) {
+    return counts_at(c, peer_block(c, peer));
+}
+
+mpix_ep_bases *mpix_ep_my_bases(mpix_ep_call *c, int peer) {
+    return (mpix_ep_bases *)(my_block(c, peer) + c->ep->layout.bases);
+}
+mpix_ep_bases *mpix_ep_peer_bases(mpix_ep_call *c, int peer) {
+    return (mpix_ep_bases *)(peer_block(c, peer) + c->ep->layout.bases);
+}
 
 mpix_doorbell *mpix_ep_bell(mpix_ep *ep) { return &((mpix_ep_head *)ep->ctl->base)->bell; }
 
@@ -98,9 +124,11 @@ void mpix_ep_peer_seen(mpix_ep_call *call, int peer, int32_t status, int64_t *wa
     if (wait_ns)
         wait_ns[peer] += (int64_t)(mpix_clock_ns() - call->wait_ns);
     if (status && peer != ep->rank && !call->kind)
-        mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_REMOTE, peer, ep->boot->hostnames[peer],
-                                               "rank %d on %s failed its part of %s with an error of kind %s", peer,
-                                               ep->boot->hostnames[peer], mpix_ep_call_name(call), mpix_kind_name(status)));
+        mpix_ep_call_fail(
+            call, mpix_fail_peer(MPIX_ERRK_REMOTE, peer, ep->boot->hostnames[peer],
+                                 "rank %d on %s failed its part of %s with an error of kind %s",
+                                 peer, ep->boot->hostnames[peer], mpix_ep_call_name(call),
+                                 mpix_kind_name(status)));
 }
 
 void mpix_ep_offer_send(mpix_ep_call *call, const mpix_ep_offer *offer) {
@@ -122,14 +150,16 @@ void mpix_ep_offer_send(mpix_ep_call *call, const mpix_ep_offer *offer) {
     }
 }
 
-int mpix_ep_offer_start(mpix_ep_call *call, int *banks_open, int (*make)(mpix_ep_call *call, mpix_ep_offer *offer)) {
+int mpix_ep_offer_start(mpix_ep_call *call, int *banks_open,
+                        int (*make)(mpix_ep_call *call, mpix_ep_offer *offer)) {
     mpix_ep_offer offer = {0};
     if (!mpix_ep_call_ready(call) || (!*banks_open && !call->kind)) {
         *banks_open = 0;
         return 0;
     }
     if (!call->kind && !call->handle->plan)
-        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "handle", "the handle has no routing: its last route failed"));
+        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "handle",
+                                          "the handle has no routing: its last route failed"));
     if (!call->kind && !make(call, &offer)) {
         call->x_stage = call->s_stage = call->meta_stage = call->slot_stage = SIZE_MAX;
         *banks_open = 0;
@@ -158,7 +188,8 @@ static int in_set(const mpix_ep *ep, int peer, int which) {
 
 void mpix_ep_signal(mpix_ep_call *call, int which) {
     mpix_ep *ep = call->ep;
-    int32_t own = call->kind == MPIX_ERRK_REMOTE ? 0 : call->kind; /* REMOTE: the rank to blame told everybody itself */
+    /* REMOTE: the rank to blame told everybody itself */
+    int32_t own = call->kind == MPIX_ERRK_REMOTE ? 0 : call->kind;
     for (int i = 0; i < ep->size; i++) {
         int peer = (ep->rank + i) % ep->size;
         if (!in_set(ep, peer, which))
@@ -171,7 +202,8 @@ void mpix_ep_signal(mpix_ep_call *call, int which) {
             continue;
         }
         *mine = own;
-        mpix_ep_publish(call, peer, mine, sizeof *mine, call->type == MPIX_EP_DISPATCH ? words->dispatch : words->combine);
+        mpix_ep_publish(call, peer, mine, sizeof *mine,
+                        call->type == MPIX_EP_DISPATCH ? words->dispatch : words->combine);
     }
 }
 
@@ -195,15 +227,18 @@ int mpix_ep_signals_seen(mpix_ep_call *call, int which, int64_t *wait_ns) {
             call->nseen++;
         } else if (mpix_ep_signalled(call, peer)) {
             const mpix_ep_status *status = mpix_ep_my_status(call, peer);
-            mpix_ep_peer_seen(call, peer, call->type == MPIX_EP_DISPATCH ? status->dispatch : status->combine, wait_ns);
+            mpix_ep_peer_seen(call, peer,
+                              call->type == MPIX_EP_DISPATCH ? status->dispatch : status->combine,
+                              wait_ns);
         }
     }
     return call->nseen == ep->size;
 }
 
-/* ---- offers in use ------------------------------------------------------------------------------------------------------ */
+/* ---- offers in use --------------------------------------------------------------------------- */
 
-void mpix_ep_offers_compare(mpix_ep_call *call, int64_t hidden, const MPIX_Ep_rows *x, const char *name, int wire) {
+void mpix_ep_offers_compare(mpix_ep_call *call, int64_t hidden, const MPIX_Ep_rows *x,
+                            const char *name, int wire) {
     mpix_ep *ep = call->ep;
     char field[32];
     for (int peer = 0; peer < ep->size; peer++) {
@@ -233,24 +268,31 @@ void mpix_ep_offers_compare(mpix_ep_call *call, int64_t hidden, const MPIX_Ep_ro
         }
         if (!arg)
             continue;
-        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, arg, "%s = %lld differs from %lld on rank %d (%s)", arg, here, there, peer,
-                                          ep->boot->hostnames[peer]));
+        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, arg,
+                                          "%s = %lld differs from %lld on rank %d (%s)", arg, here,
+                                          there, peer, ep->boot->hostnames[peer]));
         return;
     }
 }
 
-static char *target_at(mpix_ep_call *call, int peer, const mpix_ep_place *place, int64_t rows, size_t bytes, int needed) {
+static char *target_at(mpix_ep_call *call, int peer, const mpix_ep_place *place, int64_t rows,
+                       size_t bytes, int needed) {
     if (rows <= 0 || (!place->set && !needed))
         return NULL;
-    char *at = place->set ? mpix_ep_resolve(call->ep, peer, place, mpix_ep_extent((uint64_t)rows, place->stride, bytes)) : NULL;
+    char *at = place->set ? mpix_ep_resolve(call->ep, peer, place,
+                                            mpix_ep_extent((uint64_t)rows, place->stride, bytes))
+                          : NULL;
     if (!at)
-        mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, call->ep->boot->hostnames[peer],
-                                               "rank %d offers %lld rows at %llu in window %u, which has no such place", peer, (long long)rows,
-                                               (unsigned long long)place->off, place->window));
+        mpix_ep_call_fail(
+            call,
+            mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, call->ep->boot->hostnames[peer],
+                           "rank %d offers %lld rows at %llu in window %u, which has no such place",
+                           peer, (long long)rows, (unsigned long long)place->off, place->window));
     return at;
 }
 
-void mpix_ep_targets_fill(mpix_ep_call *call, size_t x_bytes, size_t scale_bytes, size_t meta_bytes, size_t slot_bytes) {
+void mpix_ep_targets_fill(mpix_ep_call *call, size_t x_bytes, size_t scale_bytes, size_t meta_bytes,
+                          size_t slot_bytes) {
     for (int peer = 0; peer < call->ep->size; peer++) {
         const mpix_ep_offer *o = mpix_ep_my_offer(call, peer);
         mpix_ep_target *t = &call->ep->targets[peer];
@@ -264,7 +306,8 @@ void mpix_ep_targets_fill(mpix_ep_call *call, size_t x_bytes, size_t scale_bytes
         /* One that nobody has rows for, or from, need not say where they would be. */
         int needed = peer != call->ep->rank && call->handle->plan->send_rows[peer] > 0;
         t->x = target_at(call, peer, &o->place[MPIX_EP_PLACE_X], t->rows, x_bytes, needed);
-        t->scales = target_at(call, peer, &o->place[MPIX_EP_PLACE_SCALES], t->rows, scale_bytes, needed && scale_bytes > 0);
+        t->scales = target_at(call, peer, &o->place[MPIX_EP_PLACE_SCALES], t->rows, scale_bytes,
+                              needed && scale_bytes > 0);
         t->meta = target_at(call, peer, &o->place[MPIX_EP_PLACE_META], t->rows, meta_bytes, 0);
         t->slots = target_at(call, peer, &o->place[MPIX_EP_PLACE_SLOTS], t->rows, slot_bytes, 0);
         t->x_stride = o->place[MPIX_EP_PLACE_X].stride;
@@ -273,9 +316,11 @@ void mpix_ep_targets_fill(mpix_ep_call *call, size_t x_bytes, size_t scale_bytes
 }
 
 mpix_ep_place mpix_ep_stage_place(mpix_ep_call *call, size_t off, size_t stride) {
-    return (mpix_ep_place){call->ep->banks_at + (size_t)call->bank * call->ep->bank_bytes + off, stride, 0, 1};
+    return (mpix_ep_place){call->ep->banks_at + (size_t)call->bank * call->ep->bank_bytes + off,
+                           stride, 0, 1};
 }
 
 char *mpix_ep_stage_at(mpix_ep_call *call, size_t off) {
-    return (char *)call->ep->stage->base + call->ep->banks_at + (size_t)call->bank * call->ep->bank_bytes + off;
+    return (char *)call->ep->stage->base + call->ep->banks_at +
+           (size_t)call->bank * call->ep->bank_bytes + off;
 }

@@ -1,18 +1,24 @@
 /*
- * combine.c - low-latency combine: the experts' rank sums what a token has there and writes it to the token's owner, who sums over the ranks.
+ * combine.c - low-latency combine: the experts' rank sums what a token has there and writes it to
+ * the token's owner, who sums over the ranks.
  *
- * START  waits until the places of this epoch's bank are free, and for the dispatch that told this rank what it has.
- * SEND   for each source, in the order in which its tokens came: the sum of the token's rows (choices ascending, weighted with row_weights),
- *        rounded to the wire's dtype, straight into the owner's bank. So a token returns once per rank. A single row that needs no
- *        weight and no rounding is copied. SLOTS rows that need neither, in MPIX_Ep_combine_buffer or memory from MPIX_Ep_alloc, are not even
- *        copied: the owner reads them there. EXPERT rows there that need no rounding are read by the owner too, if they are many (ll_pull_bytes): then what
- *        counts is how often a row crosses the caches, and its sum would do so twice more.
- * SUM    tokens in order, each as soon as its ranks' parts are here: ranks ascending, then the biases, rounded once. A part that nobody has sent, of
- *        this rank's own rows or of EXPERT rows that are read, is made first, in memory that stays in the cache.
+ * START  waits until the places of this epoch's bank are free, and for the dispatch that told this
+ *        rank what it has.
+ * SEND   for each source, in the order in which its tokens came: the sum of the token's rows
+ *        (choices ascending, weighted with row_weights), rounded to the wire's dtype, straight into
+ *        the owner's bank. So a token returns once per rank. A single row that needs no weight and
+ *        no rounding is copied. SLOTS rows that need neither, in MPIX_Ep_combine_buffer or memory
+ *        from MPIX_Ep_alloc, are not even copied: the owner reads them there. EXPERT rows there
+ *        that need no rounding are read by the owner too, if they are many (ll_pull_bytes): then
+ *        what counts is how often a row crosses the caches, and its sum would do so twice more.
+ * SUM    tokens in order, each as soon as its ranks' parts are here: ranks ascending, then the
+ *        biases, rounded once. A part that nobody has sent, of this rank's own rows or of EXPERT
+ *        rows that are read, is made first, in memory that stays in the cache.
  * READ   only if peers read this rank's buffer: until they have.
  *
- * The result is y = round(sum over ranks ascending of wire(sum over choices ascending of w * x) + bias), bitwise the same for mapped, proxied
- * and own rows, whatever was copied, pushed or read in place.
+ * The result is y = round(sum over ranks ascending of wire(sum over choices ascending of w *
+ * x) + bias), bitwise the same for mapped, proxied and own rows, whatever was copied, pushed
+ * or read in place.
  */
 #include "config.h"
 
@@ -24,14 +30,18 @@ enum { LL_START, LL_SEND, LL_SUM, LL_READ };
 
 static int is_expert(const mpix_ep_call *call) { return call->ep->config.layout == MPIX_EP_EXPERT; }
 
-/* Row k of a token of source s that lies here; -1: there is none, or it was dropped. SLOTS has one, k = 0. */
+/* Row k of a token of source s that lies here; -1: there is none, or it was dropped. SLOTS
+ * has one, k = 0. */
 static int64_t row_at(const mpix_ep_call *call, int s, int64_t i, int k) {
     const mpix_ep_ll_handle *h = call->handle->ll;
-    int64_t row = is_expert(call) ? h->rows[(h->first[s] + i) * h->width + k] : (int64_t)s * call->ep->config.max_tokens + i;
+    int64_t row = is_expert(call) ? h->rows[(h->first[s] + i) * h->width + k]
+                                  : (int64_t)s * call->ep->config.max_tokens + i;
     return row < call->ll_rows ? row : -1;
 }
 
-static int rows_per_token(const mpix_ep_call *call) { return is_expert(call) ? call->handle->ll->width : 1; }
+static int rows_per_token(const mpix_ep_call *call) {
+    return is_expert(call) ? call->handle->ll->width : 1;
+}
 
 /* Fills ep->terms with the token's rows here; returns how many. */
 static int terms_fill(const mpix_ep_call *call, int s, int64_t i) {
@@ -43,7 +53,8 @@ static int terms_fill(const mpix_ep_call *call, int s, int64_t i) {
             continue;
         mpix_row_term *term = &call->ep->terms[n++];
         *term = (mpix_row_term){.x = (const char *)in->x.data + row * in->x.stride, .group = 0};
-        term->scales = in->x.scale_kind ? (const char *)in->x.scales + row * in->x.scale_stride : NULL;
+        term->scales = in->x.scale_kind ? (const char *)in->x.scales + row * in->x.scale_stride
+                                        : NULL;
         if (in->row_weights)
             term->w[term->nw++] = in->row_weights[row];
     }
@@ -68,7 +79,7 @@ static void rows_limit(mpix_ep_call *call) {
         call->ll_rows = c->max_recv_rows;
 }
 
-/* ---- sending ------------------------------------------------------------------------------------------------------------ */
+/* ---- sending --------------------------------------------------------------------------------- */
 
 static void rows_check(mpix_ep_call *call) {
     const MPIX_Ep_rows *x = &call->combine.in.x;
@@ -80,32 +91,43 @@ static void rows_check(mpix_ep_call *call) {
             for (int k = 0; k < rows_per_token(call); k++)
                 rows += row_at(call, s, i, k) >= 0;
     if (rows > 0 && !x->data)
-        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "in.x.data", "in.x.data is NULL, dispatch gave this rank %lld rows", rows));
+        mpix_ep_call_fail(call,
+                          mpix_fail(MPIX_ERRK_ARG, "in.x.data",
+                                    "in.x.data is NULL, dispatch gave this rank %lld rows", rows));
     else if (rows > 0 && x->scale_kind && !x->scales)
-        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "in.x.scales", "in.x.scales is NULL, dispatch gave this rank %lld rows", rows));
+        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "in.x.scales",
+                                          "in.x.scales is NULL, dispatch gave this rank %lld rows",
+                                          rows));
 }
 
-/* Whether peers may read in.x where it is: rows as they travel, in memory that they map (the handle's own buffer, or from MPIX_Ep_alloc). */
+/* Whether peers may read in.x where it is: rows as they travel, in memory that they map (the
+ * handle's own buffer, or from MPIX_Ep_alloc). */
 static int pull_place(mpix_ep_call *call, mpix_ep_place *place) {
     const MPIX_Ep_combine_in *in = &call->combine.in;
     size_t rows = (size_t)call->ll_rows;
     if (rows == 0 || in->wire != in->x.dtype || in->x.scale_kind || in->x.stride > UINT32_MAX)
         return 0;
-    int64_t others = call->ll_rows - call->handle->ll->recv_rank[call->ep->rank]; /* own ones that were dropped count, too */
+    /* own ones that were dropped count, too */
+    int64_t others = call->ll_rows - call->handle->ll->recv_rank[call->ep->rank];
     size_t bytes = others > 0 ? (size_t)others * mpix_ep_row_bytes(&in->x, in->hidden) : 0;
     if (is_expert(call) ? bytes <= call->ep->params.ll_pull_bytes : !is_plain(call))
         return 0;
     /* Numbers and weights of its rows stand where a token's sum would. */
-    if (is_expert(call) && 4 * (size_t)call->handle->ll->width * (in->row_weights ? 2 : 1) > mpix_ep_up16((size_t)call->ep->config.max_row_bytes))
+    if (is_expert(call) && 4 * (size_t)call->handle->ll->width * (in->row_weights ? 2 : 1) >
+                               mpix_ep_up16((size_t)call->ep->config.max_row_bytes))
         return 0;
-    return mpix_ep_find(call->ep, in->x.data, (rows - 1) * (size_t)in->x.stride + mpix_ep_row_bytes(&in->x, in->hidden), (uint64_t)in->x.stride, place);
+    return mpix_ep_find(call->ep, in->x.data,
+                        (rows - 1) * (size_t)in->x.stride + mpix_ep_row_bytes(&in->x, in->hidden),
+                        (uint64_t)in->x.stride, place);
 }
 
 static void record_write(mpix_ep_call *call, int s, int64_t i) {
     const mpix_ep_ll_part *part = &call->ll[s];
     const mpix_ep_ll_handle *h = call->handle->ll;
     const float *values = call->combine.in.slot_values;
-    int32_t *record = (int32_t *)(void *)(part->to + part->out.records_at + (size_t)i * part->out.record), present = 0;
+    int32_t *record =
+                (int32_t *)(void *)(part->to + part->out.records_at + (size_t)i * part->out.record),
+            present = 0;
     int most = rows_per_token(call);
     for (int k = 0; k < most; k++) {
         int64_t row = row_at(call, s, i, k);
@@ -131,7 +153,9 @@ static void record_write(mpix_ep_call *call, int s, int64_t i) {
 
 /* Bytes of a record in a batch whose head has these flags. */
 static size_t record_bytes(const mpix_ep_call *call, uint32_t flags, size_t width) {
-    size_t pulled = is_expert(call) && flags & MPIX_EP_LL_PULL ? width * (flags & MPIX_EP_LL_WEIGHTS ? 2 : 1) : 0;
+    size_t pulled = is_expert(call) && flags & MPIX_EP_LL_PULL
+                        ? width * (flags & MPIX_EP_LL_WEIGHTS ? 2 : 1)
+                        : 0;
     return 4 * (1 + (flags & MPIX_EP_LL_SLOTS ? width : 0) + pulled);
 }
 
@@ -142,13 +166,19 @@ static void batches_begin(mpix_ep_call *call) {
     mpix_ep_place place = {0};
     int pull = pull_place(call, &place);
     size_t row = mpix_dtype_size(in->wire) * (size_t)in->hidden, tx = ep->ll->tx_bytes[0];
-    uint32_t flags = in->slot_values ? MPIX_EP_LL_SLOTS : 0, pulls = flags | MPIX_EP_LL_PULL | (is_expert(call) && in->row_weights ? MPIX_EP_LL_WEIGHTS : 0);
+    uint32_t flags = in->slot_values ? MPIX_EP_LL_SLOTS : 0,
+             pulls = flags | MPIX_EP_LL_PULL |
+                     (is_expert(call) && in->row_weights ? MPIX_EP_LL_WEIGHTS : 0);
     for (int s = 0; s < ep->size; s++) {
         mpix_ep_ll_part *part = &call->ll[s];
         int far = mpix_ep_is_far(ep, s), pulled = pull && !far && s != ep->rank;
         *part = (mpix_ep_ll_part){.n = -1, .total = h->n[s]};
-        part->out = mpix_ep_ll_shape_of(part->total, record_bytes(call, pulled ? pulls : flags, (size_t)h->width), 0, pulled ? 0 : row, !far);
-        part->to = far ? ep->ll->slots[call->handle->slot].tx + tx : mpix_ep_ll_bank(call, s) + h->reply[s];
+        part->out =
+            mpix_ep_ll_shape_of(part->total,
+                                record_bytes(call, pulled ? pulls : flags, (size_t)h->width), 0,
+                                pulled ? 0 : row, !far);
+        part->to = far ? ep->ll->slots[call->handle->slot].tx + tx
+                       : mpix_ep_ll_bank(call, s) + h->reply[s];
         tx += far ? mpix_ep_up64(part->out.bytes) : 0;
         call->ll_pulled += pulled && part->total > 0;
         for (int64_t i = 0; i < part->total; i++)
@@ -156,13 +186,20 @@ static void batches_begin(mpix_ep_call *call) {
     }
     for (int i = 1; i <= ep->size; i++) {
         int s = (ep->rank + i) % ep->size;
-        mpix_ep_ll_head head = {.width = (uint32_t)h->width, .flags = flags, .rows = (uint32_t)call->ll[s].total,
-                                .dtype = in->wire, .hidden = (uint64_t)in->hidden};
+        mpix_ep_ll_head head = {.width = (uint32_t)h->width,
+                                .flags = flags,
+                                .rows = (uint32_t)call->ll[s].total,
+                                .dtype = in->wire,
+                                .hidden = (uint64_t)in->hidden};
         if (pull && s != ep->rank && !mpix_ep_is_far(ep, s)) {
-            int64_t first = is_expert(call) ? 0 : (int64_t)s * ep->config.max_tokens, exist = call->ll_rows - first;
+            int64_t first = is_expert(call) ? 0 : (int64_t)s * ep->config.max_tokens,
+                    exist = call->ll_rows - first;
             head.flags = pulls;
             head.window = place.window;
-            head.exist = (uint32_t)(exist < 0 ? 0 : is_expert(call) || exist < call->ll[s].total ? exist : call->ll[s].total);
+            head.exist = (uint32_t)(exist < 0 ? 0
+                                    : is_expert(call) || exist < call->ll[s].total
+                                        ? exist
+                                        : call->ll[s].total);
             head.stride = (uint32_t)place.stride;
             head.reply = place.off + place.stride * (uint64_t)first;
         }
@@ -184,9 +221,11 @@ static void row_send(mpix_ep_call *call, int s, int64_t i) {
     if (n == 0)
         return;
     if (is_plain(call) && n == 1)
-        ep->rows->copy(ep->terms[0].x, mpix_ep_row_bytes(&in->x, in->hidden), &dst, 1, call->ll_streaming);
+        ep->rows->copy(ep->terms[0].x, mpix_ep_row_bytes(&in->x, in->hidden), &dst, 1,
+                       call->ll_streaming);
     else
-        ep->rows->sum(&sum, in->x.dtype, in->x.scale_kind, in->wire, (size_t)in->hidden, call->ll_streaming);
+        ep->rows->sum(&sum, in->x.dtype, in->x.scale_kind, in->wire, (size_t)in->hidden,
+                      call->ll_streaming);
 }
 
 /* One piece; 1: all is sent. */
@@ -211,7 +250,7 @@ static int rows_send(mpix_ep_call *call) {
     return 1;
 }
 
-/* ---- receiving ---------------------------------------------------------------------------------------------------------- */
+/* ---- receiving ------------------------------------------------------------------------------- */
 
 static void head_check(mpix_ep_call *call, int peer, const mpix_ep_ll_head *head) {
     mpix_ep *ep = call->ep;
@@ -219,18 +258,26 @@ static void head_check(mpix_ep_call *call, int peer, const mpix_ep_ll_head *head
     mpix_ep_ll_part *part = &call->ll[peer];
     if (!call->kind || call->kind == MPIX_ERRK_REMOTE)
         mpix_ep_ll_compare(call, peer, head, in->hidden, in->wire, MPIX_EP_NO_SCALES, "in.wire");
-    if (!call->kind && call->combine.out.slot_values && head->rows > 0 && !(head->flags & MPIX_EP_LL_SLOTS))
-        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "out.slot_values", "out.slot_values is wanted, but rank %d gave no "
-                                               "in.slot_values", peer));
+    if (!call->kind && call->combine.out.slot_values && head->rows > 0 &&
+        !(head->flags & MPIX_EP_LL_SLOTS))
+        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "out.slot_values",
+                                          "out.slot_values is wanted, but rank %d gave no "
+                                          "in.slot_values",
+                                          peer));
     if (call->kind || !(head->flags & MPIX_EP_LL_PULL) || head->exist == 0)
         return;
     const mpix_ep_place place = {head->reply, head->stride, head->window, 1};
     part->pulled_stride = head->stride;
     part->exist = head->exist;
-    part->pulled = mpix_ep_resolve(ep, peer, &place, mpix_ep_extent(head->exist, head->stride, mpix_dtype_size(in->wire) * (size_t)in->hidden));
+    part->pulled = mpix_ep_resolve(ep, peer, &place,
+                                   mpix_ep_extent(head->exist, head->stride,
+                                                  mpix_dtype_size(in->wire) * (size_t)in->hidden));
     if (!part->pulled)
-        mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, ep->boot->hostnames[peer], "rank %d offers %u rows at %llu in window %u, "
-                                               "which has no such place", peer, head->rows, (unsigned long long)head->reply, head->window));
+        mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, ep->boot->hostnames[peer],
+                                               "rank %d offers %u rows at %llu in window %u, "
+                                               "which has no such place",
+                                               peer, head->rows, (unsigned long long)head->reply,
+                                               head->window));
 }
 
 /* Notes heads and rows that have come; 1: all. */
@@ -250,14 +297,25 @@ static int answers_take(mpix_ep_call *call) {
             size_t record = record_bytes(call, head->flags, head->width);
             part->n = head->rows;
             part->flags = head->flags;
-            part->in = mpix_ep_ll_shape_of(part->n, record, 0, head->flags & MPIX_EP_LL_PULL ? 0 : mpix_dtype_size(head->dtype) * (size_t)head->hidden,
-                                           !mpix_ep_is_far(ep, p));
-            size_t room = mpix_ep_ll_answer_bytes(&ep->config, (size_t)call->handle->plan->send_tokens[p]);
-            if ((int64_t)head->rows != call->handle->plan->send_tokens[p] || part->in.bytes > room ||
-                (part->flags & (MPIX_EP_LL_SLOTS | MPIX_EP_LL_PULL) && head->rows > 0 && (int)head->width != call->handle->plan->topk)) {
-                mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "handle",
-                                                  "rank %d answers %u tokens of %lld with %u choices of %d: its last dispatch was another routing's",
-                                                       p, head->rows, (long long)call->handle->plan->send_tokens[p], head->width, call->handle->plan->topk));
+            part->in =
+                mpix_ep_ll_shape_of(part->n, record, 0,
+                                    head->flags & MPIX_EP_LL_PULL
+                                        ? 0
+                                        : mpix_dtype_size(head->dtype) * (size_t)head->hidden,
+                                    !mpix_ep_is_far(ep, p));
+            size_t room = mpix_ep_ll_answer_bytes(&ep->config,
+                                                  (size_t)call->handle->plan->send_tokens[p]);
+            if ((int64_t)head->rows != call->handle->plan->send_tokens[p] ||
+                part->in.bytes > room ||
+                (part->flags & (MPIX_EP_LL_SLOTS | MPIX_EP_LL_PULL) && head->rows > 0 &&
+                 (int)head->width != call->handle->plan->topk)) {
+                mpix_ep_call_fail(call,
+                                  mpix_fail(MPIX_ERRK_ARG, "handle",
+                                            "rank %d answers %u tokens of %lld with %u choices of "
+                                            "%d: its last dispatch was another routing's",
+                                            p, head->rows,
+                                            (long long)call->handle->plan->send_tokens[p],
+                                            head->width, call->handle->plan->topk));
                 part->n = 0; /* nothing of it is read */
                 part->flags = 0;
             } else if (p != ep->rank)
@@ -272,7 +330,8 @@ static int answers_take(mpix_ep_call *call) {
 
 static const int32_t *record_of(const mpix_ep_call *call, const mpix_ep_entry *e) {
     const mpix_ep_ll_part *part = &call->ll[e->rank];
-    return (const int32_t *)(const void *)(part->from + part->in.records_at + (size_t)e->row * part->in.record);
+    return (const int32_t *)(const void *)(part->from + part->in.records_at +
+                                           (size_t)e->row * part->in.record);
 }
 
 /* Fills ep->terms with a token's rows at a rank where they are read; returns how many. */
@@ -284,18 +343,23 @@ static int terms_pull(mpix_ep_call *call, const mpix_ep_entry *e) {
         if (rows[k] < 0)
             continue;
         if ((uint32_t)rows[k] >= part->exist) {
-            mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_INTERNAL, e->rank, call->ep->boot->hostnames[e->rank], "rank %d names row %d of %u", e->rank, rows[k], part->exist));
+            mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_INTERNAL, e->rank,
+                                                   call->ep->boot->hostnames[e->rank],
+                                                   "rank %d names row %d of %u", e->rank, rows[k],
+                                                   part->exist));
             return 0;
         }
         mpix_row_term *term = &call->ep->terms[n++];
-        *term = (mpix_row_term){.x = part->pulled + (size_t)rows[k] * part->pulled_stride, .group = 0};
+        *term = (mpix_row_term){.x = part->pulled + (size_t)rows[k] * part->pulled_stride,
+                                .group = 0};
         if (part->flags & MPIX_EP_LL_WEIGHTS)
             memcpy(&term->w[term->nw++], rows + width + k, sizeof(float));
     }
     return n;
 }
 
-/* What a rank has for a token; i: the rank's number among the token's. A part that nobody has sent is made here, alike but for the place. */
+/* What a rank has for a token; i: the rank's number among the token's. A part that nobody has sent
+ * is made here, alike but for the place. */
 static const void *answer_of(mpix_ep_call *call, const mpix_ep_entry *e, int64_t i) {
     mpix_ep *ep = call->ep;
     const mpix_ep_ll_part *part = &call->ll[e->rank];
@@ -305,10 +369,14 @@ static const void *answer_of(mpix_ep_call *call, const mpix_ep_entry *e, int64_t
         return part->pulled + (size_t)e->row * part->pulled_stride;
     if (!own && !part->pulled)
         return part->from + part->in.rows_at + (size_t)e->row * part->in.row;
-    mpix_row_sum sum = {.y = ep->ll->parts + (size_t)i * mpix_ep_up64((size_t)ep->config.max_row_bytes), .nterms = own ? terms_fill(call, e->rank, e->row) : terms_pull(call, e), .terms = ep->terms};
+    mpix_row_sum sum = {.y = ep->ll->parts +
+                             (size_t)i * mpix_ep_up64((size_t)ep->config.max_row_bytes),
+                        .nterms = own ? terms_fill(call, e->rank, e->row) : terms_pull(call, e),
+                        .terms = ep->terms};
     if (sum.nterms == 1 && ep->terms[0].nw == 0 && in->wire == in->x.dtype)
         return ep->terms[0].x;
-    ep->rows->sum(&sum, in->x.dtype, own ? in->x.scale_kind : MPIX_EP_NO_SCALES, in->wire, (size_t)in->hidden, 0);
+    ep->rows->sum(&sum, in->x.dtype, own ? in->x.scale_kind : MPIX_EP_NO_SCALES, in->wire,
+                  (size_t)in->hidden, 0);
     return sum.y;
 }
 
@@ -337,9 +405,11 @@ static void token_sum(mpix_ep_call *call, int64_t t) {
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
         const mpix_ep_entry *e = &plan->entries[i];
         if (record_of(call, e)[0] > 0) /* otherwise all its rows there were dropped */
-            ep->sums[sum.nterms++] = (mpix_row_term){.x = answer_of(call, e, i - plan->first[t]), .group = e->rank};
+            ep->sums[sum.nterms++] = (mpix_row_term){.x = answer_of(call, e, i - plan->first[t]),
+                                                     .group = e->rank};
     }
-    ep->rows->sum(&sum, in->wire, MPIX_EP_NO_SCALES, out->y.dtype, (size_t)in->hidden, call->streaming);
+    ep->rows->sum(&sum, in->wire, MPIX_EP_NO_SCALES, out->y.dtype, (size_t)in->hidden,
+                  call->streaming);
 }
 
 /* Whether all parts of a token are here. */
@@ -383,7 +453,8 @@ static int receive(mpix_ep_call *call) {
 static int readers_done(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     for (int p = 0; p < ep->size; p++) {
-        if (call->seen[p] || (p != ep->rank && !mpix_ep_is_far(ep, p) && !mpix_ep_ll_peer_took(call, p, call->epoch)))
+        if (call->seen[p] || (p != ep->rank && !mpix_ep_is_far(ep, p) &&
+                              !mpix_ep_ll_peer_took(call, p, call->epoch)))
             continue;
         call->seen[p] = 1;
         call->nseen++;
@@ -399,8 +470,12 @@ static int learnt(mpix_ep_call *call) {
     for (mpix_ep_call *c = call->ep->first; c != call; c = c->next)
         if (c->handle == handle && c->type == MPIX_EP_DISPATCH)
             return 0;
-    mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "handle", "no dispatch has told this rank what it sends back: in MPIX_EP_LL a combine follows a "
-                                      "dispatch of the same routing (the last one failed, or there was none)"));
+    mpix_ep_call_fail(
+        call,
+        mpix_fail(
+            MPIX_ERRK_ARG, "handle",
+            "no dispatch has told this rank what it sends back: in MPIX_EP_LL a combine follows a "
+            "dispatch of the same routing (the last one failed, or there was none)"));
     return 1;
 }
 
@@ -427,8 +502,10 @@ int mpix_ep_ll_combine_step(mpix_ep_call *call, int *banks_open) {
         if (!call->kind)
             mpix_ep_ll_batches_end(call);
         mpix_ep_peers_reset(call);
-        call->streaming = !call->kind && (size_t)call->handle->plan->tokens * mpix_ep_row_bytes(&call->combine.out.y, call->combine.in.hidden) >
-                                             call->ep->stream_bytes;
+        call->streaming = !call->kind &&
+                          (size_t)call->handle->plan->tokens *
+                                  mpix_ep_row_bytes(&call->combine.out.y, call->combine.in.hidden) >
+                              call->ep->stream_bytes;
         call->state = LL_SUM;
         /* fall through */
     case LL_SUM: {
@@ -439,7 +516,6 @@ int mpix_ep_ll_combine_step(mpix_ep_call *call, int *banks_open) {
         call->state = LL_READ;
     }
         /* fall through */
-    default:
-        return readers_done(call) ? MPIX_EP_STEP_COMPLETE : MPIX_EP_STEP_WAITING;
+    default: return readers_done(call) ? MPIX_EP_STEP_COMPLETE : MPIX_EP_STEP_WAITING;
     }
 }

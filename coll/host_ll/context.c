@@ -1,4 +1,5 @@
-/* context.c - low-latency contexts: sizes of banks, handle slots, the local route, memory for combine. host_ll/ll.h has the protocol. */
+/* context.c - low-latency contexts: sizes of banks, handle slots, the local route, memory for
+ * combine. host_ll/ll.h has the protocol. */
 #include "config.h"
 
 #include "coll/host_ll/ll.h"
@@ -8,25 +9,31 @@
 
 #define MOST ((double)((uint64_t)1 << 46))
 
-/* ---- sizes -------------------------------------------------------------------------------------------------------------- */
+/* ---- sizes ----------------------------------------------------------------------------------- */
 
 static size_t up4096(size_t n) { return (n + 4095) & ~(size_t)4095; }
 
 size_t mpix_ep_ll_answer_bytes(const MPIX_Ep_config *c, size_t n) {
-    return sizeof(mpix_ep_ll_head) + mpix_ep_up64((n + MPIX_EP_LL_BLOCK - 1) / MPIX_EP_LL_BLOCK * 8) +
-           mpix_ep_up64(n * (4 + 4 * (size_t)c->max_topk)) + mpix_ep_up64(n * mpix_ep_up16((size_t)c->max_row_bytes));
+    return sizeof(mpix_ep_ll_head) +
+           mpix_ep_up64((n + MPIX_EP_LL_BLOCK - 1) / MPIX_EP_LL_BLOCK * 8) +
+           mpix_ep_up64(n * (4 + 4 * (size_t)c->max_topk)) +
+           mpix_ep_up64(n * mpix_ep_up16((size_t)c->max_row_bytes));
 }
 
 void mpix_ep_ll_sizes(const MPIX_Ep_config *c, int ranks, int far_peers, mpix_ep_ll *ll) {
-    size_t tokens = (size_t)c->max_tokens, k = (size_t)c->max_topk, size = (size_t)ranks, row = (size_t)c->max_row_bytes, far = (size_t)far_peers;
+    size_t tokens = (size_t)c->max_tokens, k = (size_t)c->max_topk, size = (size_t)ranks,
+           row = (size_t)c->max_row_bytes, far = (size_t)far_peers;
     size_t batch_row = 4 + 8 * k + row + 32; /* rows and scales at a pitch of 16 */
     *ll = (mpix_ep_ll){0};
-    if ((double)size * (double)(tokens + 1) * (double)batch_row * (double)(2 * c->depth + 2) > MOST) {
+    if ((double)size * (double)(tokens + 1) * (double)batch_row * (double)(2 * c->depth + 2) >
+        MOST) {
         ll->slot_bytes = SIZE_MAX;
         return;
     }
-    size_t answers = tokens * (k < size ? k : size), sent = tokens * (k < far ? k : far), head = sizeof(mpix_ep_ll_head) + 4 * 64;
-    ll->region = head + mpix_ep_up64(8 * ((tokens + MPIX_EP_LL_BLOCK - 1) / MPIX_EP_LL_BLOCK)) + mpix_ep_up64(tokens * batch_row);
+    size_t answers = tokens * (k < size ? k : size), sent = tokens * (k < far ? k : far),
+           head = sizeof(mpix_ep_ll_head) + 4 * 64;
+    ll->region = head + mpix_ep_up64(8 * ((tokens + MPIX_EP_LL_BLOCK - 1) / MPIX_EP_LL_BLOCK)) +
+                 mpix_ep_up64(tokens * batch_row);
     ll->bank[0] = up4096(ll->region * size);
     ll->bank[1] = up4096(size * (head + 8) + answers * (8 + 4 + 4 * k + mpix_ep_up16(row)));
     ll->at[1] = ll->bank[0] * (size_t)c->depth;
@@ -39,7 +46,8 @@ void mpix_ep_ll_sizes(const MPIX_Ep_config *c, int ranks, int far_peers, mpix_ep
 
 void mpix_ep_ll_ctl_layout(mpix_ep_ctl_layout *l, int ranks, int depth, int max_handles) {
     *l = (mpix_ep_ctl_layout){.slots_at = 4096};
-    l->offers_dispatch = mpix_ep_up64(4 * (size_t)depth * sizeof(uint64_t)); /* arrived and taken, of both kinds, per bank */
+    /* arrived and taken, of both kinds, per bank */
+    l->offers_dispatch = mpix_ep_up64(4 * (size_t)depth * sizeof(uint64_t));
     l->block = l->offers_dispatch + (size_t)depth * sizeof(mpix_ep_ll_offer);
     l->slot = l->block * (size_t)ranks;
     l->total = l->slots_at + l->slot * (size_t)max_handles;
@@ -50,25 +58,37 @@ int mpix_ep_ll_create(mpix_ep *ep, int far_peers) {
     if (!ep->ll)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a context");
     mpix_ep_ll_sizes(&ep->config, ep->size, far_peers, ep->ll);
-    if (ep->ll->slot_bytes == SIZE_MAX || (double)ep->ll->slot_bytes * ep->params.max_handles > MOST)
-        return mpix_fail(MPIX_ERRK_NO_MEM, "config.max_tokens", "the banks of %d handles for batches of %lld tokens exceed 2^46 bytes",
+    if (ep->ll->slot_bytes == SIZE_MAX ||
+        (double)ep->ll->slot_bytes * ep->params.max_handles > MOST)
+        return mpix_fail(MPIX_ERRK_NO_MEM, "config.max_tokens",
+                         "the banks of %d handles for batches of %lld tokens exceed 2^46 bytes",
                          ep->params.max_handles, (long long)ep->config.max_tokens);
     int64_t most = 0;
     for (int r = 0; r < ep->size; r++)
         most = ep->placement.nlocal[r] > most ? ep->placement.nlocal[r] : most;
-    most = ep->config.layout != MPIX_EP_EXPERT ? 1 : most < ep->config.max_topk ? most : ep->config.max_topk;
+    most = ep->config.layout != MPIX_EP_EXPERT ? 1
+           : most < ep->config.max_topk        ? most
+                                               : ep->config.max_topk;
     if ((double)ep->size * (double)ep->config.max_tokens * (double)most > INT32_MAX)
-        return mpix_fail(MPIX_ERRK_ARG, "config.max_tokens", "config.max_tokens = %lld: %d ranks could send one rank %g rows, whose numbers have 31 bits in MPIX_EP_LL",
-                         (long long)ep->config.max_tokens, ep->size, (double)ep->size * (double)ep->config.max_tokens * (double)most);
-    if (far_peers > 0 && !(ep->ll->slots = calloc((size_t)ep->params.max_handles, sizeof *ep->ll->slots)))
-        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d handle slots", ep->params.max_handles);
+        return mpix_fail(MPIX_ERRK_ARG, "config.max_tokens",
+                         "config.max_tokens = %lld: %d ranks could send one rank %g rows, whose "
+                         "numbers have 31 bits in MPIX_EP_LL",
+                         (long long)ep->config.max_tokens, ep->size,
+                         (double)ep->size * (double)ep->config.max_tokens * (double)most);
+    if (far_peers > 0 &&
+        !(ep->ll->slots = calloc((size_t)ep->params.max_handles, sizeof *ep->ll->slots)))
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d handle slots",
+                         ep->params.max_handles);
     size_t parts = (size_t)(ep->size < ep->config.max_topk ? ep->size : ep->config.max_topk);
-    if (!ep->gpu && !(ep->ll->parts = aligned_alloc(64, parts * mpix_ep_up64((size_t)ep->config.max_row_bytes))))
-        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %zu rows of %lld bytes", parts, (long long)ep->config.max_row_bytes);
+    if (!ep->gpu &&
+        !(ep->ll->parts = aligned_alloc(64,
+                                        parts * mpix_ep_up64((size_t)ep->config.max_row_bytes))))
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %zu rows of %lld bytes", parts,
+                         (long long)ep->config.max_row_bytes);
     return 0;
 }
 
-/* ---- slots of handles with proxied peers -------------------------------------------------------------------------------------- */
+/* ---- slots of handles with proxied peers ----------------------------------------------------- */
 
 static int slot_register(mpix_ep *ep, int slot, char *key) {
     mpix_ep_ll *ll = ep->ll;
@@ -81,7 +101,9 @@ static int slot_register(mpix_ep *ep, int slot, char *key) {
     memset(s->tx, 0, tx);
     int kind = mpix_proxy_mem_reg(ep->far->proxy, s->tx, tx, &s->tx_mem);
     if (!kind)
-        kind = mpix_proxy_mem_reg(ep->far->proxy, (char *)ep->stage->base + ll->slot_bytes * (size_t)slot, ll->slot_bytes, &s->mem);
+        kind = mpix_proxy_mem_reg(ep->far->proxy,
+                                  (char *)ep->stage->base + ll->slot_bytes * (size_t)slot,
+                                  ll->slot_bytes, &s->mem);
     if (!kind)
         mpix_proxy_mem_key(ep->far->proxy, s->mem, key);
     return kind;
@@ -102,7 +124,8 @@ static void slot_close(mpix_ep *ep, mpix_ep_ll_slot *s) {
 
 int mpix_ep_ll_slot_open(mpix_ep *ep, int slot) {
     mpix_ep_ll *ll = ep->ll;
-    size_t end = ll->slot_bytes * ((size_t)slot + 1), grows = end > ll->committed ? end - ll->committed : 0;
+    size_t end = ll->slot_bytes * ((size_t)slot + 1),
+           grows = end > ll->committed ? end - ll->committed : 0;
     size_t sends = ep->far && !ll->slots[slot].mem ? ll->tx_bytes[0] + ll->tx_bytes[1] : 0;
     int kind = mpix_mem_together(ep->boot, grows + sends, "memory for a handle's batches");
     if (!kind && grows)
@@ -112,7 +135,8 @@ int mpix_ep_ll_slot_open(mpix_ep *ep, int slot) {
     if (!ep->far || ll->slots[slot].mem) /* the slot has been used before, on all ranks */
         return mpix_boot_agree(ep->boot, kind);
     size_t bytes = mpix_proxy_key_bytes(ep->far->proxy);
-    char *keys = malloc(bytes * ((size_t)ep->size + 1)), *mine = keys ? keys + bytes * (size_t)ep->size : NULL;
+    char *keys = malloc(bytes * ((size_t)ep->size + 1)),
+         *mine = keys ? keys + bytes * (size_t)ep->size : NULL;
     if (!kind && !keys)
         kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the keys of %d ranks", ep->size);
     if (!kind) {
@@ -124,7 +148,8 @@ int mpix_ep_ll_slot_open(mpix_ep *ep, int slot) {
         kind = mpix_boot_allgather(ep->boot, mine, bytes, keys);
     for (int p = 0; p < ep->size && !kind; p++)
         if (ep->far->is[p])
-            kind = mpix_proxy_rmem_open(ep->far->proxy, p, keys + bytes * (size_t)p, &ll->slots[slot].rmem[p]);
+            kind = mpix_proxy_rmem_open(ep->far->proxy, p, keys + bytes * (size_t)p,
+                                        &ll->slots[slot].rmem[p]);
     kind = mpix_boot_agree(ep->boot, kind);
     if (kind)
         slot_close(ep, &ll->slots[slot]);
@@ -144,7 +169,7 @@ void mpix_ep_ll_free(mpix_ep *ep) {
     ep->ll = NULL;
 }
 
-/* ---- handles ---------------------------------------------------------------------------------------------------------------- */
+/* ---- handles --------------------------------------------------------------------------------- */
 
 int mpix_ep_ll_handle_create(struct mpix_ep_handle *handle) {
     mpix_ep *ep = handle->ep;
@@ -211,7 +236,7 @@ int mpix_ep_ll_route_step(mpix_ep_call *call, int *banks_open) {
     return MPIX_EP_STEP_COMPLETE;
 }
 
-/* ---- combine's memory --------------------------------------------------------------------------------------------------- */
+/* ---- combine's memory ------------------------------------------------------------------------ */
 
 /* Collective, the first time: a region like those of MPIX_Ep_alloc, a part of it for each bank. */
 static int buffer_make(struct mpix_ep_handle *handle) {
@@ -224,7 +249,8 @@ static int buffer_make(struct mpix_ep_handle *handle) {
     if (!kind)
         kind = mpix_ep_regions_place(ep, &place);
     if (!kind)
-        kind = mpix_win_create(ep->boot, &ep->params, rows > 0 ? rows * h->buffer_pitch : 1, MPIX_WIN_COMMIT, &win);
+        kind = mpix_win_create(ep->boot, &ep->params, rows > 0 ? rows * h->buffer_pitch : 1,
+                               MPIX_WIN_COMMIT, &win);
     if (kind)
         return kind;
     mpix_ep_regions_set(ep, place, &(mpix_ep_region){.win = win});
@@ -237,7 +263,9 @@ int mpix_ep_ll_combine_buffer(struct mpix_ep_handle *handle, MPIX_Ep_rows *rows)
     mpix_ep_ll_handle *h = handle->ll;
     uint64_t epoch = handle->started[MPIX_EP_COMBINE] + 1, depth = (uint64_t)ep->config.depth;
     if (ep->config.layout != MPIX_EP_SLOTS)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "handle", "MPIX_Ep_combine_buffer is for the SLOTS layout: in the EXPERT layout combine copies no "
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "handle",
+                         "MPIX_Ep_combine_buffer is for the SLOTS layout: in the EXPERT layout "
+                         "combine copies no "
                          "row from any memory, a token's sum is written straight to its owner");
     int kind = h->buffer ? 0 : buffer_make(handle);
     if (!kind && !rows)
@@ -245,13 +273,17 @@ int mpix_ep_ll_combine_buffer(struct mpix_ep_handle *handle, MPIX_Ep_rows *rows)
     pthread_mutex_lock(&ep->lock);
     for (mpix_ep_call *c = ep->first; c && !kind; c = c->next)
         if (c->handle == handle && c->type == MPIX_EP_COMBINE && c->epoch + depth <= epoch)
-            kind = mpix_fail(MPIX_ERRK_ARG, "handle", "%d combines of the handle are in flight: complete the first of them before its rows are "
-                             "written anew", (int)depth);
+            kind = mpix_fail(MPIX_ERRK_ARG, "handle",
+                             "%d combines of the handle are in flight: complete the first of them "
+                             "before its rows are "
+                             "written anew",
+                             (int)depth);
     pthread_mutex_unlock(&ep->lock);
     if (kind)
         return kind;
     size_t bank = (size_t)ep->size * (size_t)ep->config.max_tokens * h->buffer_pitch;
-    *rows = (MPIX_Ep_rows){.data = (char *)ep->regions[h->buffer - 1].win->base + bank * (size_t)(epoch % depth),
+    *rows = (MPIX_Ep_rows){.data = (char *)ep->regions[h->buffer - 1].win->base +
+                                   bank * (size_t)(epoch % depth),
                            .stride = (MPI_Count)h->buffer_pitch};
     return 0;
 }

@@ -1,14 +1,20 @@
 /*
- * dispatch.c - low-latency dispatch: rows go to the fixed banks of their ranks at once, and from there to the caller's output.
+ * dispatch.c - low-latency dispatch: rows go to the fixed banks of their ranks at once, and from
+ * there to the caller's output.
  *
- * START    waits until the places of this epoch's bank are free at all ranks, which they are in the steady state.
- * SEND     heads and records of all batches first, so that receivers know early what comes; then one pass over the tokens, each read (or
- *          converted) once. SLOTS: own rows go to the output in this pass. The batches for proxied ranks are packed in it and leave as one message each.
- * RECEIVE  SLOTS: each source's rows are copied as they come. EXPERT: as soon as all heads are here, since a row's place depends on
- *          what all sources send. A source whose rows are copied is told so.
+ * START    waits until the places of this epoch's bank are free at all ranks, which they are in
+ *          the steady state.
+ * SEND     heads and records of all batches first, so that receivers know early what comes;
+ *          then one pass over the tokens, each read (or converted) once. SLOTS: own rows go to
+ *          the output in this pass. The batches for proxied ranks are packed in it and leave as
+ *          one message each.
+ * RECEIVE  SLOTS: each source's rows are copied as they come. EXPERT: as soon as all heads are
+ *          here, since a row's place depends on what all sources send. A source whose rows are
+ *          copied is told so.
  *
- * Communication is one way, so what a rank finds only when batches arrive - a difference between ranks, weights that are missing, a capacity
- * that is too small for EXPERT - can't reach its peers in the same call: a difference is seen by all, the rest is an error on that rank only.
+ * Communication is one way, so what a rank finds only when batches arrive - a difference between
+ * ranks, weights that are missing, a capacity that is too small for EXPERT - can't reach its peers
+ * in the same call: a difference is seen by all, the rest is an error on that rank only.
  */
 #include "config.h"
 
@@ -22,7 +28,7 @@ enum { LL_START, LL_SEND, LL_RECEIVE };
 
 static int is_expert(const mpix_ep_call *call) { return call->ep->config.layout == MPIX_EP_EXPERT; }
 
-/* ---- sending ------------------------------------------------------------------------------------------------------------ */
+/* ---- sending --------------------------------------------------------------------------------- */
 
 /* Rows of the layout that this call takes; those beyond are an error or dropped. */
 static void rows_limit(mpix_ep_call *call, int64_t total) {
@@ -32,8 +38,9 @@ static void rows_limit(mpix_ep_call *call, int64_t total) {
     int64_t limit = bounded ? c->max_recv_rows : capacity;
     if (total > limit && c->overflow == MPIX_EP_OVERFLOW_ERROR) {
         const char *arg = bounded ? "config.max_recv_rows" : "out.capacity_rows";
-        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_TRUNCATE, arg, "this rank receives %lld rows, %s is %lld", (long long)total, arg,
-                                          (long long)limit));
+        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_TRUNCATE, arg,
+                                          "this rank receives %lld rows, %s is %lld",
+                                          (long long)total, arg, (long long)limit));
     }
     call->ll_rows = total < limit ? total : limit;
 }
@@ -42,13 +49,15 @@ static void record_write(const mpix_ep_call *call, int64_t t, const mpix_ep_entr
     const mpix_ep_plan *plan = call->handle->plan;
     const mpix_ep_placement *p = &call->ep->placement;
     const mpix_ep_ll_part *part = &call->ll[e->rank];
-    int32_t *words = (int32_t *)(void *)(part->to + part->out.records_at + (size_t)e->row * part->out.record);
+    int32_t *words =
+        (int32_t *)(void *)(part->to + part->out.records_at + (size_t)e->row * part->out.record);
     const int32_t *ids = plan->ids + t * plan->topk;
     words[0] = (int32_t)t;
     for (int k = 0; k < plan->topk; k++)
         words[1 + k] = ids[k] >= 0 && p->owner[ids[k]] == e->rank ? p->local[ids[k]] : -1;
     if (call->dispatch.in.topk_weights)
-        memcpy(words + 1 + plan->topk, call->dispatch.in.topk_weights + t * plan->topk, (size_t)plan->topk * sizeof(float));
+        memcpy(words + 1 + plan->topk, call->dispatch.in.topk_weights + t * plan->topk,
+               (size_t)plan->topk * sizeof(float));
 }
 
 /* Lays the batches out and publishes heads and records. */
@@ -57,21 +66,27 @@ static void batches_begin(mpix_ep_call *call) {
     const mpix_ep_plan *plan = call->handle->plan;
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
     const MPIX_Ep_rows *x = &call->dispatch.out.x;
-    size_t row = mpix_ep_row_bytes(x, in->hidden), scales = mpix_ep_scale_bytes(x, in->hidden), tx = 0;
+    size_t row = mpix_ep_row_bytes(x, in->hidden), scales = mpix_ep_scale_bytes(x, in->hidden),
+           tx = 0;
     size_t record = 4 * (size_t)(1 + plan->topk * (in->topk_weights ? 2 : 1));
     for (int p = 0; p < ep->size; p++) {
         mpix_ep_ll_part *part = &call->ll[p];
         int far = mpix_ep_is_far(ep, p);
         *part = (mpix_ep_ll_part){.n = -1, .total = plan->send_tokens[p]};
         part->out = mpix_ep_ll_shape_of(part->total, record, scales, row, !far);
-        part->to = far ? ep->ll->slots[call->handle->slot].tx + tx : mpix_ep_ll_bank(call, p) + ep->ll->region * (size_t)ep->rank;
+        part->to = far ? ep->ll->slots[call->handle->slot].tx + tx
+                       : mpix_ep_ll_bank(call, p) + ep->ll->region * (size_t)ep->rank;
         tx += far ? mpix_ep_up64(part->out.bytes) : 0;
     }
     for (int64_t t = 0; t < plan->tokens; t++)
         for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++)
             record_write(call, t, &plan->entries[i]);
-    mpix_ep_ll_head head = {.width = (uint32_t)plan->topk, .dtype = x->dtype, .scale_kind = x->scale_kind, .hidden = (uint64_t)in->hidden,
-                            .flags = (in->topk_weights ? MPIX_EP_LL_WEIGHTS : 0u) | (plan->tokens ? MPIX_EP_LL_TOKENS : 0u)};
+    mpix_ep_ll_head head = {.width = (uint32_t)plan->topk,
+                            .dtype = x->dtype,
+                            .scale_kind = x->scale_kind,
+                            .hidden = (uint64_t)in->hidden,
+                            .flags = (in->topk_weights ? MPIX_EP_LL_WEIGHTS : 0u) |
+                                     (plan->tokens ? MPIX_EP_LL_TOKENS : 0u)};
     for (int i = 1; i <= ep->size; i++) {
         int p = (ep->rank + i) % ep->size;
         head.rows = (uint32_t)call->ll[p].total;
@@ -87,32 +102,48 @@ static void batches_begin(mpix_ep_call *call) {
 static void offers_send(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     const MPIX_Ep_rows *x = &call->dispatch.out.x;
-    size_t row = mpix_ep_row_bytes(x, call->dispatch.in.hidden), scales = mpix_ep_scale_bytes(x, call->dispatch.in.hidden), n = (size_t)call->ll_rows;
+    size_t row = mpix_ep_row_bytes(x, call->dispatch.in.hidden),
+           scales = mpix_ep_scale_bytes(x, call->dispatch.in.hidden), n = (size_t)call->ll_rows;
     mpix_ep_place px, ps = {0};
-    if (is_expert(call) || n == 0 || !mpix_ep_find(ep, x->data, (n - 1) * (size_t)x->stride + row, (uint64_t)x->stride, &px) ||
-        (scales && !mpix_ep_find(ep, x->scales, (n - 1) * (size_t)x->scale_stride + scales, (uint64_t)x->scale_stride, &ps)))
+    if (is_expert(call) || n == 0 ||
+        !mpix_ep_find(ep, x->data, (n - 1) * (size_t)x->stride + row, (uint64_t)x->stride, &px) ||
+        (scales && !mpix_ep_find(ep, x->scales, (n - 1) * (size_t)x->scale_stride + scales,
+                                 (uint64_t)x->scale_stride, &ps)))
         return;
     for (int p = 0; p < ep->size; p++) {
         int64_t first = (int64_t)p * ep->config.max_tokens, left = call->ll_rows - first;
         if (p == ep->rank || mpix_ep_is_far(ep, p) || left <= 0)
             continue;
-        const mpix_ep_ll_offer offer = {.rows = (uint64_t)left, .x = px.off + (uint64_t)first * px.stride, .x_stride = px.stride, .x_window = px.window,
-                                        .scales = ps.off + (uint64_t)first * ps.stride, .scale_stride = ps.stride, .scale_window = ps.window};
+        const mpix_ep_ll_offer offer = {.rows = (uint64_t)left,
+                                        .x = px.off + (uint64_t)first * px.stride,
+                                        .x_stride = px.stride,
+                                        .x_window = px.window,
+                                        .scales = ps.off + (uint64_t)first * ps.stride,
+                                        .scale_stride = ps.stride,
+                                        .scale_window = ps.window};
         mpix_ep_ll_offer_send(call, &offer, p);
     }
 }
 
-/* At the start of a block: whether the peer's output is known by now. What does not resolve is not used. */
+/* At the start of a block: whether the peer's output is known by now. What does not
+ * resolve is not used. */
 static void direct_look(mpix_ep_call *call, int peer) {
     mpix_ep_ll_part *part = &call->ll[peer];
     const mpix_ep_ll_offer *offer = part->direct ? NULL : mpix_ep_ll_offer_seen(call, peer);
     if (offer) {
         const MPIX_Ep_rows *x = &call->dispatch.out.x;
         uint64_t most = (uint64_t)part->total < offer->rows ? (uint64_t)part->total : offer->rows;
-        const mpix_ep_place px = {offer->x, offer->x_stride, offer->x_window, 1}, ps = {offer->scales, offer->scale_stride, offer->scale_window, 1};
-        size_t row = mpix_ep_row_bytes(x, call->dispatch.in.hidden), scales = mpix_ep_scale_bytes(x, call->dispatch.in.hidden);
-        char *to = row <= offer->x_stride ? mpix_ep_resolve(call->ep, peer, &px, mpix_ep_extent(most, offer->x_stride, row)) : NULL;
-        char *s = scales && to ? mpix_ep_resolve(call->ep, peer, &ps, mpix_ep_extent(most, offer->scale_stride, scales)) : NULL;
+        const mpix_ep_place px = {offer->x, offer->x_stride, offer->x_window, 1},
+                            ps = {offer->scales, offer->scale_stride, offer->scale_window, 1};
+        size_t row = mpix_ep_row_bytes(x, call->dispatch.in.hidden),
+               scales = mpix_ep_scale_bytes(x, call->dispatch.in.hidden);
+        char *to = row <= offer->x_stride
+                       ? mpix_ep_resolve(call->ep, peer, &px,
+                                         mpix_ep_extent(most, offer->x_stride, row))
+                       : NULL;
+        char *s = scales && to ? mpix_ep_resolve(call->ep, peer, &ps,
+                                                 mpix_ep_extent(most, offer->scale_stride, scales))
+                               : NULL;
         if (to && (s || !scales)) {
             part->direct = to;
             part->direct_scales = s;
@@ -129,7 +160,8 @@ static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales)
     const mpix_ep_plan *plan = call->handle->plan;
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
     const MPIX_Ep_rows *out = &call->dispatch.out.x;
-    void **dst = ep->dst, **sdst = ep->dst + ep->config.max_topk + 1, *own = NULL, *own_scales = NULL;
+    void **dst = ep->dst, **sdst = ep->dst + ep->config.max_topk + 1, *own = NULL,
+         *own_scales = NULL;
     int n = 0, converts = mpix_ep_converts(call), slots = !is_expert(call);
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
         const mpix_ep_entry *e = &plan->entries[i];
@@ -142,11 +174,14 @@ static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales)
         }
         if (e->rank == ep->rank && !converts)
             continue; /* is read where the caller has it */
-        if (slots && e->rank != ep->rank && e->row % MPIX_EP_LL_BLOCK == 0 && !mpix_ep_is_far(ep, e->rank))
+        if (slots && e->rank != ep->rank && e->row % MPIX_EP_LL_BLOCK == 0 &&
+            !mpix_ep_is_far(ep, e->rank))
             direct_look(call, e->rank);
         if (part->direct_block) {
             dst[n] = part->direct + (uint64_t)e->row * part->direct_stride;
-            sdst[n] = part->direct_scales ? part->direct_scales + (uint64_t)e->row * part->direct_scale_stride : NULL;
+            sdst[n] = part->direct_scales
+                          ? part->direct_scales + (uint64_t)e->row * part->direct_scale_stride
+                          : NULL;
             n += e->row < part->direct_rows; /* otherwise dropped */
             continue;
         }
@@ -158,7 +193,9 @@ static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales)
         sdst[n++] = own_scales;
         own = NULL;
     }
-    const char *x = (const char *)in->x.data + t * in->x.stride, *s = scales && in->x.scales ? (const char *)in->x.scales + t * in->x.scale_stride : NULL;
+    const char *x = (const char *)in->x.data + t * in->x.stride,
+               *s = scales && in->x.scales ? (const char *)in->x.scales + t * in->x.scale_stride
+                                           : NULL;
     if (converts && n == 1) {
         mpix_ep_token_convert(call, t, dst[0], sdst[0]);
         n = 0;
@@ -183,7 +220,8 @@ static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales)
 static int tokens_send(mpix_ep_call *call) {
     const mpix_ep_plan *plan = call->handle->plan;
     const MPIX_Ep_rows *x = &call->dispatch.out.x;
-    size_t row = mpix_ep_row_bytes(x, call->dispatch.in.hidden), scales = mpix_ep_scale_bytes(x, call->dispatch.in.hidden);
+    size_t row = mpix_ep_row_bytes(x, call->dispatch.in.hidden),
+           scales = mpix_ep_scale_bytes(x, call->dispatch.in.hidden);
     int64_t t = call->at, end = plan->first[t] + (int64_t)(PIECE_BYTES / (row + 1)) + 16;
     for (; t < plan->tokens && plan->first[t] < end; t++)
         token_send(call, t, row, scales);
@@ -191,38 +229,53 @@ static int tokens_send(mpix_ep_call *call) {
     return t == plan->tokens;
 }
 
-/* ---- receiving ---------------------------------------------------------------------------------------------------------- */
+/* ---- receiving ------------------------------------------------------------------------------- */
 
 static const int32_t *record_of(const mpix_ep_ll_part *part, int64_t i) {
-    return (const int32_t *)(const void *)(part->from + part->in.records_at + (size_t)i * part->in.record);
+    return (const int32_t *)(const void *)(part->from + part->in.records_at +
+                                           (size_t)i * part->in.record);
 }
 
 static void head_check(mpix_ep_call *call, int peer, const mpix_ep_ll_head *head) {
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
     const MPIX_Ep_rows *x = &call->dispatch.out.x;
     if (!call->kind || call->kind == MPIX_ERRK_REMOTE)
-        mpix_ep_ll_compare(call, peer, head, in->hidden, x->dtype, x->scale_kind, mpix_ep_converts(call) ? "out.x.dtype" : "in.x.dtype");
-    if (!call->kind && call->dispatch.out.topk_weights && head->rows > 0 && !(head->flags & MPIX_EP_LL_WEIGHTS))
-        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "in.topk_weights", "out.topk_weights is wanted, but rank %d gave no in.topk_weights", peer));
+        mpix_ep_ll_compare(call, peer, head, in->hidden, x->dtype, x->scale_kind,
+                           mpix_ep_converts(call) ? "out.x.dtype" : "in.x.dtype");
+    if (!call->kind && call->dispatch.out.topk_weights && head->rows > 0 &&
+        !(head->flags & MPIX_EP_LL_WEIGHTS))
+        mpix_ep_call_fail(
+            call,
+            mpix_fail(MPIX_ERRK_ARG, "in.topk_weights",
+                      "out.topk_weights is wanted, but rank %d gave no in.topk_weights", peer));
 }
 
-/* What must hold before anything of the batch is copied: ranks that have tokens have the same number of choices, and a routing that is
- * known already is still the peer's. */
+/* What must hold before anything of the batch is copied: ranks that have tokens have the same
+ * number of choices, and a routing that is known already is still the peer's. */
 static void head_fits(mpix_ep_call *call, int peer, const mpix_ep_ll_head *head) {
     mpix_ep *ep = call->ep;
     const mpix_ep_ll_handle *h = call->handle->ll;
     if (head->flags & MPIX_EP_LL_TOKENS) {
         if (call->ll_width > 0 && (int)head->width != call->ll_width - 1)
-            mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "routing.topk", "routing.topk = %d on rank %d differs from %d "
-                                                   "on another", (int)head->width, peer, call->ll_width - 1));
+            mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "routing.topk",
+                                              "routing.topk = %d on rank %d differs from %d "
+                                              "on another",
+                                              (int)head->width, peer, call->ll_width - 1));
         call->ll_width = (int)head->width + 1;
     }
     if (head->flags & MPIX_EP_LL_TOKENS && h->valid && (int)head->width != h->width)
-        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "handle", "rank %d sends %u choices of a token here, its routing had %d: route is collective",
-                                          peer, head->width, h->width));
-    if (head->rows > (uint64_t)ep->config.max_tokens || (h->valid && (int64_t)head->rows != h->n[peer]))
-        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "handle", "rank %d sends %u rows here, not what its routing "
-                                               "said before: route is collective", peer, head->rows));
+        mpix_ep_call_fail(
+            call,
+            mpix_fail(
+                MPIX_ERRK_ARG, "handle",
+                "rank %d sends %u choices of a token here, its routing had %d: route is collective",
+                peer, head->width, h->width));
+    if (head->rows > (uint64_t)ep->config.max_tokens ||
+        (h->valid && (int64_t)head->rows != h->n[peer]))
+        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "handle",
+                                          "rank %d sends %u rows here, not what its routing "
+                                          "said before: route is collective",
+                                          peer, head->rows));
 }
 
 /* Notes the heads that have come; 1: all. */
@@ -245,14 +298,17 @@ static int heads_take(mpix_ep_call *call) {
         const MPIX_Ep_rows rows = {.dtype = head->dtype, .scale_kind = head->scale_kind};
         part->n = head->rows;
         part->flags = head->flags;
-        part->in = mpix_ep_ll_shape_of(part->n, 4 * (size_t)(1 + head->width * (head->flags & MPIX_EP_LL_WEIGHTS ? 2 : 1)),
-                                       mpix_ep_scale_bytes(&rows, (int64_t)head->hidden), mpix_ep_row_bytes(&rows, (int64_t)head->hidden),
-                                       !mpix_ep_is_far(ep, p));
+        part->in = mpix_ep_ll_shape_of(
+            part->n, 4 * (size_t)(1 + head->width * (head->flags & MPIX_EP_LL_WEIGHTS ? 2 : 1)),
+            mpix_ep_scale_bytes(&rows, (int64_t)head->hidden),
+            mpix_ep_row_bytes(&rows, (int64_t)head->hidden), !mpix_ep_is_far(ep, p));
         call->ll_heads++;
-        if (head->rows > (uint64_t)ep->config.max_tokens || head->width > (uint32_t)ep->config.max_topk || part->in.bytes > ep->ll->region ||
+        if (head->rows > (uint64_t)ep->config.max_tokens ||
+            head->width > (uint32_t)ep->config.max_topk || part->in.bytes > ep->ll->region ||
             (head->rows > 0 && !(head->flags & MPIX_EP_LL_TOKENS))) {
             mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_INTERNAL, p, ep->boot->hostnames[p],
-                                                   "rank %d sends a batch of %u rows with %u choices (%zu bytes), which has no room here",
+                                                   "rank %d sends a batch of %u rows with %u "
+                                                   "choices (%zu bytes), which has no room here",
                                                    p, head->rows, head->width, part->in.bytes));
             part->n = 0; /* nothing of it is read */
             continue;
@@ -278,7 +334,9 @@ static void rows_assign(mpix_ep_call *call) {
     }
     h->offset[nlocal] = h->total = at;
     if (at > INT32_MAX) {
-        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_TRUNCATE, "config.expert_align", "this rank receives %lld rows, padding included", (long long)at));
+        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_TRUNCATE, "config.expert_align",
+                                          "this rank receives %lld rows, padding included",
+                                          (long long)at));
         return;
     }
     int32_t *row = h->rows;
@@ -286,7 +344,8 @@ static void rows_assign(mpix_ep_call *call) {
         for (int64_t i = 0; i < h->n[s]; i++, row += h->width) {
             const int32_t *local = record_of(&call->ll[s], i) + 1;
             for (int k = 0; k < h->width; k++)
-                row[k] = local[k] < 0 ? -1 : (int32_t)(h->offset[local[k]] + h->recv_expert[local[k]]++);
+                row[k] = local[k] < 0 ? -1
+                                      : (int32_t)(h->offset[local[k]] + h->recv_expert[local[k]]++);
         }
 }
 
@@ -295,7 +354,8 @@ static void routing_learn(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     mpix_ep_ll_handle *h = call->handle->ll;
     int64_t nlocal = ep->placement.nlocal[ep->rank];
-    h->width = call->handle->plan->width = call->ll_width > 0 ? call->ll_width - 1 : call->handle->plan->topk;
+    h->width = call->handle->plan->width = call->ll_width > 0 ? call->ll_width - 1
+                                                              : call->handle->plan->topk;
     memset(h->recv_expert, 0, (size_t)nlocal * sizeof *h->recv_expert);
     h->first[0] = 0;
     for (int s = 0; s < ep->size; s++) {
@@ -305,16 +365,21 @@ static void routing_learn(mpix_ep_call *call) {
         h->reply[s] = ((const mpix_ep_ll_head *)(const void *)part->from)->reply;
         h->recv_rank[s] = is_expert(call) ? 0 : part->n;
         if (h->reply[s] + mpix_ep_ll_answer_bytes(&ep->config, (size_t)part->n) > ep->ll->bank[1]) {
-            mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_INTERNAL, s, ep->boot->hostnames[s], "rank %d wants its answer at %llu of %zu", s,
-                                                   (unsigned long long)h->reply[s], ep->ll->bank[1]));
+            mpix_ep_call_fail(call,
+                              mpix_fail_peer(MPIX_ERRK_INTERNAL, s, ep->boot->hostnames[s],
+                                             "rank %d wants its answer at %llu of %zu", s,
+                                             (unsigned long long)h->reply[s], ep->ll->bank[1]));
             return;
         }
         for (int64_t i = 0; i < part->n; i++)
             for (int k = 0; k < h->width; k++) {
                 int32_t local = record_of(part, i)[1 + k];
                 if (local >= nlocal) {
-                    mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_INTERNAL, s, ep->boot->hostnames[s], "rank %d sends a row for expert %d of "
-                                                           "%lld here", s, (int)local, (long long)nlocal));
+                    mpix_ep_call_fail(call,
+                                      mpix_fail_peer(MPIX_ERRK_INTERNAL, s, ep->boot->hostnames[s],
+                                                     "rank %d sends a row for expert %d of "
+                                                     "%lld here",
+                                                     s, (int)local, (long long)nlocal));
                     return;
                 }
                 if (local >= 0) {
@@ -332,7 +397,8 @@ static void routing_learn(mpix_ep_call *call) {
             h->rows_room = h->rows ? room : 0;
         }
         if (room > 0 && !h->rows) {
-            mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a routing of %zu choices", room));
+            mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                                              "no memory for a routing of %zu choices", room));
             return;
         }
         rows_assign(call);
@@ -341,7 +407,8 @@ static void routing_learn(mpix_ep_call *call) {
 }
 
 /* What the output wants beside one received row. choice < 0: all choices (SLOTS). */
-static void row_note(const mpix_ep_call *call, int source, int64_t row, const int32_t *record, int width, int choice, const float *weights) {
+static void row_note(const mpix_ep_call *call, int source, int64_t row, const int32_t *record,
+                     int width, int choice, const float *weights) {
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
     size_t w = (size_t)width;
     if (out->src_rank)
@@ -365,19 +432,23 @@ static void row_take(mpix_ep_call *call, int s, int64_t i, size_t row_bytes, siz
     const mpix_ep_ll_handle *h = call->handle->ll;
     const mpix_ep_ll_part *part = &call->ll[s];
     const int32_t *record = record_of(part, i);
-    int width = (int)((const mpix_ep_ll_head *)(const void *)part->from)->width, own = s == ep->rank && !mpix_ep_converts(call), n = 0;
+    int width = (int)((const mpix_ep_ll_head *)(const void *)part->from)->width,
+        own = s == ep->rank && !mpix_ep_converts(call), n = 0;
     const float *weights = (const float *)(record + 1 + width);
-    const char *x = own ? (const char *)in->x.data + record[0] * in->x.stride : part->from + part->in.rows_at + (size_t)i * part->in.row;
-    const char *scales = !own           ? part->from + part->in.scales_at + (size_t)i * part->in.scales
-                         : in->x.scales ? (const char *)in->x.scales + record[0] * in->x.scale_stride
-                                        : NULL;
+    const char *x = own ? (const char *)in->x.data + record[0] * in->x.stride
+                        : part->from + part->in.rows_at + (size_t)i * part->in.row;
+    const char *scales = !own ? part->from + part->in.scales_at + (size_t)i * part->in.scales
+                         : in->x.scales
+                             ? (const char *)in->x.scales + record[0] * in->x.scale_stride
+                             : NULL;
     const int32_t *rows = is_expert(call) ? h->rows + (h->first[s] + i) * width : NULL;
     for (int k = 0; k < (rows ? width : 1); k++) {
         int64_t row = rows ? rows[k] : (int64_t)s * ep->config.max_tokens + i;
         if (row < 0 || row >= call->ll_rows)
             continue;
         ep->dst[n] = (char *)out->x.data + row * out->x.stride;
-        ep->dst[ep->config.max_topk + 1 + n++] = out->x.scales ? (char *)out->x.scales + row * out->x.scale_stride : NULL;
+        ep->dst[ep->config.max_topk + 1 + n++] =
+            out->x.scales ? (char *)out->x.scales + row * out->x.scale_stride : NULL;
         row_note(call, s, row, record, width, rows ? k : -1, weights);
     }
     if (n == 0 || (!rows && s == ep->rank) || mpix_ep_ll_row_direct(call, s, i)) /* it lies there */
@@ -392,23 +463,27 @@ static int source_take(mpix_ep_call *call, int s) {
     mpix_ep_ll_part *part = &call->ll[s];
     size_t row = mpix_ep_row_bytes(&call->dispatch.out.x, call->dispatch.in.hidden);
     size_t scales = mpix_ep_scale_bytes(&call->dispatch.out.x, call->dispatch.in.hidden);
-    int64_t end = mpix_ep_ll_rows_seen(call, s), before = part->done, piece = call->kind ? INT64_MAX - before : (int64_t)(PIECE_BYTES / (row + 1)) + 16;
+    int64_t end = mpix_ep_ll_rows_seen(call, s), before = part->done,
+            piece = call->kind ? INT64_MAX - before : (int64_t)(PIECE_BYTES / (row + 1)) + 16;
     end = end < before + piece ? end : before + piece;
     for (int64_t i = before; i < end && !call->kind; i++)
         row_take(call, s, i, row, scales);
     part->done = end > before ? end : before;
-    if (part->done < part->n || (!call->kind && !call->handle->ll->valid)) /* records are read once more when all heads are here */
+    /* records are read once more when all heads are here */
+    if (part->done < part->n || (!call->kind && !call->handle->ll->valid))
         return part->done > before;
     mpix_ep_ll_taken(call, s);
     mpix_ep_peer_seen(call, s, 0, call->kind ? NULL : call->dispatch.out.wait_ns);
     return 1;
 }
 
-/* Places that have no row: between the sources in SLOTS, between the experts in EXPERT, where the rows are zero. */
+/* Places that have no row: between the sources in SLOTS, between the experts in EXPERT, where the
+ * rows are zero. */
 static void empties_fill(mpix_ep_call *call, int64_t row, int64_t end, int zero) {
     mpix_ep *ep = call->ep;
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
-    size_t bytes = mpix_ep_row_bytes(&out->x, call->dispatch.in.hidden), scales = mpix_ep_scale_bytes(&out->x, call->dispatch.in.hidden);
+    size_t bytes = mpix_ep_row_bytes(&out->x, call->dispatch.in.hidden),
+           scales = mpix_ep_scale_bytes(&out->x, call->dispatch.in.hidden);
     size_t width = is_expert(call) ? 1 : (size_t)call->handle->ll->width;
     end = end < call->ll_rows ? end : call->ll_rows;
     for (; row < end; row++) {
@@ -432,7 +507,8 @@ static void dispatch_finish(mpix_ep_call *call) {
     const mpix_ep_ll_handle *h = call->handle->ll;
     int64_t nlocal = ep->placement.nlocal[ep->rank];
     for (int s = 0; !is_expert(call) && s < ep->size; s++)
-        empties_fill(call, (int64_t)s * ep->config.max_tokens + h->n[s], ((int64_t)s + 1) * ep->config.max_tokens, 0);
+        empties_fill(call, (int64_t)s * ep->config.max_tokens + h->n[s],
+                     ((int64_t)s + 1) * ep->config.max_tokens, 0);
     for (int64_t e = 0; is_expert(call) && e < nlocal; e++)
         empties_fill(call, h->offset[e] + h->recv_expert[e], h->offset[e + 1], 1);
     mpix_ep_received_fill(call, h->recv_rank, h->recv_expert, h->offset);
@@ -450,7 +526,9 @@ static int receive(mpix_ep_call *call) {
         rows_limit(call, h->total);
         call->ll_limited = 1;
         /* A row is written once for each of its experts here. */
-        call->streaming = (size_t)call->ll_rows * mpix_ep_row_bytes(&call->dispatch.out.x, call->dispatch.in.hidden) > ep->stream_bytes;
+        call->streaming = (size_t)call->ll_rows *
+                              mpix_ep_row_bytes(&call->dispatch.out.x, call->dispatch.in.hidden) >
+                          ep->stream_bytes;
     }
     for (int i = 0; i < ep->size; i++) { /* own rows first */
         int s = (ep->rank + i) % ep->size;
@@ -479,7 +557,8 @@ int mpix_ep_ll_dispatch_step(mpix_ep_call *call, int *banks_open) {
         if (!mpix_ep_ll_start(call))
             return MPIX_EP_STEP_WAITING;
         if (!call->kind && !call->handle->plan)
-            mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "handle", "the handle has no routing: its last route failed"));
+            mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "handle",
+                                              "the handle has no routing: its last route failed"));
         if (!call->kind && !is_expert(call))
             rows_limit(call, (int64_t)ep->size * ep->config.max_tokens);
         if (call->kind) {
@@ -498,7 +577,6 @@ int mpix_ep_ll_dispatch_step(mpix_ep_call *call, int *banks_open) {
         mpix_ep_peers_reset(call);
         call->state = LL_RECEIVE;
         /* fall through */
-    default:
-        return receive(call);
+    default: return receive(call);
     }
 }
