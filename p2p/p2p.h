@@ -179,6 +179,7 @@ typedef struct p2p_op {
     uint64_t at_off;
     uint64_t left;            /* answers awaited, and messages of its own that are still to be written */
     uint64_t owed;            /* proxied: what the ring has queued for it, see peer->owed; 0: not looked at so far */
+    int waits;                /* a receive: it is in its peer's list, for no message is its own yet */
     int moved;                /* a receive: its data are here */
     int asked;                /* pieces went by message */
     int lane;

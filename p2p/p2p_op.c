@@ -113,7 +113,7 @@ p2p_op *p2p_op_new(mpix_p2p *p2p, int type, int peer, const MPIX_P2p_iov iov[], 
     atomic_store_explicit(&op->done, 0, memory_order_relaxed);
     op->at = op->posting = op->asked = op->notify = op->told = 0;
     op->at_off = op->left = op->total = op->owed = 0;
-    op->moved = 0;
+    op->moved = op->waits = 0;
     op->lanes = 0;
     op->lane = -1;
     op->scratch = -1;

@@ -99,6 +99,34 @@ static void early_put_back(p2p_peer *peer, p2p_early *early) {
 
 /* ---- receiving ---------------------------------------------------------------------------------------------------------- */
 
+/* The last of those that wait for a message of this peer. */
+static void recv_list(p2p_op *op) {
+    p2p_peer *peer = &op->p2p->peers[op->peer];
+
+    if (peer->recv_last)
+        peer->recv_last->match = op;
+    else
+        peer->recv_first = op;
+    peer->recv_last = op;
+    op->waits = 1;
+}
+
+/* It has its message, or fails. A long message takes its time to come: the next one is for the next receive. */
+static void recv_unlist(p2p_op *op) {
+    p2p_peer *peer = &op->p2p->peers[op->peer];
+    p2p_op **at = &peer->recv_first, *before = NULL;
+
+    if (!op->waits)
+        return;
+    for (; *at != op; at = &(*at)->match)
+        before = *at;
+    *at = op->match;
+    if (peer->recv_last == op)
+        peer->recv_last = before;
+    op->match = NULL;
+    op->waits = 0;
+}
+
 static int recv_fits(p2p_op *op, uint64_t bytes) {
     uint64_t room = 0;
 
@@ -194,21 +222,9 @@ static void recv_offer(p2p_op *op, const p2p_early *early) {
     p2p_move(op);
 }
 
-/* It waits no longer for a message, and handles of the sender's memory are given back. */
+/* Handles of the sender's memory are given back, and no message comes for it any more. */
 void p2p_recv_leave(p2p_op *op) {
-    mpix_p2p *p2p = op->p2p;
-    p2p_peer *peer = &p2p->peers[op->peer];
-    p2p_op **at = &peer->recv_first, *before = NULL;
-
-    while (*at && *at != op) {
-        before = *at;
-        at = &(*at)->match;
-    }
-    if (*at) {
-        *at = op->match;
-        if (peer->recv_last == op)
-            peer->recv_last = before;
-    }
+    recv_unlist(op);
     if (op->pieces == op->temp && op->temp)
         for (int i = 0; i < op->n; i++)
             if (i + 1 == op->n || op->temp[i + 1].rmem != op->temp[i].rmem)
@@ -245,6 +261,7 @@ void p2p_recv_moved(p2p_op *op) {
 }
 
 static void recv_deliver(mpix_p2p *p2p, p2p_op *op, p2p_early *early) {
+    recv_unlist(op);
     if (early->id)
         recv_offer(op, early);
     else
@@ -471,11 +488,7 @@ static int call_recv(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MP
         recv_deliver(p2p, op, early);
         p2p_move(op);
     } else {
-        if (p->recv_last)
-            p->recv_last->match = op;
-        else
-            p->recv_first = op;
-        p->recv_last = op;
+        recv_list(op);
         MPIX_Error *own = mpix_error_divert(&p2p->passing);
         p2p_ring_read(p2p, peer); /* it may be there */
         p2p_move(op);

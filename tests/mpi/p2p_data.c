@@ -236,6 +236,54 @@ static void many(int n)
     free(x), free(y), free(old), free(iov);
 }
 
+/*
+ * Short and long messages in every order, with receives posted before and after they come. A long message is read while the next
+ * ones arrive: each must go to its own receive.
+ */
+static void messages(int n, int regs)
+{
+    enum { PLACE = 70000 };
+    region from, to;
+    MPIX_Xfer *x = calloc((size_t)n, sizeof *x), *y = calloc((size_t)n, sizeof *y);
+    MPI_Count *got = calloc((size_t)n, sizeof *got);
+    size_t *len = calloc((size_t)n, sizeof *len);
+    REQUIRE(x && y && got && len, "no memory");
+    t_where("messages of mixed lengths, %s", regs ? "registered" : "allocated");
+    t_watchdog(200);
+    region_new(&from, (size_t)n * PLACE, regs);
+    region_new(&to, (size_t)n * PLACE, regs);
+    for (int first = 0; first < 2; first++) { /* of the receives, every one, or every second, is there before any message */
+        for (int i = 0; i < n; i++) {
+            uint64_t r = t_hash2((uint64_t)i, (uint64_t)first + 77);
+            len[i] = r % 3 == 0 ? 20000 + r / 3 % 50000 : r / 3 % 300;
+            fill(from.base + (size_t)i * PLACE, t_hash2((uint64_t)i, (uint64_t)t_rank), len[i]);
+            got[i] = -1;
+        }
+        memset(to.base, 0x5a, (size_t)n * PLACE);
+        atomic_store(&counted, 0);
+        for (int i = 0; i < n / (1 + first); i++)
+            CHECK_OK(MPIX_P2p_irecv(p2p, prev_rank, &(MPIX_P2p_iov){.mem = to.mem, .off = (MPI_Count)i * PLACE, .len = PLACE}, 1, &got[i], &y[i]));
+        meet();
+        for (int i = 0; i < n; i++)
+            CHECK_OK(MPIX_P2p_isend(p2p, next_rank, &(MPIX_P2p_iov){.mem = from.mem, .off = (MPI_Count)i * PLACE, .len = (MPI_Count)len[i]}, 1, &x[i]));
+        for (int i = n / (1 + first); i < n; i++)
+            CHECK_OK(MPIX_P2p_irecv(p2p, prev_rank, &(MPIX_P2p_iov){.mem = to.mem, .off = (MPI_Count)i * PLACE, .len = PLACE}, 1, &got[i], &y[i]));
+        CHECK_OK(MPIX_Xfer_waitall(n, y, NULL));
+        CHECK_OK(MPIX_Xfer_waitall(n, x, NULL));
+        no_mpi("messages of mixed lengths");
+        for (int i = 0; i < n; i++) {
+            const unsigned char *place = to.base + (size_t)i * PLACE;
+            CHECK(got[i] == (MPI_Count)len[i], "message %d has %lld bytes, expected %zu", i, (long long)got[i], len[i]);
+            CHECK(wrong(place, t_hash2((uint64_t)i, (uint64_t)prev_rank), len[i]) == len[i], "message %d of %zu bytes is wrong", i, len[i]);
+            CHECK(not_byte(place + len[i], 0x5a, PLACE - len[i]) == PLACE - len[i], "message %d: written behind its %zu bytes", i, len[i]);
+        }
+        meet();
+    }
+    region_end(&to);
+    region_end(&from);
+    free(x), free(y), free(got), free(len);
+}
+
 /* All ranks add to one word: every old value is seen once. */
 static void contended(int n)
 {
@@ -439,6 +487,8 @@ int main(int argc, char **argv)
     REQUIRE(CHECK_OK(MPIX_P2p_create(MPI_COMM_WORLD, MPI_INFO_NULL, &p2p)), "no object");
     all_sizes(step);
     many(4000 / (int)step + 60);
+    for (int regs = 0; regs < 2; regs++)
+        messages(120, regs);
     contended(200);
     regions(step < 1000 ? 1000 : 100); /* registering takes its time with a device */
     traffic(rounds, 0);
