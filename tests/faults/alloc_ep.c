@@ -12,6 +12,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { CREATE, HANDLE, ALLOC, REGISTER, BUFFER, ROUTE, IROUTE, DISPATCH, IDISPATCH, COMBINE, ICOMBINE, STEPS };
 static const char *const step_names[STEPS] = {"create", "handle_create", "alloc",    "register",  "combine_buffer", "route",
@@ -81,11 +82,15 @@ static void run_blocking(t_handle *handle, int step, int kind)
     t_call_free(call);
 }
 
-/* Three in a row, the failure in the second: the others must hold their own rows. */
+/*
+ * Three in a row, the failure in the second: the others must hold their own rows. The rank that it fails on has no transfer to
+ * wait for: its later calls of the context bring the failed batch to its peers, so it must make one before it goes on in MPI. The
+ * others do not come to the second before that rank may have completed the first.
+ */
 static void run_nonblocking(t_handle *handle, int step, int kind)
 {
     t_call *call[3];
-    int n = kind == T_ROUTE ? 1 : 3, bad = kind == T_ROUTE ? 0 : 1;
+    int n = kind == T_ROUTE ? 1 : 3, bad = kind == T_ROUTE ? 0 : 1, late = step == at_step && t_rank != victim;
     for (int i = 0; i < n; i++)
         call[i] = prepare(handle, kind);
     for (int i = 0; i < n; i++) {
@@ -94,18 +99,24 @@ static void run_nonblocking(t_handle *handle, int step, int kind)
         t_call_start(call[i], 0);
         if (i == bad)
             disarm(step);
+        if (i < bad && late && call[i]->code == MPI_SUCCESS)
+            call[i]->code = MPIX_Xfer_wait(&call[i]->xfer);
+        if (i < bad && late)
+            usleep(2000);
     }
     for (int i = 0; i < n; i++) {
         if (call[i]->code == MPI_SUCCESS)
             call[i]->code = MPIX_Xfer_wait(&call[i]->xfer);
-        if (i == bad)
-            agree_call(step, call[i]->code);
-        else
+        if (i != bad)
             CHECK(call[i]->code == MPI_SUCCESS, "call %d of %s, beside one that failed, has failed", i, step_names[step]);
         t_call_check(call[i]);
     }
+    int code = call[bad]->code;
     for (int i = 0; i < n; i++)
         t_call_free(call[i]);
+    if (step == at_step)
+        well(handle, kind); /* the same once more */
+    agree_call(step, code);
 }
 
 static void run_calls(t_handle *handle)
@@ -117,8 +128,6 @@ static void run_calls(t_handle *handle)
         if (step == at_step)
             well(handle, kinds[k]); /* the same once more */
         run_nonblocking(handle, step + 1, kinds[k]);
-        if (step + 1 == at_step)
-            well(handle, kinds[k]);
     }
     all_well(handle);
 }
