@@ -76,5 +76,4 @@ EXTRA_DIST += tests/faults/alloc.sh
 CLEANFILES += $(ALLOC_TESTS) $(ALLOC_FULL_TESTS)
 
 $(ALLOC_TESTS) $(ALLOC_FULL_TESTS): Makefile
-	$(AM_V_GEN)$(MKDIR_P) tests/faults && \
-	printf '#!/bin/sh\nexec "$(abs_top_srcdir)/tests/faults/alloc.sh" "$$0"\n' >$@ && chmod +x $@
+	$(AM_V_GEN)$(FAULT_TEST) alloc

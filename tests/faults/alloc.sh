@@ -19,16 +19,8 @@
 # covers: failed system call | ht-proxied | tests/faults/alloc_system_proxied.3.test
 set -u
 
-name=$(basename "$1" .test)
-np=${name##*.}
-name=${name%.*}
-build=${MPIX_BUILDDIR:-.}
-MPIX_SRCDIR=${MPIX_SRCDIR:-$(dirname "$0")/../..}
-MPIX_MPIRUN=${MPIX_MPIRUN:-$MPIX_SRCDIR/tests/mpirun.sh}
-MPIX_BUILDDIR=$build
-export MPIX_BUILDDIR
-# MPI's leaks are told by the library that allocates, which has no frame pointers.
-[ "${MPIX_SANITIZED:-0}" = 0 ] || export ASAN_OPTIONS="fast_unwind_on_malloc=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
+# shellcheck source=tests/faults/prologue.sh
+. "$(dirname "$0")/prologue.sh"
 
 program=alloc_ep
 case $name in *_p2p*) program=alloc_p2p ;; esac

@@ -46,8 +46,7 @@ EXTRA_DIST += tests/faults/blame.sh
 CLEANFILES += $(BLAME_FULL_TESTS)
 
 $(BLAME_FULL_TESTS): Makefile
-	$(AM_V_GEN)$(MKDIR_P) tests/faults && \
-	printf '#!/bin/sh\nexec "$(abs_top_srcdir)/tests/faults/blame.sh" "$$0"\n' >$@ && chmod +x $@
+	$(AM_V_GEN)$(FAULT_TEST) blame
 
 check_PROGRAMS += tests/faults/blame
 tests_faults_blame_SOURCES = tests/faults/blame.c tests/faults/blame.h
@@ -76,8 +75,7 @@ EXTRA_DIST += tests/faults/room.sh
 CLEANFILES += $(ROOM_FULL_TESTS)
 
 $(ROOM_FULL_TESTS): Makefile
-	$(AM_V_GEN)$(MKDIR_P) tests/faults && \
-	printf '#!/bin/sh\nexec "$(abs_top_srcdir)/tests/faults/room.sh" "$$0"\n' >$@ && chmod +x $@
+	$(AM_V_GEN)$(FAULT_TEST) room
 
 # It sees the library's hidden symbols.
 check_PROGRAMS += tests/faults/room

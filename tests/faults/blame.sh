@@ -29,16 +29,9 @@
 # covers: peer killed in mid-call is named | ht-hops | tests/faults/blame_hops_ended.7.test
 set -u
 
-name=$(basename "$1" .test)
-np=${name##*.}
-name=${name%.*}
-build=${MPIX_BUILDDIR:-.}
-MPIX_SRCDIR=${MPIX_SRCDIR:-$(dirname "$0")/../..}
-MPIX_BUILDDIR=$build
-MPIX_MPIRUN=${MPIX_MPIRUN:-$MPIX_SRCDIR/tests/mpirun.sh}
-MPIX_EP_LOG_LEVEL=none
-export MPIX_SRCDIR MPIX_BUILDDIR MPIX_MPIRUN MPIX_EP_LOG_LEVEL
-[ "${MPIX_SANITIZED:-0}" = 0 ] || export ASAN_OPTIONS="fast_unwind_on_malloc=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
+# shellcheck source=tests/faults/prologue.sh
+. "$(dirname "$0")/prologue.sh"
+export MPIX_EP_LOG_LEVEL=none
 
 fault=${name##*_}
 reach=${name%_*}

@@ -6,9 +6,12 @@
 # With sanitizers TESTS has the topics that are about the life of memory; the others wait more than they compute, and are
 # in FULL_TESTS there.
 # A line `covers: FAULT | PATH, PATH | TEST` in a comment of a test says which cells of doc/faults.md it fills.
+# The recipe of a test that a topic's script runs, which it tells by its name: $(FAULT_TEST) TOPIC.
+FAULT_TEST = make_test() { $(MKDIR_P) tests/faults && \
+	printf '\043!/bin/sh\nexec "$(abs_top_srcdir)/tests/faults/%s.sh" "$$0"\n' "$$2" >"$$1" && chmod +x "$$1"; }; make_test $@
 FULL_TESTS =
 TESTS += tests/faults/table.sh
-EXTRA_DIST += tests/faults.sh tests/faults/table.sh tests/faults/uncovered
+EXTRA_DIST += tests/faults.sh tests/faults/prologue.sh tests/faults/table.sh tests/faults/uncovered
 include tests/faults/alloc.mk
 include tests/faults/blame.mk
 include tests/faults/env.mk

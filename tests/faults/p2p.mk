@@ -33,8 +33,7 @@ EXTRA_DIST += tests/faults/p2p.sh
 CLEANFILES += $(P2P_FAULT_FULL_TESTS)
 
 $(P2P_FAULT_FULL_TESTS): Makefile
-	$(AM_V_GEN)$(MKDIR_P) tests/faults && \
-	printf '#!/bin/sh\nexec "$(abs_top_srcdir)/tests/faults/p2p.sh" "$$0"\n' >$@ && chmod +x $@
+	$(AM_V_GEN)$(FAULT_TEST) p2p
 
 check_PROGRAMS += tests/faults/p2p_complete
 tests_faults_p2p_complete_SOURCES = tests/faults/p2p_complete.c

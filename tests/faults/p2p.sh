@@ -15,21 +15,14 @@
 # covers: complete, then MPI only | ht-hops | tests/faults/ep_complete_hops_caller.3.test
 set -u
 
-name=$(basename "$1" .test)
-np=${name##*.}
-name=${name%.*}
-build=${MPIX_BUILDDIR:-.}
-MPIX_SRCDIR=${MPIX_SRCDIR:-$(dirname "$0")/../..}
-MPIX_BUILDDIR=$build
-run=${MPIX_MPIRUN:-$MPIX_SRCDIR/tests/mpirun.sh}
-MPIX_EP_LOG_LEVEL=none
-export MPIX_SRCDIR MPIX_BUILDDIR MPIX_EP_LOG_LEVEL
-[ "${MPIX_SANITIZED:-0}" = 0 ] || export ASAN_OPTIONS="fast_unwind_on_malloc=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
+# shellcheck source=tests/faults/prologue.sh
+. "$(dirname "$0")/prologue.sh"
+export MPIX_EP_LOG_LEVEL=none
 
 case $name in
 p2p_remedy)
     export MPIX_EP_P2P_CMA=no
-    exec "$run" "$np" "$build/tests/faults/p2p_complete" --case remedy
+    exec "$MPIX_MPIRUN" "$np" "$build/tests/faults/p2p_complete" --case remedy
     ;;
 esac
 
@@ -67,4 +60,4 @@ ucx) # over TCP on this host; a build without libucp has nothing to test
     exit 99
     ;;
 esac
-exec "$run" "$np" "$build/tests/faults/$program"
+exec "$MPIX_MPIRUN" "$np" "$build/tests/faults/$program"

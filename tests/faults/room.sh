@@ -10,15 +10,9 @@
 # covers: resource limits of one rank | ht-proxied, p2p-proxied | tests/faults/room_limits_proxied.2.test
 set -u
 
-name=$(basename "$1" .test)
-np=${name##*.}
-name=${name%.*}
-build=${MPIX_BUILDDIR:-.}
-MPIX_SRCDIR=${MPIX_SRCDIR:-$(dirname "$0")/../..}
-MPIX_BUILDDIR=$build
-MPIX_MPIRUN=${MPIX_MPIRUN:-$MPIX_SRCDIR/tests/mpirun.sh}
-MPIX_EP_LOG_LEVEL=none
-export MPIX_SRCDIR MPIX_BUILDDIR MPIX_MPIRUN MPIX_EP_LOG_LEVEL
+# shellcheck source=tests/faults/prologue.sh
+. "$(dirname "$0")/prologue.sh"
+export MPIX_EP_LOG_LEVEL=none
 
 case $name in *_proxied) export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied ;; esac
 what=${name#room_}

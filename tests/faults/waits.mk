@@ -36,8 +36,7 @@ EXTRA_DIST += tests/faults/waits.sh
 CLEANFILES += $(WAITS_FULL_TESTS)
 
 $(WAITS_FULL_TESTS): Makefile
-	$(AM_V_GEN)$(MKDIR_P) tests/faults && \
-	printf '#!/bin/sh\nexec "$(abs_top_srcdir)/tests/faults/waits.sh" "$$0"\n' >$@ && chmod +x $@
+	$(AM_V_GEN)$(FAULT_TEST) waits
 
 check_PROGRAMS += tests/faults/waits
 tests_faults_waits_SOURCES = tests/faults/waits.c

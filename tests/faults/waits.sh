@@ -24,16 +24,9 @@
 # covers: another context's network stands still | ht-proxied, ll-proxied | tests/faults/waits_apart.2.test
 set -u
 
-name=$(basename "$1" .test)
-np=${name##*.}
-name=${name%.*}
-build=${MPIX_BUILDDIR:-.}
-MPIX_SRCDIR=${MPIX_SRCDIR:-$(dirname "$0")/../..}
-MPIX_BUILDDIR=$build
-MPIX_MPIRUN=${MPIX_MPIRUN:-$MPIX_SRCDIR/tests/mpirun.sh}
-MPIX_EP_LOG_LEVEL=none
-export MPIX_SRCDIR MPIX_BUILDDIR MPIX_MPIRUN MPIX_EP_LOG_LEVEL
-[ "${MPIX_SANITIZED:-0}" = 0 ] || export ASAN_OPTIONS="fast_unwind_on_malloc=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
+# shellcheck source=tests/faults/prologue.sh
+. "$(dirname "$0")/prologue.sh"
+export MPIX_EP_LOG_LEVEL=none
 
 case $name in
 waits_apart) exec "$MPIX_MPIRUN" "$np" "$build/tests/faults/waits_apart" --proxy caller ;;

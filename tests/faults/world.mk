@@ -61,5 +61,4 @@ EXTRA_DIST += tests/faults/world.sh
 CLEANFILES += $(WORLD_TESTS) $(WORLD_FULL_TESTS)
 
 $(WORLD_TESTS) $(WORLD_FULL_TESTS): Makefile
-	$(AM_V_GEN)$(MKDIR_P) tests/faults && \
-	printf '#!/bin/sh\nexec "$(abs_top_srcdir)/tests/faults/world.sh" "$$0"\n' >$@ && chmod +x $@
+	$(AM_V_GEN)$(FAULT_TEST) world

@@ -26,15 +26,9 @@
 # covers: signal handlers of the program | create | tests/faults/world_signals.2.test
 set -u
 
-name=$(basename "$1" .test)
-np=${name##*.}
-name=${name%.*}
-build=${MPIX_BUILDDIR:-.}
-MPIX_SRCDIR=${MPIX_SRCDIR:-$(dirname "$0")/../..}
-MPIX_BUILDDIR=$build
-run=${MPIX_MPIRUN:-$MPIX_SRCDIR/tests/mpirun.sh}
-export MPIX_SRCDIR MPIX_BUILDDIR MPIX_TEST_TIMEOUT=120
-[ "${MPIX_SANITIZED:-0}" = 0 ] || export ASAN_OPTIONS="fast_unwind_on_malloc=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
+# shellcheck source=tests/faults/prologue.sh
+. "$(dirname "$0")/prologue.sh"
+export MPIX_TEST_TIMEOUT=120
 
 case $name in
 world_fork_*) # how the child ends, and how peers are reached
@@ -53,7 +47,7 @@ world_fork_*) # how the child ends, and how peers are reached
     esac
     end=${name#world_fork_}
     case $name in *_ll*) mode=ll ;; *) mode=ht ;; esac
-    exec "$run" "$np" "$build/tests/faults/forks" --end "${end%%_*}" --mode $mode
+    exec "$MPIX_MPIRUN" "$np" "$build/tests/faults/forks" --end "${end%%_*}" --mode $mode
     ;;
 world_cpp) # no output but what is awaited, and status 0
     . "$MPIX_SRCDIR/tests/mpi_leaks.sh"
@@ -62,7 +56,7 @@ world_cpp) # no output but what is awaited, and status 0
         exit 77
     fi
     for which in main static order fork thread; do
-        output=$("$run" "$np" "$build/tests/faults/world_cpp" $which 2>&1) || { echo "$output"; echo "world_cpp $which: failed"; exit 1; }
+        output=$("$MPIX_MPIRUN" "$np" "$build/tests/faults/world_cpp" $which 2>&1) || { echo "$output"; echo "world_cpp $which: failed"; exit 1; }
         [ "$(echo "$output" | grep -c "$which done")" -eq "$np" ] || { echo "$output"; echo "world_cpp $which: not all ranks are done"; exit 1; }
         case $which in
         order | thread) ;; # an object that outlives its context is told
@@ -84,9 +78,9 @@ world_locale) # a decimal comma, and a language in which the capital of i is ano
     export LOCPATH="$folder" MPIX_EP_TIMEOUT=60.5 MPIX_EP_REACH=PROXIED MPIX_EP_TRANSPORT=shmem MPIX_EP_LOG_LEVEL=none
     for locale in comma mpixtr; do
         [ -e "$folder/$locale/LC_CTYPE" ] || continue
-        "$run" "$np" "$build/tests/faults/world" --case locale --locale $locale || exit 1
+        "$MPIX_MPIRUN" "$np" "$build/tests/faults/world" --case locale --locale $locale || exit 1
         [ -e "$build/libmpixep_ucx.so" ] || continue
-        MPIX_EP_TRANSPORT=ucx MPIXEP_UCX_TLS=tcp,self "$run" "$np" "$build/tests/faults/world" --case locale --locale $locale || exit 1
+        MPIX_EP_TRANSPORT=ucx MPIXEP_UCX_TLS=tcp,self "$MPIX_MPIRUN" "$np" "$build/tests/faults/world" --case locale --locale $locale || exit 1
     done
     exit 0
     ;;
@@ -96,7 +90,7 @@ world_plugin)
             echo "left out: this build makes no shared libraries"
             exit 77
         fi
-        "$run" "$np" "$build/tests/faults/world_host" "$(cd "$build" && pwd)/tests/faults/.libs/$plugin.so" 3 || exit 1
+        "$MPIX_MPIRUN" "$np" "$build/tests/faults/world_host" "$(cd "$build" && pwd)/tests/faults/.libs/$plugin.so" 3 || exit 1
     done
     exit 0
     ;;
@@ -115,7 +109,7 @@ world_spaces) # an object is made and tells, no row moves
     if [ "$(id -u)" = 0 ] && unshare -p -f true 2>/dev/null && "$build/tests/faults/world" --case bears; then
         for inner in mapped apart; do
             # Leaks are looked for by numbers of threads, which are others in /proc there.
-            ASAN_OPTIONS="detect_leaks=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}" OMPI_MCA_btl=tcp,self OMPI_MCA_pml=ob1 "$run" "$np" unshare -p -f "$build/tests/faults/world" --case pids --reach $inner || exit 1
+            ASAN_OPTIONS="detect_leaks=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}" OMPI_MCA_btl=tcp,self OMPI_MCA_pml=ob1 "$MPIX_MPIRUN" "$np" unshare -p -f "$build/tests/faults/world" --case pids --reach $inner || exit 1
         done
     fi
     ;;
@@ -124,4 +118,4 @@ world_spaces) # an object is made and tells, no row moves
     exit 99
     ;;
 esac
-exec "$run" "$np" "$build/tests/faults/world" --case "${name#world_}"
+exec "$MPIX_MPIRUN" "$np" "$build/tests/faults/world" --case "${name#world_}"
