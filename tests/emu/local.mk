@@ -38,21 +38,21 @@ tests_emu_alloc_gpu_CPPFLAGS = $(MPI_TEST_CPPFLAGS) $(GPU_CPPFLAGS)
 tests_emu_alloc_gpu_LDFLAGS = $(LDFLAGS_OF_INJECTED)
 tests_emu_alloc_gpu_LDADD = tests/common/libharness.la libmpixep_core.la $(MPI_LIBS) $(abs_builddir)/tests/emu/libemu.so -lm
 EMU_LIBS = libmpixep.la $(MPI_LIBS) $(abs_builddir)/tests/emu/libemu.so -lm
-tests_emu_ep_expert_SOURCES = tests/gpu/ep_expert.c tests/gpu/gpu.h
-tests_emu_ep_expert_CPPFLAGS = $(GPU_CPPFLAGS)
-tests_emu_ep_expert_LDADD = $(EMU_LIBS)
+tests_emu_ep_expert_SOURCES = tests/gpu/ep_expert.c $(GPU_BATCH)
+tests_emu_ep_expert_CPPFLAGS = $(GPU_CPPFLAGS) -D_GNU_SOURCE -I$(top_srcdir)/tests/common
+tests_emu_ep_expert_LDADD = tests/common/libharness.la $(EMU_LIBS)
 tests_emu_gpu_edges_SOURCES = tests/faults/gpu_edges.c tests/gpu/gpu.h
 tests_emu_gpu_edges_CPPFLAGS = $(GPU_CPPFLAGS) -I$(top_srcdir)/tests/gpu -DEMULATED
 tests_emu_gpu_edges_LDADD = $(EMU_LIBS)
 tests/emu/gpu_device: tests/faults/gpu_device.cu tests/emu/src/stamp tests/emu/libemu.so $(emu_headers)
 	$(AM_V_CXXLD)$(PERL) $(top_srcdir)/tests/emu/prepare.pl tests/emu/src $(top_srcdir)/tests/faults/gpu_device.cu && \
 	  $(EMU_COMPILE) -DMPIX_DEVICE_ONLY -o $@ -x c++ tests/emu/src/gpu_device.cu -x none tests/emu/libemu.so
-tests_emu_ep_gpu_SOURCES = tests/gpu/ep_gpu.c tests/gpu/gpu.h
-tests_emu_ep_gpu_CPPFLAGS = $(GPU_CPPFLAGS)
-tests_emu_ep_gpu_LDADD = $(EMU_LIBS)
-tests_emu_ep_ll_SOURCES = tests/gpu/ep_ll.c tests/gpu/gpu.h
-tests_emu_ep_ll_CPPFLAGS = $(GPU_CPPFLAGS)
-tests_emu_ep_ll_LDADD = $(EMU_LIBS)
+tests_emu_ep_gpu_SOURCES = tests/gpu/ep_gpu.c $(GPU_BATCH)
+tests_emu_ep_gpu_CPPFLAGS = $(GPU_CPPFLAGS) -D_GNU_SOURCE -I$(top_srcdir)/tests/common
+tests_emu_ep_gpu_LDADD = tests/common/libharness.la $(EMU_LIBS)
+tests_emu_ep_ll_SOURCES = tests/gpu/ep_ll.c $(GPU_BATCH)
+tests_emu_ep_ll_CPPFLAGS = $(GPU_CPPFLAGS) -D_GNU_SOURCE -I$(top_srcdir)/tests/common
+tests_emu_ep_ll_LDADD = tests/common/libharness.la $(EMU_LIBS)
 CLEANFILES += $(emu_units) $(emu_bulk) $(emu_own) tests/emu/libemu.so tests/emu/bulk/libemu.so tests/emu/gpu_device tests/emu/src/*
 
 check-emu: libmpixep.la tests/emu/libemu.so tests/emu/bulk/libemu.so

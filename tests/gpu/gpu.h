@@ -27,6 +27,7 @@
         }                                                                                                                                  \
     } while (0)
 
+#ifndef TESTS_HARNESS_H /* whose CHECK is used where it is there */
 /* A check that counts; in the program's words: its rank, and its failures so far. */
 #define CHECK(cond, ...)                                                                                                                   \
     do {                                                                                                                                   \
@@ -36,6 +37,7 @@
             fputc('\n', stderr);                                                                                                           \
         }                                                                                                                                  \
     } while (0)
+#endif
 
 static inline int is_fp8(int dtype) { return dtype == MPIX_EP_F8E4M3 || dtype == MPIX_EP_F8E5M2; }
 
