@@ -23,6 +23,11 @@ size_t mpix_ep_scale_bytes(const MPIX_Ep_rows *rows, int64_t hidden) {
 
 static int is_fp8(int dtype) { return dtype == MPIX_EP_F8E4M3 || dtype == MPIX_EP_F8E5M2; }
 
+/* What the context's path may have or not. */
+static int need(const mpix_ep *ep, mpix_ep_feature feature, const char *arg, const char *why) {
+    return mpix_ep_path_need(ep->path, ep->config.layout, feature, arg, why);
+}
+
 static int check_dtype(const MPIX_Ep_rows *rows, const char *name) {
     char arg[32];
     if (rows->dtype == 0)
@@ -123,6 +128,16 @@ static int check_hidden(const mpix_ep *ep, int64_t hidden, const MPIX_Ep_rows *x
     return 0;
 }
 
+int mpix_ep_check_alloc(MPI_Count bytes, MPI_Info info, const void *baseptr) {
+    if (!baseptr)
+        return mpix_fail(MPIX_ERRK_ARG, "baseptr", "baseptr is NULL");
+    if (bytes < 0 || bytes > (MPI_Count)1 << 46)
+        return mpix_fail(MPIX_ERRK_ARG, "bytes", "bytes = %lld is not in [0, 2^46]",
+                         (long long)bytes);
+    return info == MPI_INFO_NULL ? 0
+                                 : mpix_fail(MPIX_ERRK_ARG, "info", "info must be MPI_INFO_NULL");
+}
+
 int mpix_ep_check_routing(mpix_ep *ep, const MPIX_Ep_routing *routing, MPIX_Ep_routing *r) {
     if (!routing)
         return mpix_fail(MPIX_ERRK_ARG, "routing", "routing is NULL");
@@ -184,17 +199,13 @@ int mpix_ep_check_counts(mpix_ep *ep, const MPIX_Ep_counts *c) {
         kind = mpix_fail(MPIX_ERRK_ARG, "counts.expert_offset",
                          "counts.expert_offset is for the EXPERT layout; the context's is %s",
                          ep->config.layout == MPIX_EP_SLOTS ? "SLOTS" : "COMPACT");
-    if (kind || ep->config.mode == MPIX_EP_HT)
-        return kind;
-    /* Nothing is exchanged in route: what others send is known when it comes. */
-    for (size_t i = ep->config.layout == MPIX_EP_SLOTS; i < 4; i++)
+    /* In SLOTS the total is the same for every routing. */
+    for (size_t i = ep->config.layout == MPIX_EP_SLOTS; i < 4 && !kind; i++)
         if (p[i])
-            return mpix_fail(
-                MPIX_ERRK_UNSUPPORTED, names[i],
-                "%s is not known to route in the mode MPIX_EP_LL, where ranks exchange no counts: "
-                "dispatch tells it (out.recv_per_rank, out.recv_per_expert, out.expert_offset)",
-                names[i]);
-    return 0;
+            kind = need(ep, MPIX_EP_CAN_ROUTE_COUNTS, names[i],
+                        "ranks exchange no counts in route; dispatch tells them "
+                        "(out.recv_per_rank, out.recv_per_expert, out.expert_offset)");
+    return kind;
 }
 
 /* A call on a handle whose last route was refused cannot work; one whose route failed elsewhere is
@@ -223,15 +234,7 @@ static int check_conversion(const mpix_ep *ep, const MPIX_Ep_rows *in, const MPI
             "F64 to F32, F16, BF16, F32 to F16, BF16, and quantises F32, F16, BF16 to fp8 with "
             "scales",
             mpix_dtype_name(to), out->scale_kind, mpix_dtype_name(from), in->scale_kind);
-    /* copy engines convert nothing */
-    if (ep->config.memkind == MPIX_EP_CUDA &&
-        (!quantised || ep->config.num_sms == MPIX_EP_SMS_NONE))
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "out.x.dtype",
-                         "out.x (%s) differs from in.x (%s): of conversions in GPU memory only "
-                         "those to fp8 with "
-                         "scales are in this version",
-                         mpix_dtype_name(to), mpix_dtype_name(from));
-    return 0;
+    return need(ep, quantised ? MPIX_EP_CAN_QUANTISE : MPIX_EP_CAN_NARROW, "out.x.dtype", NULL);
 }
 
 int mpix_ep_check_dispatch(struct mpix_ep_handle *handle, const MPIX_Ep_dispatch_in *given,
@@ -276,27 +279,16 @@ int mpix_ep_check_dispatch(struct mpix_ep_handle *handle, const MPIX_Ep_dispatch
     if (out->expert_offset && ep->config.layout != MPIX_EP_EXPERT)
         return mpix_fail(MPIX_ERRK_ARG, "out.expert_offset",
                          "out.expert_offset is for the EXPERT layout");
-    if (ep->config.memkind == MPIX_EP_CUDA && ep->config.mode == MPIX_EP_HT &&
-        (out->recv_per_rank || out->recv_per_expert || out->expert_offset))
-        return mpix_fail(
-            MPIX_ERRK_UNSUPPORTED, "out.recv_per_rank",
-            "out.recv_per_rank, recv_per_expert and expert_offset are not filled in GPU "
-            "memory in this version: route tells them");
+    if ((out->recv_per_rank || out->recv_per_expert || out->expert_offset) &&
+        (kind = need(ep, MPIX_EP_CAN_DISPATCH_COUNTS, "out.recv_per_rank", "route tells them")))
+        return kind;
     make_dense(&in->x, in->hidden);
     make_dense(&out->x, in->hidden);
     return 0;
 }
 
-/* Sums of a rank's rows travel where the rows' rank makes them: in x's dtype, or, of bf16 and
- * f16, in float. */
-static int wire_there(const mpix_ep *ep, const MPIX_Ep_combine_in *in) {
-    return in->wire == 0 || in->wire == in->x.dtype ||
-           ((!ep->gpu || ep->config.layout == MPIX_EP_EXPERT) && in->wire == MPIX_EP_F32 &&
-            in->x.dtype != MPIX_EP_F64);
-}
-
 /* In LL the experts' rank sums, so there is a dtype on the way back. */
-static int check_wire(const mpix_ep *ep, MPIX_Ep_combine_in *in) {
+static int check_wire_ll(const mpix_ep *ep, MPIX_Ep_combine_in *in) {
     int fp8 = is_fp8(in->x.dtype);
     if (in->wire == 0)
         in->wire = fp8 ? MPIX_EP_BF16 : in->x.dtype;
@@ -314,6 +306,18 @@ static int check_wire(const mpix_ep *ep, MPIX_Ep_combine_in *in) {
     return 0;
 }
 
+/* In HT rows travel as they are, and sums of a rank's rows where that rank makes them. */
+static int check_wire(const mpix_ep *ep, MPIX_Ep_combine_in *in) {
+    if (ep->config.mode == MPIX_EP_LL)
+        return check_wire_ll(ep, in);
+    if (in->wire == 0 || in->wire == in->x.dtype)
+        return 0;
+    if (mpix_dtype_size(in->wire) == 0)
+        return mpix_fail(MPIX_ERRK_ARG, "in.wire", "in.wire = %d is not a dtype", in->wire);
+    int narrower = in->wire == MPIX_EP_F32 && in->x.dtype != MPIX_EP_F64;
+    return need(ep, narrower ? MPIX_EP_CAN_WIRE_F32 : MPIX_EP_CAN_WIRE_ANY, "in.wire", NULL);
+}
+
 static int check_sum_dtypes(const mpix_ep *ep, MPIX_Ep_combine_in *in, MPIX_Ep_combine_out *out) {
     if (in->x.dtype == MPIX_EP_BYTES)
         return mpix_fail(MPIX_ERRK_ARG, "in.x.dtype",
@@ -325,16 +329,7 @@ static int check_sum_dtypes(const mpix_ep *ep, MPIX_Ep_combine_in *in, MPIX_Ep_c
             MPIX_ERRK_ARG, "out.y.dtype",
             "out.y.dtype = %d must be F64, F32, F16 or BF16 (0 means in.x's, which is %s)",
             out->y.dtype, mpix_dtype_name(in->x.dtype));
-    if (ep->config.mode == MPIX_EP_LL)
-        return check_wire(ep, in);
-    if (!wire_there(ep, in)) {
-        if (mpix_dtype_size(in->wire) == 0)
-            return mpix_fail(MPIX_ERRK_ARG, "in.wire", "in.wire = %d is not a dtype", in->wire);
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "in.wire",
-                         "in.wire = %s differs from in.x.dtype = %s: not in this version",
-                         mpix_dtype_name(in->wire), mpix_dtype_name(in->x.dtype));
-    }
-    return 0;
+    return check_wire(ep, in);
 }
 
 static int check_bias(MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, int64_t tokens) {
@@ -383,12 +378,11 @@ int mpix_ep_check_combine(struct mpix_ep_handle *handle, const MPIX_Ep_combine_i
             "token's experts on that rank already; weight it there (row_weights, or in the "
             "experts)",
             ep->config.layout == MPIX_EP_SLOTS ? "SLOTS" : "COMPACT");
-    if (in->topk_weights && ep->config.mode == MPIX_EP_LL)
-        return mpix_fail(
-            MPIX_ERRK_UNSUPPORTED, "in.topk_weights",
-            "in.topk_weights: in the mode MPIX_EP_LL the experts' rank sums a token's rows and "
-            "applies the weights that dispatch brought it; give them as in.row_weights there "
-            "(dispatch's out.topk_weights)");
+    if (in->topk_weights &&
+        (kind = need(ep, MPIX_EP_CAN_OWNER_WEIGHTS, "in.topk_weights",
+                     "the experts' rank sums a token's rows; give in.row_weights there what "
+                     "dispatch brought in out.topk_weights")))
+        return kind;
     if (ep->config.mode == MPIX_EP_LL && handle->capacity < 0)
         return mpix_fail(MPIX_ERRK_ARG, "handle",
                          "no dispatch has been started since the handle's route: in the mode "

@@ -2,9 +2,7 @@
  * of all ranks on its status. */
 #include "config.h"
 
-#include "coll/gpu/gpu.h"
-#include "coll/host/forward.h"
-#include "coll/host_ll/ll.h"
+#include "coll/ep.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -27,6 +25,7 @@ static int create_configure(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info 
         return kind;
     if (ep->config.timeout_s != 0) /* waits of what knows parameters only */
         ep->params.timeout = ep->config.timeout_s < 0 ? INFINITY : ep->config.timeout_s;
+    ep->path = mpix_ep_path_of(&ep->config);
     ep->limit_ns = mpix_clock_limit(ep->params.timeout);
     mpix_boot_limit(ep->boot, ep->params.timeout, mpix_ep_look, ep);
     kind = mpix_ep_placement_init(&ep->placement, &ep->config, ep->size, ep->rank);
@@ -94,49 +93,20 @@ static int stream_peers(mpix_ep *ep) {
 }
 
 static int create_local(mpix_ep *ep) {
-    int depth = ep->config.depth;
     size_t words = ((size_t)ep->params.max_handles + 63) / 64;
     int far_peers = 0;
     for (int r = 0; r < ep->size; r++)
         far_peers += ep->boot->host_of[r] != ep->boot->host_of[ep->rank];
-    int gpu = ep->config.memkind == MPIX_EP_CUDA; /* all is in the handles' windows */
-    if (ep->config.mode == MPIX_EP_LL && !gpu) {
-        int kind = mpix_ep_ll_create(ep, far_peers);
-        if (kind)
-            return kind;
-    }
     ep->max_rows = mpix_ep_worst_rows(&ep->config, &ep->placement, ep->rank);
-    int kind = ep->ll || gpu ? 0 : mpix_ep_hop_create(ep);
+    int kind = ep->path->layout(ep, far_peers);
     if (kind)
         return kind;
-    ep->bank_bytes = ep->ll ? 0
-                     : gpu  ? 4096
-                            : mpix_ep_bank_size(&ep->config, ep->max_rows, far_peers,
-                                               ep->hop && ep->params.two_hops == MPIX_HOPS_ON
-                                                    ? ep->boot->nhosts - 1
-                                                    : 0);
-    if (ep->bank_bytes == SIZE_MAX)
-        return mpix_fail(MPIX_ERRK_NO_MEM, "config.max_recv_rows",
-                         "a batch in the worst case exceeds 2^46 bytes: set config.max_recv_rows");
-    int64_t answered = mpix_ep_config_answered(&ep->config, &ep->params, &ep->placement);
-    ep->answered = answered >= 0;
-    if (ep->ll || gpu)
-        mpix_ep_ll_ctl_layout(&ep->layout, ep->size, depth, ep->params.max_handles);
-    else
-        mpix_ep_ctl_layout_init(&ep->layout, ep->size, ep->config.num_experts, depth,
-                                ep->params.max_handles, answered);
-    ep->banks = calloc((size_t)depth, sizeof *ep->banks);
     ep->slots_used = calloc(words, sizeof *ep->slots_used);
     ep->slot_epochs = calloc((size_t)ep->params.max_handles, sizeof *ep->slot_epochs);
-    ep->dst = malloc((2 * (size_t)ep->config.max_topk + 2) * sizeof *ep->dst);
-    ep->terms = malloc(((size_t)ep->config.max_topk + 1) * sizeof *ep->terms);
-    ep->sums = malloc(((size_t)ep->config.max_topk + 1) * sizeof *ep->sums);
-    ep->targets = malloc((size_t)ep->size * sizeof *ep->targets);
     ep->pidfds = malloc((size_t)ep->size * sizeof *ep->pidfds);
     for (int i = 0; ep->pidfds && i < ep->size; i++)
         ep->pidfds[i] = mpix_boot_watch(ep->boot, i);
-    if (!ep->banks || !ep->slots_used || !ep->slot_epochs || !ep->dst || !ep->terms || !ep->sums ||
-        !ep->targets || !ep->pidfds)
+    if (!ep->slots_used || !ep->slot_epochs || !ep->pidfds)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a context of %d ranks", ep->size);
     ep->stream_bytes = stream_limit(ep);
     int threads = ep->params.progress == MPIX_PROGRESS_THREAD ? 2 : 1;
@@ -150,8 +120,10 @@ static void finalize_hook(void *object) {
 }
 
 void mpix_ep_destroy(mpix_ep *ep, int abandoned) {
+    const mpix_ep_path *path = ep->path; /* NULL: there is no more than the configuration yet */
     mpix_live_remove(ep);
-    mpix_ep_gpu_free(ep);
+    if (path && path->stop)
+        path->stop(ep);
     mpix_ep_engine_free(ep);
     /* From here on nothing that is queued, posted, or under way to us touches memory; before, all
      * of it must be there. */
@@ -160,14 +132,13 @@ void mpix_ep_destroy(mpix_ep *ep, int abandoned) {
         struct mpix_ep_handle *h = ep->handles;
         ep->handles = h->next;
         mpix_live_remove(h);
-        mpix_ep_plan_free(h->plan);
-        mpix_ep_ll_handle_free(h, 0);
+        if (path->handle_free)
+            path->handle_free(h, 1);
         free(h);
     }
-    mpix_ep_ll_free(ep);
-    mpix_ep_far_free(ep);
-    mpix_ep_hop_free(ep);
-    mpix_ep_memory_free(ep);
+    if (path)
+        path->free(ep);
+    free(ep->registrations);
     if (!ep->unsafe) {
         mpix_win_free(ep->stage);
         mpix_win_free(ep->ctl);
@@ -175,14 +146,8 @@ void mpix_ep_destroy(mpix_ep *ep, int abandoned) {
     for (int i = 0; ep->pidfds && i < ep->size; i++)
         mpix_boot_unwatch(ep->pidfds[i]);
     free(ep->pidfds);
-    free(ep->banks);
     free(ep->slots_used);
     free(ep->slot_epochs);
-    free(ep->dst);
-    free(ep->converted);
-    free(ep->terms);
-    free(ep->sums);
-    free(ep->targets);
     mpix_ep_placement_free(&ep->placement);
     mpix_boot_free(ep->boot, abandoned);
     free(ep);
@@ -207,10 +172,7 @@ static int create_stages(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info inf
         kind = stream_peers(ep);
     boot->proxied = 1; /* peers that can't be mapped are the proxy's */
     if (!kind)
-        kind = mpix_win_create(boot, &ep->params,
-                               ep->ll ? ep->ll->slot_bytes * (size_t)ep->params.max_handles
-                                      : ep->banks_at + ep->bank_bytes * (size_t)ep->config.depth,
-                               0, &ep->stage);
+        kind = mpix_win_create(boot, &ep->params, ep->stage_bytes, 0, &ep->stage);
     mpix_win *ctl = NULL;
     if (!kind)
         kind = mpix_win_create(boot, &ep->params, ep->layout.total, 0, &ctl);
@@ -229,7 +191,7 @@ static int create_stages(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info inf
         kind = mpix_boot_agree(boot, mpix_ep_engine_init(ep));
     if (kind)
         return kind;
-    if (ep->config.memkind == MPIX_EP_CUDA && (kind = mpix_ep_gpu_create(ep)))
+    if (ep->path->create && (kind = ep->path->create(ep)))
         return kind;
     mpix_live_add(&ep->live, ep, MPIX_LIVE_EP);
     return mpix_boot_agree(boot, mpix_boot_at_finalize(ep, finalize_hook));
@@ -278,13 +240,12 @@ int PMPIX_Ep_create(MPI_Comm comm, const MPIX_Ep_config *config, MPI_Info info, 
         *mpix_error_tls() = error;
         return code;
     }
-    mpix_log(MPIX_LOG_INFO,
-             "context of %d ranks: %lld experts, staging %d x %zu bytes reserved, control %zu "
-             "bytes, %s rows, streaming from %zu bytes, %zu for peers",
-             ep->size, (long long)ep->config.num_experts,
-             ep->ll ? ep->params.max_handles : ep->config.depth,
-             ep->ll ? ep->ll->slot_bytes : ep->bank_bytes, ep->layout.total, ep->rows->name,
-             ep->stream_bytes, ep->stream_peers);
+    mpix_log(
+        MPIX_LOG_INFO,
+        "context of %d ranks on the path %s: %lld experts, staging %zu bytes reserved, control "
+        "%zu bytes, %s rows, streaming from %zu bytes, %zu for peers",
+        ep->size, ep->path->name, (long long)ep->config.num_experts, ep->stage_bytes,
+        ep->layout.total, ep->rows->name, ep->stream_bytes, ep->stream_peers);
     *out = ep;
     return MPI_SUCCESS;
 }
@@ -296,7 +257,7 @@ MPIX_WEAK_ALIAS(Ep_create);
  * changing the table.
  */
 static void ep_leave(mpix_ep *ep) {
-    if (ep->far || ep->gpu || pthread_mutex_trylock(&ep->lock) != 0)
+    if (ep->far || ep->path->memkind != MPIX_EP_HOST || pthread_mutex_trylock(&ep->lock) != 0)
         return;
     for (int i = 0; i < ep->nregions; i++)
         mpix_win_leave(ep->regions[i].win);
@@ -326,9 +287,7 @@ int PMPIX_Ep_free(MPIX_Ep *pep) {
     failed = mpix_ep_drain(ep); /* failed batches of this rank that peers still have to learn of */
     /* A device must go on answering until the peers' last writes are acknowledged. Bounded: a peer
      * may never come. */
-    if (!failed)
-        mpix_ep_gpu_far_settle(ep);
-    if (!failed && (failed = mpix_ep_gpu_part(ep)))
+    if (!failed && ep->path->part && (failed = ep->path->part(ep)))
         ep->failed = failed; /* windows stay */
     if (!failed && ep->far)
         failed = mpix_boot_barrier_bounded(ep->boot, ep->limit_ns < MEET_NS

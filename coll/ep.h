@@ -14,6 +14,7 @@
 #include "boot/boot.h"
 #include "coll/ctl.h"
 #include "coll/host/plan.h"
+#include "coll/path.h"
 #include "kernels/host/rows.h"
 #include "mem/window.h"
 #include "proxy/proxy.h"
@@ -24,6 +25,8 @@
 enum { MPIX_EP_ROUTE, MPIX_EP_DISPATCH, MPIX_EP_COMBINE, MPIX_EP_KINDS };
 
 typedef struct mpix_ep_call mpix_ep_call;
+/* A step of a call's state machine; what it returns is below. */
+typedef int mpix_ep_step(mpix_ep_call *call, int *banks_open);
 
 /* Memory of MPIX_Ep_alloc; its index in the context's table is the same on all ranks. */
 typedef struct mpix_ep_region {
@@ -70,12 +73,15 @@ typedef struct mpix_ep {
     int rank, size;
     mpix_params params;
     MPIX_Ep_config config; /* in force */
+    const mpix_ep_path *path;
     mpix_ep_placement placement;
     mpix_ep_ctl_layout layout;
     mpix_win *ctl, *stage;
-    struct mpix_ep_far *far;     /* proxied peers, NULL: there are none */
-    struct mpix_ep_hop *hop;     /* two hops, NULL: never (host/forward.h) */
-    int64_t max_rows;            /* this rank can receive in a batch */
+    struct mpix_ep_far *far; /* proxied peers, NULL: there are none */
+    struct mpix_ep_hop *hop; /* two hops, NULL: never (host/forward.h) */
+    int64_t max_rows;        /* this rank can receive in a batch */
+    size_t stage_bytes;
+    int packs; /* batches for proxied peers are packed by host/remote.c, in the staging window */
     size_t bank_bytes, banks_at; /* the banks begin there in the staging window */
     mpix_ep_bank *banks;         /* [config.depth] */
     mpix_ep_region *regions;
@@ -209,7 +215,7 @@ struct mpix_ep_call {
     struct mpix_ep_handle *handle;
     int type, state;
     uint64_t epoch;
-    int (*step)(mpix_ep_call *call, int *banks_open);
+    mpix_ep_step *step;
     int kind; /* first error; 0: fine */
     MPIX_Error error;
     _Atomic int done;
@@ -258,10 +264,6 @@ static inline size_t mpix_ep_up16(size_t n) { return (n + 15) & ~(size_t)15; }
 
 /* config.c */
 int mpix_ep_config_check(const MPIX_Ep_config *config, int ranks, MPIX_Ep_config *effective);
-/* Most experts of a rank if route answers places (more ranks than counts_ranks), else -1. */
-int64_t mpix_ep_config_answered(const MPIX_Ep_config *config, const mpix_params *params,
-                                const mpix_ep_placement *placement);
-size_t mpix_ep_bank_size(const MPIX_Ep_config *config, int64_t rows, int far_peers, int hop_hosts);
 int mpix_ep_config_compare(mpix_boot *boot, const MPIX_Ep_config *config,
                            const mpix_params *params);
 
@@ -271,6 +273,7 @@ size_t mpix_ep_row_bytes(const MPIX_Ep_rows *rows, int64_t hidden);
 /* dense bytes of its scales */
 size_t mpix_ep_scale_bytes(const MPIX_Ep_rows *rows, int64_t hidden);
 int mpix_ep_check_rows(const MPIX_Ep_rows *rows, const char *name, int64_t hidden, int64_t nrows);
+int mpix_ep_check_alloc(MPI_Count bytes, MPI_Info info, const void *baseptr);
 int mpix_ep_check_routing(mpix_ep *ep, const MPIX_Ep_routing *routing, MPIX_Ep_routing *effective);
 int mpix_ep_check_counts(mpix_ep *ep, const MPIX_Ep_counts *counts);
 /* The user's structs are copied to in and out once their sizes are known to be right, and defaults
@@ -282,8 +285,8 @@ int mpix_ep_check_combine(struct mpix_ep_handle *handle, const MPIX_Ep_combine_i
                           const MPIX_Ep_combine_out *wanted, MPIX_Ep_combine_in *in,
                           MPIX_Ep_combine_out *out);
 
-/* memory.c */
-void mpix_ep_memory_free(mpix_ep *ep);
+/* host/region.c */
+void mpix_ep_regions_free(mpix_ep *ep);
 /* The region of MPIX_Ep_alloc that [p, p + bytes) lies in, or NULL. */
 const mpix_ep_region *mpix_ep_region_of(const mpix_ep *ep, const void *p, size_t bytes);
 /* Where it lies in memory that peers map. 1: place filled; 0: nowhere. */
@@ -303,8 +306,8 @@ void *mpix_ep_resolve(mpix_ep *ep, int peer, const mpix_ep_place *place, size_t 
 /* host/engine.c */
 int mpix_ep_engine_init(mpix_ep *ep);
 void mpix_ep_engine_free(mpix_ep *ep);
-/* The start of a public call: checks the handle and makes a call. Returns an MPI code, raised. */
-int mpix_ep_call_begin(struct mpix_ep_handle *handle, int type, int (*step)(mpix_ep_call *, int *),
+/* The start of a call on a live handle: makes one. Returns an MPI code, raised. */
+int mpix_ep_call_begin(struct mpix_ep_handle *handle, int type, mpix_ep_step *step,
                        mpix_ep_call **call);
 /* Records the calling thread's error as the call's, unless it has one (a REMOTE one gives way
  * to an own one). */

@@ -1,8 +1,7 @@
 /* handle.c - handles, and the small calls about a context. */
 #include "config.h"
 
-#include "coll/gpu/gpu.h"
-#include "coll/host_ll/ll.h"
+#include "coll/ep.h"
 
 #include <stdlib.h>
 
@@ -57,18 +56,10 @@ int PMPIX_Ep_handle_create(MPIX_Ep ep, MPIX_Ep_handle *handle) {
         h->slot = slot;
         h->capacity = -1;
     }
-    if (!kind && ep->ll)
-        kind = mpix_ep_ll_handle_create(h);
     kind = mpix_boot_agree(ep->boot, kind);
-    if (!kind && ep->ll)
-        kind = mpix_ep_ll_slot_open(ep, slot);
+    if (!kind && ep->path->handle_create)
+        kind = ep->path->handle_create(h);
     if (kind) {
-        if (h)
-            mpix_ep_ll_handle_free(h, 1);
-        free(h);
-        return mpix_boot_raise(ep->boot, kind);
-    }
-    if (ep->gpu && (kind = mpix_ep_gpu_handle_create(h))) {
         free(h);
         return mpix_boot_raise(ep->boot, kind);
     }
@@ -121,10 +112,8 @@ int PMPIX_Ep_handle_free(MPIX_Ep_handle *handle) {
         }
     }
     mpix_live_remove(h);
-    if (ep->gpu)
-        mpix_ep_gpu_handle_free(h);
-    mpix_ep_plan_free(h->plan);
-    mpix_ep_ll_handle_free(h, 1);
+    if (ep->path->handle_free)
+        ep->path->handle_free(h, 0);
     free(h);
     *handle = MPIX_EP_HANDLE_NULL;
     return MPI_SUCCESS;
@@ -188,13 +177,12 @@ int PMPIX_Ep_get_async_error(MPIX_Ep ep, MPIX_Error *error) {
                                mpix_fail(MPIX_ERRK_ARG, "error.struct_size",
                                          "error.struct_size = %zu, this library knows %zu",
                                          error->struct_size, sizeof *error));
-    if (ep->gpu)
-        mpix_ep_gpu_poll(ep);
+    const MPIX_Error *first = ep->path->async_error ? ep->path->async_error(ep) : NULL;
     pthread_mutex_lock(&ep->lock);
     if (ep->failed) {
         *error = ep->failure;
-    } else if (ep->gpu && ep->gpu->async.kind) {
-        *error = ep->gpu->async;
+    } else if (first) {
+        *error = *first;
     } else {
         memset(error, 0, sizeof *error);
         error->rank = -1;

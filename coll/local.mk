@@ -1,14 +1,15 @@
 # coll/ - MPIX_Ep_*: what all paths share, then a folder for each kind of path.
 libmpixep_core_la_SOURCES += \
-	coll/ep.h coll/ctl.h \
-	coll/check.c coll/config.c coll/create.c coll/handle.c coll/later.c coll/memory.c coll/peer.c
+	coll/ctl.h coll/ep.h coll/path.h \
+	coll/api.c coll/check.c coll/config.c coll/create.c coll/handle.c coll/memory.c coll/path.c \
+	coll/peer.c coll/refuse.c
 
 # Host memory, high throughput: mapped and proxied peers, two hops.
 libmpixep_core_la_SOURCES += \
-	coll/host/forward.h coll/host/plan.h \
-	coll/host/combine.c coll/host/dispatch.c coll/host/engine.c coll/host/forward.c \
+	coll/host/forward.h coll/host/host.h coll/host/plan.h \
+	coll/host/call.c coll/host/combine.c coll/host/context.c coll/host/dispatch.c coll/host/engine.c coll/host/forward.c \
 	coll/host/forward_blame.c coll/host/forward_combine.c coll/host/forward_dispatch.c \
-	coll/host/plan.c coll/host/remote.c coll/host/remote_batch.c coll/host/remote_room.c \
+	coll/host/plan.c coll/host/region.c coll/host/remote.c coll/host/remote_batch.c coll/host/remote_room.c \
 	coll/host/route.c coll/host/words.c
 
 # Host memory, low latency.

@@ -1,7 +1,7 @@
 /* peer.c - MPIX_Ep_get_peer: how a rank is reached, and what was sent it over the network. */
 #include "config.h"
 
-#include "coll/gpu/gpu.h"
+#include "coll/ep.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +12,7 @@ static void peer_proxied(mpix_ep *ep, int rank, MPIX_Ep_peer *peer) {
     uint64_t messages, bytes;
     mpix_proxy_counts(proxy, rank, &messages, &bytes);
     peer->reach = MPIX_EP_REACH_PROXIED;
-    peer->lanes = ep->config.memkind == MPIX_EP_HOST ? ep->far->lanes : mpix_proxy_lanes(proxy);
+    peer->lanes = ep->far->lanes;
     peer->proxy_threads = mpix_proxy_threads(proxy);
     peer->counted = mpix_proxy_counted(proxy);
     peer->mtu = caps->mtu;
@@ -22,7 +22,9 @@ static void peer_proxied(mpix_ep *ep, int rank, MPIX_Ep_peer *peer) {
     snprintf(peer->transport, sizeof peer->transport, "%s", mpix_proxy_net_name(proxy));
     snprintf(peer->device, sizeof peer->device, "%s", caps->device);
     snprintf(peer->address, sizeof peer->address, "%s", caps->address);
-    const char *memory = mpix_ep_gpu_far_memory(ep), *apart = mpix_boot_apart(ep->boot, rank);
+    const char *memory = NULL, *apart = mpix_boot_apart(ep->boot, rank);
+    if (ep->path->peer)
+        ep->path->peer(ep, peer, &memory);
     /* What surprises comes first; another machine does not, nor does what the caller asked for. */
     int apart_by = ep->boot->apart[rank],
         usual = apart_by == MPIX_APART_MACHINE || apart_by == MPIX_APART_SPLIT;

@@ -10,6 +10,8 @@
 
 #include "coll/gpu/gpu.h"
 
+#include <stdio.h>
+
 /* ---- pointers -------------------------------------------------------------------------------- */
 
 /* What is known of a pointer counts as long as its allocation is there: the caller may have freed
@@ -42,14 +44,13 @@ int mpix_ep_gpu_check(mpix_ep *ep, const void *p, const char *arg) {
 
 /* Rows that peers reach: they must lie in memory of MPIX_Ep_alloc. */
 static int place_rows(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride, const char *arg,
-                      mpix_cuda_place *place) {
+                      mpix_ep_feature which, mpix_cuda_place *place) {
     if (!p || bytes == 0 || mpix_ep_gpu_find(ep, p, bytes, stride, place))
         return 0;
-    return mpix_fail(
-        MPIX_ERRK_UNSUPPORTED, arg,
-        "%s = %p: %zu bytes there are not in memory from MPIX_Ep_alloc; other GPU memory is not in "
-        "this version",
-        arg, p, bytes);
+    char why[120];
+    snprintf(why, sizeof why, "%s = %p: %zu bytes there are not in memory from MPIX_Ep_alloc", arg,
+             p, bytes);
+    return mpix_ep_path_refuse(ep->path, ep->config.layout, which, arg, why);
 }
 
 /* ---- route ----------------------------------------------------------------------------------- */
@@ -111,11 +112,11 @@ static int route_outputs(mpix_ep *ep, const MPIX_Ep_counts *o, mpix_cuda_route *
     return 0;
 }
 
-int mpix_ep_gpu_route(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing,
-                      const MPIX_Ep_counts *counts, MPIX_Xfer *xfer, int how, void *stream) {
+int mpix_ep_gpu_route(struct mpix_ep_handle *handle, const MPIX_Ep_routing *routing,
+                      const MPIX_Ep_counts *counts, const mpix_ep_form *form) {
     mpix_ep_gpu_begun s;
     int code;
-    if (mpix_ep_gpu_start(handle, xfer, how, 0, stream, &s, &code))
+    if (mpix_ep_gpu_start(handle, form, 0, &s, &code))
         return code;
     mpix_ep *ep = handle->ep;
     mpix_ep_gpu_handle *g = handle->gpu;
@@ -162,9 +163,8 @@ int mpix_ep_gpu_route(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing,
 static int dispatch_fill(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *in,
                          MPIX_Ep_dispatch_out *out, mpix_cuda_dispatch *c, mpix_ep_gpu_call *call) {
     mpix_ep *ep = handle->ep;
-    if (ep->config.mode == MPIX_EP_LL)
-        return mpix_ep_gpu_ll_dispatch_fill(handle, in, out, c, call);
     int kind;
+    (void)call;
     /* What travels is out's: in's rows, or what they become. */
     size_t row = mpix_ep_row_bytes(&out->x, in->hidden),
            scale = mpix_ep_scale_bytes(&out->x, in->hidden), n = (size_t)out->capacity_rows;
@@ -205,12 +205,12 @@ static int dispatch_fill(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *in,
         c->offer.at[i].window = -1;
     if (n > 0) {
         if ((kind = place_rows(ep, out->x.data, (n - 1) * (size_t)out->x.stride + row,
-                               (uint64_t)out->x.stride, "out.x.data",
+                               (uint64_t)out->x.stride, "out.x.data", MPIX_EP_CAN_ANY_OUTPUT,
                                &c->offer.at[MPIX_CUDA_AT_X])) ||
             (scale &&
              (kind = place_rows(ep, out->x.scales, (n - 1) * (size_t)out->x.scale_stride + scale,
                                 (uint64_t)out->x.scale_stride, "out.x.scales",
-                                &c->offer.at[MPIX_CUDA_AT_SCALES]))))
+                                MPIX_EP_CAN_ANY_OUTPUT, &c->offer.at[MPIX_CUDA_AT_SCALES]))))
             return kind;
     }
     if ((tokens > 0 && ((kind = mpix_ep_gpu_check(ep, in->x.data, "in.x.data")) ||
@@ -226,11 +226,12 @@ static int dispatch_fill(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *in,
     return 0;
 }
 
-int mpix_ep_gpu_dispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in,
-                         const MPIX_Ep_dispatch_out *out, MPIX_Xfer *xfer, int how, void *stream) {
+int mpix_ep_gpu_dispatch_by(struct mpix_ep_handle *handle, const MPIX_Ep_dispatch_in *in,
+                            const MPIX_Ep_dispatch_out *out, const mpix_ep_form *form,
+                            mpix_ep_gpu_dispatch_fill *fill) {
     mpix_ep_gpu_begun s;
     int code;
-    if (mpix_ep_gpu_start(handle, xfer, how, 0, stream, &s, &code))
+    if (mpix_ep_gpu_start(handle, form, 0, &s, &code))
         return code;
     mpix_ep *ep = handle->ep;
     mpix_ep_gpu_handle *g = handle->gpu;
@@ -242,7 +243,7 @@ int mpix_ep_gpu_dispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in,
     if (!kind)
         kind = mpix_ep_check_dispatch(handle, in, out, &i, &o);
     if (!kind)
-        kind = dispatch_fill(handle, &i, &o, &c, s.call);
+        kind = fill(handle, &i, &o, &c, s.call);
     if (!kind)
         kind = mpix_ep_gpu_engines_counts(handle);
     if (kind && s.capture)
@@ -253,7 +254,7 @@ int mpix_ep_gpu_dispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in,
             s.call->ncopies = 0;
     } else
         handle->capacity = out->capacity_rows;
-    c.part = how == MPIX_EP_GPU_BEGIN && !kind ? MPIX_CUDA_BEGIN : MPIX_CUDA_WHOLE;
+    c.part = form->how == MPIX_EP_BEGIN && !kind ? MPIX_CUDA_BEGIN : MPIX_CUDA_WHOLE;
     c.report = s.report;
     int launch = mpix_ep_gpu_order(handle, &s, why);
     if (!launch)
@@ -264,6 +265,11 @@ int mpix_ep_gpu_dispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in,
         g->open_capture = s.capture;
     }
     return mpix_ep_gpu_finish(handle, &s, kind, launch, why);
+}
+
+int mpix_ep_gpu_dispatch(struct mpix_ep_handle *handle, const MPIX_Ep_dispatch_in *in,
+                         const MPIX_Ep_dispatch_out *out, const mpix_ep_form *form) {
+    return mpix_ep_gpu_dispatch_by(handle, in, out, form, dispatch_fill);
 }
 
 /* ---- combine --------------------------------------------------------------------------------- */
@@ -296,8 +302,6 @@ static int combine_hops(const mpix_ep *ep, const MPIX_Ep_combine_in *in, mpix_cu
 static int combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in,
                         MPIX_Ep_combine_out *out, mpix_cuda_combine *c) {
     mpix_ep *ep = handle->ep;
-    if (ep->config.mode == MPIX_EP_LL)
-        return mpix_ep_gpu_ll_combine_fill(handle, in, out, c);
     int kind, alone = ep->size == 1, expert = ep->config.layout == MPIX_EP_EXPERT;
     /* How many rows there are is known on the device only; the capacity of the last dispatch bounds
      * them, or the memory behind x. */
@@ -363,16 +367,17 @@ static int combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in,
             return kind;
     } else if (n > 0 && !alone &&
                ((kind = place_rows(ep, in->x.data, (n - 1) * (size_t)in->x.stride + row,
-                                   (uint64_t)in->x.stride, "in.x.data",
+                                   (uint64_t)in->x.stride, "in.x.data", MPIX_EP_CAN_ANY_INPUT,
                                    &c->offer.at[MPIX_CUDA_AT_X])) ||
                 (scale &&
                  (kind = place_rows(ep, in->x.scales, (n - 1) * (size_t)in->x.scale_stride + scale,
                                     (uint64_t)in->x.scale_stride, "in.x.scales",
-                                    &c->offer.at[MPIX_CUDA_AT_SCALES]))) ||
+                                    MPIX_EP_CAN_ANY_INPUT, &c->offer.at[MPIX_CUDA_AT_SCALES]))) ||
                 (kind = place_rows(ep, in->row_weights, n * sizeof(float), sizeof(float),
-                                   "in.row_weights", &c->offer.at[MPIX_CUDA_AT_WEIGHTS])) ||
+                                   "in.row_weights", MPIX_EP_CAN_ANY_INPUT,
+                                   &c->offer.at[MPIX_CUDA_AT_WEIGHTS])) ||
                 (kind = place_rows(ep, in->slot_values, n * slot, slot, "in.slot_values",
-                                   &c->offer.at[MPIX_CUDA_AT_SLOTS]))))
+                                   MPIX_EP_CAN_ANY_INPUT, &c->offer.at[MPIX_CUDA_AT_SLOTS]))))
         return kind;
     for (int b = 0; b < in->num_bias; b++) {
         c->bias[b] = in->bias[b].data;
@@ -392,11 +397,12 @@ static int combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in,
     return 0;
 }
 
-int mpix_ep_gpu_combine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in,
-                        const MPIX_Ep_combine_out *out, MPIX_Xfer *xfer, int how, void *stream) {
+int mpix_ep_gpu_combine_by(struct mpix_ep_handle *handle, const MPIX_Ep_combine_in *in,
+                           const MPIX_Ep_combine_out *out, const mpix_ep_form *form,
+                           mpix_ep_gpu_combine_fill *fill) {
     mpix_ep_gpu_begun s;
     int code;
-    if (mpix_ep_gpu_start(handle, xfer, how, 0, stream, &s, &code))
+    if (mpix_ep_gpu_start(handle, form, 0, &s, &code))
         return code;
     mpix_ep *ep = handle->ep;
     mpix_ep_gpu_handle *g = handle->gpu;
@@ -408,7 +414,7 @@ int mpix_ep_gpu_combine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in,
     if (!kind)
         kind = mpix_ep_check_combine(handle, in, out, &i, &o);
     if (!kind)
-        kind = combine_fill(handle, &i, &o, &c);
+        kind = fill(handle, &i, &o, &c);
     if (!kind)
         kind = mpix_ep_gpu_engines_counts(handle);
     if (kind && s.capture)
@@ -419,7 +425,7 @@ int mpix_ep_gpu_combine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in,
                                 .hidden = 8,
                                 .xdtype = MPIX_EP_BF16,
                                 .ydtype = MPIX_EP_BF16};
-    c.part = how == MPIX_EP_GPU_BEGIN && !kind ? MPIX_CUDA_BEGIN : MPIX_CUDA_WHOLE;
+    c.part = form->how == MPIX_EP_BEGIN && !kind ? MPIX_CUDA_BEGIN : MPIX_CUDA_WHOLE;
     c.report = s.report;
     int launch = mpix_ep_gpu_order(handle, &s, why);
     if (!launch)
@@ -430,4 +436,9 @@ int mpix_ep_gpu_combine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in,
         g->open_capture = s.capture;
     }
     return mpix_ep_gpu_finish(handle, &s, kind, launch, why);
+}
+
+int mpix_ep_gpu_combine(struct mpix_ep_handle *handle, const MPIX_Ep_combine_in *in,
+                        const MPIX_Ep_combine_out *out, const mpix_ep_form *form) {
+    return mpix_ep_gpu_combine_by(handle, in, out, form, combine_fill);
 }

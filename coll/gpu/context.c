@@ -13,10 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-int mpix_ep_gpu_is(struct mpix_ep_handle *handle) {
-    return mpix_live_check(handle, MPIX_LIVE_HANDLE) && handle->ep->gpu;
-}
-
 /* ---- the module and windows ------------------------------------------------------------------ */
 
 static mpix_gpu gpu_of(const mpix_ep *ep) {
@@ -101,7 +97,8 @@ static int windows_collect(mpix_ep *ep) {
 
 int mpix_ep_gpu_part(mpix_ep *ep) {
     mpix_ep_gpu *gpu = ep->gpu;
-    if (!gpu || !gpu->ipc)
+    mpix_ep_gpu_far_settle(ep);
+    if (!gpu->ipc)
         return 0;
     mpix_gpu device = gpu_of(ep);
     gpu->ops->device_sync(&gpu->device);
@@ -182,43 +179,48 @@ static int kernels_load(mpix_ep *ep) {
     return kind ? mpix_fail(kind, "config.memkind", "MPIX_EP_CUDA: %s", why) : 0;
 }
 
+/* What the path asks of the ranks and their hosts, and its limits. */
 static int create_checks(mpix_ep *ep) {
-    if (ep->boot->nhosts > 1 && ep->config.num_sms == MPIX_EP_SMS_NONE)
-        return mpix_fail(
-            MPIX_ERRK_UNSUPPORTED, "config.memkind",
-            "MPIX_EP_CUDA on %d hosts: proxied peers with config.num_sms = MPIX_EP_SMS_NONE are "
-            "not in this version, since kernels pack what goes to them",
-            ep->boot->nhosts);
-    if (ep->boot->nhosts > 1 && ep->config.mode != MPIX_EP_LL &&
-        ep->config.layout == MPIX_EP_EXPERT && ep->params.two_hops == MPIX_HOPS_ON)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "two_hops",
-                         "two_hops=on: MPIX_EP_CUDA with config.layout = MPIX_EP_EXPERT takes one "
-                         "hop in this version; two_hops=auto or off does too");
-    if (ep->size > MPIX_CUDA_RANKS)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "comm",
-                         "MPIX_EP_CUDA: %d ranks, at most %d in this version", ep->size,
-                         MPIX_CUDA_RANKS);
-    if (ep->config.layout == MPIX_EP_EXPERT && ep->config.max_topk > 32)
+    const mpix_ep_path *path = ep->path;
+    const mpix_ep_limits *most = &path->limits;
+    const MPIX_Ep_config *c = &ep->config;
+    int kind = 0, hosts = ep->boot->nhosts, expert = c->layout == MPIX_EP_EXPERT;
+    if (hosts > 1)
+        kind = mpix_ep_path_need(path, c->layout, MPIX_EP_CAN_PROXIED, "config.memkind",
+                                 "kernels pack what goes to proxied peers");
+    if (!kind && hosts > 1 && ep->params.two_hops == MPIX_HOPS_ON)
+        kind = mpix_ep_path_need(path, c->layout, MPIX_EP_CAN_TWO_HOPS, "two_hops",
+                                 "it takes one hop, as two_hops=auto or off ask for");
+    if (kind)
+        return kind;
+    if (ep->size > most->ranks)
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "comm", "path %s: %d ranks, it supports at most %d",
+                         path->name, ep->size, most->ranks);
+    if (expert && c->max_topk > most->expert_topk)
         return mpix_fail(
             MPIX_ERRK_UNSUPPORTED, "config.max_topk",
-            "MPIX_EP_CUDA: config.max_topk = %d in the EXPERT layout, at most 32 in this version",
-            ep->config.max_topk);
-    if (ep->config.layout == MPIX_EP_EXPERT &&
-        ep->config.max_tokens * ep->size > INT64_C(0x7fffffff))
+            "path %s: config.max_topk = %d, it supports at most %d in the EXPERT layout",
+            path->name, c->max_topk, most->expert_topk);
+    if (expert && c->max_tokens * ep->size > most->rows)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_tokens",
-                         "MPIX_EP_CUDA: %lld tokens of all ranks, at most 2^31 - 1 in this version",
-                         (long long)ep->config.max_tokens * ep->size);
-    if (ep->config.layout == MPIX_EP_EXPERT && ep->config.num_sms == MPIX_EP_SMS_NONE)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.num_sms",
-                         "MPIX_EP_SMS_NONE with the layout MPIX_EP_EXPERT is not in this version");
-    if (ep->config.mode == MPIX_EP_LL) {
+                         "path %s: %lld tokens of all ranks, it supports at most %lld", path->name,
+                         (long long)c->max_tokens * ep->size, (long long)most->rows);
+    if (c->mode == MPIX_EP_LL) {
         mpix_cuda_ll ll;
-        return mpix_ep_gpu_ll_geometry(&ep->config, &ep->placement, &ll);
+        return mpix_ep_gpu_ll_geometry(c, &ep->placement, &ll);
     }
-    if (ep->max_rows > INT64_C(0x7fffffff))
+    if (ep->max_rows > most->rows)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_recv_rows",
-                         "MPIX_EP_CUDA: a batch of %lld rows, at most 2^31 - 1 in this version",
-                         (long long)ep->max_rows);
+                         "path %s: a batch of %lld rows, it supports at most %lld", path->name,
+                         (long long)ep->max_rows, (long long)most->rows);
+    return 0;
+}
+
+/* All is in the handles' windows; peers tell of a failure in the head of the control window. */
+int mpix_ep_gpu_layout(mpix_ep *ep, int proxied_peers) {
+    (void)proxied_peers;
+    ep->stage_bytes = 4096;
+    ep->layout = (mpix_ep_ctl_layout){.slots_at = 4096, .total = 4096};
     return 0;
 }
 
@@ -244,14 +246,16 @@ int mpix_ep_gpu_create(mpix_ep *ep) {
     return kind;
 }
 
-void mpix_ep_gpu_free(mpix_ep *ep) {
+void mpix_ep_gpu_free(mpix_ep *ep) { mpix_ep_far_free(ep); }
+
+void mpix_ep_gpu_stop(mpix_ep *ep) {
     mpix_ep_gpu *gpu = ep->gpu;
     if (!gpu)
         return;
     if (gpu->ops && gpu->stream) {
         gpu->ops->device_sync(&gpu->device);
         for (struct mpix_ep_handle *h = ep->handles; h; h = h->next)
-            mpix_ep_gpu_handle_free(h);
+            mpix_ep_gpu_handle_free(h, 1);
         for (int i = 0; i < gpu->nwindows && !ep->failed; i++)
             mpix_ep_gpu_window_free(ep, &gpu->windows[i]);
         for (int i = 0; i < gpu->nkept && !ep->failed; i++)
@@ -448,13 +452,14 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
                                kind ? mpix_fail(kind, NULL, "a handle in GPU memory: %s", why) : 0);
     }
     if (kind)
-        mpix_ep_gpu_handle_free(handle);
+        mpix_ep_gpu_handle_free(handle, 0);
     return kind;
 }
 
-void mpix_ep_gpu_handle_free(struct mpix_ep_handle *handle) {
+void mpix_ep_gpu_handle_free(struct mpix_ep_handle *handle, int with_context) {
     mpix_ep *ep = handle->ep;
     mpix_ep_gpu_handle *g = handle->gpu;
+    (void)with_context; /* which ends handles first, as long as there are kernels to wait for */
     if (!g)
         return;
     const mpix_cuda_ops *ops = ep->gpu->ops;
@@ -494,6 +499,11 @@ int mpix_ep_gpu_find(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride,
     return 0;
 }
 
+int mpix_ep_gpu_reaches(mpix_ep *ep, const void *base, size_t bytes) {
+    mpix_cuda_place at;
+    return mpix_ep_gpu_find(ep, base, bytes, 0, &at);
+}
+
 /* A number that all ranks have free. Collective, ends in agreement. */
 static int window_choose(mpix_ep *ep, int *number) {
     uint64_t used[MPIX_CUDA_WINDOWS / 64] = {0};
@@ -516,17 +526,8 @@ int mpix_ep_gpu_alloc(mpix_ep *ep, MPI_Count bytes, MPI_Info info, void *baseptr
     mpix_ep_gpu *gpu = ep->gpu;
     void *bases[MPIX_CUDA_RANKS] = {0};
     char why[MPIX_CUDA_WHY] = "";
-    int kind = 0, i = 0;
-    if (!baseptr)
-        kind = mpix_fail(MPIX_ERRK_ARG, "baseptr", "baseptr is NULL");
-    else if (bytes < 0 || bytes > (MPI_Count)1 << 46)
-        kind = mpix_fail(MPIX_ERRK_ARG, "bytes", "bytes = %lld is not in [0, 2^46]",
-                         (long long)bytes);
-    else if (info != MPI_INFO_NULL)
-        kind = mpix_fail(MPIX_ERRK_ARG, "info", "info must be MPI_INFO_NULL");
-    else
-        kind = keep_room(gpu);
-    kind = mpix_boot_agree(ep->boot, kind);
+    int kind = mpix_ep_check_alloc(bytes, info, baseptr), i = 0;
+    kind = mpix_boot_agree(ep->boot, kind ? kind : keep_room(gpu));
     if (!kind)
         kind = windows_collect(ep);
     if (!kind)

@@ -91,17 +91,42 @@ typedef struct mpix_ep_gpu_begun { /* a call between its start and its launch */
     mpix_cuda_status *report;
 } mpix_ep_gpu_begun;
 
-/* Whether a live handle belongs to a context in GPU memory. */
-int mpix_ep_gpu_is(struct mpix_ep_handle *handle);
-
-/* Collective, end in agreement. */
+/* What the table of paths has. ht_window_size: of the paths of mode HT. */
+int mpix_ep_gpu_ht_window_size(const MPIX_Ep_config *config, const mpix_params *params, int ranks,
+                               int ranks_per_host, MPI_Count *bytes);
+int mpix_ep_gpu_ll_window_size(const MPIX_Ep_config *config, const mpix_params *params, int ranks,
+                               int ranks_per_host, MPI_Count *bytes);
+int mpix_ep_gpu_layout(mpix_ep *ep, int proxied_peers);
 int mpix_ep_gpu_create(mpix_ep *ep);
-int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle);
-/* Collective, bounded: with CUDA IPC nobody maps what a peer is about to free. 0 or a kind. */
+/* With CUDA IPC nobody maps what a peer is about to free. */
 int mpix_ep_gpu_part(mpix_ep *ep);
-/* Local. */
+void mpix_ep_gpu_stop(mpix_ep *ep);
 void mpix_ep_gpu_free(mpix_ep *ep);
-void mpix_ep_gpu_handle_free(struct mpix_ep_handle *handle);
+const MPIX_Error *mpix_ep_gpu_async_error(mpix_ep *ep);
+void mpix_ep_gpu_peer(const mpix_ep *ep, MPIX_Ep_peer *peer, const char **memory);
+int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle);
+void mpix_ep_gpu_handle_free(struct mpix_ep_handle *handle, int with_context);
+int mpix_ep_gpu_alloc(mpix_ep *ep, MPI_Count bytes, MPI_Info info, void *baseptr);
+int mpix_ep_gpu_dealloc(mpix_ep *ep, void *base);
+int mpix_ep_gpu_reaches(mpix_ep *ep, const void *base, size_t bytes);
+int mpix_ep_gpu_route(struct mpix_ep_handle *handle, const MPIX_Ep_routing *routing,
+                      const MPIX_Ep_counts *counts, const mpix_ep_form *form);
+int mpix_ep_gpu_dispatch(struct mpix_ep_handle *handle, const MPIX_Ep_dispatch_in *in,
+                         const MPIX_Ep_dispatch_out *out, const mpix_ep_form *form);
+int mpix_ep_gpu_combine(struct mpix_ep_handle *handle, const MPIX_Ep_combine_in *in,
+                        const MPIX_Ep_combine_out *out, const mpix_ep_form *form);
+int mpix_ep_gpu_ll_dispatch(struct mpix_ep_handle *handle, const MPIX_Ep_dispatch_in *in,
+                            const MPIX_Ep_dispatch_out *out, const mpix_ep_form *form);
+int mpix_ep_gpu_ll_combine(struct mpix_ep_handle *handle, const MPIX_Ep_combine_in *in,
+                           const MPIX_Ep_combine_out *out, const mpix_ep_form *form);
+int mpix_ep_gpu_dispatch_end(struct mpix_ep_handle *handle, void *stream);
+int mpix_ep_gpu_combine_end(struct mpix_ep_handle *handle, void *stream);
+int mpix_ep_gpu_ll_combine_buffer(struct mpix_ep_handle *handle, MPIX_Ep_rows *rows);
+
+/* Limits in the table: words of shared memory for the rows that begin at each expert (LL, EXPERT);
+ * bytes of a handle's window for proxied peers. */
+enum { MPIX_EP_GPU_LL_SHARED_WORDS = 11000 };
+#define MPIX_EP_GPU_WINDOW_MOST (UINT64_C(1) << 35)
 
 /* Rows by copy engines (gpu/copy_engine.c). Geometry: what that adds to a source's block; then to a
  * window of so many bytes, whose new size it returns. Counts: waits until the host knows the
@@ -128,8 +153,6 @@ void mpix_ep_gpu_far_settle(mpix_ep *ep);
 int mpix_ep_gpu_far_handle(struct mpix_ep_handle *handle, mpix_cuda_handle *d);
 int mpix_ep_gpu_far_begin(struct mpix_ep_handle *handle, const mpix_cuda_handle *d, char *why);
 void mpix_ep_gpu_far_end(struct mpix_ep_handle *handle, const mpix_cuda_handle *d);
-const char *mpix_ep_gpu_far_memory(const mpix_ep *ep); /* what the first handle's window is, and
-                                                        * why; NULL: there is none */
 size_t mpix_ep_gpu_far_bytes(const MPIX_Ep_config *config, const mpix_params *params,
                              const mpix_cuda_ll *ll, int ranks, int ranks_per_host);
 
@@ -137,44 +160,36 @@ size_t mpix_ep_gpu_far_bytes(const MPIX_Ep_config *config, const mpix_params *pa
  * UNSUPPORTED or NO_MEM. */
 int mpix_ep_gpu_ll_geometry(const MPIX_Ep_config *config, const mpix_ep_placement *placement,
                             mpix_cuda_ll *ll);
-int mpix_ep_gpu_ll_dispatch_fill(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *in,
-                                 MPIX_Ep_dispatch_out *out, mpix_cuda_dispatch *c,
-                                 mpix_ep_gpu_call *call);
-int mpix_ep_gpu_ll_combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in,
-                                MPIX_Ep_combine_out *out, mpix_cuda_combine *c);
 /* a code, raised */
-int mpix_ep_gpu_combine_buffer(struct mpix_ep_handle *handle, MPIX_Ep_rows *rows);
 /* gpu/call.c: memory that this context's device may use; an output of counts, which the kernel
  * writes (*direct) or the call's end copies. */
 int mpix_ep_gpu_check(mpix_ep *ep, const void *p, const char *arg);
 int mpix_ep_gpu_count_output(mpix_ep *ep, MPI_Count *to, const int64_t *from, int64_t n,
                              const char *arg, mpix_ep_gpu_call *call, int64_t **direct);
 
-/* MPIX_Ep_alloc and dealloc after the first checks; return codes, raised. */
-int mpix_ep_gpu_alloc(mpix_ep *ep, MPI_Count bytes, MPI_Info info, void *baseptr);
-int mpix_ep_gpu_dealloc(mpix_ep *ep, void *base);
 int mpix_ep_gpu_find(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride,
                      mpix_cuda_place *place);
 int mpix_ep_gpu_window_create(mpix_ep *ep, size_t bytes, mpix_ep_gpu_window *window);
 void mpix_ep_gpu_window_free(mpix_ep *ep, mpix_ep_gpu_window *window);
 
-/* The calls. how: blocking, nonblocking (xfer), on a stream, or only the first half on a stream.
- * Return codes, raised. */
-enum { MPIX_EP_GPU_BLOCKING, MPIX_EP_GPU_XFER, MPIX_EP_GPU_ENQUEUE, MPIX_EP_GPU_BEGIN };
-int mpix_ep_gpu_route(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing,
-                      const MPIX_Ep_counts *counts, MPIX_Xfer *xfer, int how, void *stream);
-int mpix_ep_gpu_dispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in,
-                         const MPIX_Ep_dispatch_out *out, MPIX_Xfer *xfer, int how, void *stream);
-int mpix_ep_gpu_combine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in,
-                        const MPIX_Ep_combine_out *out, MPIX_Xfer *xfer, int how, void *stream);
-/* The second half of a call that was begun. what: MPIX_CUDA_DISPATCH or MPIX_CUDA_COMBINE. */
-int mpix_ep_gpu_end(MPIX_Ep_handle handle, int what, void *stream);
+/* gpu/call.c: dispatch and combine whose arguments for the module are filled by fill. */
+typedef int mpix_ep_gpu_dispatch_fill(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *in,
+                                      MPIX_Ep_dispatch_out *out, mpix_cuda_dispatch *c,
+                                      mpix_ep_gpu_call *call);
+typedef int mpix_ep_gpu_combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in,
+                                     MPIX_Ep_combine_out *out, mpix_cuda_combine *c);
+int mpix_ep_gpu_dispatch_by(struct mpix_ep_handle *handle, const MPIX_Ep_dispatch_in *in,
+                            const MPIX_Ep_dispatch_out *out, const mpix_ep_form *form,
+                            mpix_ep_gpu_dispatch_fill *fill);
+int mpix_ep_gpu_combine_by(struct mpix_ep_handle *handle, const MPIX_Ep_combine_in *in,
+                           const MPIX_Ep_combine_out *out, const mpix_ep_form *form,
+                           mpix_ep_gpu_combine_fill *fill);
 
 /* The frame of every call (gpu/stream.c): start, checks of arguments (if they fail in a capture,
  * the call ends there), order, launch, finish. start: 0, or 1 and the code to return; end: the call
  * that this one ends, 0: none. order: kind, why on error. finish: the code to return; kind: the
  * caller's own error, launch: order's or the launch's. */
-int mpix_ep_gpu_start(MPIX_Ep_handle handle, MPIX_Xfer *xfer, int how, int end, void *stream,
+int mpix_ep_gpu_start(struct mpix_ep_handle *handle, const mpix_ep_form *form, int end,
                       mpix_ep_gpu_begun *s, int *code);
 int mpix_ep_gpu_order(struct mpix_ep_handle *handle, const mpix_ep_gpu_begun *s, char *why);
 int mpix_ep_gpu_finish(struct mpix_ep_handle *handle, mpix_ep_gpu_begun *s, int kind, int launch,

@@ -13,10 +13,6 @@
 static size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 #define MOST ((double)((uint64_t)1 << 46))
-enum {
-    SHARED_WORDS = 11000
-}; /* of shared memory, for the rows that begin at each
-    * expert (EXPERT) */
 
 int mpix_ep_gpu_ll_geometry(const MPIX_Ep_config *c, const mpix_ep_placement *p, mpix_cuda_ll *ll) {
     size_t ranks = (size_t)p->ranks, tokens = (size_t)c->max_tokens, k = (size_t)c->max_topk,
@@ -33,12 +29,12 @@ int mpix_ep_gpu_ll_geometry(const MPIX_Ep_config *c, const mpix_ep_placement *p,
         return mpix_fail(
             MPIX_ERRK_UNSUPPORTED, "config.max_tokens",
             "MPIX_EP_LL in GPU memory: %g rows at most, 2^31 - 1 can be had in this version", most);
-    if (ll->expert && (local + 1) * (ranks + 1) > SHARED_WORDS)
+    if (ll->expert && (local + 1) * (ranks + 1) > MPIX_EP_GPU_LL_SHARED_WORDS)
         return mpix_fail(
             MPIX_ERRK_UNSUPPORTED, "config.num_experts",
             "MPIX_EP_LL in GPU memory, EXPERT layout: %zu experts on a rank, of %zu ranks; their "
             "product may be %d at most in this version",
-            local, ranks, SHARED_WORDS);
+            local, ranks, MPIX_EP_GPU_LL_SHARED_WORDS);
     if ((double)depth * ((double)ranks + 1) * ((double)tokens + 1) *
             (2.0 * (double)c->max_row_bytes + 24.0 * (double)k + 256) >
         MOST)
@@ -61,6 +57,24 @@ int mpix_ep_gpu_ll_geometry(const MPIX_Ep_config *c, const mpix_ep_placement *p,
     ll->answers = at, at = up(at + ll->answer * depth * answers, 256);
     ll->values = at, at = up(at + 4 * k * depth * answers, 256);
     ll->bytes = at;
+    return 0;
+}
+
+int mpix_ep_gpu_ll_window_size(const MPIX_Ep_config *c, const mpix_params *params, int ranks,
+                               int ranks_per_host, MPI_Count *bytes) {
+    mpix_ep_placement placement;
+    mpix_cuda_ll ll;
+    int kind = mpix_ep_placement_init(&placement, c, ranks, 0);
+    if (kind)
+        return kind;
+    kind = mpix_ep_gpu_ll_geometry(c, &placement, &ll);
+    mpix_ep_placement_free(&placement);
+    if (kind)
+        return kind;
+    size_t far = ranks_per_host < ranks
+                     ? mpix_ep_gpu_far_bytes(c, params, &ll, ranks, ranks_per_host)
+                     : 0;
+    *bytes = (MPI_Count)(2 * 4096 + ll.bytes + far);
     return 0;
 }
 
@@ -90,9 +104,8 @@ static int dispatch_memory(mpix_ep *ep, const MPIX_Ep_dispatch_in *in,
     return kind;
 }
 
-int mpix_ep_gpu_ll_dispatch_fill(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *in,
-                                 MPIX_Ep_dispatch_out *out, mpix_cuda_dispatch *c,
-                                 mpix_ep_gpu_call *call) {
+static int dispatch_fill(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *in,
+                         MPIX_Ep_dispatch_out *out, mpix_cuda_dispatch *c, mpix_ep_gpu_call *call) {
     mpix_ep *ep = handle->ep;
     const mpix_cuda_handle *d = &((const mpix_ep_gpu_handle *)handle->gpu)->dev;
     int kind;
@@ -146,8 +159,8 @@ int mpix_ep_gpu_ll_dispatch_fill(struct mpix_ep_handle *handle, MPIX_Ep_dispatch
 
 /* ---- combine --------------------------------------------------------------------------------- */
 
-int mpix_ep_gpu_ll_combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in,
-                                MPIX_Ep_combine_out *out, mpix_cuda_combine *c) {
+static int combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in,
+                        MPIX_Ep_combine_out *out, mpix_cuda_combine *c) {
     mpix_ep *ep = handle->ep;
     int kind = 0;
     int64_t tokens = handle->tokens, rows = handle->capacity,
@@ -197,17 +210,20 @@ int mpix_ep_gpu_ll_combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_i
     return kind;
 }
 
+int mpix_ep_gpu_ll_dispatch(struct mpix_ep_handle *handle, const MPIX_Ep_dispatch_in *in,
+                            const MPIX_Ep_dispatch_out *out, const mpix_ep_form *form) {
+    return mpix_ep_gpu_dispatch_by(handle, in, out, form, dispatch_fill);
+}
+
+int mpix_ep_gpu_ll_combine(struct mpix_ep_handle *handle, const MPIX_Ep_combine_in *in,
+                           const MPIX_Ep_combine_out *out, const mpix_ep_form *form) {
+    return mpix_ep_gpu_combine_by(handle, in, out, form, combine_fill);
+}
+
 /* One buffer serves all banks: in stream order a combine has read its rows when it ends. */
-int mpix_ep_gpu_combine_buffer(struct mpix_ep_handle *handle, MPIX_Ep_rows *rows) {
+int mpix_ep_gpu_ll_combine_buffer(struct mpix_ep_handle *handle, MPIX_Ep_rows *rows) {
     mpix_ep *ep = handle->ep;
     mpix_ep_gpu_handle *g = handle->gpu;
-    if (ep->config.mode != MPIX_EP_LL || g->dev.ll.expert)
-        return mpix_boot_raise(
-            ep->boot,
-            mpix_fail(MPIX_ERRK_UNSUPPORTED, "handle",
-                      "MPIX_Ep_combine_buffer is for the mode MPIX_EP_LL and the SLOTS layout: "
-                      "in the EXPERT layout combine copies no row, in HT it reads memory of "
-                      "MPIX_Ep_alloc in place"));
     size_t pitch = up((size_t)ep->config.max_row_bytes, 64),
            bytes = (size_t)ep->size * (size_t)ep->config.max_tokens * pitch;
     int code = g->buffer ? MPI_SUCCESS

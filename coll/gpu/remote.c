@@ -25,6 +25,7 @@
 
 #include "coll/gpu/gpu.h"
 #include "coll/host/forward.h"
+#include "coll/host/host.h"
 #include "mem/shared.h"
 #include "mpix_device.h"
 #include "proxy/gpu_queue.h"
@@ -117,12 +118,12 @@ int mpix_ep_gpu_far_create(mpix_ep *ep) {
         free(slots);
     }
     if (!kind) /* READs behind which words wait look at this window */
-        kind = mpix_boot_agree(ep->boot, mpix_win_commit(ep->stage, 0, ep->bank_bytes));
+        kind = mpix_boot_agree(ep->boot, mpix_win_commit(ep->stage, 0, ep->stage_bytes));
     else
         kind = mpix_boot_agree(ep->boot, kind);
     if (!kind)
         kind = mpix_proxy_window(ep->far->proxy, MPIX_EP_WINDOW_STAGE, ep->stage->base,
-                                 ep->bank_bytes);
+                                 ep->stage_bytes);
     return kind ? kind : mpix_boot_agree(ep->boot, create_local(ep, far));
 }
 
@@ -162,7 +163,7 @@ void mpix_ep_gpu_far_free(mpix_ep *ep) {
 
 #define SETTLE_NS UINT64_C(10000000000)
 void mpix_ep_gpu_far_settle(mpix_ep *ep) {
-    mpix_ep_gpu_far *far = ep->gpu ? ep->gpu->far : NULL;
+    mpix_ep_gpu_far *far = ep->gpu->far;
     uint64_t limit = ep->limit_ns < SETTLE_NS ? ep->limit_ns : SETTLE_NS;
     if (!far || !far->queues)
         return;
@@ -285,6 +286,15 @@ size_t mpix_ep_gpu_far_bytes(const MPIX_Ep_config *c, const mpix_params *params,
                       block, hops && !ll, ll, &f);
 }
 
+int mpix_ep_gpu_ht_window_size(const MPIX_Ep_config *c, const mpix_params *params, int ranks,
+                               int ranks_per_host, MPI_Count *bytes) {
+    mpix_ep_ctl_layout layout;
+    int kind = mpix_ep_ht_banks(c, params, ranks, ranks_per_host, 1, bytes, &layout);
+    if (!kind && ranks_per_host < ranks)
+        *bytes += (MPI_Count)mpix_ep_gpu_far_bytes(c, params, NULL, ranks, ranks_per_host);
+    return kind;
+}
+
 /* The window in GPU memory. 0, or a kind with the reason in why, and nothing is left. */
 static int slot_gpu(mpix_ep *ep, far_slot *slot, size_t bytes, char *why) {
     const mpix_ep_gpu *gpu = ep->gpu;
@@ -330,11 +340,11 @@ static int slot_local(mpix_ep *ep, far_slot *slot, size_t bytes) {
     const mpix_ep_gpu *gpu = ep->gpu;
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     char why[MPIX_CUDA_WHY] = "";
-    if ((uint64_t)bytes >= UINT64_C(1) << 35)
+    if ((uint64_t)bytes >= ep->path->limits.window)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_tokens",
-                         "%zu bytes of host memory for proxied peers of GPU memory: 32 GiB of a "
-                         "handle at most in this version",
-                         bytes);
+                         "path %s: %zu bytes of a handle for proxied peers, it supports less than "
+                         "%llu",
+                         ep->path->name, bytes, (unsigned long long)ep->path->limits.window);
     slot->rmem = calloc((size_t)ep->size, sizeof *slot->rmem);
     if (slot->rmem && ep->params.gpu_net_memory != MPIX_GPU_NET_HOST) {
         int none = slot_gpu(ep, slot, bytes, why);
@@ -471,6 +481,8 @@ void mpix_ep_gpu_far_end(struct mpix_ep_handle *handle, const mpix_cuda_handle *
                          sizeof d->state->epoch, why);
 }
 
-const char *mpix_ep_gpu_far_memory(const mpix_ep *ep) {
-    return ep->gpu && ep->gpu->far && ep->gpu->far->memory[0] ? ep->gpu->far->memory : NULL;
+/* Ways are lanes of the network here, which kernels choose. */
+void mpix_ep_gpu_peer(const mpix_ep *ep, MPIX_Ep_peer *peer, const char **memory) {
+    peer->lanes = mpix_proxy_lanes(ep->far->proxy);
+    *memory = ep->gpu->far && ep->gpu->far->memory[0] ? ep->gpu->far->memory : NULL;
 }

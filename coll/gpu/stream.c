@@ -155,6 +155,11 @@ void mpix_ep_gpu_poll(mpix_ep *ep) {
             report_note(ep, ((mpix_ep_gpu_handle *)h->gpu)->captured);
 }
 
+const MPIX_Error *mpix_ep_gpu_async_error(mpix_ep *ep) {
+    mpix_ep_gpu_poll(ep);
+    return ep->gpu->async.kind ? &ep->gpu->async : NULL;
+}
+
 /* A place for the report of a call: the next one that no transfer holds. NULL: all do. */
 static mpix_cuda_status *report_take(mpix_ep_gpu *gpu, int enqueued) {
     for (int tries = 0; tries < MPIX_EP_GPU_REPORTS; tries++) {
@@ -233,10 +238,10 @@ static int stream_check(mpix_ep *ep, void *stream, unsigned long long *capture) 
     char why[MPIX_CUDA_WHY] = "";
     int kind = ep->gpu->ops->stream_check(&ep->gpu->device, stream, capture, why);
     /* sizes of copies are the host's, a replay's routing may be another */
-    if (!kind && *capture && ep->config.num_sms == MPIX_EP_SMS_NONE)
-        return mpix_fail(
-            MPIX_ERRK_UNSUPPORTED, "stream",
-            "stream is being captured: calls with config.num_sms = MPIX_EP_SMS_NONE can't be");
+    /* sizes of copies are the host's, a replay's routing may be another */
+    if (!kind && *capture)
+        return mpix_ep_path_need(ep->path, ep->config.layout, MPIX_EP_CAN_CAPTURE, "stream",
+                                 "stream is being captured");
     return kind ? mpix_fail(kind, "stream", "%s", why) : 0;
 }
 
@@ -329,12 +334,13 @@ static int open_check(const mpix_ep_gpu_handle *g, int end, unsigned long long c
     return 0;
 }
 
-int mpix_ep_gpu_start(MPIX_Ep_handle handle, MPIX_Xfer *xfer, int how, int end, void *stream,
+int mpix_ep_gpu_start(struct mpix_ep_handle *handle, const mpix_ep_form *form, int end,
                       mpix_ep_gpu_begun *s, int *code) {
     mpix_ep *ep = handle->ep;
     mpix_ep_gpu_handle *g = handle->gpu;
-    int waits = how == MPIX_EP_GPU_BLOCKING || how == MPIX_EP_GPU_XFER;
-    *s = (mpix_ep_gpu_begun){.how = how, .xfer = xfer, .stream = waits ? ep->gpu->stream : stream};
+    int waits = form->how == MPIX_EP_BLOCKING || form->how == MPIX_EP_NONBLOCKING;
+    void *stream = waits ? ep->gpu->stream : form->stream;
+    *s = (mpix_ep_gpu_begun){.how = form->how, .xfer = form->xfer, .stream = stream};
     mpix_ep_gpu_poll(ep);
     int kind = mpix_ep_alive(ep);
     if (!kind && !waits)
@@ -348,7 +354,7 @@ int mpix_ep_gpu_start(MPIX_Ep_handle handle, MPIX_Xfer *xfer, int how, int end, 
         kind = call_begin(ep, g, waits, end, s);
     *code = mpix_boot_raise(ep->boot, kind);
     /* takes part with an empty, failed batch */
-    if (!kind && !s->kind && how == MPIX_EP_GPU_XFER && !xfer)
+    if (!kind && !s->kind && form->how == MPIX_EP_NONBLOCKING && !form->xfer)
         s->kind = mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
     return kind != 0;
 }
@@ -403,7 +409,7 @@ int mpix_ep_gpu_finish(struct mpix_ep_handle *handle, mpix_ep_gpu_begun *s, int 
         kind = launch;
         error = *mpix_error_tls();
     }
-    if (!call || (kind && (s->how == MPIX_EP_GPU_XFER || launch))) { /* nobody waits for it */
+    if (!call || (kind && (s->how == MPIX_EP_NONBLOCKING || launch))) { /* nobody waits for it */
         if (call)
             call_give(ep, call);
         *mpix_error_tls() = error;
@@ -417,7 +423,7 @@ int mpix_ep_gpu_finish(struct mpix_ep_handle *handle, mpix_ep_gpu_begun *s, int 
     ep->users++;
     handle->users++;
     pthread_mutex_unlock(&ep->lock);
-    if (s->how == MPIX_EP_GPU_XFER) {
+    if (s->how == MPIX_EP_NONBLOCKING) {
         *s->xfer = &call->xfer;
         return MPI_SUCCESS;
     }
@@ -430,11 +436,13 @@ int mpix_ep_gpu_finish(struct mpix_ep_handle *handle, mpix_ep_gpu_begun *s, int 
 
 /* ---- the second halves ----------------------------------------------------------------------- */
 
-int mpix_ep_gpu_end(MPIX_Ep_handle handle, int what, void *stream) {
+/* what: MPIX_CUDA_DISPATCH or MPIX_CUDA_COMBINE. */
+static int end_call(struct mpix_ep_handle *handle, int what, void *stream) {
+    const mpix_ep_form form = {.how = MPIX_EP_STREAM, .stream = stream};
     mpix_ep_gpu_begun s;
     int code;
     char why[MPIX_CUDA_WHY] = "";
-    if (mpix_ep_gpu_start(handle, NULL, MPIX_EP_GPU_ENQUEUE, what, stream, &s, &code))
+    if (mpix_ep_gpu_start(handle, &form, what, &s, &code))
         return code;
     const mpix_ep_gpu *gpu = handle->ep->gpu;
     mpix_ep_gpu_handle *g = handle->gpu;
@@ -452,4 +460,12 @@ int mpix_ep_gpu_end(MPIX_Ep_handle handle, int what, void *stream) {
             launch = gpu->ops->combine(&gpu->device, &g->dev, &g->combine, stream, why);
     }
     return mpix_ep_gpu_finish(handle, &s, 0, launch, why);
+}
+
+int mpix_ep_gpu_dispatch_end(struct mpix_ep_handle *handle, void *stream) {
+    return end_call(handle, MPIX_CUDA_DISPATCH, stream);
+}
+
+int mpix_ep_gpu_combine_end(struct mpix_ep_handle *handle, void *stream) {
+    return end_call(handle, MPIX_CUDA_COMBINE, stream);
 }

@@ -15,9 +15,7 @@
  */
 #include "config.h"
 
-#include "coll/gpu/gpu.h"
 #include "coll/host/forward.h"
-#include "coll/host_ll/ll.h"
 
 #include <stdlib.h>
 
@@ -389,41 +387,3 @@ int mpix_ep_combine_step(mpix_ep_call *call, int *banks_open) {
                                                                 : MPIX_EP_STEP_WAITING;
     }
 }
-
-/* ---- the public calls ------------------------------------------------------------------------ */
-
-static int combine_call(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in,
-                        const MPIX_Ep_combine_out *out, MPIX_Xfer *xfer, int blocking) {
-    if (mpix_ep_gpu_is(handle))
-        return mpix_ep_gpu_combine(handle, in, out, xfer,
-                                   blocking ? MPIX_EP_GPU_BLOCKING : MPIX_EP_GPU_XFER, NULL);
-    mpix_ep_call *call;
-    int code = mpix_ep_call_begin(handle, MPIX_EP_COMBINE, mpix_ep_combine_step, &call);
-    if (code != MPI_SUCCESS)
-        return code;
-    if (handle->ep->ll)
-        call->step = mpix_ep_ll_combine_step;
-    int kind = call->kind;
-    if (!kind && !blocking && !xfer)
-        kind = mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
-    if (!kind)
-        kind = mpix_ep_check_combine(handle, in, out, &call->combine.in, &call->combine.out);
-    if (!kind && handle->ep->hop)
-        kind = mpix_ep_hop_scratch(call);
-    if (kind)
-        mpix_ep_call_fail(call, kind);
-    call->combine.capacity = handle->capacity;
-    return mpix_ep_call_submit(call, xfer, blocking);
-}
-
-int PMPIX_Ep_icombine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in,
-                      const MPIX_Ep_combine_out *out, MPIX_Xfer *xfer) {
-    return combine_call(handle, in, out, xfer, 0);
-}
-MPIX_WEAK_ALIAS(Ep_icombine);
-
-int PMPIX_Ep_combine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in,
-                     const MPIX_Ep_combine_out *out) {
-    return combine_call(handle, in, out, NULL, 1);
-}
-MPIX_WEAK_ALIAS(Ep_combine);

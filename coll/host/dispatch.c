@@ -18,9 +18,7 @@
  */
 #include "config.h"
 
-#include "coll/gpu/gpu.h"
 #include "coll/host/forward.h"
-#include "coll/host_ll/ll.h"
 
 #include <stdlib.h>
 
@@ -442,54 +440,3 @@ int mpix_ep_dispatch_step(mpix_ep_call *call, int *banks_open) {
         return MPIX_EP_STEP_COMPLETE;
     }
 }
-
-/* ---- the public calls ------------------------------------------------------------------------ */
-
-static int scratch_make(mpix_ep *ep) {
-    pthread_mutex_lock(&ep->lock);
-    if (!ep->converted)
-        ep->converted = malloc((size_t)ep->config.max_row_bytes);
-    int kind = ep->converted ? 0
-                             : mpix_fail(MPIX_ERRK_NO_MEM, "out.x.dtype",
-                                         "no memory for a row of config.max_row_bytes = %lld bytes",
-                                         (long long)ep->config.max_row_bytes);
-    pthread_mutex_unlock(&ep->lock);
-    return kind;
-}
-
-static int dispatch_call(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in,
-                         const MPIX_Ep_dispatch_out *out, MPIX_Xfer *xfer, int blocking) {
-    if (mpix_ep_gpu_is(handle))
-        return mpix_ep_gpu_dispatch(handle, in, out, xfer,
-                                    blocking ? MPIX_EP_GPU_BLOCKING : MPIX_EP_GPU_XFER, NULL);
-    mpix_ep_call *call;
-    int code = mpix_ep_call_begin(handle, MPIX_EP_DISPATCH, mpix_ep_dispatch_step, &call);
-    if (code != MPI_SUCCESS)
-        return code;
-    if (handle->ep->ll)
-        call->step = mpix_ep_ll_dispatch_step;
-    int kind = call->kind;
-    if (!kind && !blocking && !xfer)
-        kind = mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
-    if (!kind)
-        kind = mpix_ep_check_dispatch(handle, in, out, &call->dispatch.in, &call->dispatch.out);
-    if (!kind && mpix_ep_converts(call))
-        kind = scratch_make(call->ep);
-    if (kind)
-        mpix_ep_call_fail(call, kind);
-    else
-        handle->capacity = out->capacity_rows;
-    return mpix_ep_call_submit(call, xfer, blocking);
-}
-
-int PMPIX_Ep_idispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in,
-                       const MPIX_Ep_dispatch_out *out, MPIX_Xfer *xfer) {
-    return dispatch_call(handle, in, out, xfer, 0);
-}
-MPIX_WEAK_ALIAS(Ep_idispatch);
-
-int PMPIX_Ep_dispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in,
-                      const MPIX_Ep_dispatch_out *out) {
-    return dispatch_call(handle, in, out, NULL, 1);
-}
-MPIX_WEAK_ALIAS(Ep_dispatch);

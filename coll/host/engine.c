@@ -10,7 +10,6 @@
 #include "base/thread.h"
 #include "base/trace.h"
 #include "coll/host/forward.h"
-#include "coll/host_ll/ll.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -24,16 +23,14 @@ static uint64_t visits;
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-/* The call, then [ranks] parts for proxied peers, then [ranks] parts in low latency, then
+/* The call, then [ranks] parts for proxied peers, then [ranks] parts of its path, then
  * [ranks] flags. */
 static size_t far_bytes(const mpix_ep *ep) {
     return ep->far ? (size_t)ep->size * sizeof(mpix_ep_far_call) : 0;
 }
-static size_t ll_bytes(const mpix_ep *ep) {
-    return ep->ll ? (size_t)ep->size * sizeof(mpix_ep_ll_part) : 0;
-}
+static size_t path_bytes(const mpix_ep *ep) { return (size_t)ep->size * ep->path->call_bytes; }
 static mpix_ep_call *call_alloc(const mpix_ep *ep) {
-    return malloc(sizeof(mpix_ep_call) + far_bytes(ep) + ll_bytes(ep) + (size_t)ep->size);
+    return malloc(sizeof(mpix_ep_call) + far_bytes(ep) + path_bytes(ep) + (size_t)ep->size);
 }
 
 /* Memory for a call: one that is free, new memory, or the spare one. NULL: there is
@@ -84,11 +81,11 @@ static mpix_ep_call *call_new(struct mpix_ep_handle *handle, int type) {
         pthread_mutex_unlock(&ep->lock);
         return NULL;
     }
-    size_t far = far_bytes(ep), ll = ll_bytes(ep);
+    size_t far = far_bytes(ep), parts = path_bytes(ep);
     memset(call, 0, sizeof *call + far);
     call->far = far ? (mpix_ep_far_call *)(call + 1) : NULL;
-    call->ll = ll ? (mpix_ep_ll_part *)(void *)((char *)(call + 1) + far) : NULL;
-    call->seen = (unsigned char *)(call + 1) + far + ll;
+    call->ll = parts ? (void *)((char *)(call + 1) + far) : NULL;
+    call->seen = (unsigned char *)(call + 1) + far + parts;
     for (int p = 0; far && p < ep->size; p++) {
         call->far[p].rx = UINT64_MAX;
         call->far[p].chunk = -1;
@@ -105,9 +102,6 @@ static mpix_ep_call *call_new(struct mpix_ep_handle *handle, int type) {
 
 int mpix_ep_call_begin(struct mpix_ep_handle *handle, int type, int (*step)(mpix_ep_call *, int *),
                        mpix_ep_call **call) {
-    if (!mpix_live_check(handle, MPIX_LIVE_HANDLE))
-        return mpix_boot_raise(NULL, mpix_live_need(handle, MPIX_LIVE_HANDLE, "handle",
-                                                    "handle is NULL or freed"));
     int kind = mpix_ep_alive(handle->ep);
     if (kind)
         return mpix_boot_raise(handle->ep->boot, kind);
@@ -307,7 +301,7 @@ static void progress_all(mpix_ep *ep) {
  */
 static int missing(const mpix_ep_call *call, int peer) {
     return call->waiting && peer != call->ep->rank && !call->seen[peer] &&
-           !(call->ll && mpix_ep_ll_dispatch_here(call, peer));
+           !(call->ep->path->part_here && call->ep->path->part_here(call, peer));
 }
 
 /* A proxied peer whose connection has failed, or to which nothing can be queued: everybody's

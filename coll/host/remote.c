@@ -56,11 +56,6 @@ size_t mpix_ep_far_chunks(const MPIX_Ep_config *c, const mpix_params *params, in
     return bytes > item ? bytes : item;
 }
 
-/* Whether batches are packed here. Low latency's lie in the handles' slots
- * (host_ll/context.c), those of GPU memory in the handles' windows (gpu/remote.c), and
- * neither's control words need a mirror. */
-static int far_batches(const mpix_ep *ep) { return !ep->ll && ep->config.memkind == MPIX_EP_HOST; }
-
 static int far_alloc_bare(mpix_ep *ep, mpix_ep_far *far) {
     far->lanes = ep->params.lanes;
     far->counters_slot = 4 * ep->config.depth;
@@ -113,7 +108,7 @@ int mpix_ep_far_create(mpix_ep *ep) {
                                                              "no memory for proxied peers"));
     if (kind)
         return kind;
-    if (far_batches(ep)) {
+    if (ep->packs) {
         ep->far->chunk_bytes = mpix_ep_far_chunks(&ep->config, &ep->params, ep->size,
                                                   &ep->far->nchunks);
         kind = mpix_mem_together(ep->boot,
@@ -123,7 +118,7 @@ int mpix_ep_far_create(mpix_ep *ep) {
                                  "send buffers for proxied peers");
     }
     if (!kind)
-        kind = far_batches(ep) ? far_alloc(ep, ep->far) : far_alloc_bare(ep, ep->far);
+        kind = ep->packs ? far_alloc(ep, ep->far) : far_alloc_bare(ep, ep->far);
     for (int r = 0; r < ep->size && !kind; r++) {
         ep->far->is[r] = ep->boot->host_of[r] != ep->boot->host_of[ep->rank];
         ep->far->npeers += ep->far->is[r];
@@ -137,7 +132,7 @@ int mpix_ep_far_windows(mpix_ep *ep) {
         return 0;
     /* What a device reads and writes is pinned, hence committed. */
     size_t stage = ep->banks_at + ep->bank_bytes * (size_t)ep->config.depth;
-    int packs = far_batches(ep),
+    int packs = ep->packs,
         kind = mpix_mem_together(ep->boot, (packs ? stage : 0) + ep->layout.total, "window memory");
     if (!kind && packs)
         kind = mpix_win_commit(ep->stage, 0, stage);
@@ -198,7 +193,7 @@ static int far_try(mpix_proxy *proxy, void *base, size_t bytes, mpix_proxy_mem *
 }
 
 int mpix_ep_far_register(mpix_ep *ep, void *base, size_t bytes, mpix_ep_region *region) {
-    if (!ep->far || ep->ll)
+    if (!ep->far || !ep->packs)
         return 0;
     mpix_proxy *proxy = ep->far->proxy;
     size_t key = mpix_proxy_key_bytes(proxy), blob = 1 + key;

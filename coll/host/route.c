@@ -12,9 +12,7 @@
  */
 #include "config.h"
 
-#include "coll/gpu/gpu.h"
 #include "coll/host/forward.h"
-#include "coll/host_ll/ll.h"
 
 #include <stdio.h>
 
@@ -340,50 +338,3 @@ int mpix_ep_route_step(mpix_ep_call *call, int *banks_open) {
     route_finish(call);
     return MPIX_EP_STEP_COMPLETE;
 }
-
-static int route_start(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing,
-                       const MPIX_Ep_counts *counts, MPIX_Xfer *xfer, int blocking) {
-    if (mpix_ep_gpu_is(handle))
-        return mpix_ep_gpu_route(handle, routing, counts, xfer,
-                                 blocking ? MPIX_EP_GPU_BLOCKING : MPIX_EP_GPU_XFER, NULL);
-    mpix_ep_call *call;
-    int code = mpix_ep_call_begin(handle, MPIX_EP_ROUTE, mpix_ep_route_step, &call);
-    if (code != MPI_SUCCESS)
-        return code;
-    mpix_ep *ep = handle->ep;
-    if (ep->ll)
-        call->step = mpix_ep_ll_route_step;
-    MPIX_Ep_routing r;
-    int kind = call->kind;
-    if (!kind && !blocking && !xfer)
-        kind = mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
-    if (!kind)
-        kind = mpix_ep_check_routing(ep, routing, &r);
-    if (!kind)
-        kind = mpix_ep_check_counts(ep, counts);
-    if (!kind)
-        kind = mpix_ep_plan_create(&ep->placement, &r, ep->config.check >= 0, &call->plan);
-    if (!kind && ep->hop)
-        kind = mpix_ep_hop_plan(call);
-    if (kind)
-        mpix_ep_call_fail(call, kind);
-    else if (counts)
-        call->route.counts = *counts;
-    handle->routed = !kind;
-    handle->tokens = kind ? 0 : r.num_tokens;
-    handle->topk = kind ? 0 : r.topk;
-    handle->capacity = -1;
-    return mpix_ep_call_submit(call, xfer, blocking);
-}
-
-int PMPIX_Ep_iroute(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing,
-                    const MPIX_Ep_counts *counts, MPIX_Xfer *xfer) {
-    return route_start(handle, routing, counts, xfer, 0);
-}
-MPIX_WEAK_ALIAS(Ep_iroute);
-
-int PMPIX_Ep_route(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing,
-                   const MPIX_Ep_counts *counts) {
-    return route_start(handle, routing, counts, NULL, 1);
-}
-MPIX_WEAK_ALIAS(Ep_route);

@@ -2,6 +2,7 @@
  * combine. host_ll/ll.h has the protocol. */
 #include "config.h"
 
+#include "coll/host/host.h"
 #include "coll/host_ll/ll.h"
 #include "mem/claim.h"
 
@@ -53,7 +54,22 @@ void mpix_ep_ll_ctl_layout(mpix_ep_ctl_layout *l, int ranks, int depth, int max_
     l->total = l->slots_at + l->slot * (size_t)max_handles;
 }
 
-int mpix_ep_ll_create(mpix_ep *ep, int far_peers) {
+/* Control words, the banks of one handle, and with proxied peers what it sends. */
+int mpix_ep_ll_window_size(const MPIX_Ep_config *c, const mpix_params *params, int ranks,
+                           int ranks_per_host, MPI_Count *bytes) {
+    mpix_ep_ctl_layout layout;
+    mpix_ep_ll ll;
+    mpix_ep_ll_sizes(c, ranks, ranks - ranks_per_host, &ll);
+    mpix_ep_ll_ctl_layout(&layout, ranks, c->depth, params->max_handles);
+    if (ll.slot_bytes == SIZE_MAX)
+        return mpix_fail(MPIX_ERRK_NO_MEM, "config.max_tokens",
+                         "the banks for batches of %lld tokens exceed 2^46 bytes",
+                         (long long)c->max_tokens);
+    *bytes = (MPI_Count)(layout.total + ll.slot_bytes + ll.tx_bytes[0] + ll.tx_bytes[1]);
+    return 0;
+}
+
+int mpix_ep_ll_layout(mpix_ep *ep, int far_peers) {
     ep->ll = calloc(1, sizeof *ep->ll);
     if (!ep->ll)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a context");
@@ -69,7 +85,8 @@ int mpix_ep_ll_create(mpix_ep *ep, int far_peers) {
     most = ep->config.layout != MPIX_EP_EXPERT ? 1
            : most < ep->config.max_topk        ? most
                                                : ep->config.max_topk;
-    if ((double)ep->size * (double)ep->config.max_tokens * (double)most > INT32_MAX)
+    if ((double)ep->size * (double)ep->config.max_tokens * (double)most >
+        (double)ep->path->limits.rows)
         return mpix_fail(MPIX_ERRK_ARG, "config.max_tokens",
                          "config.max_tokens = %lld: %d ranks could send one rank %g rows, whose "
                          "numbers have 31 bits in MPIX_EP_LL",
@@ -80,12 +97,14 @@ int mpix_ep_ll_create(mpix_ep *ep, int far_peers) {
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d handle slots",
                          ep->params.max_handles);
     size_t parts = (size_t)(ep->size < ep->config.max_topk ? ep->size : ep->config.max_topk);
-    if (!ep->gpu &&
-        !(ep->ll->parts = aligned_alloc(64,
-                                        parts * mpix_ep_up64((size_t)ep->config.max_row_bytes))))
+    ep->ll->parts = aligned_alloc(64, parts * mpix_ep_up64((size_t)ep->config.max_row_bytes));
+    ep->sums = malloc(((size_t)ep->config.max_topk + 1) * sizeof *ep->sums);
+    if (!ep->ll->parts || !ep->sums)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %zu rows of %lld bytes", parts,
                          (long long)ep->config.max_row_bytes);
-    return 0;
+    ep->stage_bytes = ep->ll->slot_bytes * (size_t)ep->params.max_handles;
+    mpix_ep_ll_ctl_layout(&ep->layout, ep->size, ep->config.depth, ep->params.max_handles);
+    return mpix_ep_host_scratch(ep);
 }
 
 /* ---- slots of handles with proxied peers ----------------------------------------------------- */
@@ -122,7 +141,8 @@ static void slot_close(mpix_ep *ep, mpix_ep_ll_slot *s) {
     *s = (mpix_ep_ll_slot){0};
 }
 
-int mpix_ep_ll_slot_open(mpix_ep *ep, int slot) {
+/* Collective, ends in agreement. */
+static int slot_open(mpix_ep *ep, int slot) {
     mpix_ep_ll *ll = ep->ll;
     size_t end = ll->slot_bytes * ((size_t)slot + 1),
            grows = end > ll->committed ? end - ll->committed : 0;
@@ -159,19 +179,22 @@ int mpix_ep_ll_slot_open(mpix_ep *ep, int slot) {
 
 void mpix_ep_ll_free(mpix_ep *ep) {
     mpix_ep_ll *ll = ep->ll;
-    if (!ll)
-        return;
-    for (int s = 0; ll->slots && ep->far && ep->far->proxy && s < ep->params.max_handles; s++)
-        slot_close(ep, &ll->slots[s]);
-    free(ll->slots);
-    free(ll->parts);
-    free(ll);
-    ep->ll = NULL;
+    if (ll) {
+        for (int s = 0; ll->slots && ep->far && ep->far->proxy && s < ep->params.max_handles; s++)
+            slot_close(ep, &ll->slots[s]);
+        free(ll->slots);
+        free(ll->parts);
+        free(ll);
+        ep->ll = NULL;
+    }
+    mpix_ep_far_free(ep);
+    mpix_ep_host_free(ep);
+    free(ep->sums);
 }
 
 /* ---- handles --------------------------------------------------------------------------------- */
 
-int mpix_ep_ll_handle_create(struct mpix_ep_handle *handle) {
+static int handle_local(struct mpix_ep_handle *handle) {
     mpix_ep *ep = handle->ep;
     size_t ranks = (size_t)ep->size, nlocal = (size_t)ep->placement.nlocal[ep->rank];
     mpix_ep_ll_handle *h = calloc(1, sizeof *h);
@@ -192,12 +215,24 @@ int mpix_ep_ll_handle_create(struct mpix_ep_handle *handle) {
     return 0;
 }
 
-void mpix_ep_ll_handle_free(struct mpix_ep_handle *handle, int with_buffer) {
+int mpix_ep_ll_handle_create(struct mpix_ep_handle *handle) {
+    int kind = mpix_boot_agree(handle->ep->boot, handle_local(handle));
+    if (!kind)
+        kind = slot_open(handle->ep, handle->slot);
+    if (kind)
+        mpix_ep_ll_handle_free(handle, 0);
+    return kind;
+}
+
+/* With the context the buffer goes with its regions. */
+void mpix_ep_ll_handle_free(struct mpix_ep_handle *handle, int with_context) {
     mpix_ep *ep = handle->ep;
     mpix_ep_ll_handle *h = handle->ll;
+    mpix_ep_plan_free(handle->plan);
+    handle->plan = NULL;
     if (!h)
         return;
-    if (with_buffer && h->buffer) {
+    if (!with_context && h->buffer) {
         pthread_mutex_lock(&ep->lock);
         mpix_win *win = ep->regions[h->buffer - 1].win;
         ep->regions[h->buffer - 1].win = NULL;
@@ -211,7 +246,7 @@ void mpix_ep_ll_handle_free(struct mpix_ep_handle *handle, int with_buffer) {
 }
 
 /* Nothing is exchanged: what the other ranks send comes with their batches. */
-int mpix_ep_ll_route_step(mpix_ep_call *call, int *banks_open) {
+static int route_step(mpix_ep_call *call, int *banks_open) {
     struct mpix_ep_handle *handle = call->handle;
     mpix_ep *ep = call->ep;
     uint64_t at = 0;
@@ -234,6 +269,23 @@ int mpix_ep_ll_route_step(mpix_ep_call *call, int *banks_open) {
     handle->plan = call->plan;
     call->plan = NULL;
     return MPIX_EP_STEP_COMPLETE;
+}
+
+/* ---- the calls ------------------------------------------------------------------------------- */
+
+int mpix_ep_ll_route(struct mpix_ep_handle *handle, const MPIX_Ep_routing *routing,
+                     const MPIX_Ep_counts *counts, const mpix_ep_form *form) {
+    return mpix_ep_host_route(handle, routing, counts, form, route_step);
+}
+
+int mpix_ep_ll_dispatch(struct mpix_ep_handle *handle, const MPIX_Ep_dispatch_in *in,
+                        const MPIX_Ep_dispatch_out *out, const mpix_ep_form *form) {
+    return mpix_ep_host_dispatch(handle, in, out, form, mpix_ep_ll_dispatch_step);
+}
+
+int mpix_ep_ll_combine(struct mpix_ep_handle *handle, const MPIX_Ep_combine_in *in,
+                       const MPIX_Ep_combine_out *out, const mpix_ep_form *form) {
+    return mpix_ep_host_combine(handle, in, out, form, mpix_ep_ll_combine_step);
 }
 
 /* ---- combine's memory ------------------------------------------------------------------------ */
@@ -262,11 +314,6 @@ int mpix_ep_ll_combine_buffer(struct mpix_ep_handle *handle, MPIX_Ep_rows *rows)
     mpix_ep *ep = handle->ep;
     mpix_ep_ll_handle *h = handle->ll;
     uint64_t epoch = handle->started[MPIX_EP_COMBINE] + 1, depth = (uint64_t)ep->config.depth;
-    if (ep->config.layout != MPIX_EP_SLOTS)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "handle",
-                         "MPIX_Ep_combine_buffer is for the SLOTS layout: in the EXPERT layout "
-                         "combine copies no "
-                         "row from any memory, a token's sum is written straight to its owner");
     int kind = h->buffer ? 0 : buffer_make(handle);
     if (!kind && !rows)
         kind = mpix_fail(MPIX_ERRK_ARG, "rows", "rows is NULL");
@@ -280,10 +327,10 @@ int mpix_ep_ll_combine_buffer(struct mpix_ep_handle *handle, MPIX_Ep_rows *rows)
                              (int)depth);
     pthread_mutex_unlock(&ep->lock);
     if (kind)
-        return kind;
+        return mpix_boot_raise(ep->boot, kind);
     size_t bank = (size_t)ep->size * (size_t)ep->config.max_tokens * h->buffer_pitch;
     *rows = (MPIX_Ep_rows){.data = (char *)ep->regions[h->buffer - 1].win->base +
                                    bank * (size_t)(epoch % depth),
                            .stride = (MPI_Count)h->buffer_pitch};
-    return 0;
+    return MPI_SUCCESS;
 }

@@ -167,14 +167,20 @@ static inline size_t mpix_ep_up64(size_t n) { return (n + 63) & ~(size_t)63; }
 size_t mpix_ep_ll_answer_bytes(const MPIX_Ep_config *config, size_t n);
 void mpix_ep_ll_sizes(const MPIX_Ep_config *config, int ranks, int far_peers, mpix_ep_ll *ll);
 void mpix_ep_ll_ctl_layout(mpix_ep_ctl_layout *layout, int ranks, int depth, int max_handles);
-int mpix_ep_ll_create(mpix_ep *ep, int far_peers);
-void mpix_ep_ll_free(mpix_ep *ep); /* after the proxy has stopped and before it is freed */
-int mpix_ep_ll_slot_open(mpix_ep *ep, int slot); /* collective, ends in agreement */
+/* What the table of paths has. */
+int mpix_ep_ll_window_size(const MPIX_Ep_config *config, const mpix_params *params, int ranks,
+                           int ranks_per_host, MPI_Count *bytes);
+int mpix_ep_ll_layout(mpix_ep *ep, int far_peers);
+void mpix_ep_ll_free(mpix_ep *ep);
 int mpix_ep_ll_handle_create(struct mpix_ep_handle *handle);
-/* otherwise it goes with the context's regions */
-void mpix_ep_ll_handle_free(struct mpix_ep_handle *handle, int with_buffer);
-int mpix_ep_ll_route_step(mpix_ep_call *call, int *banks_open);
-int mpix_ep_ll_combine_buffer(struct mpix_ep_handle *handle, MPIX_Ep_rows *rows); /* kind */
+void mpix_ep_ll_handle_free(struct mpix_ep_handle *handle, int with_context);
+int mpix_ep_ll_route(struct mpix_ep_handle *handle, const MPIX_Ep_routing *routing,
+                     const MPIX_Ep_counts *counts, const mpix_ep_form *form);
+int mpix_ep_ll_dispatch(struct mpix_ep_handle *handle, const MPIX_Ep_dispatch_in *in,
+                        const MPIX_Ep_dispatch_out *out, const mpix_ep_form *form);
+int mpix_ep_ll_combine(struct mpix_ep_handle *handle, const MPIX_Ep_combine_in *in,
+                       const MPIX_Ep_combine_out *out, const mpix_ep_form *form);
+int mpix_ep_ll_combine_buffer(struct mpix_ep_handle *handle, MPIX_Ep_rows *rows);
 
 /* host_ll/batch.c: banks, batches, words */
 mpix_ep_ll_part *mpix_ep_ll_part_of(const mpix_ep_call *call, int peer);

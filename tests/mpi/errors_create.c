@@ -19,11 +19,11 @@ static int owners[64]; /* all rank 0 */
 #define CONFIG_FAULTS(X)                                                                                   \
     X(size, ARG, "config.struct_size", "5", NULL, c->struct_size = 5)                                      \
     X(mode, ARG, "config.mode", "7", NULL, c->mode = 7)                                                    \
-    X(ll_compact, UNSUPPORTED, "config.layout", "LL", NULL, (c->mode = MPIX_EP_LL, c->layout = MPIX_EP_COMPACT, c->expert_align = 0)) \
-    X(ll_cuda, UNSUPPORTED, "config.num_sms", "LL", NULL, (c->mode = MPIX_EP_LL, c->memkind = MPIX_EP_CUDA, c->num_sms = MPIX_EP_SMS_NONE)) \
+    X(ll_compact, UNSUPPORTED, "config.layout", "host-ll", "COMPACT", (c->mode = MPIX_EP_LL, c->layout = MPIX_EP_COMPACT, c->expert_align = 0)) \
+    X(ll_cuda, UNSUPPORTED, "config.num_sms", "gpu-ll", "gpu-copy-engine", (c->mode = MPIX_EP_LL, c->memkind = MPIX_EP_CUDA, c->num_sms = MPIX_EP_SMS_NONE)) \
     X(layout, ARG, "config.layout", "9", NULL, c->layout = 9)                                              \
     X(layout_negative, ARG, "config.layout", "-1", NULL, c->layout = -1)                                   \
-    X(layout_slots, UNSUPPORTED, "config.layout", "SLOTS", NULL, c->layout = MPIX_EP_SLOTS)                \
+    X(layout_slots, UNSUPPORTED, "config.layout", "host-ht", "SLOTS", c->layout = MPIX_EP_SLOTS)                \
     X(align_slots, ARG, "config.expert_align", "2", "1", (c->mode = MPIX_EP_LL, c->layout = MPIX_EP_SLOTS, c->expert_align = 2)) \
     X(memkind, ARG, "config.memkind", "4", NULL, c->memkind = 4)                                           \
     X(device, ARG, "config.device", "1", "0", c->device = 1)                                               \
@@ -35,7 +35,7 @@ static int owners[64]; /* all rank 0 */
     X(depth_large, ARG, "config.depth", "65", "64", c->depth = 65)                                         \
     X(num_sms, ARG, "config.num_sms", "1", "0", c->num_sms = 1)                                            \
     X(overflow, ARG, "config.overflow", "2", NULL, c->overflow = 2)                                        \
-    X(masking, UNSUPPORTED, "config.masking", NULL, NULL, c->masking = 1)                                  \
+    X(masking, UNSUPPORTED, "config.masking", "host-ht", "no path", c->masking = 1)                                  \
     X(masking_bad, ARG, "config.masking", "3", NULL, c->masking = 3)                                       \
     X(check, ARG, "config.check", "2", "1", c->check = 2)                                                  \
     X(pad, ARG, "config.pad", "8", "0", c->pad = 8)                                                        \
@@ -113,10 +113,10 @@ static void no_cuda_module(void)
 /* What GPU memory does not have among proxied peers is told before its module is opened. */
 static void cuda_proxied(void)
 {
-    static const struct { int layout, sms; const char *hops, *arg, *texts[3]; } cases[] = {
-        {MPIX_EP_COMPACT, MPIX_EP_SMS_NONE, "auto", "config.memkind", {"MPIX_EP_SMS_NONE", "kernels pack", NULL}},
-        {MPIX_EP_EXPERT, MPIX_EP_SMS_NONE, "off", "config.memkind", {"MPIX_EP_SMS_NONE", "kernels pack", NULL}},
-        {MPIX_EP_EXPERT, 0, "on", "two_hops", {"MPIX_EP_EXPERT", "one hop", NULL}},
+    static const struct { int layout, sms; const char *hops, *arg, *texts[4]; } cases[] = {
+        {MPIX_EP_COMPACT, MPIX_EP_SMS_NONE, "auto", "config.memkind", {"gpu-copy-engine", "kernels pack", "gpu-ht"}},
+        {MPIX_EP_EXPERT, MPIX_EP_SMS_NONE, "off", "config.layout", {"gpu-copy-engine", "gpu-expert", NULL}},
+        {MPIX_EP_EXPERT, 0, "on", "two_hops", {"gpu-expert", "one hop", "gpu-ht"}},
         {MPIX_EP_EXPERT, 0, "auto", "config.memkind", {"/nowhere", NULL, NULL}}};
     for (size_t i = 0; t_size > 1 && i < sizeof cases / sizeof *cases; i++) {
         MPIX_Ep_config config;

@@ -3,7 +3,7 @@
 
 #include "base/clock.h"
 #include "base/wait.h"
-#include "coll/ep.h"
+#include "coll/host/host.h"
 
 #include <check.h>
 #include <pthread.h>
