@@ -418,7 +418,8 @@ static void time_out(mpix_ep *ep) {
  * Other contexts of the process: their peers may be what ours wait for. Nobody is held up by them:
  * all_lock is held to look at the list and never to work, a context that another thread works on is
  * passed over, and a visit is one step of each call, at most some 4 MiB. Who looks least recently
- * visited goes first, so all get their turn. A visited context can't be freed
+ * visited goes first, so all get their turn. A thread takes another context's lock by trylock and
+ * without its own, so locks form no circle. A visited context can't be freed
  * (mpix_ep_engine_free).
  */
 static mpix_ep *other_take(const mpix_ep *self, int *busy) {

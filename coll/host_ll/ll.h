@@ -4,7 +4,8 @@
  * Every rank has, for each handle slot, `depth` banks for dispatch and as many for combine. A bank
  * has a fixed place for each source, so a rank writes without asking what the others send: the
  * batch says it itself. Bank of a call: its epoch modulo depth. The same bytes, words and epochs
- * serve mapped peers (written in place), proxied ones (one message, one signal) and kernels.
+ * serve mapped peers (written in place), proxied ones (one message, one signal) and kernels. Epochs
+ * are counted per handle: on a device handles run in any order, and graphs replay.
  *
  *   batch    head | block flags (mapped only) | records | scales | rows: n rows, all areas at
  *            multiples of 64 bytes
