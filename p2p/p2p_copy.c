@@ -1,8 +1,10 @@
 /*
- * p2p_copy.c - transfers that are over when the call returns: mapped memory, and other processes' memory by system call.
+ * p2p_copy.c - transfers that are over when the call returns: mapped memory, and other processes'
+ * memory by system call.
  *
- * Visibility. memcpy may use streaming stores for long copies, which a release store does not order: a long copy is followed by a fence
- * (P2P_STREAMED), and a notification or message is preceded by one. A system call that wrote the peer's memory is over when it returns.
+ * Visibility. memcpy may use streaming stores for long copies, which a release store does not
+ * order: a long copy is followed by a fence (P2P_STREAMED), and a notification or message is
+ * preceded by one. A system call that wrote the peer's memory is over when it returns.
  */
 #include "config.h"
 
@@ -15,9 +17,11 @@
 
 enum { COPY_BATCH = 64 }; /* pieces of one system call */
 
-/* What does not stay in the cache is not fetched into it before it is overwritten: a third of the memory's traffic less. */
+/* What does not stay in the cache is not fetched into it before it is overwritten: a third of the
+ * memory's traffic less. */
 void p2p_copy_bytes(const mpix_p2p *p2p, void *to, const void *from, size_t n) {
-    size_t apart = to > from ? (size_t)((char *)to - (const char *)from) : (size_t)((const char *)from - (char *)to);
+    size_t apart = to > from ? (size_t)((char *)to - (const char *)from)
+                             : (size_t)((const char *)from - (char *)to);
 
     if (n < p2p->stream_bytes || apart < n)
         memmove(to, from, n);
@@ -28,19 +32,23 @@ void p2p_copy_bytes(const mpix_p2p *p2p, void *to, const void *from, size_t n) {
 }
 
 static int copy_revoked(const mpix_p2p *p2p, int peer) {
-    return mpix_fail_peer(MPIX_ERRK_ARG, peer, p2p->boot->hostnames[peer], "rank %d has taken its memory back: its object has failed or ended", peer);
+    return mpix_fail_peer(MPIX_ERRK_ARG, peer, p2p->boot->hostnames[peer],
+                          "rank %d has taken its memory back: its object has failed or ended",
+                          peer);
 }
 
-static ssize_t copy_write(p2p_peer *peer, const struct iovec *here, const struct iovec *there, unsigned n) {
+static ssize_t copy_write(p2p_peer *peer, const struct iovec *here, const struct iovec *there,
+                          unsigned n) {
     ssize_t moved = process_vm_writev(peer->pid, here, n, there, n, 0);
 
     mpix_calls_leave(&peer->out->calls); /* leaves errno alone */
     return moved;
 }
 
-/* rest: bytes of the pieces from at on that one call moves; it may move less than asked for. What was read while the owner took its memory back need not be
- * what was there. */
-static int copy_call(mpix_p2p *p2p, int put, int peer, struct iovec *here, struct iovec *there, int n) {
+/* rest: bytes of the pieces from at on that one call moves; it may move less than asked for. What
+ * was read while the owner took its memory back need not be what was there. */
+static int copy_call(mpix_p2p *p2p, int put, int peer, struct iovec *here, struct iovec *there,
+                     int n) {
     p2p_peer *to = &p2p->peers[peer];
     int i = 0;
 
@@ -48,15 +56,19 @@ static int copy_call(mpix_p2p *p2p, int put, int peer, struct iovec *here, struc
         unsigned left_n = (unsigned)(n - i);
         if (put && !mpix_calls_enter(&to->out->calls, &to->ctl->revoked))
             return copy_revoked(p2p, peer);
-        ssize_t moved = put ? copy_write(to, here + i, there + i, left_n) : process_vm_readv(to->pid, here + i, left_n, there + i, left_n, 0);
+        ssize_t moved = put ? copy_write(to, here + i, there + i, left_n)
+                            : process_vm_readv(to->pid, here + i, left_n, there + i, left_n, 0);
         if (moved < 0 && errno == EINTR)
             continue;
         if (moved <= 0) {
             if (moved < 0 && errno == ESRCH)
-                return mpix_fail_peer(MPIX_ERRK_PEER, peer, p2p->boot->hostnames[peer], "the process of rank %d has ended", peer);
+                return mpix_fail_peer(MPIX_ERRK_PEER, peer, p2p->boot->hostnames[peer],
+                                      "the process of rank %d has ended", peer);
             int err = moved < 0 ? errno : EFAULT, kind;
-            kind = mpix_fail_sys(MPIX_ERRK_TRANSPORT, err, "memory of rank %d at %p can't be accessed; is it still mapped there?", peer,
-                                 there[i].iov_base);
+            kind = mpix_fail_sys(
+                MPIX_ERRK_TRANSPORT, err,
+                "memory of rank %d at %p can't be accessed; is it still mapped there?", peer,
+                there[i].iov_base);
             mpix_error_tls()->rank = peer;
             return kind;
         }
@@ -71,7 +83,9 @@ static int copy_call(mpix_p2p *p2p, int put, int peer, struct iovec *here, struc
         }
     }
     atomic_thread_fence(memory_order_acquire); /* behind the reads */
-    return !put && atomic_load_explicit(&to->ctl->revoked, memory_order_relaxed) ? copy_revoked(p2p, peer) : 0;
+    return !put && atomic_load_explicit(&to->ctl->revoked, memory_order_relaxed)
+               ? copy_revoked(p2p, peer)
+               : 0;
 }
 
 /* Pieces from *at on that are CMA, up to a batch. */

@@ -1,4 +1,5 @@
-/* p2p_create.c - creation and end of an object. Creation is a row of stages, each ending in agreement of all ranks on its status. */
+/* p2p_create.c - creation and end of an object. Creation is a row of stages, each ending in
+ * agreement of all ranks on its status. */
 #include "config.h"
 
 #include "p2p/p2p_gpu.h"
@@ -15,7 +16,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* ---- handles that are alive --------------------------------------------------------------------------------------------- */
+/* ---- handles that are alive ------------------------------------------------------------------ */
 
 _Thread_local p2p_seen p2p_seen_cache[P2P_SEEN] __attribute__((tls_model("initial-exec")));
 
@@ -42,15 +43,16 @@ int p2p_alive(mpix_p2p *p2p) {
     return kind;
 }
 
-int p2p_raise(mpix_p2p *p2p, int kind) {
-    return mpix_boot_raise(p2p ? p2p->boot : NULL, kind);
-}
+int p2p_raise(mpix_p2p *p2p, int kind) { return mpix_boot_raise(p2p ? p2p->boot : NULL, kind); }
 
-/* From which length on a copy bypasses the caches: when source and destination of all ranks that share the cache fill it. */
+/* From which length on a copy bypasses the caches: when source and destination of all ranks that
+ * share the cache fill it. */
 static size_t copy_limit(const mpix_p2p *p2p) {
     const mpix_topo *topo = mpix_topo_get();
-    int sharing = topo->l3_bytes && topo->l3_pus < p2p->boot->local_size ? topo->l3_pus : p2p->boot->local_size;
-    size_t limit = (topo->l3_bytes ? topo->l3_bytes : (size_t)32 << 20) / 2 / (size_t)(sharing > 0 ? sharing : 1);
+    int sharing = topo->l3_bytes && topo->l3_pus < p2p->boot->local_size ? topo->l3_pus
+                                                                         : p2p->boot->local_size;
+    size_t limit = (topo->l3_bytes ? topo->l3_bytes : (size_t)32 << 20) / 2 /
+                   (size_t)(sharing > 0 ? sharing : 1);
 
     if (!p2p->rows || p2p->params.stores == MPIX_STORES_ORDINARY)
         return SIZE_MAX;
@@ -61,7 +63,7 @@ static size_t copy_limit(const mpix_p2p *p2p) {
     return limit > P2P_STREAMED ? limit : P2P_STREAMED;
 }
 
-/* ---- stages ------------------------------------------------------------------------------------------------------------- */
+/* ---- stages ---------------------------------------------------------------------------------- */
 
 /* What everybody must know of everybody. */
 typedef struct p2p_card {
@@ -73,7 +75,8 @@ static int info_set(void *params, const char *key, const char *value) {
 }
 
 static int create_configure(mpix_p2p *p2p, MPI_Info info, const MPIX_P2p *out) {
-    int kind = out ? mpix_params_read(&p2p->params) : mpix_fail(MPIX_ERRK_ARG, "p2p", "p2p is NULL");
+    int kind = out ? mpix_params_read(&p2p->params)
+                   : mpix_fail(MPIX_ERRK_ARG, "p2p", "p2p is NULL");
 
     if (!kind)
         kind = mpix_boot_info_each(info, info_set, &p2p->params);
@@ -97,19 +100,23 @@ static int create_configure(mpix_p2p *p2p, MPI_Info info, const MPIX_P2p *out) {
     for (int r = 0; r < p2p->size; r++) {
         p2p->peers[r].sent = calloc((size_t)p2p->slots, sizeof *p2p->peers[r].sent);
         if (!p2p->peers[r].sent)
-            return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d notification counters", p2p->slots);
+            return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d notification counters",
+                             p2p->slots);
     }
     if (getrandom(p2p->random, sizeof p2p->random, 0) != (ssize_t)sizeof p2p->random)
         return mpix_fail_sys(MPIX_ERRK_TRANSPORT, errno, "getrandom");
     return 0;
 }
 
-/* Whether the system lets us at the peer's memory, and whether that is the right process: its random number is where it says. */
+/* Whether the system lets us at the peer's memory, and whether that is the right process: its
+ * random number is where it says. */
 static int create_probe_cma(const mpix_p2p *p2p, int r, const p2p_card *card) {
     uint64_t seen[2] = {0};
-    struct iovec here = {seen, sizeof seen}, there = {(void *)(uintptr_t)card->token_addr, sizeof seen};
+    struct iovec here = {seen, sizeof seen},
+                 there = {(void *)(uintptr_t)card->token_addr, sizeof seen};
 
-    if (!p2p->params.p2p_cma || process_vm_readv(p2p->peers[r].pid, &here, 1, &there, 1, 0) != (ssize_t)sizeof seen)
+    if (!p2p->params.p2p_cma ||
+        process_vm_readv(p2p->peers[r].pid, &here, 1, &there, 1, 0) != (ssize_t)sizeof seen)
         return 0;
     return memcmp(seen, card->random, sizeof seen) == 0;
 }
@@ -126,7 +133,9 @@ static int create_compare(mpix_p2p *p2p) {
 static int create_meet(mpix_p2p *p2p) {
     p2p_card card = {.token_addr = (uint64_t)(uintptr_t)p2p->random};
     p2p_card *cards = calloc((size_t)p2p->size, sizeof *cards);
-    int kind = mpix_boot_agree(p2p->boot, cards ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d ranks", p2p->size));
+    int kind = mpix_boot_agree(p2p->boot, cards ? 0
+                                                : mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                                                            "no memory for %d ranks", p2p->size));
 
     if (kind)
         goto free_cards;
@@ -160,7 +169,8 @@ static int create_proxy(mpix_p2p *p2p) {
     if (!kind)
         kind = mpix_boot_or(p2p->boot, &far, 1);
     if (!kind && far)
-        kind = mpix_proxy_create(p2p->boot, &p2p->params, want, p2p->ring + 3, 0, &p2p->ctl->bell, &p2p->proxy);
+        kind = mpix_proxy_create(p2p->boot, &p2p->params, want, p2p->ring + 3, 0, &p2p->ctl->bell,
+                                 &p2p->proxy);
     free(want);
     if (kind || !far)
         return kind;
@@ -193,21 +203,24 @@ static int create_window(mpix_p2p *p2p) {
         return kind;
     p2p->blob_bytes = sizeof(p2p_blob) + (p2p->proxy ? mpix_proxy_key_bytes(p2p->proxy) : 0);
     if (p2p->blob_bytes > p2p->eager)
-        kind = mpix_fail(MPIX_ERRK_ARG, "mpix_ep_p2p_eager", "mpix_ep_p2p_eager=%zu: a handle of memory needs %zu bytes", p2p->eager,
+        kind = mpix_fail(MPIX_ERRK_ARG, "mpix_ep_p2p_eager",
+                         "mpix_ep_p2p_eager=%zu: a handle of memory needs %zu bytes", p2p->eager,
                          p2p->blob_bytes);
     for (int r = 0; r < p2p->size; r++) {
         p2p_peer *peer = &p2p->peers[r];
         size_t mine = sizeof(p2p_ctl) + (size_t)p2p->rank * p2p->block_bytes;
         peer->mapped = p2p->ctl_win->peer[r] != NULL;
         peer->ctl = p2p->ctl_win->peer[r];
-        peer->in = (p2p_block *)(void *)((char *)p2p->ctl + sizeof(p2p_ctl) + (size_t)r * p2p->block_bytes);
-        peer->out = peer->mapped ? (p2p_block *)(void *)((char *)peer->ctl + mine)
-                                 : (p2p_block *)(void *)(p2p->mirror + (size_t)r * p2p->block_bytes);
+        peer->in = (p2p_block *)(void *)((char *)p2p->ctl + sizeof(p2p_ctl) +
+                                         (size_t)r * p2p->block_bytes);
+        peer->out = peer->mapped
+                        ? (p2p_block *)(void *)((char *)peer->ctl + mine)
+                        : (p2p_block *)(void *)(p2p->mirror + (size_t)r * p2p->block_bytes);
     }
     return mpix_boot_agree(p2p->boot, kind);
 }
 
-/* ---- the end ------------------------------------------------------------------------------------------------------------ */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 static void p2p_destroy(mpix_p2p *p2p, int abandoned) {
     p2p_live_end(p2p);
@@ -257,8 +270,10 @@ static int create_stages(mpix_p2p *p2p, MPI_Info info, const MPIX_P2p *out) {
     if (!kind)
         kind = create_compare(p2p);
     if (!kind)
-        kind = mpix_boot_agree(boot, mpix_boot_split_hosts(boot, p2p->params.reach == MPIX_REACH_FORCE_PROXIED ? boot->size
-                                                          : p2p->params.hosts));
+        kind = mpix_boot_agree(boot, mpix_boot_split_hosts(boot, p2p->params.reach ==
+                                                                         MPIX_REACH_FORCE_PROXIED
+                                                                     ? boot->size
+                                                                     : p2p->params.hosts));
     if (!kind)
         kind = create_meet(p2p);
     boot->proxied = 1; /* peers that can't be mapped are the proxy's */
@@ -281,7 +296,8 @@ static int create_stages(mpix_p2p *p2p, MPI_Info info, const MPIX_P2p *out) {
     return mpix_boot_agree(boot, kind);
 }
 
-/* The time limit of the first meeting. What is wrong with parameters is said later, when all ranks hear it. */
+/* The time limit of the first meeting. What is wrong with parameters is said later, when all
+ * ranks hear it. */
 static double create_seconds(MPI_Info info) {
     mpix_params params = {.timeout = MPIX_BOOT_SECONDS};
 
@@ -301,7 +317,9 @@ int PMPIX_P2p_create(MPI_Comm comm, MPI_Info info, MPIX_P2p *out) {
     if (kind)
         return mpix_boot_raise_comm(comm, kind);
     p2p = calloc(1, sizeof *p2p);
-    kind = mpix_boot_agree(boot, p2p ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for an object of MPIX_P2p"));
+    kind = mpix_boot_agree(boot, p2p ? 0
+                                     : mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                                                 "no memory for an object of MPIX_P2p"));
     if (kind) {
         free(p2p);
         code = mpix_boot_raise(boot, kind);
@@ -337,7 +355,8 @@ static void p2p_leave(mpix_p2p *p2p) {
     mpix_win_leave(p2p->ctl_win);
 }
 
-/* The barrier lets peers finish what they do with our memory, and our device answer them. Bounded: a peer may never come. */
+/* The barrier lets peers finish what they do with our memory, and our device answer them. Bounded:
+ * a peer may never come. */
 int PMPIX_P2p_free(MPIX_P2p *pp2p) {
     int kind = pp2p ? 0 : mpix_fail(MPIX_ERRK_ARG, "p2p", "p2p is NULL"), users, failed;
     mpix_p2p *p2p;
@@ -357,9 +376,11 @@ int PMPIX_P2p_free(MPIX_P2p *pp2p) {
     failed = p2p->failed;
     pthread_mutex_unlock(&p2p->lock);
     if (users > 0 && !failed)
-        return p2p_raise(p2p, mpix_fail(MPIX_ERRK_ARG, "p2p", "%d transfers are in flight: complete them first", users));
+        return p2p_raise(p2p, mpix_fail(MPIX_ERRK_ARG, "p2p",
+                                        "%d transfers are in flight: complete them first", users));
     if (!failed) {
-        failed = mpix_boot_barrier_bounded(p2p->boot, p2p->params.timeout < 10 ? p2p->params.timeout : 10);
+        failed = mpix_boot_barrier_bounded(p2p->boot,
+                                           p2p->params.timeout < 10 ? p2p->params.timeout : 10);
     }
     p2p_gpu_sync(p2p); /* kernels may need the proxy */
     pthread_mutex_lock(&p2p->lock);
@@ -375,7 +396,8 @@ MPIX_WEAK_ALIAS(P2p_free);
 
 int PMPIX_P2p_set_errhandler(MPIX_P2p p2p, MPI_Errhandler errhandler) {
     if (!mpix_live_check(p2p, MPIX_LIVE_P2P))
-        return mpix_boot_raise(NULL, mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed"));
+        return mpix_boot_raise(NULL,
+                               mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed"));
     return p2p_raise(p2p, mpix_boot_set_errhandler(p2p->boot, errhandler));
 }
 MPIX_WEAK_ALIAS(P2p_set_errhandler);
@@ -384,7 +406,9 @@ int PMPIX_P2p_get_async_error(MPIX_P2p p2p, MPIX_Error *error) {
     if (!mpix_live_check(p2p, MPIX_LIVE_P2P))
         return mpix_boot_code(mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed"));
     if (!error || error->struct_size != sizeof *error)
-        return mpix_boot_code(mpix_fail(MPIX_ERRK_ARG, "error", "error is NULL, or its struct_size is unknown: use MPIX_INIT"));
+        return mpix_boot_code(
+            mpix_fail(MPIX_ERRK_ARG, "error",
+                      "error is NULL, or its struct_size is unknown: use MPIX_INIT"));
     if (atomic_load_explicit(&p2p->failed, memory_order_acquire)) {
         *error = p2p->failure;
         error->struct_size = sizeof *error;

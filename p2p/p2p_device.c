@@ -1,15 +1,20 @@
 /*
- * p2p_device.c - handles for kernels (include/mpix_device.h): the object, local memory, a peer's memory.
+ * p2p_device.c - handles for kernels (include/mpix_device.h): the object, local memory,
+ * a peer's memory.
  *
- * Counters. Where all ranks map each other they lie in GPU memory, and signals are additions over the link. With proxied peers they lie in
- * host memory for all pairs, in a window that same-host ranks map and the network writes: data and the word that tells of them then are in
- * memory of one kind, and nothing has to be flushed between their arrivals. Mapped peers store their sums there (mpix_dev_count).
+ * Counters. Where all ranks map each other they lie in GPU memory, and signals are additions over
+ * the link. With proxied peers they lie in host memory for all pairs, in a window that same-host
+ * ranks map and the network writes: data and the word that tells of them then are in memory of one
+ * kind, and nothing has to be flushed between their arrivals. Mapped peers store their sums there
+ * (mpix_dev_count).
  *
- * Memory for kernels in an object with proxied peers is host memory, which CUDA makes accessible: each mapping, our own and those of mapped
- * peers' parts, is registered with CUDA when a handle for kernels needs it, and stays so as long as its area.
+ * Memory for kernels in an object with proxied peers is host memory, which CUDA makes accessible:
+ * each mapping, our own and those of mapped peers' parts, is registered with CUDA when a handle for
+ * kernels needs it, and stays so as long as its area.
  *
- * What a kernel was given must stay valid while it runs: that is the caller's duty, for memory and handles alike, as for copies on streams.
- * A command that comes all the same finds its entry in the tables empty and is refused.
+ * What a kernel was given must stay valid while it runs: that is the caller's duty, for memory and
+ * handles alike, as for copies on streams. A command that comes all the same finds its entry in the
+ * tables empty and is refused.
  */
 #include "config.h"
 
@@ -34,14 +39,15 @@ struct p2p_device {
     uint32_t next;
 };
 
-/* ---- host memory for kernels --------------------------------------------------------------------------------------------- */
+/* ---- host memory for kernels ----------------------------------------------------------------- */
 
 /* The address of a mapping of `bytes` for kernels. */
 static int device_register(mpix_p2p *p2p, void *base, size_t bytes, void **mapped) {
     const mpix_gpu *gpu = p2p_gpu_of(p2p);
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     char why[MPIX_CUDA_WHY] = "";
-    int kind = gpu->ops->host_register(&gpu->device, base, (bytes + page - 1) / page * page, mapped, why);
+    int kind = gpu->ops->host_register(&gpu->device, base, (bytes + page - 1) / page * page, mapped,
+                                       why);
 
     return kind ? mpix_fail(kind, NULL, "host memory for kernels: %s", why) : 0;
 }
@@ -59,7 +65,8 @@ static int area_pin(mpix_p2p *p2p, p2p_area *area, int rank, char **ptr) {
     if (!kind && !area->pinned && !(area->pinned = calloc((size_t)p2p->size, sizeof *area->pinned)))
         kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d ranks", p2p->size);
     if (!kind && !area->pinned[rank])
-        kind = device_register(p2p, area->win->peer[rank], area->win->peer_bytes[rank], &area->pinned[rank]);
+        kind = device_register(p2p, area->win->peer[rank], area->win->peer_bytes[rank],
+                               &area->pinned[rank]);
     if (!kind)
         *ptr = area->pinned[rank];
     return kind;
@@ -70,8 +77,10 @@ int p2p_device_area(mpix_p2p *p2p, p2p_area *area) {
     int kind = area->win->bytes ? area_pin(p2p, area, p2p->rank, &ptr) : 0;
 
     if (!kind && ptr && ptr != area->win->base)
-        kind = mpix_fail(MPIX_ERRK_UNSUPPORTED, "info", "mpix_ep_p2p_memory=cuda among proxied peers: host memory has another address for this GPU; "
-                                                        "use host memory and MPIX_P2p_mem_device");
+        kind = mpix_fail(MPIX_ERRK_UNSUPPORTED, "info",
+                         "mpix_ep_p2p_memory=cuda among proxied peers: host memory has another "
+                         "address for this GPU; "
+                         "use host memory and MPIX_P2p_mem_device");
     return kind;
 }
 
@@ -85,7 +94,7 @@ void p2p_device_area_free(mpix_p2p *p2p, p2p_area *area) {
     area->pinned = NULL;
 }
 
-/* ---- creation ------------------------------------------------------------------------------------------------------------ */
+/* ---- creation -------------------------------------------------------------------------------- */
 
 static int device_new(mpix_p2p *p2p, p2p_device **out) {
     p2p_device *dev;
@@ -97,11 +106,16 @@ static int device_new(mpix_p2p *p2p, p2p_device **out) {
     if (kind)
         return kind;
     if (p2p->proxy && !mpix_proxy_threads(p2p->proxy) && p2p->params.proxy == MPIX_PROXY_CALLER)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "mpix_ep_proxy", "mpix_ep_proxy=caller: kernels need a proxy that runs by itself, auto or thread");
+        return mpix_fail(
+            MPIX_ERRK_UNSUPPORTED, "mpix_ep_proxy",
+            "mpix_ep_proxy=caller: kernels need a proxy that runs by itself, auto or thread");
     if (p2p->size > MPIX_CUDA_RANKS && !p2p->proxy)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "transfers by kernels among %d mapped ranks; at most %d in this version", p2p->size, MPIX_CUDA_RANKS);
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL,
+                         "transfers by kernels among %d mapped ranks; at most %d in this version",
+                         p2p->size, MPIX_CUDA_RANKS);
     dev = calloc(1, sizeof *dev);
-    if (!dev || !(dev->used = calloc(MPIX_DEV_REMOTES, 1)) || !(dev->pinned = calloc((size_t)p2p->size, sizeof *dev->pinned))) {
+    if (!dev || !(dev->used = calloc(MPIX_DEV_REMOTES, 1)) ||
+        !(dev->pinned = calloc((size_t)p2p->size, sizeof *dev->pinned))) {
         if (dev)
             free(dev->used);
         free(dev);
@@ -115,7 +129,9 @@ static int device_new(mpix_p2p *p2p, p2p_device **out) {
 static int device_counters_gpu(mpix_p2p *p2p, p2p_device *dev) {
     const mpix_gpu *gpu = p2p_gpu_of(p2p);
     unsigned char(*uuid)[16] = dev->uuid = calloc((size_t)p2p->size + 1, sizeof *uuid);
-    int kind = mpix_boot_agree(p2p->boot, uuid ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d ranks", p2p->size));
+    int kind = mpix_boot_agree(p2p->boot, uuid ? 0
+                                               : mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                                                           "no memory for %d ranks", p2p->size));
 
     if (!kind) {
         memcpy(uuid[p2p->size], gpu->device.uuid, sizeof *uuid);
@@ -124,12 +140,18 @@ static int device_counters_gpu(mpix_p2p *p2p, p2p_device *dev) {
     kind = mpix_boot_agree(p2p->boot, kind);
     if (!kind)
         kind = p2p_gpu_choose(p2p);
-    return kind ? kind : mpix_gpu_window_create(gpu, p2p->boot, &p2p->params, (size_t)p2p->size * (size_t)p2p->slots * 8, &dev->window);
+    return kind ? kind
+                : mpix_gpu_window_create(gpu, p2p->boot, &p2p->params,
+                                         (size_t)p2p->size * (size_t)p2p->slots * 8, &dev->window);
 }
 
 /* Some are not: host memory, and the queues. Collective, ends in agreement. */
 static int device_counters_host(mpix_p2p *p2p, p2p_device *dev) {
-    mpix_gpu_queues_config config = {.queues = p2p->size < DEVICE_QUEUES ? p2p->size : DEVICE_QUEUES, .slots = DEVICE_SLOTS, .counters = p2p->slots, .window = P2P_WIN_DEVICE};
+    mpix_gpu_queues_config config = {.queues = p2p->size < DEVICE_QUEUES ? p2p->size
+                                                                         : DEVICE_QUEUES,
+                                     .slots = DEVICE_SLOTS,
+                                     .counters = p2p->slots,
+                                     .window = P2P_WIN_DEVICE};
     size_t bytes = (size_t)p2p->size * (size_t)p2p->slots * 8 + 8;
     int kind = mpix_win_create(p2p->boot, &p2p->params, bytes, MPIX_WIN_COMMIT, &dev->win);
 
@@ -180,8 +202,11 @@ static int device_describe(mpix_p2p *p2p, p2p_device *dev) {
         mpix_dev_peer *p = &peers[r];
         p->in = (unsigned long long *)(void *)(device_counters(dev, p2p->rank) + (size_t)r * row);
         if (device_counters(dev, r)) {
-            p->out = (unsigned long long *)(void *)(device_counters(dev, r) + (size_t)p2p->rank * row);
-            p->sums = device_adds(gpu, dev, r) ? NULL : (unsigned long long *)(void *)((char *)dev->sums + (size_t)r * row);
+            p->out =
+                (unsigned long long *)(void *)(device_counters(dev, r) + (size_t)p2p->rank * row);
+            p->sums = device_adds(gpu, dev, r)
+                          ? NULL
+                          : (unsigned long long *)(void *)((char *)dev->sums + (size_t)r * row);
         } else {
             mpix_gpu_queues_describe_peer(dev->queues, r, 0, p);
             proxied++;
@@ -197,7 +222,12 @@ static int device_describe(mpix_p2p *p2p, p2p_device *dev) {
     free(peers);
     if (kind)
         return mpix_fail(kind, NULL, "a device handle: %s", why);
-    dev->handle = (MPIX_Device){.struct_size = sizeof dev->handle, .rank = p2p->rank, .size = p2p->size, .slots = p2p->slots, .proxied = proxied, .state = dev->state};
+    dev->handle = (MPIX_Device){.struct_size = sizeof dev->handle,
+                                .rank = p2p->rank,
+                                .size = p2p->size,
+                                .slots = p2p->slots,
+                                .proxied = proxied,
+                                .state = dev->state};
     return 0;
 }
 
@@ -264,28 +294,37 @@ int PMPIX_P2p_get_device(MPIX_P2p p2p, void *device_handle) {
     int kind;
 
     if (!p2p_live(p2p, MPIX_LIVE_P2P))
-        return mpix_boot_raise(NULL, mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed"));
+        return mpix_boot_raise(NULL,
+                               mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed"));
     kind = p2p_alive(p2p);
     if (!kind && p2p->device && !p2p->device->handle.struct_size)
-        kind = mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "an earlier MPIX_P2p_get_device of this object has failed");
+        kind = mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL,
+                         "an earlier MPIX_P2p_get_device of this object has failed");
     if (!kind && !p2p->device) {
         int bad = !out || out->struct_size != sizeof *out;
-        kind = mpix_boot_agree(p2p->boot, bad ? mpix_fail(MPIX_ERRK_ARG, "device_handle", "device_handle is NULL, or its struct_size is unknown: use MPIX_INIT") : 0);
+        kind = mpix_boot_agree(
+            p2p->boot,
+            bad ? mpix_fail(MPIX_ERRK_ARG, "device_handle",
+                            "device_handle is NULL, or its struct_size is unknown: use MPIX_INIT")
+                : 0);
         if (!kind)
             kind = device_get(p2p);
     }
     if (!kind && (!out || out->struct_size != sizeof *out))
-        kind = mpix_fail(MPIX_ERRK_ARG, "device_handle", "device_handle is NULL, or its struct_size is unknown: use MPIX_INIT");
+        kind = mpix_fail(MPIX_ERRK_ARG, "device_handle",
+                         "device_handle is NULL, or its struct_size is unknown: use MPIX_INIT");
     if (!kind)
         *out = p2p->device->handle;
     return p2p_raise(p2p, kind);
 }
 MPIX_WEAK_ALIAS(P2p_get_device);
 
-/* ---- memory -------------------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static int device_ready(mpix_p2p *p2p) {
-    return p2p->device && p2p->device->handle.struct_size ? 0 : mpix_fail(MPIX_ERRK_ARG, "mem", "MPIX_P2p_get_device comes first");
+    return p2p->device && p2p->device->handle.struct_size
+               ? 0
+               : mpix_fail(MPIX_ERRK_ARG, "mem", "MPIX_P2p_get_device comes first");
 }
 
 /* Host memory of this rank. With the lock. */
@@ -297,7 +336,9 @@ static int device_host(struct mpix_mem *mem, char **ptr) {
     *ptr = mem->base;
     if (mem->area || gpu->ops->pointer(&gpu->device, mem->base) == MPIX_CUDA_PTR_PINNED)
         return 0;
-    return mpix_fail(MPIX_ERRK_UNSUPPORTED, "mem", "kernels can't reach pageable host memory: use MPIX_P2p_alloc or cudaHostAlloc");
+    return mpix_fail(
+        MPIX_ERRK_UNSUPPORTED, "mem",
+        "kernels can't reach pageable host memory: use MPIX_P2p_alloc or cudaHostAlloc");
 }
 
 int PMPIX_P2p_mem_device(MPIX_P2p_mem mem, MPIX_Device_mem *out) {
@@ -305,9 +346,13 @@ int PMPIX_P2p_mem_device(MPIX_P2p_mem mem, MPIX_Device_mem *out) {
     char *ptr;
 
     if (!p2p_live(mem, MPIX_LIVE_MEM))
-        return mpix_boot_raise(NULL, mpix_live_need(mem, MPIX_LIVE_MEM, "mem", "mem is NULL or deregistered"));
+        return mpix_boot_raise(NULL, mpix_live_need(mem, MPIX_LIVE_MEM, "mem",
+                                                    "mem is NULL or deregistered"));
     mpix_p2p *p2p = mem->p2p;
-    kind = !out || out->struct_size != sizeof *out ? mpix_fail(MPIX_ERRK_ARG, "out", "out is NULL, or its struct_size is unknown: use MPIX_INIT") : device_ready(p2p);
+    kind = !out || out->struct_size != sizeof *out
+               ? mpix_fail(MPIX_ERRK_ARG, "out",
+                           "out is NULL, or its struct_size is unknown: use MPIX_INIT")
+               : device_ready(p2p);
     if (kind)
         return p2p_raise(p2p, kind);
     pthread_mutex_lock(&p2p->lock);
@@ -320,7 +365,10 @@ int PMPIX_P2p_mem_device(MPIX_P2p_mem mem, MPIX_Device_mem *out) {
     }
     pthread_mutex_unlock(&p2p->lock);
     if (!kind)
-        *out = (MPIX_Device_mem){.struct_size = sizeof *out, .ptr = ptr, .bytes = mem->bytes, .index = index};
+        *out = (MPIX_Device_mem){.struct_size = sizeof *out,
+                                 .ptr = ptr,
+                                 .bytes = mem->bytes,
+                                 .index = index};
     return p2p_raise(p2p, kind);
 }
 MPIX_WEAK_ALIAS(P2p_mem_device);
@@ -351,10 +399,16 @@ static int device_remote(p2p_device *dev, struct mpix_rmem *rmem, int add) {
             dev->used[at] = 1;
             dev->next = at + 1;
             rmem->device = (int)at + 1;
-            mpix_gpu_queues_remote(dev->queues, (int)at, rmem->peer, rmem->net, rmem->off, rmem->bytes, add);
+            mpix_gpu_queues_remote(dev->queues, (int)at, rmem->peer, rmem->net, rmem->off,
+                                   rmem->bytes, add);
         }
     }
-    return rmem->device ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "%d handles of proxied peers' memory for kernels are alive, more can't be", MPIX_DEV_REMOTES);
+    return rmem->device
+               ? 0
+               : mpix_fail(
+                     MPIX_ERRK_NO_MEM, NULL,
+                     "%d handles of proxied peers' memory for kernels are alive, more can't be",
+                     MPIX_DEV_REMOTES);
 }
 
 /* A mapped peer's host memory, or our own. */
@@ -381,9 +435,13 @@ int PMPIX_P2p_rmem_device(MPIX_P2p_rmem rmem, MPIX_Device_rmem *out) {
     int kind;
 
     if (!p2p_live(rmem, MPIX_LIVE_RMEM))
-        return mpix_boot_raise(NULL, mpix_live_need(rmem, MPIX_LIVE_RMEM, "rmem", "rmem is NULL or freed"));
+        return mpix_boot_raise(NULL, mpix_live_need(rmem, MPIX_LIVE_RMEM, "rmem",
+                                                    "rmem is NULL or freed"));
     mpix_p2p *p2p = rmem->p2p;
-    kind = !out || out->struct_size != sizeof *out ? mpix_fail(MPIX_ERRK_ARG, "out", "out is NULL, or its struct_size is unknown: use MPIX_INIT") : device_ready(p2p);
+    kind = !out || out->struct_size != sizeof *out
+               ? mpix_fail(MPIX_ERRK_ARG, "out",
+                           "out is NULL, or its struct_size is unknown: use MPIX_INIT")
+               : device_ready(p2p);
     if (kind)
         return p2p_raise(p2p, kind);
     made.bytes = rmem->bytes;
@@ -400,7 +458,9 @@ int PMPIX_P2p_rmem_device(MPIX_P2p_rmem rmem, MPIX_Device_rmem *out) {
         kind = device_rmem_host(rmem, &ptr);
     } else {
         kind = mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, rmem->peer, p2p->boot->hostnames[rmem->peer],
-                              "kernels can't reach memory that rank %d registered in its own address space: use MPIX_P2p_alloc", rmem->peer);
+                              "kernels can't reach memory that rank %d registered in its own "
+                              "address space: use MPIX_P2p_alloc",
+                              rmem->peer);
     }
     pthread_mutex_unlock(&p2p->lock);
     made.ptr = ptr;

@@ -1,18 +1,22 @@
 /*
- * p2p_gpu.c - GPU memory: a device for the object, opened when it is first needed; memory and handles; copies and additions on the
- * object's stream or the caller's.
+ * p2p_gpu.c - GPU memory: a device for the object, opened when it is first needed; memory and
+ * handles; copies and additions on the object's stream or the caller's.
  *
- * What is reached. GPU memory of peers of the same host is mapped (DIRECT), so the caller's GPU moves the data and nobody else takes
- * part: allocations of MPIX_P2p_alloc by what src/gpu/gpu.h does, memory of cudaMalloc by CUDA IPC. Memory of cudaMallocAsync and of
- * cuMemCreate can't be opened by another process unless its maker arranged for it, which the library can't ask for afterwards: it serves
- * as the local side of transfers, and a peer that wants it is told why not. The other side may be mapped host memory.
+ * What is reached. GPU memory of peers of the same host is mapped (DIRECT), so the caller's GPU
+ * moves the data and nobody else takes part: allocations of MPIX_P2p_alloc by what src/gpu/gpu.h
+ * does, memory of cudaMalloc by CUDA IPC. Memory of cudaMallocAsync and of cuMemCreate can't be
+ * opened by another process unless its maker arranged for it, which the library can't ask for
+ * afterwards: it serves as the local side of transfers, and a peer that wants it is told why not.
+ * The other side may be mapped host memory.
  *
- * Completion. A transfer on the object's stream ends by a word in pinned memory, which costs less than an event. A broken GPU writes no
- * word, so the stream is asked now and then. Operations beyond GPU_WORDS at once have no word, and end by an event.
+ * Completion. A transfer on the object's stream ends by a word in pinned memory, which costs less
+ * than an event. A broken GPU writes no word, so the stream is asked now and then. Operations
+ * beyond GPU_WORDS at once have no word, and end by an event.
  *
- * Notifications. A GPU writes two words for (source, slot), behind those of the host: what goes on the object's stream, whose order is the
- * host's, and what goes on streams of the caller's (kernels/cuda/p2p/p2p.cu). The counter is the sum of all of them. Each is written by one
- * agent, grows, and is stored after the data that it tells of.
+ * Notifications. A GPU writes two words for (source, slot), behind those of the host: what goes on
+ * the object's stream, whose order is the host's, and what goes on streams of the caller's
+ * (kernels/cuda/p2p/p2p.cu). The counter is the sum of all of them. Each is written by one agent,
+ * grows, and is stored after the data that it tells of.
  */
 #include "config.h"
 
@@ -22,9 +26,17 @@
 #include <inttypes.h>
 #include <unistd.h>
 
-enum { GPU_WORDS = 2048, GPU_ON_OURS = 0, GPU_ON_CALLERS = 1, GPU_ASK_NS = 5000000, CU_MEMORY_TYPE = 2, CU_HOST = 1 };
+enum {
+    GPU_WORDS = 2048,
+    GPU_ON_OURS = 0,
+    GPU_ON_CALLERS = 1,
+    GPU_ASK_NS = 5000000,
+    CU_MEMORY_TYPE = 2,
+    CU_HOST = 1
+};
 
-/* Memory of a peer opened by CUDA IPC; kept, for large sends come from the same memory again and again. */
+/* Memory of a peer opened by CUDA IPC; kept, for large sends come from the same memory
+ * again and again. */
 typedef struct p2p_ipc {
     struct p2p_ipc *next;
     int peer, users;
@@ -36,16 +48,18 @@ struct p2p_gpu {
     mpix_gpu gpu;
     int chosen; /* the kind of windows has been agreed on */
     void *stream;
-    uint64_t *words; /* pinned: [GPU_WORDS] ends, [GPU_WORDS] old values */
+    uint64_t *words;    /* pinned: [GPU_WORDS] ends, [GPU_WORDS] old values */
     uint64_t *counters; /* device: [size][slots] */
-    struct { void *host, *mapped; } *peers; /* control windows that the GPU can write */
+    struct {
+        void *host, *mapped;
+    } * peers; /* control windows that the GPU can write */
     mpix_cuda_piece *pieces;
     int room;
     p2p_ipc *ipc;
     uint64_t asked_ns;
 };
 
-/* ---- device ---------------------------------------------------------------------------------------------------------------- */
+/* ---- device ---------------------------------------------------------------------------------- */
 
 static int gpu_failed(int kind, const char *what, const char *why) {
     return mpix_fail(kind, NULL, "%s: %s", what, why);
@@ -104,16 +118,16 @@ int p2p_gpu_get(mpix_p2p *p2p) {
     if (kind) {
         if (g)
             gpu_unmake(p2p, g);
-        return gpu_failed(kind, "GPU memory can't be used", why[0] ? why : "there is no host memory left");
+        return gpu_failed(kind, "GPU memory can't be used",
+                          why[0] ? why : "there is no host memory left");
     }
     p2p->gpu = g;
-    mpix_log(MPIX_LOG_INFO, "point-to-point on device %d (%s)", g->gpu.device.ordinal, g->gpu.device.name);
+    mpix_log(MPIX_LOG_INFO, "point-to-point on device %d (%s)", g->gpu.device.ordinal,
+             g->gpu.device.name);
     return 0;
 }
 
-const mpix_gpu *p2p_gpu_of(const mpix_p2p *p2p) {
-    return p2p->gpu ? &p2p->gpu->gpu : NULL;
-}
+const mpix_gpu *p2p_gpu_of(const mpix_p2p *p2p) { return p2p->gpu ? &p2p->gpu->gpu : NULL; }
 
 int p2p_gpu_choose(mpix_p2p *p2p) {
     int kind = p2p->gpu->chosen ? 0 : mpix_gpu_choose(&p2p->gpu->gpu, p2p->boot, &p2p->params);
@@ -133,11 +147,11 @@ void p2p_gpu_free(mpix_p2p *p2p) {
     p2p->gpu = NULL;
 }
 
-/* ---- memory ---------------------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 /*
- * Whether an address is memory of a CUDA device. A process that uses CUDA has the driver loaded, and the driver knows; in others nothing
- * is loaded to find out.
+ * Whether an address is memory of a CUDA device. A process that uses CUDA has the driver loaded,
+ * and the driver knows; in others nothing is loaded to find out.
  */
 int p2p_gpu_pointer(const void *base) {
     void *driver = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_NOW);
@@ -148,7 +162,8 @@ int p2p_gpu_pointer(const void *base) {
 
     if (!driver)
         return 0;
-    attributes = (int (*)(unsigned, int *, void **, unsigned long long))(uintptr_t)dlsym(driver, "cuPointerGetAttributes");
+    attributes = (int (*)(unsigned, int *, void **, unsigned long long))(
+        uintptr_t)dlsym(driver, "cuPointerGetAttributes");
     if (attributes && attributes(1, &what, &to, (unsigned long long)(uintptr_t)base) != 0)
         type = 0; /* for pageable memory it is 0, without an error */
     dlclose(driver);
@@ -160,7 +175,9 @@ int p2p_gpu_area(mpix_p2p *p2p, uint64_t bytes, p2p_area *area) {
     int kind = 0;
 
     if (p2p->size > MPIX_CUDA_RANKS)
-        kind = mpix_fail(MPIX_ERRK_UNSUPPORTED, "info", "GPU memory among %d ranks; at most %d in this version", p2p->size, MPIX_CUDA_RANKS);
+        kind = mpix_fail(MPIX_ERRK_UNSUPPORTED, "info",
+                         "GPU memory among %d ranks; at most %d in this version", p2p->size,
+                         MPIX_CUDA_RANKS);
     else if (!(area->gpu = calloc(1, sizeof *area->gpu)))
         kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for an allocation");
     if (!kind) {
@@ -172,7 +189,8 @@ int p2p_gpu_area(mpix_p2p *p2p, uint64_t bytes, p2p_area *area) {
     if (!kind)
         kind = p2p_gpu_choose(p2p);
     if (!kind)
-        kind = mpix_gpu_window_create(&p2p->gpu->gpu, p2p->boot, &p2p->params, bytes ? bytes : 1, area->gpu);
+        kind = mpix_gpu_window_create(&p2p->gpu->gpu, p2p->boot, &p2p->params, bytes ? bytes : 1,
+                                      area->gpu);
     if (kind) {
         free(area->gpu);
         area->gpu = NULL;
@@ -180,10 +198,9 @@ int p2p_gpu_area(mpix_p2p *p2p, uint64_t bytes, p2p_area *area) {
     return kind;
 }
 
-/* What CUDA IPC has exported must outlive its importers, and those of peers are not known here: kept until the object ends. */
-int p2p_gpu_area_kept(const mpix_p2p *p2p) {
-    return p2p->gpu->gpu.ipc;
-}
+/* What CUDA IPC has exported must outlive its importers, and those of peers are not known here:
+ * kept until the object ends. */
+int p2p_gpu_area_kept(const mpix_p2p *p2p) { return p2p->gpu->gpu.ipc; }
 
 void p2p_gpu_area_free(mpix_p2p *p2p, p2p_area *area) {
     p2p_gpu_sync(p2p); /* copies on the caller's streams */
@@ -199,7 +216,9 @@ int p2p_gpu_reg(mpix_p2p *p2p, const void *base, uint64_t bytes, mpix_cuda_range
     int kind;
 
     if (p2p->proxy)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "base", "base is GPU memory, which is for ranks that map each other; between hosts it is not in this version");
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "base",
+                         "base is GPU memory, which is for ranks that map each other; between "
+                         "hosts it is not in this version");
     kind = p2p_gpu_get(p2p);
     if (kind)
         return kind;
@@ -216,7 +235,10 @@ int p2p_gpu_reg(mpix_p2p *p2p, const void *base, uint64_t bytes, mpix_cuda_range
 }
 
 void p2p_gpu_export(const struct mpix_mem *mem, uint64_t off, p2p_blob *blob) {
-    blob->gpu = mem->area ? P2P_GPU_AREA : mem->range->share == MPIX_CUDA_SHARE_IPC ? P2P_GPU_IPC : mem->range->share == MPIX_CUDA_SHARE_NOT_POOL ? P2P_GPU_POOL : P2P_GPU_VMM;
+    blob->gpu = mem->area                                       ? P2P_GPU_AREA
+                : mem->range->share == MPIX_CUDA_SHARE_IPC      ? P2P_GPU_IPC
+                : mem->range->share == MPIX_CUDA_SHARE_NOT_POOL ? P2P_GPU_POOL
+                                                                : P2P_GPU_VMM;
     memcpy(blob->uuid, mem->p2p->gpu->gpu.device.uuid, sizeof blob->uuid);
     if (mem->range) {
         blob->gpu_off = mem->range->off + off;
@@ -237,9 +259,13 @@ static p2p_ipc *ipc_open(mpix_p2p *p2p, int peer, const p2p_blob *blob, int *kin
         return ipc;
     }
     ipc = calloc(1, sizeof *ipc);
-    *kind = ipc ? g->gpu.ops->import(&g->gpu.device, (size_t)blob->gpu_bytes, 1, -1, blob->ipc, &ipc->mem, why) : MPIX_ERRK_NO_MEM;
+    *kind = ipc ? g->gpu.ops->import(&g->gpu.device, (size_t)blob->gpu_bytes, 1, -1, blob->ipc,
+                                     &ipc->mem, why)
+                : MPIX_ERRK_NO_MEM;
     if (*kind) {
-        *kind = mpix_fail_peer(*kind, peer, p2p->boot->hostnames[peer], "rank %d can't map the GPU memory of rank %d: %s", p2p->rank, peer, why);
+        *kind = mpix_fail_peer(*kind, peer, p2p->boot->hostnames[peer],
+                               "rank %d can't map the GPU memory of rank %d: %s", p2p->rank, peer,
+                               why);
         free(ipc);
         return NULL;
     }
@@ -263,8 +289,12 @@ int p2p_gpu_import(mpix_p2p *p2p, struct mpix_rmem *rmem, const p2p_blob *blob, 
     if (peer == p2p->rank) {
         rmem->ptr = (char *)(uintptr_t)blob->addr;
     } else if (blob->gpu == P2P_GPU_AREA) {
-        if (!area || !area->gpu || area->gpu->bytes[peer] != (blob->base_bytes ? blob->base_bytes : 1))
-            return mpix_fail_peer(MPIX_ERRK_ARG, peer, NULL, "the allocation that rank %d's handle belongs to is freed here, with all its handles", peer);
+        if (!area || !area->gpu ||
+            area->gpu->bytes[peer] != (blob->base_bytes ? blob->base_bytes : 1))
+            return mpix_fail_peer(MPIX_ERRK_ARG, peer, NULL,
+                                  "the allocation that rank %d's handle belongs to is freed here, "
+                                  "with all its handles",
+                                  peer);
         rmem->ptr = (char *)area->gpu->mem[peer].p + blob->mem_off;
         rmem->area = area;
         area->users++;
@@ -276,18 +306,23 @@ int p2p_gpu_import(mpix_p2p *p2p, struct mpix_rmem *rmem, const p2p_blob *blob, 
         rmem->ipc = ipc;
     } else {
         return mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, peer, p2p->boot->hostnames[peer],
-                              "rank %d registered GPU memory of %s, which other processes can't map: use MPIX_P2p_alloc or cudaMalloc", peer,
-                              blob->gpu == P2P_GPU_POOL ? "cudaMallocAsync (a memory pool)" : "cuMemCreate");
+                              "rank %d registered GPU memory of %s, which other processes can't "
+                              "map: use MPIX_P2p_alloc or cudaMalloc",
+                              peer,
+                              blob->gpu == P2P_GPU_POOL ? "cudaMallocAsync (a memory pool)"
+                                                        : "cuMemCreate");
     }
     return 0;
 }
 
-/* A handle ends. A mapping that nobody uses is kept after a large receive, as long as its owner keeps the registration. */
+/* A handle ends. A mapping that nobody uses is kept after a large receive, as long as its owner
+ * keeps the registration. */
 void p2p_gpu_rmem_close(struct mpix_rmem *rmem) {
     p2p_gpu *g = rmem->p2p->gpu;
     p2p_ipc **at = g ? &g->ipc : NULL, *ipc = rmem->ipc;
 
-    if (!ipc || --ipc->users > 0 || (rmem->temporary && rmem->gen && atomic_load(rmem->gen) == rmem->id))
+    if (!ipc || --ipc->users > 0 ||
+        (rmem->temporary && rmem->gen && atomic_load(rmem->gen) == rmem->id))
         return;
     p2p_gpu_sync(rmem->p2p);
     while (*at != ipc)
@@ -297,7 +332,8 @@ void p2p_gpu_rmem_close(struct mpix_rmem *rmem) {
     free(ipc);
 }
 
-/* Blocking copy between any kinds of memory: eager messages and answers, which travel through host memory. */
+/* Blocking copy between any kinds of memory: eager messages and answers, which travel
+ * through host memory. */
 int p2p_gpu_copy(mpix_p2p *p2p, void *to, const void *from, size_t bytes) {
     char why[MPIX_CUDA_WHY] = "";
     int kind = p2p->gpu->gpu.ops->copy(&p2p->gpu->gpu.device, to, from, bytes, why);
@@ -305,7 +341,7 @@ int p2p_gpu_copy(mpix_p2p *p2p, void *to, const void *from, size_t bytes) {
     return kind ? gpu_failed(kind, "a copy to GPU memory", why) : 0;
 }
 
-/* ---- transfers ------------------------------------------------------------------------------------------------------------- */
+/* ---- transfers ------------------------------------------------------------------------------- */
 
 /* Where this GPU writes its notifications for a peer. */
 static int gpu_word(mpix_p2p *p2p, int rank, int slot, int which, uint64_t **word) {
@@ -316,12 +352,15 @@ static int gpu_word(mpix_p2p *p2p, int rank, int slot, int which, uint64_t **wor
 
     if (!g->peers[rank].host) {
         size_t bytes = (p2p->ctl_win->bytes + page - 1) / page * page;
-        int kind = g->gpu.ops->host_register(&g->gpu.device, peer->ctl, bytes, &g->peers[rank].mapped, why);
+        int kind = g->gpu.ops->host_register(&g->gpu.device, peer->ctl, bytes,
+                                             &g->peers[rank].mapped, why);
         if (kind)
-            return mpix_fail_peer(kind, rank, p2p->boot->hostnames[rank], "notifications of rank %d by the GPU: %s", rank, why);
+            return mpix_fail_peer(kind, rank, p2p->boot->hostnames[rank],
+                                  "notifications of rank %d by the GPU: %s", rank, why);
         g->peers[rank].host = peer->ctl;
     }
-    ptrdiff_t at = (const char *)(p2p_words(p2p, peer->out, slot) + p2p->lanes + which) - (const char *)peer->ctl;
+    ptrdiff_t at = (const char *)(p2p_words(p2p, peer->out, slot) + p2p->lanes + which) -
+                   (const char *)peer->ctl;
     *word = (uint64_t *)(void *)((char *)g->peers[rank].mapped + at);
     return 0;
 }
@@ -339,13 +378,16 @@ static int gpu_room(p2p_gpu *g, int n) {
     return 0;
 }
 
-static mpix_cuda_piece gpu_piece(int put, int gpu, char *local, const struct mpix_rmem *rmem, uint64_t roff, uint64_t len) {
+static mpix_cuda_piece gpu_piece(int put, int gpu, char *local, const struct mpix_rmem *rmem,
+                                 uint64_t roff, uint64_t len) {
     char *there = rmem->ptr + roff;
 
-    return put ? (mpix_cuda_piece){there, local, len, gpu, 0} : (mpix_cuda_piece){local, there, len, gpu, 0};
+    return put ? (mpix_cuda_piece){there, local, len, gpu, 0}
+               : (mpix_cuda_piece){local, there, len, gpu, 0};
 }
 
-/* An operation ends by its word, where it has one and the module can write it; else by its event. */
+/* An operation ends by its word, where it has one and the module can write it; else
+ * by its event. */
 static uint64_t *gpu_done_word(const p2p_op *op) {
     return op->index < GPU_WORDS ? &op->p2p->gpu->words[op->index] : NULL;
 }
@@ -366,7 +408,8 @@ static int gpu_submitted(p2p_op *op, int kind, const uint64_t *done, char *why) 
     return kind ? gpu_failed(kind, "a transfer in GPU memory", why) : 0;
 }
 
-/* Starts the pieces from `at` on that are mapped, and behind the last piece the notification. 0 or a kind. */
+/* Starts the pieces from `at` on that are mapped, and behind the last piece the
+ * notification. 0 or a kind. */
 int p2p_gpu_submit(p2p_op *op) {
     mpix_p2p *p2p = op->p2p;
     p2p_gpu *g = p2p->gpu;
@@ -376,7 +419,8 @@ int p2p_gpu_submit(p2p_op *op) {
 
     for (; !kind && op->at < op->n && op->pieces[op->at].rmem->reach == P2P_DIRECT; op->at++) {
         const p2p_piece *p = &op->pieces[op->at];
-        g->pieces[n++] = gpu_piece(op->type == P2P_PUT, p->mem->gpu && p->rmem->gpu, p->local, p->rmem, p->roff, p->len);
+        g->pieces[n++] = gpu_piece(op->type == P2P_PUT, p->mem->gpu && p->rmem->gpu, p->local,
+                                   p->rmem, p->roff, p->len);
     }
     if (!kind && op->notify && op->at == op->n && !op->asked) {
         kind = gpu_word(p2p, op->peer, op->slot, GPU_ON_OURS, &word);
@@ -385,9 +429,13 @@ int p2p_gpu_submit(p2p_op *op) {
     if (kind)
         return kind;
     _Atomic uint64_t *sent = &p2p->peers[op->peer].sent[op->slot];
-    mpix_cuda_tail tail = {.word = word, .value = atomic_load(sent) + op->add, .done = done, .end = op->turn};
+    mpix_cuda_tail tail = {.word = word,
+                           .value = atomic_load(sent) + op->add,
+                           .done = done,
+                           .end = op->turn};
     p2p_fence(); /* what the processor copied comes before the GPU's word */
-    kind = g->gpu.ops->p2p_move(&g->gpu.device, g->pieces, n, (uint64_t)p2p->params.p2p_gpu_kernel, &tail, g->stream, why);
+    kind = g->gpu.ops->p2p_move(&g->gpu.device, g->pieces, n, (uint64_t)p2p->params.p2p_gpu_kernel,
+                                &tail, g->stream, why);
     if (!kind && notify) {
         atomic_store(sent, tail.value);
         op->notify = 0;
@@ -401,7 +449,8 @@ int p2p_gpu_add(p2p_op *op) {
     const p2p_piece *p = &op->own[0];
     char why[MPIX_CUDA_WHY] = "";
     mpix_cuda_tail tail = {.done = gpu_done_word(op), .end = op->turn};
-    int kind = g->gpu.ops->p2p_add(&g->gpu.device, (uint64_t *)(void *)(p->rmem->ptr + p->roff), op->add, tail.done + GPU_WORDS, &tail, g->stream, why);
+    int kind = g->gpu.ops->p2p_add(&g->gpu.device, (uint64_t *)(void *)(p->rmem->ptr + p->roff),
+                                   op->add, tail.done + GPU_WORDS, &tail, g->stream, why);
 
     return gpu_submitted(op, kind, tail.done, why);
 }
@@ -418,7 +467,8 @@ int p2p_gpu_done(p2p_op *op) {
     int done;
 
     if (op->on_gpu == P2P_ON_WORD) {
-        done = atomic_load_explicit((_Atomic uint64_t *)(void *)gpu_done_word(op), memory_order_acquire) == op->turn;
+        done = atomic_load_explicit((_Atomic uint64_t *)(void *)gpu_done_word(op),
+                                    memory_order_acquire) == op->turn;
         if (done && op->type == P2P_ADD && !op->kind)
             *op->old = (int64_t)gpu_done_word(op)[GPU_WORDS];
         uint64_t now = done ? 0 : mpix_clock_ns();
@@ -449,7 +499,8 @@ void p2p_gpu_op_free(p2p_op *op) {
 int p2p_gpu_add_now(mpix_p2p *p2p, void *at, uint64_t add, uint64_t *old) {
     p2p_gpu *g = p2p->gpu;
     char why[MPIX_CUDA_WHY] = "";
-    uint64_t *value = &g->words[2 * GPU_WORDS - 1]; /* the last operation's place: such an index never adds by word */
+    /* the last operation's place: such an index never adds by word */
+    uint64_t *value = &g->words[2 * GPU_WORDS - 1];
     mpix_cuda_tail none = {0};
     int kind = g->gpu.ops->p2p_add(&g->gpu.device, at, add, value, &none, g->stream, why);
 
@@ -458,7 +509,7 @@ int p2p_gpu_add_now(mpix_p2p *p2p, void *at, uint64_t add, uint64_t *old) {
     return kind ? gpu_failed(kind, "an addition in GPU memory", why) : 0;
 }
 
-/* ---- on the caller's stream ------------------------------------------------------------------------------------------------ */
+/* ---- on the caller's stream ------------------------------------------------------------------ */
 
 static int enqueue_check(mpix_p2p *p2p, const MPIX_P2p_iov iov[], int n, void *stream) {
     char why[MPIX_CUDA_WHY] = "";
@@ -468,14 +519,18 @@ static int enqueue_check(mpix_p2p *p2p, const MPIX_P2p_iov iov[], int n, void *s
     for (int i = 0; i < n && !kind; i++) {
         if (iov[i].rmem->reach != P2P_DIRECT)
             kind = mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, iov[i].rmem->peer, NULL,
-                                  "iov[%d].rmem: a stream reaches memory that is mapped here only: of MPIX_P2p_alloc, or of cudaMalloc", i);
+                                  "iov[%d].rmem: a stream reaches memory that is mapped here only: "
+                                  "of MPIX_P2p_alloc, or of cudaMalloc",
+                                  i);
     }
-    if (!kind && (kind = p2p->gpu->gpu.ops->stream_check(&p2p->gpu->gpu.device, stream, &capture, why)))
+    if (!kind &&
+        (kind = p2p->gpu->gpu.ops->stream_check(&p2p->gpu->gpu.device, stream, &capture, why)))
         kind = mpix_fail(kind, "stream", "%s", why);
     return kind;
 }
 
-static int enqueue(int put, const MPIX_P2p_iov iov[], int n, int notify, int slot, uint64_t add, void *stream) {
+static int enqueue(int put, const MPIX_P2p_iov iov[], int n, int notify, int slot, uint64_t add,
+                   void *stream) {
     mpix_p2p *p2p = NULL;
     char why[MPIX_CUDA_WHY] = "";
     uint64_t *word = NULL;
@@ -494,11 +549,14 @@ static int enqueue(int put, const MPIX_P2p_iov iov[], int n, int notify, int slo
     if (!kind) {
         p2p_gpu *g = p2p->gpu;
         for (int i = 0; i < n; i++)
-            g->pieces[i] = gpu_piece(put, iov[i].mem->gpu && iov[i].rmem->gpu, iov[i].mem->base + iov[i].off, iov[i].rmem, (uint64_t)iov[i].roff,
-                                     (uint64_t)iov[i].len);
-        uint64_t *counter = notify ? &g->counters[(size_t)peer * (size_t)p2p->slots + (size_t)slot] : NULL;
+            g->pieces[i] = gpu_piece(put, iov[i].mem->gpu && iov[i].rmem->gpu,
+                                     iov[i].mem->base + iov[i].off, iov[i].rmem,
+                                     (uint64_t)iov[i].roff, (uint64_t)iov[i].len);
+        uint64_t *counter = notify ? &g->counters[(size_t)peer * (size_t)p2p->slots + (size_t)slot]
+                                   : NULL;
         mpix_cuda_tail tail = {.word = word, .value = add, .counter = counter};
-        kind = g->gpu.ops->p2p_move(&g->gpu.device, g->pieces, n, (uint64_t)p2p->params.p2p_gpu_kernel, &tail, stream, why);
+        kind = g->gpu.ops->p2p_move(&g->gpu.device, g->pieces, n,
+                                    (uint64_t)p2p->params.p2p_gpu_kernel, &tail, stream, why);
         if (kind)
             kind = gpu_failed(kind, "a transfer on a stream", why);
     }
@@ -516,7 +574,8 @@ int PMPIX_P2p_get_enqueue(const MPIX_P2p_iov iov[], int n, void *stream) {
 }
 MPIX_WEAK_ALIAS(P2p_get_enqueue);
 
-int PMPIX_P2p_put_notify_enqueue(const MPIX_P2p_iov iov[], int n, int slot, uint64_t add, void *stream) {
+int PMPIX_P2p_put_notify_enqueue(const MPIX_P2p_iov iov[], int n, int slot, uint64_t add,
+                                 void *stream) {
     return enqueue(1, iov, n, 1, slot, add, stream);
 }
 MPIX_WEAK_ALIAS(P2p_put_notify_enqueue);

@@ -1,4 +1,5 @@
-/* p2p_gpu.h - GPU memory, for the rest of this folder. Calls with the lock unless they say otherwise. */
+/* p2p_gpu.h - GPU memory, for the rest of this folder. Calls with the lock unless they
+ * say otherwise. */
 #ifndef MPIX_P2P_P2P_GPU_H
 #define MPIX_P2P_P2P_GPU_H
 #include "p2p/p2p.h"
@@ -15,12 +16,13 @@ void p2p_gpu_rmem_close(struct mpix_rmem *rmem);
 void p2p_gpu_sync(mpix_p2p *p2p); /* all streams of the device */
 void p2p_gpu_free(mpix_p2p *p2p);
 
-int p2p_gpu_get(mpix_p2p *p2p); /* opens the object's device */
+int p2p_gpu_get(mpix_p2p *p2p);                  /* opens the object's device */
 const mpix_gpu *p2p_gpu_of(const mpix_p2p *p2p); /* NULL: not opened */
 int p2p_gpu_choose(mpix_p2p *p2p); /* collective, without the lock: the kind of windows */
 
-/* ---- p2p_device.c --- */
-int p2p_device_area(mpix_p2p *p2p, p2p_area *area); /* an allocation in host memory that kernels use by the address that it has here */
+/* ---- p2p_device.c ---------------------------------------------------------------------------- */
+int p2p_device_area(mpix_p2p *p2p, p2p_area *area); /* an allocation in host memory that kernels use
+                                                     * by the address that it has here */
 void p2p_device_area_free(mpix_p2p *p2p, p2p_area *area);
 void p2p_device_mem_end(struct mpix_mem *mem);
 void p2p_device_rmem_end(struct mpix_rmem *rmem);

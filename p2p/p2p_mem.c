@@ -1,8 +1,9 @@
 /*
  * p2p_mem.c - memory: allocation, registration, and the handles that make it usable for a peer.
  *
- * A registration has a place in a table and a number that is never used again by this rank; both make its id. The number stands in
- * the control window, so that peers who map that can tell a handle whose memory was deregistered before they touch the memory.
+ * A registration has a place in a table and a number that is never used again by this rank; both
+ * make its id. The number stands in the control window, so that peers who map that can tell a
+ * handle whose memory was deregistered before they touch the memory.
  */
 #include "config.h"
 
@@ -11,10 +12,11 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-/* ---- registrations ------------------------------------------------------------------------------------------------------ */
+/* ---- registrations --------------------------------------------------------------------------- */
 
 /* With the lock. */
-static int mem_new(mpix_p2p *p2p, void *base, uint64_t bytes, p2p_area *area, int gpu, struct mpix_mem **out) {
+static int mem_new(mpix_p2p *p2p, void *base, uint64_t bytes, p2p_area *area, int gpu,
+                   struct mpix_mem **out) {
     uint32_t place = 0;
     struct mpix_mem *mem;
     int kind = 0;
@@ -25,11 +27,13 @@ static int mem_new(mpix_p2p *p2p, void *base, uint64_t bytes, p2p_area *area, in
             break;
     }
     if (p2p->mem_at[place])
-        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "%d registrations are alive, more can't be: deregister some", P2P_MEMS);
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                         "%d registrations are alive, more can't be: deregister some", P2P_MEMS);
     mem = calloc(1, sizeof *mem);
     if (!mem)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a registration");
-    *mem = (struct mpix_mem){.p2p = p2p, .base = base, .bytes = bytes, .area = area, .gpu = gpu, .rights = MPIX_MEM_ALL};
+    *mem = (struct mpix_mem){
+        .p2p = p2p, .base = base, .bytes = bytes, .area = area, .gpu = gpu, .rights = MPIX_MEM_ALL};
     if (!area && !gpu)
         mem->rights = mpix_mem_rights(base, bytes);
     mem->plain = !gpu && mem->rights == MPIX_MEM_ALL;
@@ -57,7 +61,8 @@ free_mem:
     return kind;
 }
 
-/* An area goes when the last of its users does: our part of it, and handles of peers' parts. With the lock. */
+/* An area goes when the last of its users does: our part of it, and handles of peers' parts.
+ * With the lock. */
 static void area_leave(mpix_p2p *p2p, p2p_area *area) {
     p2p_area **at = &p2p->areas;
 
@@ -103,7 +108,8 @@ static int quiet_peers(mpix_p2p *p2p) {
         const p2p_peer *peer = &p2p->peers[r];
         if (peer->in && !mpix_calls_quiet(&peer->in->calls, peer->pid, peer->pidfd))
             kind = mpix_fail_peer(MPIX_ERRK_TIMEOUT, r, p2p->boot->hostnames[r],
-                                  "rank %d (process %ld) was stopped while it wrote memory of this rank, and has not woken: keep registered memory until it has "
+                                  "rank %d (process %ld) was stopped while it wrote memory of this "
+                                  "rank, and has not woken: keep registered memory until it has "
                                   "ended, or MPIX_P2p_dereg succeeds",
                                   r, (long)peer->pid);
     }
@@ -148,11 +154,13 @@ static int mem_check_object(MPIX_P2p p2p) {
 
 static int alloc_info(void *params, const char *key, const char *value) {
     if (strcmp(key, "p2p_memory") != 0)
-        return mpix_fail(MPIX_ERRK_ARG, "info", "mpix_ep_%s: MPIX_P2p_alloc knows mpix_ep_p2p_memory only", key);
+        return mpix_fail(MPIX_ERRK_ARG, "info",
+                         "mpix_ep_%s: MPIX_P2p_alloc knows mpix_ep_p2p_memory only", key);
     return mpix_params_set(params, key, value);
 }
 
-/* What kind of memory; all ranks must want the same. Collective, ends in agreement. kind: of the arguments so far. */
+/* What kind of memory; all ranks must want the same. Collective, ends in agreement. kind: of the
+ * arguments so far. */
 static int alloc_agree(mpix_p2p *p2p, MPI_Info info, int kind, int *gpu) {
     mpix_params params = p2p->params;
     uint64_t wanted;
@@ -165,11 +173,14 @@ static int alloc_agree(mpix_p2p *p2p, MPI_Info info, int kind, int *gpu) {
     if (!kind)
         kind = mpix_boot_or(p2p->boot, &wanted, 1);
     if (!kind && wanted == 3)
-        kind = mpix_fail(MPIX_ERRK_ARG, "info", "some ranks want host memory and some GPU memory (mpix_ep_p2p_memory): it must be the same");
+        kind = mpix_fail(MPIX_ERRK_ARG, "info",
+                         "some ranks want host memory and some GPU memory (mpix_ep_p2p_memory): it "
+                         "must be the same");
     return kind;
 }
 
-int PMPIX_P2p_alloc(MPIX_P2p p2p, MPI_Count bytes, MPI_Info info, void *baseptr, MPIX_P2p_mem *mem) {
+int PMPIX_P2p_alloc(MPIX_P2p p2p, MPI_Count bytes, MPI_Info info, void *baseptr,
+                    MPIX_P2p_mem *mem) {
     int kind = mem_check_object(p2p), made, gpu;
     p2p_area *area = NULL;
 
@@ -180,7 +191,8 @@ int PMPIX_P2p_alloc(MPIX_P2p p2p, MPI_Count bytes, MPI_Info info, void *baseptr,
     if (bytes < 0)
         kind = mpix_fail(MPIX_ERRK_ARG, "bytes", "bytes = %lld is negative", (long long)bytes);
     else if (!baseptr || !mem)
-        kind = mpix_fail(MPIX_ERRK_ARG, baseptr ? "mem" : "baseptr", "%s is NULL", baseptr ? "mem" : "baseptr");
+        kind = mpix_fail(MPIX_ERRK_ARG, baseptr ? "mem" : "baseptr", "%s is NULL",
+                         baseptr ? "mem" : "baseptr");
     else if (!(area = calloc(1, sizeof *area)))
         kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for an allocation");
     kind = alloc_agree(p2p, info, kind, &gpu);
@@ -188,7 +200,8 @@ int PMPIX_P2p_alloc(MPIX_P2p p2p, MPI_Count bytes, MPI_Info info, void *baseptr,
         kind = p2p_gpu_area(p2p, (uint64_t)bytes, area);
     else if (!kind)
         kind = mpix_win_create(p2p->boot, &p2p->params, (size_t)bytes, MPIX_WIN_COMMIT, &area->win);
-    if (!kind && gpu && p2p->proxy) { /* what the network and kernels both reach: host memory. All ranks have a proxy, or none. */
+    /* what the network and kernels both reach: host memory. All ranks have a proxy, or none. */
+    if (!kind && gpu && p2p->proxy) {
         gpu = 0;
         pthread_mutex_lock(&p2p->lock);
         kind = p2p_device_area(p2p, area);
@@ -234,7 +247,8 @@ int PMPIX_P2p_reg(MPIX_P2p p2p, void *base, MPI_Count bytes, MPI_Info info, MPIX
     if (kind)
         return mpix_boot_raise(NULL, kind);
     if (bytes < 0 || (uint64_t)bytes > UINTPTR_MAX - (uintptr_t)base)
-        kind = mpix_fail(MPIX_ERRK_ARG, "bytes", "bytes = %lld is negative, or wraps around", (long long)bytes);
+        kind = mpix_fail(MPIX_ERRK_ARG, "bytes", "bytes = %lld is negative, or wraps around",
+                         (long long)bytes);
     else if (!base && bytes > 0)
         kind = mpix_fail(MPIX_ERRK_ARG, "base", "base is NULL with bytes = %lld", (long long)bytes);
     else if (!mem)
@@ -249,7 +263,8 @@ int PMPIX_P2p_reg(MPIX_P2p p2p, void *base, MPI_Count bytes, MPI_Info info, MPIX
 }
 MPIX_WEAK_ALIAS(P2p_reg);
 
-/* Of an object that has failed, what was queued, is with a device, or comes from a peer that wakes names this memory, whatever is counted as busy. */
+/* Of an object that has failed, what was queued, is with a device, or comes from a peer that wakes
+ * names this memory, whatever is counted as busy. */
 int PMPIX_P2p_dereg(MPIX_P2p_mem *pmem) {
     int busy, failed, kind = 0;
 
@@ -258,7 +273,8 @@ int PMPIX_P2p_dereg(MPIX_P2p_mem *pmem) {
         return MPI_SUCCESS;
     }
     if (!pmem || !p2p_live(*pmem, MPIX_LIVE_MEM))
-        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "mem", "mem is NULL, or *mem is NULL or deregistered"));
+        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "mem",
+                                               "mem is NULL, or *mem is NULL or deregistered"));
     struct mpix_mem *mem = *pmem;
     mpix_p2p *p2p = mem->p2p;
     pthread_mutex_lock(&p2p->lock);
@@ -272,18 +288,29 @@ int PMPIX_P2p_dereg(MPIX_P2p_mem *pmem) {
     if (kind)
         return p2p_raise(p2p, kind);
     if (busy && !failed)
-        return p2p_raise(p2p, mpix_fail(MPIX_ERRK_ARG, "mem", "%d pieces of transfers in flight lie in this memory: complete them first", busy));
+        return p2p_raise(
+            p2p,
+            mpix_fail(MPIX_ERRK_ARG, "mem",
+                      "%d pieces of transfers in flight lie in this memory: complete them first",
+                      busy));
     *pmem = NULL;
     return MPI_SUCCESS;
 }
 MPIX_WEAK_ALIAS(P2p_dereg);
 
-/* ---- handles ------------------------------------------------------------------------------------------------------------ */
+/* ---- handles --------------------------------------------------------------------------------- */
 
 void p2p_export(struct mpix_mem *mem, uint64_t off, uint64_t len, void *buf) {
     mpix_p2p *p2p = mem->p2p;
-    p2p_blob blob = {.magic = P2P_MAGIC, .rank = p2p->rank, .id = mem->id, .area = mem->area ? mem->area->number : 0,
-                     .addr = (uint64_t)(uintptr_t)mem->base + off, .mem_off = off, .bytes = len, .base_bytes = mem->bytes, .rights = mem->rights};
+    p2p_blob blob = {.magic = P2P_MAGIC,
+                     .rank = p2p->rank,
+                     .id = mem->id,
+                     .area = mem->area ? mem->area->number : 0,
+                     .addr = (uint64_t)(uintptr_t)mem->base + off,
+                     .mem_off = off,
+                     .bytes = len,
+                     .base_bytes = mem->bytes,
+                     .rights = mem->rights};
 
     memcpy(blob.random, p2p->random, sizeof blob.random);
     if (mem->gpu)
@@ -298,15 +325,19 @@ int PMPIX_P2p_export(MPIX_P2p_mem mem, MPI_Count off, MPI_Count len, void *buf, 
     int kind = 0;
 
     if (!p2p_live(mem, MPIX_LIVE_MEM))
-        return mpix_boot_raise(NULL, mpix_live_need(mem, MPIX_LIVE_MEM, "mem", "mem is NULL or deregistered"));
+        return mpix_boot_raise(NULL, mpix_live_need(mem, MPIX_LIVE_MEM, "mem",
+                                                    "mem is NULL or deregistered"));
     mpix_p2p *p2p = mem->p2p;
     if (!buflen)
         kind = mpix_fail(MPIX_ERRK_ARG, "buflen", "buflen is NULL");
-    else if (off < 0 || len < 0 || (uint64_t)len > mem->bytes || (uint64_t)off > mem->bytes - (uint64_t)len)
-        kind = mpix_fail(MPIX_ERRK_ARG, off < 0 ? "off" : "len", "[%lld, + %lld) is not inside the %" PRIu64 " bytes of mem", (long long)off,
-                         (long long)len, mem->bytes);
+    else if (off < 0 || len < 0 || (uint64_t)len > mem->bytes ||
+             (uint64_t)off > mem->bytes - (uint64_t)len)
+        kind = mpix_fail(MPIX_ERRK_ARG, off < 0 ? "off" : "len",
+                         "[%lld, + %lld) is not inside the %" PRIu64 " bytes of mem",
+                         (long long)off, (long long)len, mem->bytes);
     else if (buf && *buflen < (MPI_Count)p2p->blob_bytes)
-        kind = mpix_fail(MPIX_ERRK_ARG, "buflen", "*buflen = %lld, a handle needs %zu bytes", (long long)*buflen, p2p->blob_bytes);
+        kind = mpix_fail(MPIX_ERRK_ARG, "buflen", "*buflen = %lld, a handle needs %zu bytes",
+                         (long long)*buflen, p2p->blob_bytes);
     if (kind)
         return p2p_raise(p2p, kind);
     if (buf)
@@ -320,10 +351,14 @@ static int import_check(mpix_p2p *p2p, int peer, const p2p_blob *blob) {
     const p2p_peer *p = &p2p->peers[peer];
 
     if (blob->magic != P2P_MAGIC)
-        return mpix_fail(MPIX_ERRK_ARG, "buf", "buf holds no handle of this version of the library");
+        return mpix_fail(MPIX_ERRK_ARG, "buf",
+                         "buf holds no handle of this version of the library");
     if (memcmp(blob->random, p->random, sizeof p->random) != 0)
-        return mpix_fail(MPIX_ERRK_ARG, "buf", "buf was exported by rank %d of an object, and not by rank %d of this one", blob->rank, peer);
-    if (blob->bytes > blob->base_bytes || blob->mem_off > blob->base_bytes - blob->bytes || (uint32_t)blob->id >= P2P_MEMS)
+        return mpix_fail(MPIX_ERRK_ARG, "buf",
+                         "buf was exported by rank %d of an object, and not by rank %d of this one",
+                         blob->rank, peer);
+    if (blob->bytes > blob->base_bytes || blob->mem_off > blob->base_bytes - blob->bytes ||
+        (uint32_t)blob->id >= P2P_MEMS)
         return mpix_fail(MPIX_ERRK_ARG, "buf", "buf is damaged");
     return 0;
 }
@@ -337,7 +372,8 @@ static p2p_area *import_area(mpix_p2p *p2p, uint64_t number) {
 }
 
 /* The best way to that memory. */
-static int import_reach(mpix_p2p *p2p, struct mpix_rmem *rmem, const p2p_blob *blob, const char *key) {
+static int import_reach(mpix_p2p *p2p, struct mpix_rmem *rmem, const p2p_blob *blob,
+                        const char *key) {
     p2p_peer *peer = &p2p->peers[rmem->peer];
 
     if (!peer->mapped) {
@@ -353,7 +389,8 @@ static int import_reach(mpix_p2p *p2p, struct mpix_rmem *rmem, const p2p_blob *b
         return 0;
     }
     p2p_area *area = import_area(p2p, blob->area);
-    if (area && area->win && area->win->peer[rmem->peer] && area->win->peer_bytes[rmem->peer] == blob->base_bytes) {
+    if (area && area->win && area->win->peer[rmem->peer] &&
+        area->win->peer_bytes[rmem->peer] == blob->base_bytes) {
         rmem->ptr = (char *)area->win->peer[rmem->peer] + blob->mem_off;
         rmem->area = area;
         area->users++;
@@ -363,13 +400,15 @@ static int import_reach(mpix_p2p *p2p, struct mpix_rmem *rmem, const p2p_blob *b
     return 0;
 }
 
-int p2p_import(mpix_p2p *p2p, int peer, const void *buf, uint64_t buflen, int temporary, struct mpix_rmem **out) {
+int p2p_import(mpix_p2p *p2p, int peer, const void *buf, uint64_t buflen, int temporary,
+               struct mpix_rmem **out) {
     struct mpix_rmem *rmem = NULL;
     p2p_blob blob;
     int kind;
 
     if (buflen < p2p->blob_bytes)
-        return mpix_fail(MPIX_ERRK_ARG, "buflen", "a handle has %zu bytes, not %" PRIu64, p2p->blob_bytes, buflen);
+        return mpix_fail(MPIX_ERRK_ARG, "buflen", "a handle has %zu bytes, not %" PRIu64,
+                         p2p->blob_bytes, buflen);
     memcpy(&blob, buf, sizeof blob);
     kind = import_check(p2p, peer, &blob);
     if (kind)
@@ -381,8 +420,15 @@ int p2p_import(mpix_p2p *p2p, int peer, const void *buf, uint64_t buflen, int te
         rmem = malloc(sizeof *rmem);
     if (!rmem)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle");
-    *rmem = (struct mpix_rmem){.p2p = p2p, .peer = peer, .addr = blob.addr, .bytes = blob.bytes, .id = blob.id, .off = blob.mem_off,
-                               .shared = blob.area != 0, .temporary = temporary, .rights = blob.rights};
+    *rmem = (struct mpix_rmem){.p2p = p2p,
+                               .peer = peer,
+                               .addr = blob.addr,
+                               .bytes = blob.bytes,
+                               .id = blob.id,
+                               .off = blob.mem_off,
+                               .shared = blob.area != 0,
+                               .temporary = temporary,
+                               .rights = blob.rights};
     kind = import_reach(p2p, rmem, &blob, (const char *)buf + sizeof blob);
     rmem->plain = rmem->reach == P2P_DIRECT && !rmem->gpu && rmem->rights == MPIX_MEM_ALL;
     if (!kind && !temporary)
@@ -420,14 +466,19 @@ void p2p_rmem_close(struct mpix_rmem *rmem) {
     p2p->rmem_pool = rmem;
 }
 
-int PMPIX_P2p_import(MPIX_P2p p2p, int peer, const void *buf, MPI_Count buflen, MPIX_P2p_rmem *rmem) {
+int PMPIX_P2p_import(MPIX_P2p p2p, int peer, const void *buf, MPI_Count buflen,
+                     MPIX_P2p_rmem *rmem) {
     int kind = mem_check_object(p2p);
 
     if (kind)
         return mpix_boot_raise(NULL, kind);
     kind = p2p_check_peer(p2p, peer);
     if (!kind && (!buf || buflen < 0 || !rmem))
-        kind = mpix_fail(MPIX_ERRK_ARG, !rmem ? "rmem" : !buf ? "buf" : "buflen", "buf or rmem is NULL, or buflen negative");
+        kind = mpix_fail(MPIX_ERRK_ARG,
+                         !rmem  ? "rmem"
+                         : !buf ? "buf"
+                                : "buflen",
+                         "buf or rmem is NULL, or buflen negative");
     if (!kind && !(kind = p2p_alive(p2p))) {
         pthread_mutex_lock(&p2p->lock);
         kind = p2p_import(p2p, peer, buf, (uint64_t)buflen, 0, rmem);
@@ -438,22 +489,28 @@ int PMPIX_P2p_import(MPIX_P2p p2p, int peer, const void *buf, MPI_Count buflen, 
 MPIX_WEAK_ALIAS(P2p_import);
 
 int PMPIX_P2p_rmem_free(MPIX_P2p_rmem *prmem) {
-    if (prmem && mpix_live_leave(*prmem, MPIX_LIVE_RMEM)) { /* a child of fork: it is the parent's */
+    /* a child of fork: it is the parent's */
+    if (prmem && mpix_live_leave(*prmem, MPIX_LIVE_RMEM)) {
         *prmem = NULL;
         return MPI_SUCCESS;
     }
     if (!prmem || !p2p_live(*prmem, MPIX_LIVE_RMEM))
-        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "rmem", "rmem is NULL, or *rmem is NULL or freed"));
+        return mpix_boot_raise(NULL, mpix_fail(MPIX_ERRK_ARG, "rmem",
+                                               "rmem is NULL, or *rmem is NULL or freed"));
     mpix_p2p *p2p = (*prmem)->p2p;
     pthread_mutex_lock(&p2p->lock);
     int busy = p2p->failed ? 0 : atomic_load(&(*prmem)->busy);
     if (p2p->failed)
-        (void)mpix_proxy_end(p2p->proxy); /* commands name the handle; no memory of ours is given back */
+        /* commands name the handle; no memory of ours is given back */
+        (void)mpix_proxy_end(p2p->proxy);
     if (!busy)
         p2p_rmem_close(*prmem);
     pthread_mutex_unlock(&p2p->lock);
     if (busy)
-        return p2p_raise(p2p, mpix_fail(MPIX_ERRK_ARG, "rmem", "%d pieces of transfers in flight use this handle: complete them first", busy));
+        return p2p_raise(
+            p2p, mpix_fail(MPIX_ERRK_ARG, "rmem",
+                           "%d pieces of transfers in flight use this handle: complete them first",
+                           busy));
     *prmem = NULL;
     return MPI_SUCCESS;
 }
@@ -461,7 +518,8 @@ MPIX_WEAK_ALIAS(P2p_rmem_free);
 
 int PMPIX_P2p_exchange(MPIX_P2p_mem mem, MPIX_P2p_rmem rmems[]) {
     if (!p2p_live(mem, MPIX_LIVE_MEM))
-        return mpix_boot_raise(NULL, mpix_live_need(mem, MPIX_LIVE_MEM, "mem", "mem is NULL or deregistered"));
+        return mpix_boot_raise(NULL, mpix_live_need(mem, MPIX_LIVE_MEM, "mem",
+                                                    "mem is NULL or deregistered"));
     mpix_p2p *p2p = mem->p2p;
     size_t bytes = p2p->blob_bytes, n = (size_t)p2p->size;
     int kind = p2p_alive(p2p), r = 0;
@@ -472,10 +530,12 @@ int PMPIX_P2p_exchange(MPIX_P2p_mem mem, MPIX_P2p_rmem rmems[]) {
     if (!rmems)
         kind = mpix_fail(MPIX_ERRK_ARG, "rmems", "rmems is NULL");
     else if (!blobs)
-        kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the handles of %d ranks", p2p->size);
+        kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the handles of %d ranks",
+                         p2p->size);
     struct mpix_rmem **made = blobs ? calloc(n, sizeof *made) : NULL;
     if (!kind && !made)
-        kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the handles of %d ranks", p2p->size);
+        kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the handles of %d ranks",
+                         p2p->size);
     kind = mpix_boot_agree(p2p->boot, kind);
     if (kind)
         goto free_blobs;
@@ -501,12 +561,13 @@ free_blobs:
 }
 MPIX_WEAK_ALIAS(P2p_exchange);
 
-/* ---- pieces ------------------------------------------------------------------------------------------------------------- */
+/* ---- pieces ---------------------------------------------------------------------------------- */
 
 static int check_range(MPI_Count off, MPI_Count len, uint64_t bytes, int i, const char *field) {
     if (off >= 0 && len >= 0 && (uint64_t)len <= bytes && (uint64_t)off <= bytes - (uint64_t)len)
         return 0;
-    return mpix_fail(MPIX_ERRK_ARG, len < 0 ? "iov.len" : field, "iov[%d]: [%lld, + %lld) is not inside %" PRIu64 " bytes", i, (long long)off,
+    return mpix_fail(MPIX_ERRK_ARG, len < 0 ? "iov.len" : field,
+                     "iov[%d]: [%lld, + %lld) is not inside %" PRIu64 " bytes", i, (long long)off,
                      (long long)len, bytes);
 }
 
@@ -515,11 +576,13 @@ static MPIX_COLD int need_piece(const void *object, int tag, int i) {
     char text[64];
     int local = tag == MPIX_LIVE_MEM;
 
-    snprintf(text, sizeof text, "iov[%d].%s", i, local ? "mem is NULL or deregistered" : "rmem is NULL or freed");
+    snprintf(text, sizeof text, "iov[%d].%s", i,
+             local ? "mem is NULL or deregistered" : "rmem is NULL or freed");
     return mpix_live_need(object, tag, local ? "iov.mem" : "iov.rmem", text);
 }
 
-const p2p_need p2p_need_send = {MPIX_MEM_READ, 0}, p2p_need_recv = {MPIX_MEM_WRITE, 0}, p2p_need_put = {MPIX_MEM_READ, MPIX_MEM_WRITE},
+const p2p_need p2p_need_send = {MPIX_MEM_READ, 0}, p2p_need_recv = {MPIX_MEM_WRITE, 0},
+               p2p_need_put = {MPIX_MEM_READ, MPIX_MEM_WRITE},
                p2p_need_get = {MPIX_MEM_WRITE, MPIX_MEM_READ}, p2p_need_name = {0, 0};
 
 /* rank < 0: this rank's. */
@@ -527,13 +590,17 @@ static MPIX_COLD int fail_rights(int rights, int need, int i, int rank) {
     char whose[32];
 
     snprintf(whose, sizeof whose, rank < 0 ? "this rank" : "rank %d", rank);
-    return mpix_fail_peer(MPIX_ERRK_ARG, rank, NULL, "iov[%d].%s: %s registered memory that %s; map it so and register it again", i, rank < 0 ? "mem" : "rmem", whose,
-                          !rights                            ? "was not mapped, or not accessible"
-                          : need & ~rights & MPIX_MEM_WRITE ? "was read-only"
-                                                            : "can't be read");
+    return mpix_fail_peer(
+        MPIX_ERRK_ARG, rank, NULL,
+        "iov[%d].%s: %s registered memory that %s; map it so and register it again", i,
+        rank < 0 ? "mem" : "rmem", whose,
+        !rights                           ? "was not mapped, or not accessible"
+        : need & ~rights & MPIX_MEM_WRITE ? "was read-only"
+                                          : "can't be read");
 }
 
-static int check_remote(const MPIX_P2p_iov *v, int i, const struct mpix_rmem *first, const struct mpix_mem *mem) {
+static int check_remote(const MPIX_P2p_iov *v, int i, const struct mpix_rmem *first,
+                        const struct mpix_mem *mem) {
     const struct mpix_rmem *rmem = v->rmem;
 
     if (i > 0 && rmem == v[-1].rmem) /* looked at already */
@@ -541,17 +608,23 @@ static int check_remote(const MPIX_P2p_iov *v, int i, const struct mpix_rmem *fi
     if (rmem != first && !p2p_live(rmem, MPIX_LIVE_RMEM))
         return need_piece(rmem, MPIX_LIVE_RMEM, i);
     if (rmem->p2p != mem->p2p)
-        return mpix_fail(MPIX_ERRK_ARG, "iov.rmem", "iov[%d]: mem and rmem belong to different objects", i);
+        return mpix_fail(MPIX_ERRK_ARG, "iov.rmem",
+                         "iov[%d]: mem and rmem belong to different objects", i);
     if (rmem->peer != first->peer)
-        return mpix_fail(MPIX_ERRK_ARG, "iov.rmem", "iov[%d] names memory of rank %d, iov[0] of rank %d: one transfer has one peer", i,
-                         rmem->peer, first->peer);
+        return mpix_fail(
+            MPIX_ERRK_ARG, "iov.rmem",
+            "iov[%d] names memory of rank %d, iov[0] of rank %d: one transfer has one peer", i,
+            rmem->peer, first->peer);
     if (rmem->gen && atomic_load_explicit(rmem->gen, memory_order_acquire) != rmem->id)
-        return mpix_fail_peer(MPIX_ERRK_ARG, rmem->peer, NULL, "iov[%d].rmem: rank %d has deregistered this memory", i, rmem->peer);
+        return mpix_fail_peer(MPIX_ERRK_ARG, rmem->peer, NULL,
+                              "iov[%d].rmem: rank %d has deregistered this memory", i, rmem->peer);
     return check_range(v->roff, v->len, rmem->bytes, i, "iov.roff");
 }
 
 int p2p_check_peer(const mpix_p2p *p2p, int peer) {
-    return peer >= 0 && peer < p2p->size ? 0 : mpix_fail(MPIX_ERRK_ARG, "peer", "peer = %d is not in [0, %d)", peer, p2p->size);
+    return peer >= 0 && peer < p2p->size
+               ? 0
+               : mpix_fail(MPIX_ERRK_ARG, "peer", "peer = %d is not in [0, %d)", peer, p2p->size);
 }
 
 int p2p_check(const MPIX_P2p_iov iov[], int n, const p2p_need *need, mpix_p2p **out, int *peer) {
@@ -559,7 +632,8 @@ int p2p_check(const MPIX_P2p_iov iov[], int n, const p2p_need *need, mpix_p2p **
     int kind, rmems = need->remote != 0;
 
     if (n < 0 || (n > 0 && !iov))
-        return mpix_fail(MPIX_ERRK_ARG, n < 0 ? "n" : "iov", "n = %d, iov = %p", n, (const void *)iov);
+        return mpix_fail(MPIX_ERRK_ARG, n < 0 ? "n" : "iov", "n = %d, iov = %p", n,
+                         (const void *)iov);
     if (n == 0 && !p2p)
         return mpix_fail(MPIX_ERRK_ARG, "n", "n = 0: the pieces say what peer is meant");
     for (int i = 0; i < n; i++) {

@@ -1,7 +1,8 @@
 /*
- * p2p_message.c - what the owner of a ring does with a message. ASK: puts, gets and additions on memory that its peers can't reach
- * themselves are executed here, by the owner's progress. Additions use the processor's atomic operations, as those of mapped peers do:
- * every region has one agent, the processors of its host.
+ * p2p_message.c - what the owner of a ring does with a message. ASK: puts, gets and additions on
+ * memory that its peers can't reach themselves are executed here, by the owner's progress.
+ * Additions use the processor's atomic operations, as those of mapped peers do: every region has
+ * one agent, the processors of its host.
  */
 #include "config.h"
 
@@ -10,10 +11,12 @@
 #include <errno.h>
 
 /*
- * Memory of MPIX_P2p_reg is the caller's, who may have unmapped it, or a file behind it may have been cut short: what is moved there goes through
- * the kernel, and the origin gets the error. Memory of MPIX_P2p_alloc stays as long as the registration.
+ * Memory of MPIX_P2p_reg is the caller's, who may have unmapped it, or a file behind it may have
+ * been cut short: what is moved there goes through the kernel, and the origin gets the error.
+ * Memory of MPIX_P2p_alloc stays as long as the registration.
  */
-static int put_safely(mpix_p2p *p2p, const struct mpix_mem *mem, uint64_t off, const char *payload, size_t n) {
+static int put_safely(mpix_p2p *p2p, const struct mpix_mem *mem, uint64_t off, const char *payload,
+                      size_t n) {
     mpix_mem_file file;
 
     if (mem->area) {
@@ -38,7 +41,8 @@ static void take_put(mpix_p2p *p2p, int peer, const p2p_message *message, const 
     if (!message->last && mem)
         return;
     out = p2p_out_answer(p2p, P2P_MSG_ACK, message->id);
-    out->head.status = mem ? 0 : MPIX_ERRK_ARG; /* of a put whose first part is refused all parts are, and the first refusal counts */
+    /* of a put whose first part is refused all parts are, and the first refusal counts */
+    out->head.status = mem ? 0 : MPIX_ERRK_ARG;
     out->head.tag = (int32_t)message->last;
     p2p_out_add(p2p, peer, out);
 }
@@ -70,11 +74,14 @@ static void take_add(mpix_p2p *p2p, int peer, const p2p_message *message) {
     else if (mem->gpu)
         out->head.status = p2p_gpu_add_now(p2p, mem->base + message->b, message->c, &out->head.c);
     else
-        out->head.c = atomic_fetch_add_explicit((_Atomic uint64_t *)(void *)(mem->base + message->b), message->c, memory_order_seq_cst);
+        out->head.c =
+            atomic_fetch_add_explicit((_Atomic uint64_t *)(void *)(mem->base + message->b),
+                                      message->c, memory_order_seq_cst);
     p2p_out_add(p2p, peer, out);
 }
 
-/* One answer less is awaited. A proxied operation goes on in the turn that has given back the answer's place (p2p_move.c: move_handed). */
+/* One answer less is awaited. A proxied operation goes on in the turn that has given back the
+ * answer's place (p2p_move.c: move_handed). */
 static void answered(p2p_op *op) {
     op->left -= op->left > 0;
     if (op->p2p->peers[op->peer].mapped)
@@ -88,9 +95,11 @@ static void take_answer(mpix_p2p *p2p, int peer, const p2p_message *message, con
     if (!op || op->peer != peer)
         return; /* it has failed meanwhile */
     if (message->status)
-        p2p_op_fail(op, mpix_fail_peer(message->status, peer, p2p->boot->hostnames[peer],
-                                       "rank %d on %s refused: this memory is deregistered there, or no longer mapped as it was registered, or misaligned for an addition", peer,
-                                       p2p->boot->hostnames[peer]));
+        p2p_op_fail(
+            op, mpix_fail_peer(message->status, peer, p2p->boot->hostnames[peer],
+                               "rank %d on %s refused: this memory is deregistered there, or no "
+                               "longer mapped as it was registered, or misaligned for an addition",
+                               peer, p2p->boot->hostnames[peer]));
     else if (message->kind == P2P_MSG_DATA && message->tag >= 0 && message->tag < op->n) {
         const p2p_piece *p = &op->pieces[message->tag];
         uint64_t off = message->b;
@@ -105,11 +114,13 @@ static void take_answer(mpix_p2p *p2p, int peer, const p2p_message *message, con
         answered(op);
 }
 
-/* Whether there is memory for what moves data in memory of the caller's: without it a good peer would be refused. */
+/* Whether there is memory for what moves data in memory of the caller's: without it a good peer
+ * would be refused. */
 static int guard_ready(mpix_p2p *p2p, const p2p_message *message) {
     const struct mpix_mem *mem = p2p_mem_find(p2p, message->a, 0, 0);
 
-    return message->kind == P2P_MSG_ADD || !mem || mem->area || mem->gpu || p2p_guard(p2p) || errno != ENOMEM;
+    return message->kind == P2P_MSG_ADD || !mem || mem->area || mem->gpu || p2p_guard(p2p) ||
+           errno != ENOMEM;
 }
 
 int p2p_message_take(mpix_p2p *p2p, int peer, const p2p_message *message, const char *payload) {
@@ -140,11 +151,12 @@ int p2p_message_take(mpix_p2p *p2p, int peer, const p2p_message *message, const 
     }
     case P2P_MSG_NOTIFY:
         if (message->a < (uint64_t)p2p->slots)
-            atomic_fetch_add_explicit(p2p_words(p2p, p2p->peers[peer].in, (int)message->a), message->b, memory_order_release);
+            atomic_fetch_add_explicit(p2p_words(p2p, p2p->peers[peer].in, (int)message->a),
+                                      message->b, memory_order_release);
         return 1;
     default:
-        p2p_fail(p2p, mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, p2p->boot->hostnames[peer], "rank %d sent a message of kind %u", peer,
-                                     message->kind));
+        p2p_fail(p2p, mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, p2p->boot->hostnames[peer],
+                                     "rank %d sent a message of kind %u", peer, message->kind));
         return 1;
     }
 }

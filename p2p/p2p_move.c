@@ -1,13 +1,17 @@
 /*
- * p2p_move.c - the pieces of an operation, one after the other, each by the way its memory is reached; then the notification.
+ * p2p_move.c - the pieces of an operation, one after the other, each by the way its memory is
+ * reached; then the notification.
  *
- * Lanes. A proxied piece of P2P_CUT or more is cut over all lanes; smaller ones of an operation stay on one lane, where the proxy
- * posts a row of them with one doorbell, and completion is counted once per lane.
+ * Lanes. A proxied piece of P2P_CUT or more is cut over all lanes; smaller ones of an operation
+ * stay on one lane, where the proxy posts a row of them with one doorbell, and completion is
+ * counted once per lane.
  *
- * Notification, proxied, ordered form: every (slot, lane) has a word at the target, and a notification is the new sum in the words of
- * all lanes, queued behind the data of each; the counter is the lowest of the words. So no lane's word tells of another lane's data.
- * Words must only grow, so the signals of one operation are all queued before those of the next (peer->notifier).
- * Counted form: pieces and notification go as one batch with a message of the ring, see p2p_ring.c.
+ * Notification, proxied, ordered form: every (slot, lane) has a word at the target, and a
+ * notification is the new sum in the words of all lanes, queued behind the data of each; the
+ * counter is the lowest of the words. So no lane's word tells of another lane's data. Words must
+ * only grow, so the signals of one operation are all queued before those of the next
+ * (peer->notifier). Counted form: pieces and notification go as one batch with a message of the
+ * ring, see p2p_ring.c.
  */
 #include "config.h"
 
@@ -61,9 +65,15 @@ static int move_net(p2p_op *op, const p2p_piece *p) {
     while (op->at_off < p->len) {
         uint64_t len = p->len - op->at_off < part ? p->len - op->at_off : part;
         int lane = (op->lane + (int)(op->at_off / part)) % p2p->lanes;
-        mpix_proxy_op net_op = {.kind = op->type == P2P_PUT ? MPIX_NET_WRITE : MPIX_NET_READ, .peer = op->peer, .lane = lane,
-                              .mem = p->mem->net, .local = p->local + op->at_off, .rmem = p->rmem->net,
-                              .roff = p->rmem->off + p->roff + op->at_off, .len = len, .counter = -1};
+        mpix_proxy_op net_op = {.kind = op->type == P2P_PUT ? MPIX_NET_WRITE : MPIX_NET_READ,
+                                .peer = op->peer,
+                                .lane = lane,
+                                .mem = p->mem->net,
+                                .local = p->local + op->at_off,
+                                .rmem = p->rmem->net,
+                                .roff = p->rmem->off + p->roff + op->at_off,
+                                .len = len,
+                                .counter = -1};
         if (!move_post(op, &net_op))
             return 0;
         if (op->type == P2P_PUT)
@@ -110,9 +120,15 @@ static int move_add(p2p_op *op) {
     }
     if (p->rmem->reach == P2P_NET && p->rmem->shared && mpix_proxy_caps(p2p->proxy)->add_coherent &&
         (op->scratch >= 0 || (op->scratch = p2p_scratch_take(p2p)) >= 0)) {
-        mpix_proxy_op net_op = {.kind = MPIX_NET_ADD, .peer = op->peer, .mem = mpix_proxy_window_mem(p2p->proxy, P2P_WIN_MIRROR),
-                              .local = &p2p->scratch[op->scratch], .rmem = p->rmem->net, .roff = p->rmem->off + p->roff, .len = 8,
-                              .value = op->add, .counter = -1};
+        mpix_proxy_op net_op = {.kind = MPIX_NET_ADD,
+                                .peer = op->peer,
+                                .mem = mpix_proxy_window_mem(p2p->proxy, P2P_WIN_MIRROR),
+                                .local = &p2p->scratch[op->scratch],
+                                .rmem = p->rmem->net,
+                                .roff = p->rmem->off + p->roff,
+                                .len = 8,
+                                .value = op->add,
+                                .counter = -1};
         return move_post(op, &net_op);
     }
     p2p_out *out = p2p_out_new(p2p, P2P_MSG_ADD, p2p_op_id(op));
@@ -128,7 +144,7 @@ static int move_add(p2p_op *op) {
     return 1;
 }
 
-/* ---- notification ------------------------------------------------------------------------------------------------------- */
+/* ---- notification ---------------------------------------------------------------------------- */
 
 /* Proxied, the pieces go with it. */
 static int notify_message(p2p_op *op) {
@@ -149,7 +165,8 @@ static int notify_message(p2p_op *op) {
 static uint64_t notify_offset(const mpix_p2p *p2p, const p2p_peer *peer, int slot, int lane) {
     const char *word = (const char *)(p2p_words(p2p, peer->out, slot) + lane);
 
-    return sizeof(p2p_ctl) + (uint64_t)p2p->rank * p2p->block_bytes + (uint64_t)(word - (const char *)peer->out);
+    return sizeof(p2p_ctl) + (uint64_t)p2p->rank * p2p->block_bytes +
+           (uint64_t)(word - (const char *)peer->out);
 }
 
 static void notify_signal(p2p_op *op) {
@@ -165,8 +182,9 @@ static void notify_signal(p2p_op *op) {
     }
     for (; op->told < p2p->lanes; op->told++) {
         uint64_t seq;
-        int did = mpix_proxy_signal(p2p->proxy, op->peer, op->told, P2P_WIN_CTL, notify_offset(p2p, peer, op->slot, op->told), op->value, 0,
-                                    0, &seq);
+        int did = mpix_proxy_signal(p2p->proxy, op->peer, op->told, P2P_WIN_CTL,
+                                    notify_offset(p2p, peer, op->slot, op->told), op->value, 0, 0,
+                                    &seq);
         if (did < 0)
             move_failed(op, -did);
         if (did <= 0)
@@ -187,7 +205,7 @@ static void move_notify(p2p_op *op) {
         return;
     }
     if (op->on_gpu && !p2p_gpu_done(op))
-        return; /* the processor tells only of what is complete */
+        return;      /* the processor tells only of what is complete */
     if (op->asked) { /* behind the data, in the ring */
         if (notify_message(op))
             op->notify = 0;
@@ -199,7 +217,7 @@ static void move_notify(p2p_op *op) {
     op->notify = 0;
 }
 
-/* ---- all of it ---------------------------------------------------------------------------------------------------------- */
+/* ---- all of it ------------------------------------------------------------------------------- */
 
 static int move_piece(p2p_op *op) {
     const p2p_piece *p = &op->pieces[op->at];
@@ -209,7 +227,9 @@ static int move_piece(p2p_op *op) {
         kind = p->rmem->reach == P2P_DIRECT
                    ? p2p_gpu_submit(op)
                    : mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, op->peer, NULL,
-                                    "between GPU memory and host memory of MPIX_P2p_reg of rank %d; MPIX_P2p_alloc's can be reached", op->peer);
+                                    "between GPU memory and host memory of MPIX_P2p_reg of rank "
+                                    "%d; MPIX_P2p_alloc's can be reached",
+                                    op->peer);
         if (kind)
             move_failed(op, kind);
         return !kind;
@@ -229,8 +249,9 @@ static int move_piece(p2p_op *op) {
 }
 
 /*
- * Complete means that this rank need not be here for the rest: what the ring has queued until now - the operation's own messages, and
- * the tails of what it took - is with the network, or a thread brings it there.
+ * Complete means that this rank need not be here for the rest: what the ring has queued until
+ * now - the operation's own messages, and the tails of what it took - is with the network, or a
+ * thread brings it there.
  */
 static int move_handed(p2p_op *op) {
     const p2p_peer *peer = &op->p2p->peers[op->peer];
@@ -265,7 +286,8 @@ void p2p_move(p2p_op *op) {
     } else if (op->type == P2P_PUT && op->notify && p2p->counted && !p2p->peers[op->peer].mapped) {
         if (op->at == 0 && op->told == 0 && notify_message(op))
             op->told = 1; /* the ring's writer moves `at` */
-    } else if (op->type == P2P_PUT || op->type == P2P_GET || (op->type == P2P_RECV && !op->moved && op->pieces == op->temp && op->pieces)) {
+    } else if (op->type == P2P_PUT || op->type == P2P_GET ||
+               (op->type == P2P_RECV && !op->moved && op->pieces == op->temp && op->pieces)) {
         while (op->at < op->n && move_piece(op))
             ;
         if (op->at == op->n && op->notify)

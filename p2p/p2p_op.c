@@ -1,7 +1,8 @@
 /*
  * p2p_op.c - operations in flight: their life, progress, waiting, deaths and time limits.
  *
- * Operations and what they need are kept when they end and used again, so a transfer allocates nothing once its like has been made.
+ * Operations and what they need are kept when they end and used again, so a transfer allocates
+ * nothing once its like has been made.
  */
 #include "config.h"
 
@@ -23,7 +24,7 @@ static void op_release(p2p_op *op) {
     op->p2p->pool = op;
 }
 
-/* ---- life --------------------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static p2p_op *op_make(mpix_p2p *p2p) {
     p2p_op *op;
@@ -59,11 +60,13 @@ static int op_room(p2p_op *op, int n) {
     return 1;
 }
 
-/* Pieces of the same memory in a row are counted together: a long vector names the same handles again and again. */
+/* Pieces of the same memory in a row are counted together: a long vector names the same handles
+ * again and again. */
 static void op_count(p2p_op *op, int sign) {
     for (int i = 0, run; i < op->held; i += run) {
         const p2p_piece *p = &op->own[i];
-        for (run = 1; i + run < op->held && op->own[i + run].mem == p->mem && op->own[i + run].rmem == p->rmem;)
+        for (run = 1; i + run < op->held && op->own[i + run].mem == p->mem &&
+                      op->own[i + run].rmem == p->rmem;)
             run++;
         if (p->mem)
             atomic_fetch_add_explicit(&p->mem->busy, sign * run, memory_order_relaxed);
@@ -76,7 +79,9 @@ static void op_hold(p2p_op *op, const MPIX_P2p_iov iov[], int n) {
     int remote = op->type == P2P_PUT || op->type == P2P_GET;
 
     for (int i = 0; i < n; i++)
-        op->own[i] = (p2p_piece){iov[i].mem, iov[i].mem->base + iov[i].off, remote ? iov[i].rmem : NULL, (uint64_t)iov[i].roff, (uint64_t)iov[i].len};
+        op->own[i] = (p2p_piece){iov[i].mem, iov[i].mem->base + iov[i].off,
+                                 remote ? iov[i].rmem : NULL, (uint64_t)iov[i].roff,
+                                 (uint64_t)iov[i].len};
     op->held = n;
     op->pieces = op->own;
     op->n = n;
@@ -200,7 +205,10 @@ void p2p_op_fail(p2p_op *op, int kind) {
 p2p_op *p2p_op_find(mpix_p2p *p2p, uint64_t id) {
     p2p_op *op = (uint32_t)id < p2p->nops ? p2p->table[(uint32_t)id] : NULL;
 
-    return op && op->turn == (uint32_t)(id >> 32) && !atomic_load_explicit(&op->done, memory_order_relaxed) ? op : NULL;
+    return op && op->turn == (uint32_t)(id >> 32) &&
+                   !atomic_load_explicit(&op->done, memory_order_relaxed)
+               ? op
+               : NULL;
 }
 
 void p2p_ops_free(mpix_p2p *p2p) {
@@ -222,7 +230,7 @@ void p2p_ops_free(mpix_p2p *p2p) {
     free(p2p->out_spare);
 }
 
-/* ---- failure ------------------------------------------------------------------------------------------------------------ */
+/* ---- failure --------------------------------------------------------------------------------- */
 
 void p2p_fail(mpix_p2p *p2p, int kind) {
     if (!atomic_load_explicit(&p2p->failed, memory_order_relaxed)) {
@@ -234,7 +242,8 @@ void p2p_fail(mpix_p2p *p2p, int kind) {
     p2p_ring_drop(p2p);
     while (p2p->ops) {
         p2p_op *op = p2p->ops;
-        if (!op->kind && !op->moved) { /* what is received is received, whether or not its sender could be told */
+        /* what is received is received, whether or not its sender could be told */
+        if (!op->kind && !op->moved) {
             op->kind = p2p->failed;
             op->error = p2p->failure;
         }
@@ -273,7 +282,8 @@ int p2p_look(void *object, int kind) {
     return kind;
 }
 
-/* Whether its process has ended, its object has failed, or its connection is broken; then the object fails, after what it still sent was taken. */
+/* Whether its process has ended, its object has failed, or its connection is broken; then the
+ * object fails, after what it still sent was taken. */
 static int peer_lost(mpix_p2p *p2p, int r) {
     p2p_peer *peer = &p2p->peers[r];
     MPIX_Error error;
@@ -316,7 +326,8 @@ void p2p_check_peers(mpix_p2p *p2p) {
             continue;
         *mpix_error_tls() = error;
         if (kind == MPIX_ERRK_PEER && !peer_told(p2p, r) && p2p->peers[r].mapped)
-            mpix_fail_peer(kind, r, p2p->boot->hostnames[r], "the process of rank %d on %s has ended; the object has failed", r,
+            mpix_fail_peer(kind, r, p2p->boot->hostnames[r],
+                           "the process of rank %d on %s has ended; the object has failed", r,
                            p2p->boot->hostnames[r]);
         p2p_fail(p2p, kind);
         return;
@@ -330,23 +341,27 @@ static const char *late_remedy(const mpix_p2p *p2p, const p2p_op *op) {
     if (op->type == P2P_SEND && !peer->first)
         return ": no receive took it";
     if (op->type == P2P_SEND || op->type == P2P_TOLD)
-        return ": it took no messages; its calls of the object do, or mpix_ep_progress=thread there";
+        return ": it took no messages; its calls of the object do, or mpix_ep_progress=thread "
+               "there";
     if ((op->type == P2P_PUT || op->type == P2P_GET) && op->asked)
-        return ": it takes messages for this memory (mpix_ep_p2p_cma=no, or the system forbids more) in calls only; mpix_ep_progress=thread there helps";
+        return ": it takes messages for this memory (mpix_ep_p2p_cma=no, or the system forbids "
+               "more) in calls only; mpix_ep_progress=thread there helps";
     if (op->type == P2P_ADD && op->left)
-        return ": it makes additions to this memory in calls of the object only; mpix_ep_progress=thread there helps";
+        return ": it makes additions to this memory in calls of the object only; "
+               "mpix_ep_progress=thread there helps";
     return "";
 }
 
 static int op_late(mpix_p2p *p2p, int peer, const char *what, const char *remedy) {
     if (p2p->proxy)
         mpix_proxy_dump(p2p->proxy);
-    return mpix_fail_peer(MPIX_ERRK_TIMEOUT, peer, p2p->boot->hostnames[peer],
-                          "%s with rank %d on %s was not complete within %g s; the object has failed%s", what, peer, p2p->boot->hostnames[peer],
-                          p2p->params.timeout, remedy);
+    return mpix_fail_peer(
+        MPIX_ERRK_TIMEOUT, peer, p2p->boot->hostnames[peer],
+        "%s with rank %d on %s was not complete within %g s; the object has failed%s", what, peer,
+        p2p->boot->hostnames[peer], p2p->params.timeout, remedy);
 }
 
-/* ---- progress ----------------------------------------------------------------------------------------------------------- */
+/* ---- progress -------------------------------------------------------------------------------- */
 
 int p2p_progress(mpix_p2p *p2p) {
     int did = p2p->proxy && mpix_proxy_step(p2p->proxy), took = 0;
@@ -375,11 +390,12 @@ int p2p_progress(mpix_p2p *p2p) {
 }
 
 /*
- * Time counts while the caller asks: from one test to the next, at most a pause's length. A receive that is posted early and asked
- * about much later has not waited.
+ * Time counts while the caller asks: from one test to the next, at most a pause's length. A receive
+ * that is posted early and asked about much later has not waited.
  */
 static void op_clock(p2p_op *op) {
-    static const char *const names[] = {"a put", "a get", "a fetch_add", "a send", "a receive", "an advertisement"};
+    static const char *const names[] = {"a put",  "a get",     "a fetch_add",
+                                        "a send", "a receive", "an advertisement"};
     uint64_t now = mpix_clock_ns(), delta = op->tested_ns ? now - op->tested_ns : 0;
 
     op->tested_ns = now;
@@ -404,8 +420,9 @@ static int op_test(struct mpix_xfer *xfer) {
 }
 
 /*
- * Who writes our window rings our doorbell - the peers that map it, and our proxy. A network does not, nor does anybody turn the proxy
- * for us when the caller does it: then sleeps are timed. With a thread of ours the doorbell is the thread's.
+ * Who writes our window rings our doorbell - the peers that map it, and our proxy. A network does
+ * not, nor does anybody turn the proxy for us when the caller does it: then sleeps are timed. With
+ * a thread of ours the doorbell is the thread's.
  */
 void p2p_wait_start(mpix_p2p *p2p, mpix_wait *wait) {
     int rung = !p2p->threaded && mpix_proxy_rings(p2p->proxy);

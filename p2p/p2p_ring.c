@@ -1,24 +1,27 @@
 /*
  * p2p_ring.c - rings of messages, one per ordered pair of ranks, in the reader's window.
  *
- * The writer stores a message in place (position mod ring), then the head, with release; it writes position p only while p - tail <
- * ring, so nothing is overwritten that has not been taken. The tail lies in the writer's window and is stored by the reader, when at least
- * half a ring has been taken: a writer that finds no room has all but half a ring's messages still unread or just told, so more tails come.
+ * The writer stores a message in place (position mod ring), then the head, with release; it writes
+ * position p only while p - tail < ring, so nothing is overwritten that has not been taken. The
+ * tail lies in the writer's window and is stored by the reader, when at least half a ring has been
+ * taken: a writer that finds no room has all but half a ring's messages still unread or just told,
+ * so more tails come.
  *
- * Proxied. The message is made in the mirror, a place for each place of the ring, put, and the head is the signal of that batch. The
- * place in the mirror is free again with the tail. A batch of the counted form needs a counter that no earlier batch occupies: message
- * p uses counter p mod ring, whose last batch was taken by the reader, since p - tail < ring. Tails are signals without puts; they
- * use two counters in turn: when tail k + 1 is sent, the reader has taken messages
- * that the writer could only send after it had seen tail k - 1, for before it the room ended earlier.
+ * Proxied. The message is made in the mirror, a place for each place of the ring, put, and the head
+ * is the signal of that batch. The place in the mirror is free again with the tail. A batch of the
+ * counted form needs a counter that no earlier batch occupies: message p uses counter p mod ring,
+ * whose last batch was taken by the reader, since p - tail < ring. Tails are signals without puts;
+ * they use two counters in turn: when tail k + 1 is sent, the reader has taken messages that the
+ * writer could only send after it had seen tail k - 1, for before it the room ended earlier.
  *
- * put_notify in the counted form is a message too, and its pieces are puts of the message's batch: the head is published when data
- * and message have arrived, in whatever order they did.
+ * put_notify in the counted form is a message too, and its pieces are puts of the message's batch:
+ * the head is published when data and message have arrived, in whatever order they did.
  */
 #include "config.h"
 
 #include "p2p/p2p.h"
 
-/* ---- queue -------------------------------------------------------------------------------------------------------------- */
+/* ---- queue ----------------------------------------------------------------------------------- */
 
 static p2p_out *out_take(mpix_p2p *p2p) {
     p2p_out *out = p2p->out_pool;
@@ -47,8 +50,9 @@ p2p_out *p2p_out_new(mpix_p2p *p2p, uint32_t kind, uint64_t id) {
 }
 
 /*
- * A peer waits for the answer, so what it takes is there before its message is taken from the ring: memory, or the spare node. A message
- * for which there is neither stays in the ring, until an answer has been written and its node is free again.
+ * A peer waits for the answer, so what it takes is there before its message is taken from the ring:
+ * memory, or the spare node. A message for which there is neither stays in the ring, until an
+ * answer has been written and its node is free again.
  */
 int p2p_out_ready(mpix_p2p *p2p) {
     p2p_out *out = p2p->out_pool ? NULL : out_take(p2p);
@@ -94,10 +98,12 @@ void p2p_out_add(mpix_p2p *p2p, int rank, p2p_out *out) {
 }
 
 static uint64_t ctl_offset(const mpix_p2p *p2p, const p2p_peer *peer, const void *at) {
-    return sizeof(p2p_ctl) + (uint64_t)p2p->rank * p2p->block_bytes + (uint64_t)((const char *)at - (const char *)peer->out);
+    return sizeof(p2p_ctl) + (uint64_t)p2p->rank * p2p->block_bytes +
+           (uint64_t)((const char *)at - (const char *)peer->out);
 }
 
-/* A proxied peer learns by a signal, if its lane still moves; its counter is used for nothing else. */
+/* A proxied peer learns by a signal, if its lane still moves; its counter is used for
+ * nothing else. */
 void p2p_ring_tell(mpix_p2p *p2p) {
     uint64_t word = p2p->heard ? p2p->heard : mpix_boot_tell(p2p->boot, p2p->failed, &p2p->failure);
 
@@ -109,7 +115,9 @@ void p2p_ring_tell(mpix_p2p *p2p) {
             atomic_store_explicit(&peer->out->failed, word, memory_order_release);
             p2p_ring_bell(peer);
         } else {
-            (void)mpix_proxy_last_word(p2p->proxy, r, 0, P2P_WIN_CTL, ctl_offset(p2p, peer, &peer->out->failed), word, (uint32_t)p2p->ring + 2);
+            (void)mpix_proxy_last_word(p2p->proxy, r, 0, P2P_WIN_CTL,
+                                       ctl_offset(p2p, peer, &peer->out->failed), word,
+                                       (uint32_t)p2p->ring + 2);
         }
     }
     if (p2p->proxy)
@@ -128,7 +136,7 @@ void p2p_ring_drop(mpix_p2p *p2p) {
     }
 }
 
-/* ---- writing ------------------------------------------------------------------------------------------------------------ */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 /* What a peer gets from memory of MPIX_P2p_reg goes through the kernel, see p2p_message.c. */
 static int write_safely(mpix_p2p *p2p, const p2p_out *out, char *to, size_t bytes) {
@@ -186,8 +194,14 @@ static int write_pieces(mpix_p2p *p2p, p2p_peer *peer, p2p_out *out, uint32_t co
 
     for (; op->at < op->n; op->at++) {
         const p2p_piece *p = &op->pieces[op->at];
-        mpix_proxy_op net_op = {.kind = MPIX_NET_WRITE, .peer = op->peer, .mem = p->mem->net, .local = p->local, .rmem = p->rmem->net,
-                              .roff = p->rmem->off + p->roff, .len = p->len, .counter = counter};
+        mpix_proxy_op net_op = {.kind = MPIX_NET_WRITE,
+                                .peer = op->peer,
+                                .mem = p->mem->net,
+                                .local = p->local,
+                                .rmem = p->rmem->net,
+                                .roff = p->rmem->off + p->roff,
+                                .len = p->len,
+                                .counter = counter};
         uint64_t seq;
         if (p->len == 0)
             continue;
@@ -212,13 +226,15 @@ static int write_proxied(mpix_p2p *p2p, int rank, p2p_out *out) {
         out->stage = 2;
     }
     if (out->stage == 2) {
-        if (mpix_proxy_put(p2p->proxy, rank, 0, P2P_WIN_MIRROR, (uint64_t)((const char *)place - p2p->mirror), P2P_WIN_CTL,
-                           ctl_offset(p2p, peer, place), sizeof *place + place->bytes, counter, &seq) <= 0)
+        if (mpix_proxy_put(p2p->proxy, rank, 0, P2P_WIN_MIRROR,
+                           (uint64_t)((const char *)place - p2p->mirror), P2P_WIN_CTL,
+                           ctl_offset(p2p, peer, place), sizeof *place + place->bytes, counter,
+                           &seq) <= 0)
             return 0;
         out->stage = 3;
     }
-    if (mpix_proxy_signal(p2p->proxy, rank, 0, P2P_WIN_CTL, ctl_offset(p2p, peer, &peer->out->head), peer->written + 1, counter,
-                          (uint32_t)out->puts + 1, &seq) <= 0)
+    if (mpix_proxy_signal(p2p->proxy, rank, 0, P2P_WIN_CTL, ctl_offset(p2p, peer, &peer->out->head),
+                          peer->written + 1, counter, (uint32_t)out->puts + 1, &seq) <= 0)
         return 0;
     peer->owed = seq;
     if (out->head.kind == P2P_MSG_NOTIFY) {
@@ -228,7 +244,8 @@ static int write_proxied(mpix_p2p *p2p, int rank, p2p_out *out) {
     return 1;
 }
 
-/* A node is done with. What waited only for being written is complete when the message is on its way for good. */
+/* A node is done with. What waited only for being written is complete when the message is on its
+ * way for good. */
 static void write_finished(mpix_p2p *p2p, p2p_peer *peer, p2p_out *out) {
     p2p_op *op = out->head.kind == P2P_MSG_OFFER ? NULL : out->op;
 
@@ -251,7 +268,8 @@ int p2p_ring_write(mpix_p2p *p2p, int rank) {
     while (peer->first) {
         p2p_out *out = peer->first;
         if (out->stage == 0) {
-            if (peer->written - atomic_load_explicit(&peer->in->tail, memory_order_acquire) >= (uint64_t)p2p->ring)
+            if (peer->written - atomic_load_explicit(&peer->in->tail, memory_order_acquire) >=
+                (uint64_t)p2p->ring)
                 break;
             write_make(p2p, peer, out);
         }
@@ -273,7 +291,7 @@ int p2p_ring_write(mpix_p2p *p2p, int rank) {
     return wrote;
 }
 
-/* ---- reading ------------------------------------------------------------------------------------------------------------ */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 static void read_tell(mpix_p2p *p2p, int rank) {
     p2p_peer *peer = &p2p->peers[rank];
@@ -287,8 +305,9 @@ static void read_tell(mpix_p2p *p2p, int rank) {
         p2p_ring_bell(peer);
         return;
     }
-    if (mpix_proxy_signal(p2p->proxy, rank, 0, P2P_WIN_CTL, ctl_offset(p2p, peer, &peer->out->tail), peer->taken,
-                          (uint32_t)p2p->ring + (uint32_t)(peer->tails & 1), 0, &seq) > 0) {
+    if (mpix_proxy_signal(p2p->proxy, rank, 0, P2P_WIN_CTL, ctl_offset(p2p, peer, &peer->out->tail),
+                          peer->taken, (uint32_t)p2p->ring + (uint32_t)(peer->tails & 1), 0,
+                          &seq) > 0) {
         peer->owed = seq;
         peer->tails++;
         peer->told = peer->taken;
@@ -298,7 +317,9 @@ static void read_tell(mpix_p2p *p2p, int rank) {
 const p2p_message *p2p_ring_next(mpix_p2p *p2p, int rank) {
     p2p_peer *peer = &p2p->peers[rank];
 
-    return atomic_load_explicit(&peer->in->head, memory_order_acquire) != peer->taken ? p2p_place(p2p, peer->in, peer->taken) : NULL;
+    return atomic_load_explicit(&peer->in->head, memory_order_acquire) != peer->taken
+               ? p2p_place(p2p, peer->in, peer->taken)
+               : NULL;
 }
 
 void p2p_ring_took(mpix_p2p *p2p, int rank) {

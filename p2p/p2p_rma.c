@@ -1,6 +1,6 @@
 /*
- * p2p_rma.c - put, get, notifications, fetch_add and flush. What lies in mapped memory, or is reached by a system call, is done within
- * the call and needs no operation; the rest becomes one.
+ * p2p_rma.c - put, get, notifications, fetch_add and flush. What lies in mapped memory, or is
+ * reached by a system call, is done within the call and needs no operation; the rest becomes one.
  */
 #include "config.h"
 
@@ -9,7 +9,8 @@
 /* 1: all pieces can be moved at once. */
 static int rma_at_once(const MPIX_P2p_iov iov[], int n) {
     for (int i = 0; i < n; i++)
-        if ((iov[i].rmem->reach != P2P_DIRECT && iov[i].rmem->reach != P2P_CMA) || iov[i].rmem->gpu || iov[i].mem->gpu)
+        if ((iov[i].rmem->reach != P2P_DIRECT && iov[i].rmem->reach != P2P_CMA) ||
+            iov[i].rmem->gpu || iov[i].mem->gpu)
             return 0;
     return 1;
 }
@@ -25,7 +26,8 @@ static int rma_copy(mpix_p2p *p2p, int put, const MPIX_P2p_iov iov[], int n) {
     return kind;
 }
 
-static int rma_later(mpix_p2p *p2p, int type, int peer, const MPIX_P2p_iov iov[], int n, int notify, int slot, uint64_t add, MPIX_Xfer *xfer) {
+static int rma_later(mpix_p2p *p2p, int type, int peer, const MPIX_P2p_iov iov[], int n, int notify,
+                     int slot, uint64_t add, MPIX_Xfer *xfer) {
     p2p_op *op = p2p_op_new(p2p, type, peer, iov, n);
     if (!op)
         return p2p_raise(p2p, MPIX_ERRK_NO_MEM);
@@ -40,18 +42,23 @@ static int rma_check_gpu(const MPIX_P2p_iov iov[], int n) {
     for (int i = 0; i < n; i++)
         if (iov[i].mem->gpu && iov[i].rmem->reach != P2P_DIRECT)
             return mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, iov[i].rmem->peer, NULL,
-                                  "iov[%d]: between GPU memory and host memory of MPIX_P2p_reg of another rank; MPIX_P2p_alloc's can be reached", i);
+                                  "iov[%d]: between GPU memory and host memory of MPIX_P2p_reg of "
+                                  "another rank; MPIX_P2p_alloc's can be reached",
+                                  i);
     return 0;
 }
 
 int p2p_check_slot(const mpix_p2p *p2p, int slot) {
-    return slot >= 0 && slot < p2p->slots ? 0 : mpix_fail(MPIX_ERRK_ARG, "slot", "slot = %d is not in [0, %d) (mpix_ep_p2p_slots)", slot, p2p->slots);
+    return slot >= 0 && slot < p2p->slots
+               ? 0
+               : mpix_fail(MPIX_ERRK_ARG, "slot", "slot = %d is not in [0, %d) (mpix_ep_p2p_slots)",
+                           slot, p2p->slots);
 }
 
 /*
- * The least that a call can be, which costs less than its checks: one piece between mapped host memory
- * and ours. 1: it is done. 0: the long way does it, or finds out what is wrong. Handles that this thread
- * has not seen since the last end go the long way, so a short copy calls nothing.
+ * The least that a call can be, which costs less than its checks: one piece between mapped host
+ * memory and ours. 1: it is done. 0: the long way does it, or finds out what is wrong. Handles that
+ * this thread has not seen since the last end go the long way, so a short copy calls nothing.
  */
 static inline int rma_quick(int put, const MPIX_P2p_iov *v) {
     const struct mpix_mem *mem = v->mem;
@@ -61,8 +68,9 @@ static inline int rma_quick(int put, const MPIX_P2p_iov *v) {
         return 0;
     if (mem->p2p != rmem->p2p || !rmem->plain || !mem->plain)
         return 0;
-    if (v->len < 0 || v->off < 0 || v->roff < 0 || (uint64_t)v->len > mem->bytes || (uint64_t)v->off > mem->bytes - (uint64_t)v->len ||
-        (uint64_t)v->len > rmem->bytes || (uint64_t)v->roff > rmem->bytes - (uint64_t)v->len)
+    if (v->len < 0 || v->off < 0 || v->roff < 0 || (uint64_t)v->len > mem->bytes ||
+        (uint64_t)v->off > mem->bytes - (uint64_t)v->len || (uint64_t)v->len > rmem->bytes ||
+        (uint64_t)v->roff > rmem->bytes - (uint64_t)v->len)
         return 0;
     if (atomic_load_explicit(&mem->p2p->failed, memory_order_acquire) ||
         (rmem->gen && atomic_load_explicit(rmem->gen, memory_order_acquire) != rmem->id))
@@ -76,7 +84,8 @@ static inline int rma_quick(int put, const MPIX_P2p_iov *v) {
     return 1;
 }
 
-static int rma_call(int type, const MPIX_P2p_iov iov[], int n, int notify, int slot, uint64_t add, MPIX_Xfer *xfer, int blocking) {
+static int rma_call(int type, const MPIX_P2p_iov iov[], int n, int notify, int slot, uint64_t add,
+                    MPIX_Xfer *xfer, int blocking) {
     mpix_p2p *p2p = NULL;
     int peer = -1, kind;
 
@@ -138,7 +147,8 @@ int PMPIX_P2p_get(const MPIX_P2p_iov iov[], int n) {
 }
 MPIX_WEAK_ALIAS(P2p_get);
 
-int PMPIX_P2p_iput_notify(const MPIX_P2p_iov iov[], int n, int slot, uint64_t add, MPIX_Xfer *xfer) {
+int PMPIX_P2p_iput_notify(const MPIX_P2p_iov iov[], int n, int slot, uint64_t add,
+                          MPIX_Xfer *xfer) {
     return rma_call(P2P_PUT, iov, n, 1, slot, add, xfer, 0);
 }
 MPIX_WEAK_ALIAS(P2p_iput_notify);
@@ -148,7 +158,7 @@ int PMPIX_P2p_put_notify(const MPIX_P2p_iov iov[], int n, int slot, uint64_t add
 }
 MPIX_WEAK_ALIAS(P2p_put_notify);
 
-/* ---- notifications ------------------------------------------------------------------------------------------------------ */
+/* ---- notifications --------------------------------------------------------------------------- */
 
 static int notify_check(MPIX_P2p p2p, int peer, int slot) {
     if (!p2p_live(p2p, MPIX_LIVE_P2P))
@@ -174,7 +184,8 @@ static uint64_t notify_value(mpix_p2p *p2p, int peer, int slot) {
     return value;
 }
 
-int PMPIX_P2p_notify_test(MPIX_P2p p2p, int peer, int slot, uint64_t at_least, uint64_t *now, int *flag) {
+int PMPIX_P2p_notify_test(MPIX_P2p p2p, int peer, int slot, uint64_t at_least, uint64_t *now,
+                          int *flag) {
     int kind = notify_check(p2p, peer, slot);
 
     if (!kind && !flag)
@@ -226,31 +237,40 @@ int PMPIX_P2p_notify_wait(MPIX_P2p p2p, int peer, int slot, uint64_t at_least, u
 }
 MPIX_WEAK_ALIAS(P2p_notify_wait);
 
-/* ---- fetch_add ---------------------------------------------------------------------------------------------------------- */
+/* ---- fetch_add ------------------------------------------------------------------------------- */
 
-static int add_call(MPIX_P2p_rmem rmem, MPI_Count roff, int64_t add, int64_t *old, MPIX_Xfer *xfer, int blocking) {
+static int add_call(MPIX_P2p_rmem rmem, MPI_Count roff, int64_t add, int64_t *old, MPIX_Xfer *xfer,
+                    int blocking) {
     int kind = 0;
 
     if (!p2p_live(rmem, MPIX_LIVE_RMEM))
-        return mpix_boot_raise(NULL, mpix_live_need(rmem, MPIX_LIVE_RMEM, "rmem", "rmem is NULL or freed"));
+        return mpix_boot_raise(NULL, mpix_live_need(rmem, MPIX_LIVE_RMEM, "rmem",
+                                                    "rmem is NULL or freed"));
     mpix_p2p *p2p = rmem->p2p;
-    if (roff < 0 || rmem->bytes < 8 || (uint64_t)roff > rmem->bytes - 8 || (rmem->addr + (uint64_t)roff) % 8)
-        kind = mpix_fail(MPIX_ERRK_ARG, "roff", "roff = %lld: an aligned word of 8 bytes inside %llu bytes is needed", (long long)roff,
-                         (unsigned long long)rmem->bytes);
+    if (roff < 0 || rmem->bytes < 8 || (uint64_t)roff > rmem->bytes - 8 ||
+        (rmem->addr + (uint64_t)roff) % 8)
+        kind = mpix_fail(MPIX_ERRK_ARG, "roff",
+                         "roff = %lld: an aligned word of 8 bytes inside %llu bytes is needed",
+                         (long long)roff, (unsigned long long)rmem->bytes);
     else if (rmem->rights != MPIX_MEM_ALL)
-        kind = mpix_fail_peer(MPIX_ERRK_ARG, rmem->peer, NULL, "rmem: rank %d registered memory that was not readable and writable; map it so and register it again", rmem->peer);
+        kind = mpix_fail_peer(MPIX_ERRK_ARG, rmem->peer, NULL,
+                              "rmem: rank %d registered memory that was not readable and writable; "
+                              "map it so and register it again",
+                              rmem->peer);
     else if (!old)
         kind = mpix_fail(MPIX_ERRK_ARG, "old", "old is NULL");
     else if (!blocking && !xfer)
         kind = mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
     else if (rmem->gen && atomic_load_explicit(rmem->gen, memory_order_acquire) != rmem->id)
-        kind = mpix_fail_peer(MPIX_ERRK_ARG, rmem->peer, NULL, "rmem: rank %d has deregistered this memory", rmem->peer);
+        kind = mpix_fail_peer(MPIX_ERRK_ARG, rmem->peer, NULL,
+                              "rmem: rank %d has deregistered this memory", rmem->peer);
     else
         kind = p2p_alive(p2p);
     if (kind)
         return p2p_raise(p2p, kind);
     if (rmem->reach == P2P_DIRECT && !rmem->gpu) {
-        *old = (int64_t)atomic_fetch_add_explicit((_Atomic uint64_t *)(void *)(rmem->ptr + roff), (uint64_t)add, memory_order_seq_cst);
+        *old = (int64_t)atomic_fetch_add_explicit((_Atomic uint64_t *)(void *)(rmem->ptr + roff),
+                                                  (uint64_t)add, memory_order_seq_cst);
         if (xfer)
             *xfer = MPIX_XFER_NULL;
         return MPI_SUCCESS;
@@ -263,7 +283,8 @@ static int add_call(MPIX_P2p_rmem rmem, MPI_Count roff, int64_t add, int64_t *ol
     return p2p_op_run(op, xfer);
 }
 
-int PMPIX_P2p_ifetch_add(MPIX_P2p_rmem rmem, MPI_Count roff, int64_t add, int64_t *old, MPIX_Xfer *xfer) {
+int PMPIX_P2p_ifetch_add(MPIX_P2p_rmem rmem, MPI_Count roff, int64_t add, int64_t *old,
+                         MPIX_Xfer *xfer) {
     return add_call(rmem, roff, add, old, xfer, 0);
 }
 MPIX_WEAK_ALIAS(P2p_ifetch_add);
@@ -273,22 +294,29 @@ int PMPIX_P2p_fetch_add(MPIX_P2p_rmem rmem, MPI_Count roff, int64_t add, int64_t
 }
 MPIX_WEAK_ALIAS(P2p_fetch_add);
 
-/* ---- flush -------------------------------------------------------------------------------------------------------------- */
+/* ---- flush ----------------------------------------------------------------------------------- */
 
 /*
- * Puts to mapped memory and by system call are over; a fence makes streaming stores visible. Puts by message are acknowledged by the
- * owner. A network's completion says that the data have reached the peer's device; a READ on the same lane, of a word of the peer's
- * control window, can't pass them there, so what has been read back tells that they are in memory.
+ * Puts to mapped memory and by system call are over; a fence makes streaming stores visible. Puts
+ * by message are acknowledged by the owner. A network's completion says that the data have reached
+ * the peer's device; a READ on the same lane, of a word of the peer's control window, can't pass
+ * them there, so what has been read back tells that they are in memory.
  */
 static int flush_read(mpix_p2p *p2p, int peer, int lane, int scratch, uint64_t *seq) {
-    mpix_proxy_op op = {.kind = MPIX_NET_READ, .peer = peer, .lane = lane, .mem = mpix_proxy_window_mem(p2p->proxy, P2P_WIN_MIRROR),
-                      .local = &p2p->scratch[scratch], .rmem = mpix_proxy_window_rmem(p2p->proxy, peer, P2P_WIN_CTL), .len = 8,
-                      .counter = -1};
+    mpix_proxy_op op = {.kind = MPIX_NET_READ,
+                        .peer = peer,
+                        .lane = lane,
+                        .mem = mpix_proxy_window_mem(p2p->proxy, P2P_WIN_MIRROR),
+                        .local = &p2p->scratch[scratch],
+                        .rmem = mpix_proxy_window_rmem(p2p->proxy, peer, P2P_WIN_CTL),
+                        .len = 8,
+                        .counter = -1};
 
     return mpix_proxy_post(p2p->proxy, &op, seq);
 }
 
-/* One peer, proxied, all its puts complete. Called again and again; 1: flushed. *stage: lanes that have been read. With the lock. */
+/* One peer, proxied, all its puts complete. Called again and again; 1: flushed. *stage: lanes that
+ * have been read. With the lock. */
 typedef struct flush_state {
     uint32_t lanes, posted;
     int scratch;
@@ -345,10 +373,12 @@ static int flush_peer(mpix_p2p *p2p, int peer) {
 
 int PMPIX_P2p_flush(MPIX_P2p p2p, int peer) {
     if (!p2p_live(p2p, MPIX_LIVE_P2P))
-        return mpix_boot_raise(NULL, mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed"));
+        return mpix_boot_raise(NULL,
+                               mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed"));
     int kind = p2p_alive(p2p);
     if (!kind && peer != MPIX_ALL_PEERS && (peer < 0 || peer >= p2p->size))
-        kind = mpix_fail(MPIX_ERRK_ARG, "peer", "peer = %d is not in [0, %d), nor MPIX_ALL_PEERS", peer, p2p->size);
+        kind = mpix_fail(MPIX_ERRK_ARG, "peer", "peer = %d is not in [0, %d), nor MPIX_ALL_PEERS",
+                         peer, p2p->size);
     if (kind)
         return p2p_raise(p2p, kind);
     atomic_thread_fence(memory_order_release); /* long copies have fenced themselves */

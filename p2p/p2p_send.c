@@ -1,9 +1,10 @@
 /*
  * p2p_send.c - send and receive, and advertisements.
  *
- * A message of at most p2p_eager bytes travels in the ring. A longer one is offered: the ring carries handles of its pieces, the
- * receiver reads them by the best way there is, straight into its own pieces, and says FIN. Messages of a pair are taken from the
- * ring in order, and matched with receives in order; what nobody has asked for yet waits in a list.
+ * A message of at most p2p_eager bytes travels in the ring. A longer one is offered: the ring
+ * carries handles of its pieces, the receiver reads them by the best way there is, straight into
+ * its own pieces, and says FIN. Messages of a pair are taken from the ring in order, and matched
+ * with receives in order; what nobody has asked for yet waits in a list.
  */
 #include "config.h"
 
@@ -13,7 +14,7 @@
 
 enum { RECV_LOOKS = 100 };
 
-/* ---- what is early ------------------------------------------------------------------------------------------------------ */
+/* ---- what is early --------------------------------------------------------------------------- */
 
 static p2p_early *early_new(mpix_p2p *p2p, const p2p_message *message) {
     p2p_early *early = p2p->early_pool;
@@ -97,7 +98,7 @@ static void early_put_back(p2p_peer *peer, p2p_early *early) {
         peer->early_last = early;
 }
 
-/* ---- receiving ---------------------------------------------------------------------------------------------------------- */
+/* ---- receiving ------------------------------------------------------------------------------- */
 
 /* The last of those that wait for a message of this peer. */
 static void recv_list(p2p_op *op) {
@@ -134,7 +135,9 @@ static int recv_fits(p2p_op *op, uint64_t bytes) {
         room += op->pieces[i].len;
     if (bytes <= room)
         return 1;
-    p2p_op_fail(op, mpix_fail_peer(MPIX_ERRK_TRUNCATE, op->peer, NULL, "a message of %" PRIu64 " bytes from rank %d does not fit a receive of %" PRIu64,
+    p2p_op_fail(op, mpix_fail_peer(MPIX_ERRK_TRUNCATE, op->peer, NULL,
+                                   "a message of %" PRIu64
+                                   " bytes from rank %d does not fit a receive of %" PRIu64,
                                    bytes, op->peer, room));
     return 0;
 }
@@ -144,7 +147,9 @@ static void recv_eager(p2p_op *op, const char *data, uint64_t bytes) {
         uint64_t at = 0;
         for (int i = 0; i < op->n && at < bytes; i++) {
             uint64_t part = bytes - at < op->pieces[i].len ? bytes - at : op->pieces[i].len;
-            int kind = part && op->pieces[i].mem->gpu ? p2p_gpu_copy(op->p2p, op->pieces[i].local, data + at, part) : 0;
+            int kind = part && op->pieces[i].mem->gpu
+                           ? p2p_gpu_copy(op->p2p, op->pieces[i].local, data + at, part)
+                           : 0;
             if (kind)
                 p2p_op_fail(op, kind);
             else if (part && !op->pieces[i].mem->gpu)
@@ -192,16 +197,20 @@ static void recv_offer(p2p_op *op, const p2p_early *early) {
         kind = p2p_import(p2p, op->peer, buf, p2p->blob_bytes, 1, &rmem);
         if (!kind && !(blob.rights & MPIX_MEM_READ)) {
             p2p_rmem_close(rmem);
-            kind = mpix_fail_peer(MPIX_ERRK_ARG, op->peer, NULL, "rank %d sent from memory that it has not mapped, or can't read", op->peer);
+            kind = mpix_fail_peer(MPIX_ERRK_ARG, op->peer, NULL,
+                                  "rank %d sent from memory that it has not mapped, or can't read",
+                                  op->peer);
         }
         for (uint64_t off = 0; !kind && off < rmem->bytes;) {
-            uint64_t room = op->own[mine].len - mine_off, part = rmem->bytes - off < room ? rmem->bytes - off : room;
+            uint64_t room = op->own[mine].len - mine_off,
+                     part = rmem->bytes - off < room ? rmem->bytes - off : room;
             if (part == 0) {
                 mine++;
                 mine_off = 0;
                 continue;
             }
-            kind = recv_piece(op, n, (p2p_piece){NULL, op->own[mine].local + mine_off, rmem, off, part});
+            kind = recv_piece(op, n,
+                              (p2p_piece){NULL, op->own[mine].local + mine_off, rmem, off, part});
             if (kind && (n == 0 || op->temp[n - 1].rmem != rmem))
                 p2p_rmem_close(rmem); /* no piece names it yet */
             if (kind)
@@ -234,8 +243,9 @@ void p2p_recv_leave(p2p_op *op) {
 }
 
 /*
- * A receive has its message, or has failed: the sender of an offer may go on. To a mapped peer that is said at once, if the ring has room. Elsewhere the end waits for the
- * turn that has given back the message's place, see move_handed.
+ * A receive has its message, or has failed: the sender of an offer may go on. To a mapped peer that
+ * is said at once, if the ring has room. Elsewhere the end waits for the turn that has given back
+ * the message's place, see move_handed.
  */
 void p2p_recv_moved(p2p_op *op) {
     mpix_p2p *p2p = op->p2p;
@@ -270,10 +280,12 @@ static void recv_deliver(mpix_p2p *p2p, p2p_op *op, p2p_early *early) {
 }
 
 static int starved(int rank) {
-    return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a message of rank %d; it waits for another try", rank);
+    return mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                     "no memory for a message of rank %d; it waits for another try", rank);
 }
 
-/* 0: no memory to keep it; it stays in the ring. A receive that it is for fails, and can be repeated. */
+/* 0: no memory to keep it; it stays in the ring. A receive that it is for fails, and
+ * can be repeated. */
 int p2p_send_arrived(mpix_p2p *p2p, int rank, const p2p_message *message, const char *payload) {
     p2p_peer *peer = &p2p->peers[rank];
     p2p_op *op = peer->recv_first;
@@ -320,9 +332,10 @@ int p2p_send_arrived(mpix_p2p *p2p, int rank, const p2p_message *message, const 
     return 1;
 }
 
-/* ---- calls -------------------------------------------------------------------------------------------------------------- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
-static int call_check(MPIX_P2p p2p, int peer, const p2p_need *need, const MPIX_P2p_iov iov[], int n) {
+static int call_check(MPIX_P2p p2p, int peer, const p2p_need *need, const MPIX_P2p_iov iov[],
+                      int n) {
     int kind = p2p_check_peer(p2p, peer);
 
     return kind ? kind : p2p_check(iov, n, need, &p2p, NULL);
@@ -335,7 +348,8 @@ static int call_unsent(p2p_op *op, MPIX_Xfer *xfer) {
     return p2p_op_give(op, xfer);
 }
 
-/* A short message to a mapped peer whose ring has room, with nothing queued before it: written at once, without an operation. */
+/* A short message to a mapped peer whose ring has room, with nothing queued before it: written at
+ * once, without an operation. */
 static int send_quick(mpix_p2p *p2p, int rank, const MPIX_P2p_iov iov[], int n) {
     p2p_peer *peer = &p2p->peers[rank];
     uint64_t total = 0;
@@ -349,13 +363,19 @@ static int send_quick(mpix_p2p *p2p, int rank, const MPIX_P2p_iov iov[], int n) 
         total += (uint64_t)iov[i].len;
     }
     pthread_mutex_lock(&p2p->lock);
-    if (!p2p->failed && !peer->first && peer->written - atomic_load_explicit(&peer->in->tail, memory_order_acquire) < (uint64_t)p2p->ring) {
+    if (!p2p->failed && !peer->first &&
+        peer->written - atomic_load_explicit(&peer->in->tail, memory_order_acquire) <
+            (uint64_t)p2p->ring) {
         p2p_message *place = p2p_place(p2p, peer->out, peer->written);
         char *to = (char *)(place + 1);
         for (int i = 0; i < n; to += iov[i++].len)
             if (iov[i].len)
                 memcpy(to, iov[i].mem->base + iov[i].off, (size_t)iov[i].len);
-        *place = (p2p_message){.kind = P2P_MSG_EAGER, .bytes = (uint32_t)total, .a = total, .b = (uint64_t)n, .last = 1};
+        *place = (p2p_message){.kind = P2P_MSG_EAGER,
+                               .bytes = (uint32_t)total,
+                               .a = total,
+                               .b = (uint64_t)n,
+                               .last = 1};
         p2p_fence();
         atomic_store_explicit(&peer->out->head, ++peer->written, memory_order_release);
         did = 1;
@@ -366,7 +386,8 @@ static int send_quick(mpix_p2p *p2p, int rank, const MPIX_P2p_iov iov[], int n) 
     return did;
 }
 
-/* The tail of a call that has queued a message: it goes now, and then the operation is over if nothing more is needed. */
+/* The tail of a call that has queued a message: it goes now, and then the operation is over if
+ * nothing more is needed. */
 static int send_run(p2p_op *op, MPIX_Xfer *xfer) {
     mpix_p2p *p2p = op->p2p;
     MPIX_Error *own = mpix_error_divert(&p2p->passing);
@@ -377,10 +398,13 @@ static int send_run(p2p_op *op, MPIX_Xfer *xfer) {
     return p2p_op_give(op, xfer);
 }
 
-static int call_send(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPIX_Xfer *xfer, int blocking) {
+static int call_send(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPIX_Xfer *xfer,
+                     int blocking) {
     if (!p2p_live(p2p, MPIX_LIVE_P2P))
-        return mpix_boot_raise(NULL, mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed"));
-    int kind = blocking || xfer ? call_check(p2p, peer, &p2p_need_send, iov, n) : mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
+        return mpix_boot_raise(NULL,
+                               mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed"));
+    int kind = blocking || xfer ? call_check(p2p, peer, &p2p_need_send, iov, n)
+                                : mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
     if (kind)
         return p2p_raise(p2p, kind);
     if (send_quick(p2p, peer, iov, n)) {
@@ -420,10 +444,15 @@ int PMPIX_P2p_send(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n) {
 }
 MPIX_WEAK_ALIAS(P2p_send);
 
-/* Takes the next message of a mapped peer if it is a short one that fits and nobody else waits for it. With the lock. */
-static int recv_take(mpix_p2p *p2p, int rank, const MPIX_P2p_iov iov[], int n, MPI_Count *received) {
+/* Takes the next message of a mapped peer if it is a short one that fits and nobody else waits for
+ * it. With the lock. */
+static int recv_take(mpix_p2p *p2p, int rank, const MPIX_P2p_iov iov[], int n,
+                     MPI_Count *received) {
     p2p_peer *peer = &p2p->peers[rank];
-    const p2p_message *message = peer->recv_first || peer->early_first || peer->partial || p2p->failed ? NULL : p2p_ring_next(p2p, rank);
+    const p2p_message *message = peer->recv_first || peer->early_first || peer->partial ||
+                                         p2p->failed
+                                     ? NULL
+                                     : p2p_ring_next(p2p, rank);
     uint64_t room = 0, at = 0;
 
     for (int i = 0; i < n; i++) {
@@ -434,7 +463,8 @@ static int recv_take(mpix_p2p *p2p, int rank, const MPIX_P2p_iov iov[], int n, M
     if (!message || message->kind != P2P_MSG_EAGER || message->bytes > room)
         return 0;
     for (int i = 0; i < n && at < message->bytes; i++) {
-        uint64_t part = message->bytes - at < (uint64_t)iov[i].len ? message->bytes - at : (uint64_t)iov[i].len;
+        uint64_t part = message->bytes - at < (uint64_t)iov[i].len ? message->bytes - at
+                                                                   : (uint64_t)iov[i].len;
         if (part)
             memcpy(iov[i].mem->base + iov[i].off, (const char *)(message + 1) + at, part);
         at += part;
@@ -445,8 +475,10 @@ static int recv_take(mpix_p2p *p2p, int rank, const MPIX_P2p_iov iov[], int n, M
     return 1;
 }
 
-/* The same for a blocking receive, which looks for a moment: a message that comes soon needs no operation. */
-static int recv_quick(mpix_p2p *p2p, int rank, const MPIX_P2p_iov iov[], int n, MPI_Count *received) {
+/* The same for a blocking receive, which looks for a moment: a message that comes soon needs
+ * no operation. */
+static int recv_quick(mpix_p2p *p2p, int rank, const MPIX_P2p_iov iov[], int n,
+                      MPI_Count *received) {
     p2p_peer *peer = &p2p->peers[rank];
     uint64_t taken;
     int did;
@@ -459,7 +491,9 @@ static int recv_quick(mpix_p2p *p2p, int rank, const MPIX_P2p_iov iov[], int n, 
     pthread_mutex_unlock(&p2p->lock);
     if (did)
         return 1;
-    for (int i = 0; i < RECV_LOOKS && atomic_load_explicit(&peer->in->head, memory_order_relaxed) == taken; i++)
+    for (int i = 0;
+         i < RECV_LOOKS && atomic_load_explicit(&peer->in->head, memory_order_relaxed) == taken;
+         i++)
         mpix_cpu_relax();
     pthread_mutex_lock(&p2p->lock);
     did = recv_take(p2p, rank, iov, n, received);
@@ -467,10 +501,13 @@ static int recv_quick(mpix_p2p *p2p, int rank, const MPIX_P2p_iov iov[], int n, 
     return did;
 }
 
-static int call_recv(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPI_Count *received, MPIX_Xfer *xfer, int blocking) {
+static int call_recv(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPI_Count *received,
+                     MPIX_Xfer *xfer, int blocking) {
     if (!p2p_live(p2p, MPIX_LIVE_P2P))
-        return mpix_boot_raise(NULL, mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed"));
-    int kind = blocking || xfer ? call_check(p2p, peer, &p2p_need_recv, iov, n) : mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
+        return mpix_boot_raise(NULL,
+                               mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed"));
+    int kind = blocking || xfer ? call_check(p2p, peer, &p2p_need_recv, iov, n)
+                                : mpix_fail(MPIX_ERRK_ARG, "xfer", "xfer is NULL");
     if (kind)
         return p2p_raise(p2p, kind);
     if (blocking && recv_quick(p2p, peer, iov, n, received))
@@ -497,7 +534,8 @@ static int call_recv(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MP
     return p2p_op_give(op, xfer);
 }
 
-int PMPIX_P2p_irecv(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPI_Count *received, MPIX_Xfer *xfer) {
+int PMPIX_P2p_irecv(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MPI_Count *received,
+                    MPIX_Xfer *xfer) {
     return call_recv(p2p, peer, iov, n, received, xfer, 0);
 }
 MPIX_WEAK_ALIAS(P2p_irecv);
@@ -535,7 +573,8 @@ int PMPIX_P2p_advertise(const MPIX_P2p_iov iov[], int n, int peer, int tag) {
 MPIX_WEAK_ALIAS(P2p_advertise);
 
 /* Takes an advertisement that fits; one that does not stays. 1: taken. */
-static int advert_take(mpix_p2p *p2p, int rank, int tag, int max, MPIX_P2p_rmem rmems[], int *n, int *kind) {
+static int advert_take(mpix_p2p *p2p, int rank, int tag, int max, MPIX_P2p_rmem rmems[], int *n,
+                       int *kind) {
     p2p_peer *peer = &p2p->peers[rank];
     p2p_early *early = early_take(peer, 1, tag);
     int made = 0;
@@ -543,13 +582,15 @@ static int advert_take(mpix_p2p *p2p, int rank, int tag, int max, MPIX_P2p_rmem 
     if (!early)
         return 0;
     if (early->n > max) {
-        *kind = mpix_fail_peer(MPIX_ERRK_TRUNCATE, rank, NULL, "rank %d advertised %d pieces with tag %d, there is room for %d", rank, early->n, tag,
-                               max);
+        *kind = mpix_fail_peer(MPIX_ERRK_TRUNCATE, rank, NULL,
+                               "rank %d advertised %d pieces with tag %d, there is room for %d",
+                               rank, early->n, tag, max);
         early_put_back(peer, early);
         return 1;
     }
     for (; made < early->n && !*kind; made++)
-        *kind = p2p_import(p2p, rank, early->data + (size_t)made * p2p->blob_bytes, p2p->blob_bytes, 0, &rmems[made]);
+        *kind = p2p_import(p2p, rank, early->data + (size_t)made * p2p->blob_bytes, p2p->blob_bytes,
+                           0, &rmems[made]);
     if (*kind)
         for (int i = 0; i < made - 1; i++)
             p2p_rmem_close(rmems[i]);
@@ -568,10 +609,15 @@ int PMPIX_P2p_get_advert(MPIX_P2p p2p, int peer, int tag, int max, MPIX_P2p_rmem
     mpix_wait wait;
 
     if (!p2p_live(p2p, MPIX_LIVE_P2P))
-        return mpix_boot_raise(NULL, mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed"));
+        return mpix_boot_raise(NULL,
+                               mpix_live_need(p2p, MPIX_LIVE_P2P, "p2p", "p2p is NULL or freed"));
     kind = call_check(p2p, peer, &p2p_need_name, NULL, 0);
     if (!kind && (max < 0 || (max > 0 && !rmems) || !n))
-        kind = mpix_fail(MPIX_ERRK_ARG, max < 0 ? "max" : n ? "rmems" : "n", "max = %d, rmems = %p, n = %p", max, (void *)rmems, (void *)n);
+        kind = mpix_fail(MPIX_ERRK_ARG,
+                         max < 0 ? "max"
+                         : n     ? "rmems"
+                                 : "n",
+                         "max = %d, rmems = %p, n = %p", max, (void *)rmems, (void *)n);
     if (kind)
         return p2p_raise(p2p, kind);
     p2p_wait_start(p2p, &wait);

@@ -1,4 +1,5 @@
-/* p2p_thread.c - the parameter progress = thread: a thread that makes progress on an object while its rank computes. */
+/* p2p_thread.c - the parameter progress = thread: a thread that makes progress on an object while
+ * its rank computes. */
 #include "config.h"
 
 #include "p2p/p2p.h"
@@ -8,7 +9,8 @@
 static void *thread_main(void *arg) {
     mpix_p2p *p2p = arg;
     mpix_wait wait;
-    /* Its own waiter rings nobody: it is woken through the doorbell by peers that map our window, and by time otherwise. */
+    /* Its own waiter rings nobody: it is woken through the doorbell by peers that map our window,
+     * and by time otherwise. */
     mpix_doorbell *bell = mpix_proxy_rings(p2p->proxy) ? &p2p->ctl->bell : NULL;
 
     mpix_wait_start(&wait, bell, p2p->params.spin_us, p2p->crowded);
@@ -28,7 +30,9 @@ static void *thread_main(void *arg) {
 }
 
 int p2p_thread_start(mpix_p2p *p2p) {
-    int kind = mpix_thread_start(&p2p->thread, "mpixp2p-progres", "the progress thread (parameter progress = thread)", thread_main, p2p);
+    int kind = mpix_thread_start(&p2p->thread, "mpixp2p-progres",
+                                 "the progress thread (parameter progress = thread)", thread_main,
+                                 p2p);
 
     p2p->threaded = !kind;
     return kind;
