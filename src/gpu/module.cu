@@ -1,4 +1,5 @@
-/* module.cu - the module's table: devices, memory that other processes can map, streams and events, launches. */
+/* module.cu - the module's table: devices, memory that other processes can map, streams and
+ * events, launches. */
 #include "common/launch.h"
 
 #include <cuda.h>
@@ -12,15 +13,18 @@ enum { KIND_NO_MEM = 3, KIND_UNSUPPORTED = 4, KIND_TRANSPORT = 8 }; /* MPIX_ERRK
 
 /* The driver's functions, got through the runtime: the module does not link libcuda. */
 static struct {
-    CUresult (*get_granularity)(size_t *, const CUmemAllocationProp *, CUmemAllocationGranularity_flags);
-    CUresult (*create)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long);
+    CUresult (*get_granularity)(size_t *, const CUmemAllocationProp *,
+                                CUmemAllocationGranularity_flags);
+    CUresult (*create)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
+                       unsigned long long);
     CUresult (*release)(CUmemGenericAllocationHandle);
     CUresult (*reserve)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
     CUresult (*unreserve)(CUdeviceptr, size_t);
     CUresult (*map)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
     CUresult (*unmap)(CUdeviceptr, size_t);
     CUresult (*access)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
-    CUresult (*export_handle)(void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType, unsigned long long);
+    CUresult (*export_handle)(void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType,
+                              unsigned long long);
     CUresult (*import_handle)(CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType);
     CUresult (*attribute)(int *, CUdevice_attribute, CUdevice);
     CUresult (*batch_ops)(CUstream, unsigned, CUstreamBatchMemOpParams *, unsigned);
@@ -29,11 +33,13 @@ static struct {
     CUresult (*range_handle)(void *, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long);
 } drv;
 
-/* As the driver had it in CUDA 12.0: before 12.5 the toolkit's own version is all that can be asked for, which is not older. */
+/* As the driver had it in CUDA 12.0: before 12.5 the toolkit's own version is all that can be asked
+ * for, which is not older. */
 static int symbol(const char *name, void *fn) {
     cudaDriverEntryPointQueryResult found;
 #if CUDART_VERSION >= 12050
-    cudaError_t err = cudaGetDriverEntryPointByVersion(name, (void **)fn, 12000, cudaEnableDefault, &found);
+    cudaError_t err = cudaGetDriverEntryPointByVersion(name, (void **)fn, 12000, cudaEnableDefault,
+                                                       &found);
 #else
     cudaError_t err = cudaGetDriverEntryPoint(name, (void **)fn, cudaEnableDefault, &found);
 #endif
@@ -48,12 +54,14 @@ static int fail(int kind, char *why, const char *what, cudaError_t err) {
     return kind;
 }
 static int fail_drv(int kind, char *why, const char *what, CUresult err) {
-    snprintf(why, MPIX_CUDA_WHY, "%s: error %d of the CUDA driver%s", what, (int)err, err == CUDA_ERROR_OUT_OF_MEMORY ? " (out of memory)" : "");
+    snprintf(why, MPIX_CUDA_WHY, "%s: error %d of the CUDA driver%s", what, (int)err,
+             err == CUDA_ERROR_OUT_OF_MEMORY ? " (out of memory)" : "");
     return err == CUDA_ERROR_OUT_OF_MEMORY ? KIND_NO_MEM : kind;
 }
 
-/* The caller's current device is the caller's: put back when this goes out of scope. And another stream of the calling thread may be in
- * a capture that calls like cudaEventQuery would break: none of ours belong to it. */
+/* The caller's current device is the caller's: put back when this goes out of scope. And another
+ * stream of the calling thread may be in a capture that calls like cudaEventQuery would break: none
+ * of ours belong to it. */
 struct on_device {
     int was = -1;
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
@@ -71,7 +79,8 @@ struct on_device {
     }
 };
 
-/* What is loaded if all of `needs` is wanted. Where a device has no code of its own the driver compiles it now: seconds for each. */
+/* What is loaded if all of `needs` is wanted. Where a device has no code of its own the driver
+ * compiles it now: seconds for each. */
 static const struct {
     int needs;
     cudaError_t (*load)(int *arch);
@@ -113,7 +122,8 @@ static int m_open(int device, mpix_cuda_device *out, char *why) {
     int n = 0, current = 0;
     cudaError_t err = cudaGetDeviceCount(&n);
     if (err != cudaSuccess || n == 0)
-        return fail(KIND_UNSUPPORTED, why, "no CUDA device can be used", err == cudaSuccess ? cudaErrorNoDevice : err);
+        return fail(KIND_UNSUPPORTED, why, "no CUDA device can be used",
+                    err == cudaSuccess ? cudaErrorNoDevice : err);
     if (device > n) {
         snprintf(why, MPIX_CUDA_WHY, "config.device = %d, there are %d CUDA devices", device, n);
         return 1; /* ARG */
@@ -124,10 +134,13 @@ static int m_open(int device, mpix_cuda_device *out, char *why) {
     out->ordinal = device ? device - 1 : current;
     on_device guard(out->ordinal);
     cudaDeviceProp prop;
-    if ((err = cudaFree(0)) != cudaSuccess || (err = cudaGetDeviceProperties(&prop, out->ordinal)) != cudaSuccess)
+    if ((err = cudaFree(0)) != cudaSuccess ||
+        (err = cudaGetDeviceProperties(&prop, out->ordinal)) != cudaSuccess)
         return fail(KIND_UNSUPPORTED, why, "the CUDA device can't be used", err);
     if (prop.major < 8) {
-        snprintf(why, MPIX_CUDA_WHY, "device %d (%.63s) has compute capability %d.%d, 8.0 is needed", out->ordinal, prop.name, prop.major, prop.minor);
+        snprintf(why, MPIX_CUDA_WHY,
+                 "device %d (%.63s) has compute capability %d.%d, 8.0 is needed", out->ordinal,
+                 prop.name, prop.major, prop.minor);
         return KIND_UNSUPPORTED;
     }
     out->major = prop.major;
@@ -137,12 +150,17 @@ static int m_open(int device, mpix_cuda_device *out, char *why) {
     snprintf(out->name, sizeof out->name, "%.63s", prop.name);
     memcpy(out->uuid, &prop.uuid, sizeof out->uuid);
     int vmm = 0, fds = 0;
-    if (symbol("cuMemGetAllocationGranularity", &drv.get_granularity) && symbol("cuMemCreate", &drv.create) && symbol("cuMemRelease", &drv.release) &&
-        symbol("cuMemAddressReserve", &drv.reserve) && symbol("cuMemAddressFree", &drv.unreserve) && symbol("cuMemMap", &drv.map) &&
-        symbol("cuMemUnmap", &drv.unmap) && symbol("cuMemSetAccess", &drv.access) && symbol("cuMemExportToShareableHandle", &drv.export_handle) &&
-        symbol("cuMemImportFromShareableHandle", &drv.import_handle) && symbol("cuDeviceGetAttribute", &drv.attribute)) {
+    if (symbol("cuMemGetAllocationGranularity", &drv.get_granularity) &&
+        symbol("cuMemCreate", &drv.create) && symbol("cuMemRelease", &drv.release) &&
+        symbol("cuMemAddressReserve", &drv.reserve) && symbol("cuMemAddressFree", &drv.unreserve) &&
+        symbol("cuMemMap", &drv.map) && symbol("cuMemUnmap", &drv.unmap) &&
+        symbol("cuMemSetAccess", &drv.access) &&
+        symbol("cuMemExportToShareableHandle", &drv.export_handle) &&
+        symbol("cuMemImportFromShareableHandle", &drv.import_handle) &&
+        symbol("cuDeviceGetAttribute", &drv.attribute)) {
         drv.attribute(&vmm, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, out->ordinal);
-        drv.attribute(&fds, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, out->ordinal);
+        drv.attribute(&fds, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+                      out->ordinal);
     }
     if (!symbol("cuStreamBatchMemOp", &drv.batch_ops))
         drv.batch_ops = nullptr;
@@ -168,20 +186,23 @@ static int m_pointer(const mpix_cuda_device *d, const void *p) {
     switch (a.type) {
     case cudaMemoryTypeHost: return MPIX_CUDA_PTR_PINNED;
     case cudaMemoryTypeManaged: return MPIX_CUDA_PTR_MANAGED;
-    case cudaMemoryTypeDevice: return a.device == d->ordinal ? MPIX_CUDA_PTR_DEVICE : MPIX_CUDA_PTR_OTHER_DEVICE;
+    case cudaMemoryTypeDevice:
+        return a.device == d->ordinal ? MPIX_CUDA_PTR_DEVICE : MPIX_CUDA_PTR_OTHER_DEVICE;
     default: return MPIX_CUDA_PTR_PAGEABLE;
     }
 }
 
 static uint64_t m_allocation(const mpix_cuda_device *, const void *p) {
     unsigned long long id = 0;
-    if (!drv.pointer_attribute || drv.pointer_attribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, (CUdeviceptr)p) != CUDA_SUCCESS)
+    if (!drv.pointer_attribute ||
+        drv.pointer_attribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, (CUdeviceptr)p) != CUDA_SUCCESS)
         return 0;
     return id;
 }
 
 /* Maps a VMM handle for use by this rank's device. */
-static CUresult vmm_map(const mpix_cuda_device *d, CUmemGenericAllocationHandle handle, size_t bytes, void **p) {
+static CUresult vmm_map(const mpix_cuda_device *d, CUmemGenericAllocationHandle handle,
+                        size_t bytes, void **p) {
     CUdeviceptr at = 0;
     CUmemAccessDesc access = {};
     access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
@@ -221,20 +242,23 @@ static void m_free(const mpix_cuda_device *d, mpix_cuda_mem *mem) {
     mem->fd = -1;
 }
 
-static int m_alloc(const mpix_cuda_device *d, size_t bytes, int ipc, mpix_cuda_mem *mem, char *why) {
+static int m_alloc(const mpix_cuda_device *d, size_t bytes, int ipc, mpix_cuda_mem *mem,
+                   char *why) {
     on_device guard(d->ordinal);
     memset(mem, 0, sizeof *mem);
     mem->fd = -1;
     mem->is_ipc = ipc;
     if (ipc) {
         cudaIpcMemHandle_t handle;
-        mem->bytes = (bytes + 0x1fffff) & ~(size_t)0x1fffff; /* no other allocation in the same exported piece */
+        /* no other allocation in the same exported piece */
+        mem->bytes = (bytes + 0x1fffff) & ~(size_t)0x1fffff;
         cudaError_t err = cudaMalloc(&mem->p, mem->bytes);
         if (err == cudaSuccess && (err = cudaIpcGetMemHandle(&handle, mem->p)) == cudaSuccess)
             err = cudaMemset(mem->p, 0, mem->bytes);
         if (err != cudaSuccess) {
             m_free(d, mem);
-            return fail(err == cudaErrorMemoryAllocation ? KIND_NO_MEM : KIND_UNSUPPORTED, why, "GPU memory for CUDA IPC", err);
+            return fail(err == cudaErrorMemoryAllocation ? KIND_NO_MEM : KIND_UNSUPPORTED, why,
+                        "GPU memory for CUDA IPC", err);
         }
         memcpy(mem->ipc, &handle, sizeof mem->ipc);
     } else {
@@ -256,7 +280,8 @@ static int m_alloc(const mpix_cuda_device *d, size_t bytes, int ipc, mpix_cuda_m
             drv.release(handle);
             return fail_drv(KIND_TRANSPORT, why, "mapping GPU memory", err);
         }
-        if ((err = drv.export_handle(&mem->fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)) != CUDA_SUCCESS) {
+        if ((err = drv.export_handle(&mem->fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                     0)) != CUDA_SUCCESS) {
             mem->fd = -1;
             m_free(d, mem);
             return fail_drv(KIND_TRANSPORT, why, "a descriptor of GPU memory", err);
@@ -275,7 +300,8 @@ static int m_alloc(const mpix_cuda_device *d, size_t bytes, int ipc, mpix_cuda_m
     return 0;
 }
 
-static int m_import(const mpix_cuda_device *d, size_t bytes, int ipc, int fd, const unsigned char *blob, mpix_cuda_mem *mem, char *why) {
+static int m_import(const mpix_cuda_device *d, size_t bytes, int ipc, int fd,
+                    const unsigned char *blob, mpix_cuda_mem *mem, char *why) {
     on_device guard(d->ordinal);
     memset(mem, 0, sizeof *mem);
     mem->fd = -1;
@@ -289,7 +315,8 @@ static int m_import(const mpix_cuda_device *d, size_t bytes, int ipc, int fd, co
         return err == cudaSuccess ? 0 : fail(KIND_UNSUPPORTED, why, "CUDA IPC", err);
     }
     CUmemGenericAllocationHandle handle;
-    CUresult err = drv.import_handle(&handle, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    CUresult err = drv.import_handle(&handle, (void *)(intptr_t)fd,
+                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     if (err != CUDA_SUCCESS)
         return fail_drv(KIND_UNSUPPORTED, why, "importing a peer's GPU memory", err);
     mem->handle = handle;
@@ -326,11 +353,13 @@ static int m_copy(const mpix_cuda_device *d, void *to, const void *from, size_t 
 }
 static int m_stream_create(const mpix_cuda_device *d, void **stream, char *why) {
     on_device guard(d->ordinal);
-    cudaError_t err = cudaStreamCreate((cudaStream_t *)stream); /* ordered with the default stream, where callers fill buffers */
+    /* ordered with the default stream, where callers fill buffers */
+    cudaError_t err = cudaStreamCreate((cudaStream_t *)stream);
     return err == cudaSuccess ? 0 : fail(KIND_NO_MEM, why, "a CUDA stream", err);
 }
 static void m_stream_destroy(void *stream) { cudaStreamDestroy((cudaStream_t)stream); }
-static int m_stream_check(const mpix_cuda_device *d, void *stream, unsigned long long *capture, char *why) {
+static int m_stream_check(const mpix_cuda_device *d, void *stream, unsigned long long *capture,
+                          char *why) {
     on_device guard(d->ordinal);
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     unsigned long long id = 0;
@@ -344,14 +373,16 @@ static int m_stream_check(const mpix_cuda_device *d, void *stream, unsigned long
     *capture = status == cudaStreamCaptureStatusNone ? 0 : id + 1;
     int device = d->ordinal;
 #if CUDART_VERSION >= 12080
-    /* Not allowed in a capture; a driver older than the toolkit does not have it, and then the launch is the check. */
+    /* Not allowed in a capture; a driver older than the toolkit does not have it, and then the
+     * launch is the check. */
     if (stream && !*capture && cudaStreamGetDevice((cudaStream_t)stream, &device) != cudaSuccess) {
         cudaGetLastError();
         device = d->ordinal;
     }
 #endif
     if (device != d->ordinal) {
-        snprintf(why, MPIX_CUDA_WHY, "stream belongs to CUDA device %d, the context to device %d", device, d->ordinal);
+        snprintf(why, MPIX_CUDA_WHY, "stream belongs to CUDA device %d, the context to device %d",
+                 device, d->ordinal);
         return 1;
     }
     return 0;
@@ -402,8 +433,11 @@ static void m_device_sync(const mpix_cuda_device *d) {
     cudaDeviceSynchronize();
     cudaGetLastError();
 }
-static int launched(cudaError_t err, char *why, const char *what) { return err == cudaSuccess ? 0 : fail(KIND_TRANSPORT, why, what, err); }
-static int m_route(const mpix_cuda_device *d, const mpix_cuda_handle *h, const mpix_cuda_route *c, void *stream, char *why) {
+static int launched(cudaError_t err, char *why, const char *what) {
+    return err == cudaSuccess ? 0 : fail(KIND_TRANSPORT, why, what, err);
+}
+static int m_route(const mpix_cuda_device *d, const mpix_cuda_handle *h, const mpix_cuda_route *c,
+                   void *stream, char *why) {
     on_device guard(d->ordinal);
     cudaError_t err = mpix_cuda_route_launch(d, h, c, (cudaStream_t)stream);
     if (err == cudaSuccess && h->expert.on)
@@ -412,12 +446,14 @@ static int m_route(const mpix_cuda_device *d, const mpix_cuda_handle *h, const m
         err = mpix_cuda_engines_route_launch(h, c, (cudaStream_t)stream);
     return launched(err, why, "launching route");
 }
-static int m_dispatch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, void *stream, char *why) {
+static int m_dispatch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c,
+                      void *stream, char *why) {
     on_device guard(d->ordinal);
     cudaError_t err = mpix_cuda_launchers_of(h).dispatch(d, h, c, (cudaStream_t)stream);
     return launched(err, why, "launching dispatch");
 }
-static int m_combine(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, void *stream, char *why) {
+static int m_combine(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c,
+                     void *stream, char *why) {
     on_device guard(d->ordinal);
     cudaError_t err = mpix_cuda_launchers_of(h).combine(d, h, c, (cudaStream_t)stream);
     return launched(err, why, "launching combine");
@@ -437,29 +473,38 @@ static int m_event_sync(const mpix_cuda_device *d, void *event, char *why) {
     return err == cudaSuccess ? 0 : fail(KIND_TRANSPORT, why, "the GPU failed", err);
 }
 
-/* ---- MPIX_P2p ---- */
+/* ---- MPIX_P2p -------------------------------------------------------------------------------- */
 
-static int m_share(const mpix_cuda_device *d, const void *p, size_t bytes, mpix_cuda_range *range, char *why) {
+static int m_share(const mpix_cuda_device *d, const void *p, size_t bytes, mpix_cuda_range *range,
+                   char *why) {
     on_device guard(d->ordinal);
     CUdeviceptr base = 0;
     size_t whole = 0;
     int ipc = 0;
     memset(range, 0, sizeof *range);
     if (m_pointer(d, p) != MPIX_CUDA_PTR_DEVICE) {
-        snprintf(why, MPIX_CUDA_WHY, "%p is memory of another CUDA device than %d, the one of this object, or managed memory", p, d->ordinal);
+        snprintf(why, MPIX_CUDA_WHY,
+                 "%p is memory of another CUDA device than %d, the one of this object, or managed "
+                 "memory",
+                 p, d->ordinal);
         return 1; /* ARG */
     }
-    if (!drv.address_range || !drv.pointer_attribute || drv.address_range(&base, &whole, (CUdeviceptr)p) != CUDA_SUCCESS) {
+    if (!drv.address_range || !drv.pointer_attribute ||
+        drv.address_range(&base, &whole, (CUdeviceptr)p) != CUDA_SUCCESS) {
         snprintf(why, MPIX_CUDA_WHY, "the driver does not know the allocation of %p", p);
         return KIND_UNSUPPORTED;
     }
     range->off = (uint64_t)((CUdeviceptr)p - base);
     range->bytes = whole;
     if (bytes > whole - range->off) {
-        snprintf(why, MPIX_CUDA_WHY, "%zu bytes from %p on run beyond the allocation, of which %zu are left", bytes, p, whole - (size_t)range->off);
+        snprintf(why, MPIX_CUDA_WHY,
+                 "%zu bytes from %p on run beyond the allocation, of which %zu are left", bytes, p,
+                 whole - (size_t)range->off);
         return 1;
     }
-    if (drv.pointer_attribute(&ipc, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, (CUdeviceptr)p) == CUDA_SUCCESS && ipc) {
+    if (drv.pointer_attribute(&ipc, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+                              (CUdeviceptr)p) == CUDA_SUCCESS &&
+        ipc) {
         cudaIpcMemHandle_t handle;
         if (cudaIpcGetMemHandle(&handle, (void *)base) == cudaSuccess) {
             memcpy(range->ipc, &handle, sizeof range->ipc);
@@ -469,14 +514,18 @@ static int m_share(const mpix_cuda_device *d, const void *p, size_t bytes, mpix_
         cudaGetLastError();
     }
     CUmemoryPool pool = nullptr;
-    range->share = drv.pointer_attribute(&pool, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, (CUdeviceptr)p) == CUDA_SUCCESS && pool
+    range->share = drv.pointer_attribute(&pool, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+                                         (CUdeviceptr)p) == CUDA_SUCCESS &&
+                           pool
                        ? MPIX_CUDA_SHARE_NOT_POOL
                        : MPIX_CUDA_SHARE_NOT_VMM;
     return 0;
 }
 
-/* Of a device that this process does not see, as where each rank has one visible GPU: the driver's management library knows all of the machine's. It is
- * not needed otherwise, so it is looked for when it is asked. (To try an addition is no way: one that fails is fatal for the process's context.) */
+/* Of a device that this process does not see, as where each rank has one visible GPU: the
+ * driver's management library knows all of the machine's. It is not needed otherwise, so it is
+ * looked for when it is asked. (To try an addition is no way: one that fails is fatal for the
+ * process's context.) */
 static int atomics_ask(const unsigned char mine[16], const unsigned char other[16]) {
     enum { ATOMICS = 3 }; /* NVML_P2P_CAPS_INDEX_ATOMICS; status 0 is NVML_P2P_STATUS_OK */
     void *lib = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL), *at[2] = {nullptr, nullptr};
@@ -485,16 +534,21 @@ static int atomics_ask(const unsigned char mine[16], const unsigned char other[1
     int status = -1;
     if (!lib)
         return 0;
-    int (*init)(void) = (int (*)(void))dlsym(lib, "nvmlInit_v2"), (*end)(void) = (int (*)(void))dlsym(lib, "nvmlShutdown");
-    int (*find)(const char *, void **) = (int (*)(const char *, void **))dlsym(lib, "nvmlDeviceGetHandleByUUID");
-    int (*ask)(void *, void *, int, int *) = (int (*)(void *, void *, int, int *))dlsym(lib, "nvmlDeviceGetP2PStatus");
+    int (*init)(void) = (int (*)(void))dlsym(lib, "nvmlInit_v2"),
+        (*end)(void) = (int (*)(void))dlsym(lib, "nvmlShutdown");
+    int (*find)(const char *,
+                void **) = (int (*)(const char *, void **))dlsym(lib, "nvmlDeviceGetHandleByUUID");
+    int (*ask)(void *, void *, int,
+               int *) = (int (*)(void *, void *, int, int *))dlsym(lib, "nvmlDeviceGetP2PStatus");
     for (int i = 0; i < 2; i++) {
         int n = snprintf(text[i], sizeof text[i], "GPU-");
         for (int b = 0; b < 16; b++)
-            n += snprintf(text[i] + n, sizeof text[i] - (size_t)n, "%s%02x", b == 4 || b == 6 || b == 8 || b == 10 ? "-" : "", uuids[i][b]);
+            n += snprintf(text[i] + n, sizeof text[i] - (size_t)n, "%s%02x",
+                          b == 4 || b == 6 || b == 8 || b == 10 ? "-" : "", uuids[i][b]);
     }
     if (init && end && find && ask && init() == 0) {
-        if (find(text[0], &at[0]) == 0 && find(text[1], &at[1]) == 0 && ask(at[0], at[1], ATOMICS, &status) != 0)
+        if (find(text[0], &at[0]) == 0 && find(text[1], &at[1]) == 0 &&
+            ask(at[0], at[1], ATOMICS, &status) != 0)
             status = -1;
         end();
     }
@@ -504,7 +558,10 @@ static int atomics_ask(const unsigned char mine[16], const unsigned char other[1
 
 /* Kept, since each import of a peer's memory asks, and the library takes long to start. */
 static int atomics_unseen(const unsigned char mine[16], const unsigned char other[16]) {
-    static struct { unsigned char mine[16], other[16]; int answer; } known[MPIX_CUDA_RANKS];
+    static struct {
+        unsigned char mine[16], other[16];
+        int answer;
+    } known[MPIX_CUDA_RANKS];
     static int nknown;
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     int i = 0, answer;
@@ -538,11 +595,13 @@ static int m_atomics(const mpix_cuda_device *d, const unsigned char uuid[16]) {
     return seen ? native : atomics_unseen(d->uuid, uuid);
 }
 
-static int m_host_register(const mpix_cuda_device *d, void *p, size_t bytes, void **mapped, char *why) {
+static int m_host_register(const mpix_cuda_device *d, void *p, size_t bytes, void **mapped,
+                           char *why) {
     on_device guard(d->ordinal);
     cudaError_t err = cudaHostRegister(p, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
     if (err != cudaSuccess)
-        return fail(KIND_UNSUPPORTED, why, "a peer's host memory can't be made accessible to the GPU", err);
+        return fail(KIND_UNSUPPORTED, why,
+                    "a peer's host memory can't be made accessible to the GPU", err);
     if ((err = cudaHostGetDevicePointer(mapped, p, 0)) != cudaSuccess) {
         cudaHostUnregister(p);
         return fail(KIND_UNSUPPORTED, why, "a peer's host memory has no address for the GPU", err);
@@ -554,7 +613,8 @@ static void m_host_unregister(const mpix_cuda_device *d, void *p) {
     cudaHostUnregister(p);
     cudaGetLastError();
 }
-/* The stream itself writes words, in order and with a barrier before each; a kernel where the driver can't. */
+/* The stream itself writes words, in order and with a barrier before each; a kernel where the
+ * driver can't. */
 static int stream_write(const mpix_cuda_tail *tail, void *stream, char *why) {
     CUstreamBatchMemOpParams op[2] = {};
     unsigned n = 0;
@@ -570,20 +630,25 @@ static int stream_write(const mpix_cuda_tail *tail, void *stream, char *why) {
     if (drv.batch_ops) {
         CUresult err = drv.batch_ops((CUstream)stream, n, op, 0);
         if (err != CUDA_ERROR_NOT_SUPPORTED)
-            return err == CUDA_SUCCESS ? 0 : fail_drv(KIND_TRANSPORT, why, "a word written by a stream", err);
+            return err == CUDA_SUCCESS
+                       ? 0
+                       : fail_drv(KIND_TRANSPORT, why, "a word written by a stream", err);
         drv.batch_ops = nullptr;
     }
     return launched(mpix_cuda_p2p_tail(tail, (cudaStream_t)stream), why, "telling of a copy");
 }
-static int m_p2p_move(const mpix_cuda_device *d, mpix_cuda_piece *pieces, int n, uint64_t kernel_bytes, const mpix_cuda_tail *tail, void *stream,
-                      char *why) {
+static int m_p2p_move(const mpix_cuda_device *d, mpix_cuda_piece *pieces, int n,
+                      uint64_t kernel_bytes, const mpix_cuda_tail *tail, void *stream, char *why) {
     on_device guard(d->ordinal);
-    int kind = launched(mpix_cuda_p2p_move(pieces, n, kernel_bytes, tail, (cudaStream_t)stream), why, "copying between GPUs");
+    int kind = launched(mpix_cuda_p2p_move(pieces, n, kernel_bytes, tail, (cudaStream_t)stream),
+                        why, "copying between GPUs");
     return kind || tail->counter ? kind : stream_write(tail, stream, why);
 }
-static int m_p2p_add(const mpix_cuda_device *d, uint64_t *word, uint64_t add, uint64_t *old, const mpix_cuda_tail *tail, void *stream, char *why) {
+static int m_p2p_add(const mpix_cuda_device *d, uint64_t *word, uint64_t add, uint64_t *old,
+                     const mpix_cuda_tail *tail, void *stream, char *why) {
     on_device guard(d->ordinal);
-    return launched(mpix_cuda_p2p_add(word, add, old, tail, (cudaStream_t)stream), why, "launching an addition");
+    return launched(mpix_cuda_p2p_add(word, add, old, tail, (cudaStream_t)stream), why,
+                    "launching an addition");
 }
 static int m_stream_failed(const mpix_cuda_device *d, void *stream, char *why) {
     on_device guard(d->ordinal);
@@ -597,15 +662,51 @@ static int m_stream_failed(const mpix_cuda_device *d, void *stream, char *why) {
 
 static int m_dmabuf(const mpix_cuda_device *d, void *p, size_t bytes, int *fd, char *why) {
     on_device guard(d->ordinal);
-    CUresult err = drv.range_handle ? drv.range_handle(fd, (CUdeviceptr)p, bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0) : CUDA_ERROR_NOT_SUPPORTED;
-    return err == CUDA_SUCCESS ? 0 : fail_drv(KIND_UNSUPPORTED, why, "a dma-buf of GPU memory", err);
+    CUresult err = drv.range_handle ? drv.range_handle(fd, (CUdeviceptr)p, bytes,
+                                                       CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0)
+                                    : CUDA_ERROR_NOT_SUPPORTED;
+    return err == CUDA_SUCCESS ? 0
+                               : fail_drv(KIND_UNSUPPORTED, why, "a dma-buf of GPU memory", err);
 }
 
 static const mpix_cuda_ops ops = {
-    MPIX_CUDA_ABI, m_open, m_load, m_pointer, m_allocation, m_alloc, m_import, m_free, m_local_alloc, m_local_free, m_pinned_alloc, m_pinned_free, m_copy,
-    m_stream_create, m_stream_destroy, m_stream_check, m_stream_id, m_event_create, m_event_destroy, m_event_record, m_event_done, m_stream_wait,
-    m_device_sync, m_route, m_dispatch, m_combine, m_engines_create, m_engines_destroy, m_event_sync,
-    m_share, m_atomics, m_host_register, m_host_unregister, m_p2p_move, m_p2p_add, m_stream_failed, m_dmabuf,
+    MPIX_CUDA_ABI,
+    m_open,
+    m_load,
+    m_pointer,
+    m_allocation,
+    m_alloc,
+    m_import,
+    m_free,
+    m_local_alloc,
+    m_local_free,
+    m_pinned_alloc,
+    m_pinned_free,
+    m_copy,
+    m_stream_create,
+    m_stream_destroy,
+    m_stream_check,
+    m_stream_id,
+    m_event_create,
+    m_event_destroy,
+    m_event_record,
+    m_event_done,
+    m_stream_wait,
+    m_device_sync,
+    m_route,
+    m_dispatch,
+    m_combine,
+    m_engines_create,
+    m_engines_destroy,
+    m_event_sync,
+    m_share,
+    m_atomics,
+    m_host_register,
+    m_host_unregister,
+    m_p2p_move,
+    m_p2p_add,
+    m_stream_failed,
+    m_dmabuf,
 };
 
 extern "C" const mpix_cuda_ops *mpix_cuda_module(void) { return &ops; }

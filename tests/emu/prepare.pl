@@ -50,12 +50,12 @@ for my $file (@ARGV) {
     $balanced = qr/\((?:[^()"]++|"(?:[^"\\]|\\.)*"|(??{$balanced}))*\)/;
     # of asm statements the double colon of C++ scopes does not occur
     s/asm volatile($balanced)/instruction(substr($1, 1, -1))/ge;
-    s/^(\s+)(.*?)<<<(.*?), [^,<>]+>>>\((.*?)\);/$1emu_launch_as($3, $2, $4);/mg;
+    s/^(\s+)(.*?)<<<(.*?), [^,<>]+>>>\(([^;]*?)\);/$1emu_launch_as($3, $2, $4);/mg;
     s/^( +)extern __shared__ (?:__align__\(\d+\) )?([\w ]+?) (\w+)\[\];/$1$2 *$3 = ($2 *)emu_dynamic();/mg;
-    s{^( +)__shared__ ([\w :]+?(?: \*)?) ?(\*?\w+(?:\[[^\]]+\])*(?:, \w+(?:\[[^\]]+\])*)*);}{
+    s{^( +)__shared__ ([\w :]+?(?: \*)?) ?(\*?\w+(?:\[[^\]]+\])*(?:,\s+\w+(?:\[[^\]]+\])*)*);}{
         my ($indent, $type, $list) = ($1, $2, $3);
         $indent . join(' ', map { my ($n, $d) = /^(\*?\w+)(.*)$/; my $star = $n =~ s,^\*,, ? ' *' : '';
-            "typedef $type$star emu_t_$n$d; emu_t_$n &$n = *(emu_t_$n *)emu_static(__COUNTER__, sizeof(emu_t_$n));" } split(/, /, $list))
+            "typedef $type$star emu_t_$n$d; emu_t_$n &$n = *(emu_t_$n *)emu_static(__COUNTER__, sizeof(emu_t_$n));" } split(/,\s+/, $list))
     }mge;
     s/__CUDA_ARCH__/EMU_ARCH/g;
     s/#include <cuda_runtime\.h>/#include "emu.h"/g;

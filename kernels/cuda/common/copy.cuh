@@ -3,7 +3,8 @@
 #define MPIX_KERNELS_CUDA_COPY_CUH
 #include <stdint.h>
 
-/* n bytes to as many places as lanes have (dst of lane r: rank r, or null), by a warp. V: what src, n and all places are aligned to. */
+/* n bytes to as many places as lanes have (dst of lane r: rank r, or null), by a warp. V: what src,
+ * n and all places are aligned to. */
 template <typename V, int DEPTH>
 __device__ static void warp_copy(const char *src, char *dst, int64_t n, int lane) {
     uint32_t mask = __ballot_sync(~0u, dst != nullptr);

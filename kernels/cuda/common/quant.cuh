@@ -1,6 +1,7 @@
 /*
- * quant.cuh - rows to fp8 with a scale per 128 columns, on their way to as many places as lanes have; by a warp. What is computed is
- * defined in kernels/host/rows.h, operation by operation, so the bytes are the host's.
+ * quant.cuh - rows to fp8 with a scale per 128 columns, on their way to as many places as lanes
+ * have; by a warp. What is computed is defined in kernels/host/rows.h, operation by operation, so
+ * the bytes are the host's.
  */
 #ifndef MPIX_KERNELS_CUDA_QUANT_CUH
 #define MPIX_KERNELS_CUDA_QUANT_CUH
@@ -9,9 +10,12 @@
 #include <cuda_fp8.h>
 
 /* Of a lane: where a row and its scales go, or null. */
-struct quant_place { char *row, *scales; };
+struct quant_place {
+    char *row, *scales;
+};
 
-__device__ static void quant_load(const char *x, int dtype, int64_t j, int64_t hidden, bool vectors, float (&f)[16]) {
+__device__ static void quant_load(const char *x, int dtype, int64_t j, int64_t hidden, bool vectors,
+                                  float (&f)[16]) {
     if (vectors && j < hidden) { /* 16 columns are there, from a 16-byte address */
         if (dtype == F32) {
 #pragma unroll
@@ -32,12 +36,21 @@ __device__ static void quant_load(const char *x, int dtype, int64_t j, int64_t h
 
 __device__ __forceinline__ uint32_t quant_four(const float *f, float inverse, bool e5m2) {
     __nv_fp8_interpretation_t to = e5m2 ? __NV_E5M2 : __NV_E4M3;
-    uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(__fmul_rn(f[0], inverse), __fmul_rn(f[1], inverse)), __NV_SATFINITE, to);
-    return low | (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(__fmul_rn(f[2], inverse), __fmul_rn(f[3], inverse)), __NV_SATFINITE, to) << 16;
+    uint32_t low =
+        __nv_cvt_float2_to_fp8x2(make_float2(__fmul_rn(f[0], inverse), __fmul_rn(f[1], inverse)),
+                                 __NV_SATFINITE, to);
+    return low | (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(__fmul_rn(f[2], inverse),
+                                                                __fmul_rn(f[3], inverse)),
+                                                    __NV_SATFINITE, to)
+                     << 16;
 }
 
-/* Sixteen columns of a lane, and the scale of its group: eight lanes have one. kind: MPIX_EP_SCALES_F32 (1) or UE8M0 (2). By a warp. */
-struct quant_sixteen { uint32_t q[4], e; float scale; };
+/* Sixteen columns of a lane, and the scale of its group: eight lanes have one. kind:
+ * MPIX_EP_SCALES_F32 (1) or UE8M0 (2). By a warp. */
+struct quant_sixteen {
+    uint32_t q[4], e;
+    float scale;
+};
 __device__ __forceinline__ quant_sixteen quant_lane(const float (&f)[16], bool e5m2, int kind) {
     quant_sixteen r;
     float top = e5m2 ? 57344.0f : 448.0f, amax = 0x1p-110f, inverse;
@@ -48,7 +61,8 @@ __device__ __forceinline__ quant_sixteen quant_lane(const float (&f)[16], bool e
     for (int d = 1; d < 8; d *= 2)
         amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, d));
     r.scale = __fdiv_rn(amax, top);
-    r.e = (__float_as_uint(r.scale) + 0x7fffffu) >> 23; /* the power of two that is not below; 255: NaN, for an infinity */
+    /* the power of two that is not below; 255: NaN, for an infinity */
+    r.e = (__float_as_uint(r.scale) + 0x7fffffu) >> 23;
     if (kind == 2)
         inverse = r.e == 255 ? 0.0f : __uint_as_float((254u - r.e) << 23);
     else
@@ -58,7 +72,8 @@ __device__ __forceinline__ quant_sixteen quant_lane(const float (&f)[16], bool e
         r.q[i] = quant_four(f + 4 * i, inverse, e5m2);
     return r;
 }
-__device__ __forceinline__ void quant_scale(char *scales, int64_t j, int kind, const quant_sixteen &r) {
+__device__ __forceinline__ void quant_scale(char *scales, int64_t j, int kind,
+                                            const quant_sixteen &r) {
     if (kind == 2)
         scales[j / 128] = (char)r.e;
     else
@@ -66,7 +81,8 @@ __device__ __forceinline__ void quant_scale(char *scales, int64_t j, int kind, c
 }
 
 /* Eight lanes have a group. Of `warps` warps that share a row this is number `part`. */
-__device__ static void quant_row(const char *x, int dtype, int64_t hidden, bool e5m2, int kind, const quant_place *places, int nplaces, int part = 0,
+__device__ static void quant_row(const char *x, int dtype, int64_t hidden, bool e5m2, int kind,
+                                 const quant_place *places, int nplaces, int part = 0,
                                  int warps = 1) {
     int lane = threadIdx.x % 32;
     bool vectors = hidden % 16 == 0 && (uint64_t)x % 16 == 0, wide = hidden % 16 == 0;
@@ -79,8 +95,10 @@ __device__ static void quant_row(const char *x, int dtype, int64_t hidden, bool 
         quant_sixteen r = quant_lane(f, e5m2, kind);
         for (int p = 0; p < nplaces; p++)
             for (uint32_t m = __ballot_sync(~0u, places[p].row != nullptr); m; m &= m - 1) {
-                char *row = (char *)__shfl_sync(~0u, (unsigned long long)places[p].row, __ffs(m) - 1);
-                char *scales = (char *)__shfl_sync(~0u, (unsigned long long)places[p].scales, __ffs(m) - 1);
+                char *row = (char *)__shfl_sync(~0u, (unsigned long long)places[p].row,
+                                                __ffs(m) - 1);
+                char *scales = (char *)__shfl_sync(~0u, (unsigned long long)places[p].scales,
+                                                   __ffs(m) - 1);
                 if (j >= hidden)
                     continue;
                 if (wide)

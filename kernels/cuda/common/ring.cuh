@@ -1,19 +1,27 @@
 /*
- * ring.cuh - rows from one place to several, by a warp: through a ring of shared memory with bulk copies (sm_90), or with vector accesses.
+ * ring.cuh - rows from one place to several, by a warp: through a ring of shared memory with bulk
+ * copies (sm_90), or with vector accesses.
  *
- * What is copied is told by a feed: `part ask(item)`, what a lane knows of an item (loads that may be on their way while others are
- * copied); `const char *source(part)`, by the whole warp; `char *place(part)`, where this lane wants the row, or null.
+ * What is copied is told by a feed: `part ask(item)`, what a lane knows of an item (loads that may
+ * be on their way while others are copied); `const char *source(part)`, by the whole warp; `char
+ * *place(part)`, where this lane wants the row, or null.
  */
 #ifndef MPIX_KERNELS_CUDA_RING_CUH
 #define MPIX_KERNELS_CUDA_RING_CUH
 #include "copy.cuh"
 #include "device.cuh"
 
-/* How the work is dealt out: each warp's first two items by its number, the others as warps get to them. */
-struct deal { uint32_t items, first, step, *taken; };
+/* How the work is dealt out: each warp's first two items by its number, the others as
+ * warps get to them. */
+struct deal {
+    uint32_t items, first, step, *taken;
+};
 
 /* Rows of bytes `row`, cut into pieces. */
-struct cut { int64_t row; int piece, pieces; };
+struct cut {
+    int64_t row;
+    int piece, pieces;
+};
 
 template <class F> __device__ static void vector_copy(F &f, const deal &d, const cut &k) {
     int lane = threadIdx.x % 32;
@@ -29,7 +37,9 @@ template <class F> __device__ static void vector_copy(F &f, const deal &d, const
 }
 
 /* Shared memory of a stage: its bytes, the places, a barrier, the size. */
-__host__ __device__ static inline size_t ring_stage_bytes(int piece) { return (size_t)piece + 32 * sizeof(char *) + 8 + 8; }
+__host__ __device__ static inline size_t ring_stage_bytes(int piece) {
+    return (size_t)piece + 32 * sizeof(char *) + 8 + 8;
+}
 
 #if __CUDA_ARCH__ >= 900
 /* A warp's ring. Only the lane that wrote a place reads it. */
@@ -49,7 +59,9 @@ __device__ static ring ring_make(char *smem, int w, int warps, int stages, int p
     g.bytes = smem + (size_t)w * stages * piece;
     g.places = (char **)(smem + (size_t)all * piece) + (size_t)w * stages * 32;
     g.bars = (uint64_t *)((char **)(smem + (size_t)all * piece) + (size_t)all * 32) + w * stages;
-    g.sizes = (uint32_t *)((uint64_t *)((char **)(smem + (size_t)all * piece) + (size_t)all * 32) + all) + w * stages;
+    g.sizes =
+        (uint32_t *)((uint64_t *)((char **)(smem + (size_t)all * piece) + (size_t)all * 32) + all) +
+        w * stages;
     g.stages = stages;
     g.pending = pending;
     g.at = 0;
@@ -64,7 +76,8 @@ __device__ static ring ring_make(char *smem, int w, int warps, int stages, int p
 
 /* Returns when the stores have read the ring; bulk_wait says when they are complete. */
 template <class F> __device__ static void ring_copy(ring &g, F &f, const deal &d, const cut &k) {
-    int lane = threadIdx.x % 32, S = g.stages, limit = S - g.pending, ahead = 0, piece = 0, ls = g.at, ss = g.at;
+    int lane = threadIdx.x % 32, S = g.stages, limit = S - g.pending, ahead = 0, piece = 0,
+        ls = g.at, ss = g.at;
     uint32_t item = d.first, after = d.first + d.step, ticket = 0;
     typename F::part now = f.none(), then = f.none();
     if (item < d.items)

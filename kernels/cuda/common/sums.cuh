@@ -1,28 +1,45 @@
 /*
- * sums.cuh - the sum of a token's rows, by a warp: lane r knows where the row of rank r is. Shared by the kernels of mapped and of proxied peers;
- * what is computed is in combine.cu.
+ * sums.cuh - the sum of a token's rows, by a warp: lane r knows where the row of rank r is. Shared
+ * by the kernels of mapped and of proxied peers; what is computed is in combine.cu.
  */
 #ifndef MPIX_KERNELS_CUDA_SUMS_CUH
 #define MPIX_KERNELS_CUDA_SUMS_CUH
 #include "gpu/cuda_module.h"
 #include "elem.cuh"
 
-/* What a lane knows about the row of rank lane. wide: of c.wire and not of c.xdtype (sums of other hosts' fp8 rows; they come last). */
-struct lane_term { const char *x, *scales; float w; bool there, wide; };
+/* What a lane knows about the row of rank lane. wide: of c.wire and not of c.xdtype (sums of other
+ * hosts' fp8 rows; they come last). */
+struct lane_term {
+    const char *x, *scales;
+    float w;
+    bool there, wide;
+};
 
-/* ---- element by element ---- */
+/* ---- element by element ---------------------------------------------------------------------- */
 template <typename T>
-__device__ __forceinline__ void token_sum_any(const mpix_cuda_combine &c, lane_term term, uint32_t weighted, int64_t t, int lane) {
-    elem_terms a = {term.x, term.scales, term.w, term.there, (weighted >> lane & 1) != 0, term.wide ? c.wire : c.xdtype, c.scale_kind, c.ydtype, c.num_bias,
-                    c.y + t * c.y_stride, {nullptr, nullptr}, c.hidden};
+__device__ __forceinline__ void token_sum_any(const mpix_cuda_combine &c, lane_term term,
+                                              uint32_t weighted, int64_t t, int lane) {
+    elem_terms a = {term.x,
+                    term.scales,
+                    term.w,
+                    term.there,
+                    (weighted >> lane & 1) != 0,
+                    term.wide ? c.wire : c.xdtype,
+                    c.scale_kind,
+                    c.ydtype,
+                    c.num_bias,
+                    c.y + t * c.y_stride,
+                    {nullptr, nullptr},
+                    c.hidden};
     for (int b = 0; b < c.num_bias; b++)
         a.bias[b] = c.bias[b] + t * c.bias_stride[b];
     elem_sum<T>(a, 0, 1);
 }
 
-/* ---- 16 bytes at a time ---- */
+/* ---- 16 bytes at a time ---------------------------------------------------------------------- */
 /* The common case, one or two rows without weights and biases: four vectors of each in flight. */
-template <int X, int NT> __device__ __forceinline__ void piece_sum_plain(const char *const *x, char *y, int n, int lane) {
+template <int X, int NT>
+__device__ __forceinline__ void piece_sum_plain(const char *const *x, char *y, int n, int lane) {
     enum { U = NT == 1 ? 4 : NT == 2 ? 4 : 1 };
 #pragma unroll 1
     for (int i0 = lane * 16; i0 < n; i0 += U * 512) {
@@ -51,7 +68,8 @@ template <int X, int NT> __device__ __forceinline__ void piece_sum_plain(const c
     }
 }
 
-template <int X> __device__ __forceinline__ void add_vec(float *sum, uint4 v, bool first, bool weighted, float w) {
+template <int X>
+__device__ __forceinline__ void add_vec(float *sum, uint4 v, bool first, bool weighted, float w) {
     float f[vec<X>::N];
     vec<X>::up(v, f);
 #pragma unroll
@@ -61,9 +79,12 @@ template <int X> __device__ __forceinline__ void add_vec(float *sum, uint4 v, bo
     }
 }
 
-/* One piece of one token. at: where lane-held row r's piece is (global or shared memory); for BULK: slot number times piece. */
+/* One piece of one token. at: where lane-held row r's piece is (global or shared memory); for BULK:
+ * slot number times piece. */
 template <int X>
-__device__ __forceinline__ void piece_sum(const mpix_cuda_combine &c, uint32_t mask, const char *mine, float my_w, uint32_t weighted, int64_t t, int off, int n, int lane) {
+__device__ __forceinline__ void piece_sum(const mpix_cuda_combine &c, uint32_t mask,
+                                          const char *mine, float my_w, uint32_t weighted,
+                                          int64_t t, int off, int n, int lane) {
     int nterms = __popc(mask);
     if (nterms >= 1 && nterms <= 2 && !weighted && c.num_bias == 0) {
         char *y = c.y + t * c.y_stride + off;
@@ -94,16 +115,18 @@ __device__ __forceinline__ void piece_sum(const mpix_cuda_combine &c, uint32_t m
         }
         for (int b = 0; b < c.num_bias; b++)
             if (i < n)
-                add_vec<X>(sum, *(const uint4 *)(c.bias[b] + t * c.bias_stride[b] + off + i), false, false, 1.0f);
+                add_vec<X>(sum, *(const uint4 *)(c.bias[b] + t * c.bias_stride[b] + off + i), false,
+                           false, 1.0f);
         if (i < n)
             __stcs((uint4 *)(c.y + t * c.y_stride + off + i), down_fast<X>(sum));
     }
 }
 
-/* ---- fp8 rows, 16 bytes at a time; X: dtype of the sums ---- */
+/* ---- fp8 rows, 16 bytes at a time; X: dtype of the sums -------------------------------------- */
 /*
- * Sixteen elements as float. The bits behind the sign are shifted to where float has them, which is the value times 2^-120 (e4m3) or
- * 2^-112 (e5m2), exactly, subnormal or not; only infinities and NaNs are looked at by themselves.
+ * Sixteen elements as float. The bits behind the sign are shifted to where float has them, which is
+ * the value times 2^-120 (e4m3) or 2^-112 (e5m2), exactly, subnormal or not; only infinities and
+ * NaNs are looked at by themselves.
  */
 __device__ __forceinline__ void f8_up16(uint4 v, int e5m2, float *f) {
     const uint32_t words[4] = {v.x, v.y, v.z, v.w}, special = e5m2 ? 0x04040404u : 0x01010101u;
@@ -112,7 +135,9 @@ __device__ __forceinline__ void f8_up16(uint4 v, int e5m2, float *f) {
 #pragma unroll
     for (int k = 0; k < 16; k++) {
         int top = (int)__byte_perm(words[k / 4], 0, 0x0444 | k % 4 << 12);
-        f[k] = __fmul_rn(__uint_as_float((uint32_t)(top >> shift) & (0x80000000u | 0x7f000000u >> shift)), up);
+        f[k] = __fmul_rn(__uint_as_float((uint32_t)(top >> shift) &
+                                         (0x80000000u | 0x7f000000u >> shift)),
+                         up);
     }
 #pragma unroll
     for (int w = 0; w < 4; w++)
@@ -123,10 +148,12 @@ __device__ __forceinline__ void f8_up16(uint4 v, int e5m2, float *f) {
 
 /* A token by a warp; two vectors of each of two rows in flight. WIDE: some terms can be. */
 template <int X, bool WIDE = false>
-__device__ __forceinline__ void f8_token_sum(const mpix_cuda_combine &c, lane_term term, uint32_t weighted, int64_t t, int lane) {
+__device__ __forceinline__ void f8_token_sum(const mpix_cuda_combine &c, lane_term term,
+                                             uint32_t weighted, int64_t t, int lane) {
     enum { U = 2, COLUMNS = 32 * 16, N = vec<X>::N };
     int e5m2 = c.xdtype == F8E5M2;
-    uint32_t wide = WIDE ? __ballot_sync(~0u, term.there && term.wide) : 0, mask = __ballot_sync(~0u, term.there) & ~wide;
+    uint32_t wide = WIDE ? __ballot_sync(~0u, term.there && term.wide) : 0,
+             mask = __ballot_sync(~0u, term.there) & ~wide;
 #pragma unroll 1
     for (int64_t j0 = 0; j0 < c.hidden; j0 += U * COLUMNS) {
         float sum[U][16];
@@ -180,7 +207,8 @@ __device__ __forceinline__ void f8_token_sum(const mpix_cuda_combine &c, lane_te
         }
 #pragma unroll 1
         for (uint32_t m = wide; m; m &= m - 1) {
-            const uint4 *x = (const uint4 *)__shfl_sync(~0u, (unsigned long long)term.x, __ffs(m) - 1);
+            const uint4 *x = (const uint4 *)__shfl_sync(~0u, (unsigned long long)term.x,
+                                                        __ffs(m) - 1);
 #pragma unroll
             for (int u = 0; u < U; u++) {
                 int64_t j = j0 + u * COLUMNS + lane * 16;
@@ -200,7 +228,9 @@ __device__ __forceinline__ void f8_token_sum(const mpix_cuda_combine &c, lane_te
             for (int g = 0; g < 16 / N; g++) {
                 int64_t at = (j + g * N) * (16 / N);
                 for (int b = 0; b < c.num_bias; b++)
-                    add_vec<X>(&sum[u][g * N], *(const uint4 *)(c.bias[b] + t * c.bias_stride[b] + at), false, false, 1.0f);
+                    add_vec<X>(&sum[u][g * N],
+                               *(const uint4 *)(c.bias[b] + t * c.bias_stride[b] + at), false,
+                               false, 1.0f);
                 __stcs((uint4 *)(c.y + t * c.y_stride + at), down_fast<X>(&sum[u][g * N]));
             }
         }

@@ -1,4 +1,5 @@
-/* expert.cuh - what the kernels of the EXPERT layout share: records of (token, rank) pairs, and the pairs of a batch in the order of chunks. */
+/* expert.cuh - what the kernels of the EXPERT layout share: records of (token, rank) pairs, and the
+ * pairs of a batch in the order of chunks. */
 #ifndef MPIX_KERNELS_CUDA_EXPERT_CUH
 #define MPIX_KERNELS_CUDA_EXPERT_CUH
 #include "common/device.cuh"
@@ -9,7 +10,8 @@ struct pair_record {
     float *weights, *returned; /* [max_topk] of dispatch, of combine */
 };
 
-__device__ __forceinline__ pair_record record_of(const mpix_cuda_handle &h, int rank, int64_t pair) {
+__device__ __forceinline__ pair_record record_of(const mpix_cuda_handle &h, int rank,
+                                                 int64_t pair) {
     int32_t *at = (int32_t *)(h.window[rank] + h.meta + pair * (int64_t)h.meta_record);
     return {at, at + 3 * h.max_topk, (float *)(at + h.max_topk), (float *)(at + 2 * h.max_topk)};
 }
@@ -20,21 +22,25 @@ __device__ __forceinline__ uint32_t *starts_of(const mpix_cuda_handle &h, int ow
 }
 
 /*
- * The pairs that came here, ordered by (chunk, source), without those of this rank itself. Filled by a block; ends[chunk * size + source]
- * counts the pairs up to and with that chunk of that source.
+ * The pairs that came here, ordered by (chunk, source), without those of this rank itself.
+ * Filled by a block; ends[chunk * size + source] counts the pairs up to and with that
+ * chunk of that source.
  */
 struct pair_order {
     uint32_t *ends;    /* [chunks * size], in dynamic shared memory: order_bytes */
     uint32_t sums[32]; /* scratch */
 };
 
-static inline size_t order_bytes(const mpix_cuda_handle *h) { return ((size_t)h->expert.chunks * h->size * sizeof(uint32_t) + 15) / 16 * 16; }
+static inline size_t order_bytes(const mpix_cuda_handle *h) {
+    return ((size_t)h->expert.chunks * h->size * sizeof(uint32_t) + 15) / 16 * 16;
+}
 
 __device__ inline void order_fill(const mpix_cuda_handle &h, pair_order &o, char *ends) {
     if (threadIdx.x == 0)
         o.ends = (uint32_t *)ends;
     __syncthreads();
-    int n = h.expert.chunks * h.size, lane = threadIdx.x % 32, w = threadIdx.x / 32, warps = blockDim.x / 32;
+    int n = h.expert.chunks * h.size, lane = threadIdx.x % 32, w = threadIdx.x / 32,
+        warps = blockDim.x / 32;
     uint32_t total = 0;
     for (int i0 = 0; i0 < n; i0 += (int)blockDim.x) {
         int i = i0 + (int)threadIdx.x;
@@ -64,8 +70,13 @@ __device__ __forceinline__ uint32_t order_count(const mpix_cuda_handle &h, const
 }
 
 /* The i-th of them, i < order_count. */
-struct pair_place { int chunk, source; uint32_t pair, in_chunk; }; /* pair: its number here; in_chunk: pairs of that chunk and source */
-__device__ __forceinline__ pair_place order_find(const mpix_cuda_handle &h, const pair_order &o, uint32_t i) {
+/* pair: its number here; in_chunk: pairs of that chunk and source */
+struct pair_place {
+    int chunk, source;
+    uint32_t pair, in_chunk;
+};
+__device__ __forceinline__ pair_place order_find(const mpix_cuda_handle &h, const pair_order &o,
+                                                 uint32_t i) {
     int lo = 0, hi = h.expert.chunks * h.size - 1;
     while (lo < hi) { /* the first end beyond i */
         int mid = (lo + hi) / 2;
@@ -76,6 +87,9 @@ __device__ __forceinline__ pair_place order_find(const mpix_cuda_handle &h, cons
     }
     uint32_t begin = lo ? o.ends[lo - 1] : 0;
     int s = lo % h.size, c = lo / h.size;
-    return {c, s, h.state->first[s] + *(const volatile uint32_t *)(starts_of(h, h.rank, s) + c) + (i - begin), o.ends[lo] - begin};
+    return {c, s,
+            h.state->first[s] + *(const volatile uint32_t *)(starts_of(h, h.rank, s) + c) +
+                (i - begin),
+            o.ends[lo] - begin};
 }
 #endif

@@ -1,6 +1,7 @@
 /*
- * expert_route.cuh - route's part for the EXPERT layout: how many choices of each expert come before a token's, from all ranks' counts
- * where each rank's rows of each expert begin, and how many rows each rank has.
+ * expert_route.cuh - route's part for the EXPERT layout: how many choices of each expert come
+ * before a token's, from all ranks' counts where each rank's rows of each expert begin, and how
+ * many rows each rank has.
  */
 #ifndef MPIX_KERNELS_CUDA_EXPERT_ROUTE_CUH
 #define MPIX_KERNELS_CUDA_EXPERT_ROUTE_CUH
@@ -9,16 +10,23 @@
 enum { THREADS = MPIX_CUDA_BLOCK_TOKENS, WARPS = THREADS / 32 };
 
 /* Counts of a rank: the head, tokens for each rank, choices of each expert. */
-struct counts_head { int32_t status, topk; int64_t tokens; };
+struct counts_head {
+    int32_t status, topk;
+    int64_t tokens;
+};
 
-__device__ static uint32_t *counts_at(const mpix_cuda_handle &h, int owner, int source, uint64_t epoch) {
+__device__ static uint32_t *counts_at(const mpix_cuda_handle &h, int owner, int source,
+                                      uint64_t epoch) {
     return (uint32_t *)(block_of(h, owner, source) + h.counts + (epoch & 1) * h.counts_bytes);
 }
-__device__ __forceinline__ uint32_t choices_of(const mpix_cuda_handle &h, uint64_t epoch, int source, int expert) {
+__device__ __forceinline__ uint32_t choices_of(const mpix_cuda_handle &h, uint64_t epoch,
+                                               int source, int expert) {
     return __ldcg(counts_at(h, h.rank, source, epoch) + sizeof(counts_head) / 4 + h.size + expert);
 }
 /* All sources' choices of an expert; before: of those below this rank. */
-struct choices { uint32_t all, before; };
+struct choices {
+    uint32_t all, before;
+};
 __device__ static choices choices_count(const mpix_cuda_handle &h, uint64_t epoch, int expert) {
     enum { FLIGHT = 8 };
     choices n = {0, 0};
@@ -47,10 +55,12 @@ __device__ static void limit_check(const mpix_cuda_handle &h, int r, int64_t row
 }
 
 /*
- * By all blocks: each choice's place among its block's choices of the same expert, by bit maps of the block's tokens; counts for h.histogram. An expert
- * that a token has twice counts once, and both choices have the same row: so each row that is counted has a token that writes it.
+ * By all blocks: each choice's place among its block's choices of the same expert, by bit maps of
+ * the block's tokens; counts for h.histogram. An expert that a token has twice counts once, and
+ * both choices have the same row: so each row that is counted has a token that writes it.
  */
-__device__ static void experts_rank(const mpix_cuda_handle &h, const mpix_cuda_route &c, int64_t t) {
+__device__ static void experts_rank(const mpix_cuda_handle &h, const mpix_cuda_route &c,
+                                    int64_t t) {
     enum { AT_ONCE = 512 };
     __shared__ uint32_t maps[AT_ONCE][WARPS];
     int lane = threadIdx.x % 32, w = threadIdx.x / 32, topk = t < c.tokens ? c.topk : 0;
@@ -89,11 +99,13 @@ __device__ static void experts_rank(const mpix_cuda_handle &h, const mpix_cuda_r
 __device__ static void experts_scan(const mpix_cuda_handle &h, int nblocks) {
     for (int e = threadIdx.x; e < h.experts; e += THREADS) {
         uint32_t sum = 0;
-        for (int b0 = 0; b0 < nblocks; b0 += 16) { /* sixteen at a time, so that their loads overlap */
+        /* sixteen at a time, so that their loads overlap */
+        for (int b0 = 0; b0 < nblocks; b0 += 16) {
             uint32_t n[16];
 #pragma unroll
             for (int i = 0; i < 16; i++)
-                n[i] = b0 + i < nblocks ? __ldcg(&h.expert.blk[(size_t)(b0 + i) * h.experts + e]) : 0;
+                n[i] = b0 + i < nblocks ? __ldcg(&h.expert.blk[(size_t)(b0 + i) * h.experts + e])
+                                        : 0;
 #pragma unroll
             for (int i = 0; i < 16; i++) {
                 if (b0 + i < nblocks)
@@ -117,7 +129,8 @@ __device__ static int64_t experts_from(const mpix_cuda_handle &h, uint64_t epoch
 }
 
 /* This rank's rows of its i-th expert begin there. */
-__device__ __forceinline__ void offset_set(const mpix_cuda_handle &h, const mpix_cuda_route &c, int i, int64_t row) {
+__device__ __forceinline__ void offset_set(const mpix_cuda_handle &h, const mpix_cuda_route &c,
+                                           int i, int64_t row) {
     h.expert.offset[i] = row;
     if (c.counts)
         h.results[2 + 2 * h.size + h.local_experts + h.experts + i] = row;
@@ -125,8 +138,10 @@ __device__ __forceinline__ void offset_set(const mpix_cuda_handle &h, const mpix
         c.expert_offset[i] = row;
 }
 
-/* By a warp, of n experts from e0 on, which `count` and `owner` tell of: rank r's rows of each begin behind those of experts before, which are `total`. */
-__device__ static int64_t experts_place(const mpix_cuda_handle &h, const mpix_cuda_route &c, const choices *count, const uint8_t *owner, int e0, int n,
+/* By a warp, of n experts from e0 on, which `count` and `owner` tell of: rank r's rows of each
+ * begin behind those of experts before, which are `total`. */
+__device__ static int64_t experts_place(const mpix_cuda_handle &h, const mpix_cuda_route &c,
+                                        const choices *count, const uint8_t *owner, int e0, int n,
                                         int r, int64_t total) {
     const mpix_cuda_expert &x = h.expert;
     int lane = threadIdx.x % 32;
@@ -134,7 +149,8 @@ __device__ static int64_t experts_place(const mpix_cuda_handle &h, const mpix_cu
         int i = i0 + lane, e = e0 + i;
         bool its = i < n && owner[i] == r;
         choices of = its ? count[i] : choices{0, 0};
-        int64_t rows = ((int64_t)of.all + x.align - 1) / x.align * x.align, sum = lanes_sum(rows, lane);
+        int64_t rows = ((int64_t)of.all + x.align - 1) / x.align * x.align,
+                sum = lanes_sum(rows, lane);
         if (its) {
             int64_t start = total + sum - rows;
             x.base[e] = (uint32_t)(start + of.before);
@@ -146,8 +162,10 @@ __device__ static int64_t experts_place(const mpix_cuda_handle &h, const mpix_cu
     return total;
 }
 
-/* By the last block, when all counts are here: experts ascending, sources ascending in each, each expert's rows begin aligned. */
-__device__ static void experts_use(const mpix_cuda_handle &h, const mpix_cuda_route &c, uint64_t epoch) {
+/* By the last block, when all counts are here: experts ascending, sources ascending in each, each
+ * expert's rows begin aligned. */
+__device__ static void experts_use(const mpix_cuda_handle &h, const mpix_cuda_route &c,
+                                   uint64_t epoch) {
     enum { AT_ONCE = 512, EACH = MPIX_CUDA_RANKS / WARPS }; /* a warp has a rank in each WARPS */
     __shared__ choices count[AT_ONCE];
     __shared__ uint8_t owner[AT_ONCE];

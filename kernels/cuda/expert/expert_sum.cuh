@@ -1,24 +1,36 @@
-/* expert_sum.cuh - combine in the EXPERT layout: sums of a token's rows at one rank, and their way to mapped ranks; see expert_combine.cu. */
+/* expert_sum.cuh - combine in the EXPERT layout: sums of a token's rows at one rank, and their way
+ * to mapped ranks; see expert_combine.cu. */
 #ifndef MPIX_KERNELS_CUDA_EXPERT_SUM_CUH
 #define MPIX_KERNELS_CUDA_EXPERT_SUM_CUH
 #include "expert_combine.cuh"
 #include "common/launch.h"
 
-enum { THREADS = 512, PUSHERS = 6, PIECE = 3584 }; /* warps that push first; columns of a unit of work; see doc/performance.md */
+enum {
+    THREADS = 512,
+    PUSHERS = 6,
+    PIECE = 3584
+}; /* warps that push first; columns of a unit of
+    * work; see doc/performance.md */
 
-/* ---- element by element, T: float or double ---- */
-template <typename T> __device__ __forceinline__ T times(T a, float b) { return sizeof(T) == 8 ? (T)__dmul_rn((double)a, (double)b) : (T)__fmul_rn((float)a, b); }
-template <typename T> __device__ __forceinline__ T plus(T a, T b) { return sizeof(T) == 8 ? (T)__dadd_rn((double)a, (double)b) : (T)__fadd_rn((float)a, (float)b); }
+/* ---- element by element, T: float or double -------------------------------------------------- */
+template <typename T> __device__ __forceinline__ T times(T a, float b) {
+    return sizeof(T) == 8 ? (T)__dmul_rn((double)a, (double)b) : (T)__fmul_rn((float)a, b);
+}
+template <typename T> __device__ __forceinline__ T plus(T a, T b) {
+    return sizeof(T) == 8 ? (T)__dadd_rn((double)a, (double)b) : (T)__fadd_rn((float)a, (float)b);
+}
 
 template <typename T> struct any_sum {
     typedef T acc;
-    /* Column j of all lanes: the sum of a token's rows here; all lanes take part, those beyond `hidden` without a result. */
+    /* Column j of all lanes: the sum of a token's rows here; all lanes take part, those beyond
+     * `hidden` without a result. */
     __device__ static T group(const mpix_cuda_combine &c, const rows_of &t, int64_t j) {
         T sum = 0;
         bool first = true;
         for (uint32_t m = t.mask; m; m &= m - 1) {
             int k = __ffs(m) - 1;
-            const char *x = (const char *)__shfl_sync(~0u, (unsigned long long)t.x, k), *s = (const char *)__shfl_sync(~0u, (unsigned long long)t.scales, k);
+            const char *x = (const char *)__shfl_sync(~0u, (unsigned long long)t.x, k),
+                       *s = (const char *)__shfl_sync(~0u, (unsigned long long)t.scales, k);
             float w0 = __shfl_sync(~0u, t.w[0], k), w1 = __shfl_sync(~0u, t.w[1], k);
             if (j >= c.hidden)
                 continue;
@@ -34,7 +46,8 @@ template <typename T> struct any_sum {
         }
         return sum;
     }
-    __device__ static void push(const mpix_cuda_combine &c, const common &g, const rows_of &t, char *to, int64_t off, int64_t n) {
+    __device__ static void push(const mpix_cuda_combine &c, const common &g, const rows_of &t,
+                                char *to, int64_t off, int64_t n) {
         for (int64_t j = off + threadIdx.x % 32; j - threadIdx.x % 32 < off + n; j += 32) {
             T sum = group(c, t, j < off + n ? j : c.hidden);
             if (j < off + n)
@@ -42,15 +55,19 @@ template <typename T> struct any_sum {
         }
     }
     /* ranks: that the token has rows at; lane r: where its partial sum is. */
-    __device__ static void finish(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const common &g, const rows_of &t, uint32_t ranks, const char *partial, int64_t token,
-                                  int64_t off, int64_t n) {
+    __device__ static void finish(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                  const common &g, const rows_of &t, uint32_t ranks,
+                                  const char *partial, int64_t token, int64_t off, int64_t n) {
         for (int64_t j = off + threadIdx.x % 32; j - threadIdx.x % 32 < off + n; j += 32) {
             bool in = j < off + n, first = true;
             T sum = 0;
             for (uint32_t m = ranks; m; m &= m - 1) {
                 int r = __ffs(m) - 1;
                 const char *p = (const char *)__shfl_sync(~0u, (unsigned long long)partial, r);
-                T v = r == h.rank ? group(c, t, in ? j : c.hidden) : !in ? 0 : sizeof(T) == 8 ? (T)elem_up64(p, g.pdtype, j) : (T)elem_up(p, g.pdtype, j);
+                T v = r == h.rank      ? group(c, t, in ? j : c.hidden)
+                      : !in            ? 0
+                      : sizeof(T) == 8 ? (T)elem_up64(p, g.pdtype, j)
+                                       : (T)elem_up(p, g.pdtype, j);
                 sum = first ? v : plus(sum, v);
                 first = false;
             }
@@ -58,22 +75,27 @@ template <typename T> struct any_sum {
                 continue;
             for (int b = 0; b < c.num_bias; b++) {
                 const char *row = c.bias[b] + token * c.bias_stride[b];
-                sum = plus(sum, sizeof(T) == 8 ? (T)elem_up64(row, c.ydtype, j) : c.ydtype == F64 ? (T)(float)((const double *)row)[j] : (T)elem_up(row, c.ydtype, j));
+                sum = plus(sum, sizeof(T) == 8    ? (T)elem_up64(row, c.ydtype, j)
+                                : c.ydtype == F64 ? (T)(float)((const double *)row)[j]
+                                                  : (T)elem_up(row, c.ydtype, j));
             }
             elem_down<T>(c.y + token * c.y_stride, c.ydtype, j, sum);
         }
     }
 };
 
-/* ---- 16 bytes at a time; offsets in elements, multiples of N except the end, which is one too ---- */
-/* What becomes of sums: pushed, or finished. ask: before the rows are loaded; put: the sum at column j. */
+/* ---- 16 bytes at a time; offsets in elements, multiples of N, the end too -------------------- */
+/* What becomes of sums: pushed, or finished. ask: before the rows are loaded; put: the
+ * sum at column j. */
 template <int X> struct push_sink {
     enum { N = vec<X>::N };
     char *to;
     bool wide;
     struct asked {};
     __device__ void ask(int64_t, asked &) const {}
-    __device__ void put(int64_t j, const asked &, float *sum) const { partial_store<X>(wide, to, j, sum); }
+    __device__ void put(int64_t j, const asked &, float *sum) const {
+        partial_store<X>(wide, to, j, sum);
+    }
 };
 template <int X> struct finish_sink {
     enum { N = vec<X>::N };
@@ -84,10 +106,13 @@ template <int X> struct finish_sink {
     int rank, bias;
     bool wide;
     char *y;
-    int other;              /* the first other rank: its partial sum is asked for before the sums here are made */
+    int other; /* the first other rank: its partial sum is asked for before the sums
+                * here are made */
     const char *its;
     int64_t token;
-    struct asked { float f[N]; };
+    struct asked {
+        float f[N];
+    };
     __device__ void ask(int64_t j, asked &a) const {
         if (other >= 0)
             partial_load<X>(wide, its, j, a.f);
@@ -136,7 +161,9 @@ template <int X> struct finish_sink {
 
 template <int X> struct vec_sum {
     enum { N = vec<X>::N, STEP = 32 * N };
-    template <bool W> __device__ __forceinline__ static void term(const rows_of &t, uint4 v, float w0, float w1, bool first, float *sum) {
+    template <bool W>
+    __device__ __forceinline__ static void term(const rows_of &t, uint4 v, float w0, float w1,
+                                                bool first, float *sum) {
         float f[N];
         vec<X>::up(v, f);
         if (W && t.has[0])
@@ -157,9 +184,11 @@ template <int X> struct vec_sum {
                 sum[e] = __fadd_rn(sum[e], f[e]);
         }
     }
-    /* Rows are asked for B at a time. W: with factors. Kept in line and small: what is kept in local memory is lost to the L2 cache at each
-     * acquire. */
-    template <int B, bool W, class SINK> __device__ __forceinline__ static void columns(const rows_of &t, const SINK &sink, int64_t off, int64_t end) {
+    /* Rows are asked for B at a time. W: with factors. Kept in line and small: what is kept in
+     * local memory is lost to the L2 cache at each acquire. */
+    template <int B, bool W, class SINK>
+    __device__ __forceinline__ static void columns(const rows_of &t, const SINK &sink, int64_t off,
+                                                   int64_t end) {
 #pragma unroll 1
         for (int64_t j0 = off; j0 < end; j0 += STEP) {
             int64_t j = j0 + threadIdx.x % 32 * N;
@@ -197,29 +226,40 @@ template <int X> struct vec_sum {
                 sink.put(j, asked, sum);
         }
     }
-    template <class SINK> __device__ __forceinline__ static void columns(const rows_of &t, const SINK &sink, int64_t off, int64_t n) {
+    template <class SINK>
+    __device__ __forceinline__ static void columns(const rows_of &t, const SINK &sink, int64_t off,
+                                                   int64_t n) {
         if (t.has[0] || t.has[1])
             columns<4, true>(t, sink, off, off + n);
         else
             columns<8, false>(t, sink, off, off + n);
     }
-    __device__ static void push(const mpix_cuda_combine &c, const common &g, const rows_of &t, char *to, int64_t off, int64_t n) {
+    __device__ static void push(const mpix_cuda_combine &c, const common &g, const rows_of &t,
+                                char *to, int64_t off, int64_t n) {
         columns(t, push_sink<X>{to, g.wide != 0}, off, n);
     }
-    __device__ static void finish(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const common &g, const rows_of &t, uint32_t ranks, const char *partial, int64_t token,
-                                  int64_t off, int64_t n) {
+    __device__ static void finish(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                  const common &g, const rows_of &t, uint32_t ranks,
+                                  const char *partial, int64_t token, int64_t off, int64_t n) {
         int other = __ffs(ranks & ~(1u << h.rank)) - 1;
-        const char *its = (const char *)__shfl_sync(~0u, (unsigned long long)partial, other < 0 ? 0 : other);
-        columns(t, finish_sink<X>{h, c, g, ranks, h.rank, c.num_bias, g.wide != 0, c.y + token * c.y_stride, other, its, token}, off, n);
+        const char *its = (const char *)__shfl_sync(~0u, (unsigned long long)partial,
+                                                    other < 0 ? 0 : other);
+        columns(t,
+                finish_sink<X>{h, c, g, ranks, h.rank, c.num_bias, g.wide != 0,
+                               c.y + token * c.y_stride, other, its, token},
+                off, n);
     }
 };
 
-/* ---- pushing ---- */
+/* ---- pushing --------------------------------------------------------------------------------- */
 /* False: time-out. */
-template <class SUM> __device__ static bool push_all(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const common &g, const pair_order &order, uint64_t epoch) {
+template <class SUM>
+__device__ static bool push_all(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                const common &g, const pair_order &order, uint64_t epoch) {
     int lane = threadIdx.x % 32, width = h.state->width;
     int64_t rows = g.offers[h.rank].rows;
-    uint32_t units = order_count(h, order) * (uint32_t)c.pieces, *taken = &h.state->item[MPIX_CUDA_COMBINE], unit = 0;
+    uint32_t units = order_count(h, order) * (uint32_t)c.pieces,
+             *taken = &h.state->item[MPIX_CUDA_COMBINE], unit = 0;
     pair_part then;
     if (lane == 0)
         unit = atomicAdd(taken, 1);
@@ -234,13 +274,15 @@ template <class SUM> __device__ static bool push_all(const mpix_cuda_handle &h, 
         if (lane == 0)
             unit = atomicAdd(taken, 1);
         int s = p.at.source, chunk = p.at.chunk, piece = (int)(now % c.pieces);
-        rows_of terms = rows_make(c, rows, p.row, p.choice, g.offers[s].flags & MPIX_CUDA_OFFER_CHOICES);
+        rows_of terms = rows_make(c, rows, p.row, p.choice,
+                                  g.offers[s].flags & MPIX_CUDA_OFFER_CHOICES);
         if (!chunk_free(h, c, g, epoch, s, chunk))
             return false;
         next = __shfl_sync(~0u, unit, 0);
         if (next < units)
             then = pair_ask(h, g, order, width, next / c.pieces);
-        int64_t off = (int64_t)piece * c.piece, n = c.hidden - off < c.piece ? c.hidden - off : c.piece;
+        int64_t off = (int64_t)piece * c.piece,
+                n = c.hidden - off < c.piece ? c.hidden - off : c.piece;
         if (terms.mask)
             SUM::push(c, g, terms, partial_at(h, g, s, h.rank, p.token), off, n);
         if (piece == 0 && c.slot_values && terms.x)
@@ -250,7 +292,8 @@ template <class SUM> __device__ static bool push_all(const mpix_cuda_handle &h, 
 }
 
 /* By one thread, when all offers are here: the form of partial sums. */
-__device__ static void form_choose(const mpix_cuda_handle &h, const mpix_cuda_combine &c, common &g) {
+__device__ static void form_choose(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                   common &g) {
     int exact = 0, small = c.xdtype == BF16 || c.xdtype == F16;
     for (int r = 0; r < h.size; r++)
         exact |= g.offers[r].flags & MPIX_CUDA_OFFER_EXACT;
@@ -263,12 +306,14 @@ __device__ static void form_choose(const mpix_cuda_handle &h, const mpix_cuda_co
         g.slots = 1;
 }
 
-/* ---- launches ---- */
-/* run(sum) with the sum that the call's dtypes, addresses and strides allow; with every one, until the first error. */
+/* ---- launches -------------------------------------------------------------------------------- */
+/* run(sum) with the sum that the call's dtypes, addresses and strides allow; with every one, until
+ * the first error. */
 template <class RUN> static cudaError_t sum_choose(const mpix_cuda_combine *c, const RUN &run) {
     if (c->xdtype == F64)
         return run(any_sum<double>());
-    if (c->ydtype != c->xdtype || mpix_cuda_combine_bits(c, c->hidden * (c->xdtype == F32 ? 4 : 2)) % 16)
+    if (c->ydtype != c->xdtype ||
+        mpix_cuda_combine_bits(c, c->hidden * (c->xdtype == F32 ? 4 : 2)) % 16)
         return run(any_sum<float>());
     return c->xdtype == F32    ? run(vec_sum<F32>())
            : c->xdtype == F16  ? run(vec_sum<F16>())

@@ -1,16 +1,20 @@
 /*
- * dispatch.cu - rows straight to their final place: one kernel, and a second one where the caller wants what travels beside the rows.
+ * dispatch.cu - rows straight to their final place: one kernel, and a second one where the caller
+ * wants what travels beside the rows.
  *
- * The first block sends READY to everybody before anything waits. Every block waits for all READYs, because it writes to all. Only
- * the last block to finish waits for the peers' rows. So no block waits for something that a block not yet started must do, except
- * for the first block of each peer's kernel, which is started first: launches can't deadlock on missing blocks.
+ * The first block sends READY to everybody before anything waits. Every block waits for all READYs,
+ * because it writes to all. Only the last block to finish waits for the peers' rows. So no block
+ * waits for something that a block not yet started must do, except for the first block of each
+ * peer's kernel, which is started first: launches can't deadlock on missing blocks.
  *
- * Right to write: rows go only to places below `rows` of a READY of this epoch. An offer of epoch e replaces that of e - 2; its writer
- * has completed e - 2, which awaited this rank's word of e - 2, and that was written after all blocks here had read the offer.
- * Records (meta) of epoch e are written after READY of e, which the receiver sends, in stream order, after it has unpacked e - 1.
+ * Right to write: rows go only to places below `rows` of a READY of this epoch. An offer of epoch e
+ * replaces that of e - 2; its writer has completed e - 2, which awaited this rank's word of e - 2,
+ * and that was written after all blocks here had read the offer. Records (meta) of epoch e are
+ * written after READY of e, which the receiver sends, in stream order, after it has unpacked e - 1.
  *
- * Bulk path (sm_90): a warp moves pieces of rows through a ring of shared memory; lane r knows the place at rank r and issues and
- * awaits that rank's bulk store. Vector path: a warp loads a row and stores it to each place.
+ * Bulk path (sm_90): a warp moves pieces of rows through a ring of shared memory; lane r knows the
+ * place at rank r and issues and awaits that rank's bulk store. Vector path: a warp loads a row and
+ * stores it to each place.
  */
 #include "common/copy.cuh"
 #include "common/device.cuh"
@@ -18,7 +22,11 @@
 #include "common/quant.cuh"
 
 /* What a lane knows about the rank of its number, once that rank's READY is here. */
-struct target { char *x, *scales; int64_t stride, scale_stride, rows; int32_t flags; };
+struct target {
+    char *x, *scales;
+    int64_t stride, scale_stride, rows;
+    int32_t flags;
+};
 
 __device__ static target target_of(const mpix_cuda_handle &h, const mpix_cuda_offer &o, int lane) {
     target t = {nullptr, nullptr, 0, 0, 0, 0};
@@ -34,52 +42,69 @@ __device__ static target target_of(const mpix_cuda_handle &h, const mpix_cuda_of
 }
 
 /* The row of token t at rank lane, or -1 (not needed, dropped, no such rank). */
-__device__ __forceinline__ int64_t lane_row(const mpix_cuda_handle &h, const target &to, int64_t t, int lane) {
+__device__ __forceinline__ int64_t lane_row(const mpix_cuda_handle &h, const target &to, int64_t t,
+                                            int lane) {
     int64_t row = lane < h.size ? row_of(h, t, lane) : -1;
     return row < to.rows ? row : -1;
 }
 
 /* Rows that become fp8: by whole tokens. */
-__device__ static void quant_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const target &to) {
+__device__ static void quant_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                  const target &to) {
     int lane = threadIdx.x % 32;
-    for (int64_t t = (int64_t)(threadIdx.x / 32) * gridDim.x + blockIdx.x; t < c.tokens; t += (int64_t)gridDim.x * c.warps) {
+    for (int64_t t = (int64_t)(threadIdx.x / 32) * gridDim.x + blockIdx.x; t < c.tokens;
+         t += (int64_t)gridDim.x * c.warps) {
         int64_t row = lane_row(h, to, t, lane);
-        quant_place place = {row >= 0 ? to.x + row * to.stride : nullptr, row >= 0 ? to.scales + row * to.scale_stride : nullptr};
-        quant_row(c.x + t * c.x_stride, c.quant, c.hidden, c.offer.dtype == F8E5M2, c.offer.scale_kind, &place, 1);
+        quant_place place = {row >= 0 ? to.x + row * to.stride : nullptr,
+                             row >= 0 ? to.scales + row * to.scale_stride : nullptr};
+        quant_row(c.x + t * c.x_stride, c.quant, c.hidden, c.offer.dtype == F8E5M2,
+                  c.offer.scale_kind, &place, 1);
     }
 }
 
-__device__ static void vector_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const target &to) {
+__device__ static void vector_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                   const target &to) {
     int lane = threadIdx.x % 32;
-    for (int64_t i = (int64_t)(threadIdx.x / 32) * gridDim.x + blockIdx.x; i < c.tokens * c.pieces; i += (int64_t)gridDim.x * c.warps) {
+    for (int64_t i = (int64_t)(threadIdx.x / 32) * gridDim.x + blockIdx.x; i < c.tokens * c.pieces;
+         i += (int64_t)gridDim.x * c.warps) {
         int64_t t = i / c.pieces, off = i % c.pieces * c.piece, row = lane_row(h, to, t, lane);
         int64_t n = c.row - off < c.piece ? c.row - off : c.piece;
-        warp_copy_any(c.x + t * c.x_stride + off, row >= 0 ? to.x + row * to.stride + off : nullptr, n, lane);
+        warp_copy_any(c.x + t * c.x_stride + off, row >= 0 ? to.x + row * to.stride + off : nullptr,
+                      n, lane);
     }
 }
 
 #if __CUDA_ARCH__ >= 900
 /*
- * One warp's share of the rows. Shared memory: the rings, then {row, offset} [warps][stages][size], then bars [warps][stages]; only the
- * lane that wrote a {row, offset} reads it.
+ * One warp's share of the rows. Shared memory: the rings, then {row, offset} [warps][stages][size],
+ * then bars [warps][stages]; only the lane that wrote a {row, offset} reads it.
  *
- * This rank's own rows need no READY but its own, which its stream's order gives: while the peers' READYs are on their way, the warp
- * fills its whole ring and stores what of it is for this rank. Then the same stages go to the peers, and from there on each stage goes
- * everywhere at once. Each warp's first two tokens are dealt out, the others taken as warps get to them: multiprocessors do not all
- * reach the peer at the same rate. 0: sent; 1: the call fails; 2: time-out, or the context had failed before.
+ * This rank's own rows need no READY but its own, which its stream's order gives: while the peers'
+ * READYs are on their way, the warp fills its whole ring and stores what of it is for this rank.
+ * Then the same stages go to the peers, and from there on each stage goes everywhere at once. Each
+ * warp's first two tokens are dealt out, the others taken as warps get to them: multiprocessors do
+ * not all reach the peer at the same rate. 0: sent; 1: the call fails; 2: time-out, or the context
+ * had failed before.
  */
-__device__ static int bulk_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, char *smem) {
+__device__ static int bulk_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                char *smem) {
     int lane = threadIdx.x % 32, w = threadIdx.x / 32, S = c.stages, P = c.pending;
     char *ring = smem + (size_t)w * S * c.piece;
     uint2 *rows = (uint2 *)(smem + (size_t)c.warps * S * c.piece) + (size_t)w * S * h.size;
-    uint64_t *bars = (uint64_t *)((uint2 *)(smem + (size_t)c.warps * S * c.piece) + (size_t)c.warps * S * h.size) + w * S;
+    uint64_t *bars = (uint64_t *)((uint2 *)(smem + (size_t)c.warps * S * c.piece) +
+                                  (size_t)c.warps * S * h.size) +
+                     w * S;
     const uint32_t NONE = ~0u;
-    uint32_t step = gridDim.x * c.warps, tokens = (uint32_t)c.tokens, token = w * gridDim.x + blockIdx.x, after = token + step, ticket = 0;
+    uint32_t step = gridDim.x * c.warps, tokens = (uint32_t)c.tokens,
+             token = w * gridDim.x + blockIdx.x, after = token + step, ticket = 0;
     uint32_t *taken = &h.state->item[MPIX_CUDA_DISPATCH];
     int piece = 0, loaded = 0, stored = 0, ls = 0, ss = 0, limit = S;
     uint32_t parity = 0;
-    /* The numbers behind a token's row are asked for one token ahead, and added up when they are needed; so is the token after it. */
-    struct { uint32_t map, blk, rel; } now = {0, 0, 0}, then = {0, 0, 0};
+    /* The numbers behind a token's row are asked for one token ahead, and added up when they are
+     * needed; so is the token after it. */
+    struct {
+        uint32_t map, blk, rel;
+    } now = {0, 0, 0}, then = {0, 0, 0};
     auto ask = [&](uint32_t t) {
         if (t < tokens && lane < h.size) {
             then.map = h.bitmap[t];
@@ -103,22 +128,26 @@ __device__ static int bulk_send(const mpix_cuda_handle &h, const mpix_cuda_dispa
     __syncwarp();
     if (refused)
         return 2;
-    /* Loads as far ahead as stages are free: a stage is free when all lanes' stores have read it. */
+    /* Loads as far ahead as stages are free: a stage is free when all lanes' stores
+     * have read it. */
     auto fill = [&]() {
         while (token < tokens && loaded - stored < limit) {
             int off = piece * c.piece, n = c.row - off < c.piece ? (int)(c.row - off) : c.piece;
             bool goes = lane < h.size && (now.map >> lane & 1);
             if (lane < h.size)
-                rows[ls * h.size + lane] = {goes ? (uint32_t)(base + now.blk + now.rel) : NONE, (uint32_t)off};
+                rows[ls * h.size + lane] = {goes ? (uint32_t)(base + now.blk + now.rel) : NONE,
+                                            (uint32_t)off};
             if (limit < S) {
                 pending_wait<4>(P);
-                __syncwarp(); /* all lanes' stores have read the stage; a vote alone orders no memory */
+                /* all lanes' stores have read the stage; a vote alone orders no memory */
+                __syncwarp();
             }
             uint32_t any = __ballot_sync(~0u, goes);
             if (lane == 0) {
                 bar_expect(&bars[ls], any ? n : 0);
                 if (any)
-                    bulk_load(ring + (size_t)ls * c.piece, c.x + token * c.x_stride + off, n, &bars[ls]);
+                    bulk_load(ring + (size_t)ls * c.piece, c.x + token * c.x_stride + off, n,
+                              &bars[ls]);
             }
             loaded++;
             ls = ls + 1 == S ? 0 : ls + 1;
@@ -156,14 +185,16 @@ __device__ static int bulk_send(const mpix_cuda_handle &h, const mpix_cuda_dispa
             store(i, lane == h.rank);
     }
     mpix_cuda_offer o;
-    int bad = offers_wait(h, c.offer, h.ready, offsetof(mpix_cuda_words, ready), epoch, nullptr, c.report, &o);
+    int bad = offers_wait(h, c.offer, h.ready, offsetof(mpix_cuda_words, ready), epoch, nullptr,
+                          c.report, &o);
     if (bad) {
         bulk_wait();
         fence_async();
         return bad;
     }
     to = target_of(h, o, lane);
-    if (__any_sync(~0u, to.rows > 0 && ((uint64_t)to.x | (uint64_t)to.stride) % 16)) { /* bulk copies need 16-byte places */
+    /* bulk copies need 16-byte places */
+    if (__any_sync(~0u, to.rows > 0 && ((uint64_t)to.x | (uint64_t)to.stride) % 16)) {
         bulk_wait();
         fence_async();
         vector_send(h, c, to);
@@ -190,12 +221,15 @@ __device__ static int bulk_send(const mpix_cuda_handle &h, const mpix_cuda_dispa
 }
 #endif
 
-/* What goes beside the rows, by threads first .. of each block, one element each: scales, and records (the token's number, then for each
- * choice the local expert at the receiver, then the weights). */
+/* What goes beside the rows, by threads first .. of each block, one element each: scales, and
+ * records (the token's number, then for each choice the local expert at the receiver, then
+ * the weights). */
 template <typename V>
-__device__ static void scales_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const target *to, int first) {
+__device__ static void scales_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                   const target *to, int first) {
     int n = (int)(c.scale_row / sizeof(V)), threads = blockDim.x - first;
-    for (int64_t i = (int64_t)blockIdx.x * threads + threadIdx.x - first; i < c.tokens * n; i += (int64_t)gridDim.x * threads) {
+    for (int64_t i = (int64_t)blockIdx.x * threads + threadIdx.x - first; i < c.tokens * n;
+         i += (int64_t)gridDim.x * threads) {
         int64_t t = i / n, k = i % n;
         V v = *(const V *)(c.scales + t * c.scale_stride + k * (int64_t)sizeof(V));
         for (int r = 0; r < h.size; r++) {
@@ -206,12 +240,15 @@ __device__ static void scales_send(const mpix_cuda_handle &h, const mpix_cuda_di
     }
 }
 
-__device__ static void records_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const target *to, int first) {
+__device__ static void records_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                    const target *to, int first) {
     int n = c.topk > 0 ? c.topk : 1, threads = blockDim.x - first;
-    for (int64_t i = (int64_t)blockIdx.x * threads + threadIdx.x - first; i < c.tokens * n; i += (int64_t)gridDim.x * threads) {
+    for (int64_t i = (int64_t)blockIdx.x * threads + threadIdx.x - first; i < c.tokens * n;
+         i += (int64_t)gridDim.x * threads) {
         int64_t t = i / n;
         int k = (int)(i % n);
-        int32_t id = c.topk > 0 ? h.ids[t * h.max_topk + k] : -1, owner = id >= 0 ? h.owner[id] : -1, local = id >= 0 ? h.local[id] : -1;
+        int32_t id = c.topk > 0 ? h.ids[t * h.max_topk + k] : -1,
+                owner = id >= 0 ? h.owner[id] : -1, local = id >= 0 ? h.local[id] : -1;
         for (int r = 0; r < h.size; r++) {
             int64_t row = row_of(h, t, r);
             if (row < 0 || row >= to[r].rows || !(to[r].flags & MPIX_CUDA_OFFER_META))
@@ -231,18 +268,23 @@ __device__ __forceinline__ bool beside_meet(int first, bool yes) {
     if (first == 0)
         return __syncthreads_or(yes);
     int any;
-    asm volatile("{\n.reg .pred p, q;\nsetp.ne.s32 p, %1, 0;\nbarrier.cta.red.or.aligned.pred q, 1, %2, p;\nselp.s32 %0, 1, 0, q;\n}"
+    asm volatile("{\n.reg .pred p, q;\nsetp.ne.s32 p, %1, 0;\nbarrier.cta.red.or.aligned.pred q, "
+                 "1, %2, p;\nselp.s32 %0, 1, 0, q;\n}"
                  : "=r"(any)
                  : "r"((int)yes), "r"(blockDim.x - first)
                  : "memory");
     return any;
 }
 
-/* By warps first / 32 .. of each block, all of them; to: in shared memory, filled by the first of them. refused: the context had failed. */
-__device__ static int beside_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, uint64_t epoch, target *to, int first, bool refused) {
+/* By warps first / 32 .. of each block, all of them; to: in shared memory, filled by the first of
+ * them. refused: the context had failed. */
+__device__ static int beside_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                  uint64_t epoch, target *to, int first, bool refused) {
     int lane = threadIdx.x % 32;
     mpix_cuda_offer o;
-    int bad = refused ? 2 : offers_wait(h, c.offer, h.ready, offsetof(mpix_cuda_words, ready), epoch, nullptr, c.report, &o);
+    int bad = refused ? 2
+                      : offers_wait(h, c.offer, h.ready, offsetof(mpix_cuda_words, ready), epoch,
+                                    nullptr, c.report, &o);
     target mine = {nullptr, nullptr, 0, 0, 0, 0};
     if (!bad)
         mine = target_of(h, o, lane);
@@ -269,12 +311,15 @@ __device__ static int beside_send(const mpix_cuda_handle &h, const mpix_cuda_dis
 }
 
 template <int BULK>
-__global__ void __launch_bounds__(512) dispatch_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_dispatch c) {
+__global__ void __launch_bounds__(512)
+    dispatch_kernel(const __grid_constant__ mpix_cuda_handle h,
+                    const __grid_constant__ mpix_cuda_dispatch c) {
     extern __shared__ __align__(128) char smem[];
     __shared__ target to[MPIX_CUDA_RANKS];
     uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
     int status = own_status(h, c);
-    bool refused = (!BULK || (int)threadIdx.x >= c.warps * 32) && call_refused(h, c.report); /* bulk_send looks itself */
+    /* bulk_send looks itself */
+    bool refused = (!BULK || (int)threadIdx.x >= c.warps * 32) && call_refused(h, c.report);
     /* READY before anything waits; by a warp that has no rows to move where there is one */
     if (blockIdx.x == 0 && !refused && (int)threadIdx.x / 32 == (BULK ? c.warps : 0)) {
         mpix_cuda_offer mine = c.offer;
@@ -296,7 +341,8 @@ __global__ void __launch_bounds__(512) dispatch_kernel(const __grid_constant__ m
 #endif
     {
         bad = beside_send(h, c, epoch, to, 0, refused);
-        target mine = (int)threadIdx.x % 32 < h.size ? to[threadIdx.x % 32] : target{nullptr, nullptr, 0, 0, 0, 0};
+        target mine = (int)threadIdx.x % 32 < h.size ? to[threadIdx.x % 32]
+                                                     : target{nullptr, nullptr, 0, 0, 0, 0};
         if (!bad && c.quant)
             quant_send(h, c, mine);
         else if (!bad)
@@ -320,7 +366,8 @@ __global__ void __launch_bounds__(512) dispatch_kernel(const __grid_constant__ m
 }
 
 /* The second half of a call that was begun: waits for the peers' rows. One block. */
-__global__ void dispatch_end_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_dispatch c) {
+__global__ void dispatch_end_kernel(const __grid_constant__ mpix_cuda_handle h,
+                                    const __grid_constant__ mpix_cuda_dispatch c) {
     if (block_refused(h, c.report))
         return;
     uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
@@ -332,7 +379,9 @@ __global__ void dispatch_end_kernel(const __grid_constant__ mpix_cuda_handle h, 
 }
 
 /* Records to the caller's arrays; the rows of source s are [first[s], first[s] + recv[s]). */
-__global__ void __launch_bounds__(1024) unpack_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_dispatch c) {
+__global__ void __launch_bounds__(1024)
+    unpack_kernel(const __grid_constant__ mpix_cuda_handle h,
+                  const __grid_constant__ mpix_cuda_dispatch c) {
     if (*(volatile int32_t *)h.failed || h.state->outcome[MPIX_CUDA_DISPATCH])
         return;
     const mpix_cuda_state *st = h.state;
@@ -352,13 +401,15 @@ __global__ void __launch_bounds__(1024) unpack_kernel(const __grid_constant__ mp
             c.src_rank[i] = s;
     }
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < rows * width; i += step) {
-        const int32_t *rec = (const int32_t *)(h.window[h.rank] + h.meta + i / width * h.meta_record + 8);
+        const int32_t *rec =
+            (const int32_t *)(h.window[h.rank] + h.meta + i / width * h.meta_record + 8);
         if (c.local_ids)
             c.local_ids[i] = rec[i % width];
         if (c.out_weights)
             c.out_weights[i] = ((const float *)rec)[h.max_topk + i % width];
     }
-    for (int64_t e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; c.cumulative && e < h.local_experts; e += step)
+    for (int64_t e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+         c.cumulative && e < h.local_experts; e += step)
         c.cumulative[e] += h.recv_expert[e];
 }
 
@@ -366,32 +417,42 @@ __global__ void __launch_bounds__(1024) unpack_kernel(const __grid_constant__ mp
 static bool bulk_fits(const mpix_cuda_device *d, const mpix_cuda_dispatch *c) {
     if (!d->bulk || c->path == MPIX_CUDA_PATH_VECTOR || c->quant)
         return false;
-    return ((uint64_t)c->x | (uint64_t)c->x_stride | (uint64_t)c->row) % 16 == 0 && c->tokens * (c->row / 3584 + 1) < (1 << 30);
+    return ((uint64_t)c->x | (uint64_t)c->x_stride | (uint64_t)c->row) % 16 == 0 &&
+           c->tokens * (c->row / 3584 + 1) < (1 << 30);
 }
 
-cudaError_t mpix_cuda_unpack_launch(const mpix_cuda_handle *h, const mpix_cuda_dispatch *c, int sms, cudaStream_t stream) {
+cudaError_t mpix_cuda_unpack_launch(const mpix_cuda_handle *h, const mpix_cuda_dispatch *c, int sms,
+                                    cudaStream_t stream) {
     if (!c->local_ids && !c->src_rank && !c->src_token && !c->out_weights && !c->cumulative)
         return cudaSuccess;
     unpack_kernel<<<sms, 1024, 0, stream>>>(*h, *c);
     return cudaGetLastError();
 }
 
-cudaError_t mpix_cuda_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
-    int sms = c->num_sms ? c->num_sms : c->quant ? mpix_cuda_half(d, 4 * MPIX_CUDA_SMS) : MPIX_CUDA_SMS; /* to quantise takes more of them than to copy */
+cudaError_t mpix_cuda_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
+                                      mpix_cuda_dispatch *c, cudaStream_t stream) {
+    /* to quantise takes more of them than to copy */
+    int sms = c->num_sms ? c->num_sms
+              : c->quant ? mpix_cuda_half(d, 4 * MPIX_CUDA_SMS)
+                         : MPIX_CUDA_SMS;
     sms = mpix_cuda_blocks(d, sms);
     c->offer.lanes = sms;
     if (c->part == MPIX_CUDA_END) {
         dispatch_end_kernel<<<1, 1024, 0, stream>>>(*h, *c);
     } else if (bulk_fits(d, c)) {
-        enum { BESIDE = 8 }; /* warps: scales, and records, which peers may ask for; the first sends READY */
+        /* warps: scales, and records, which peers may ask for; the first sends READY */
+        enum { BESIDE = 8 };
         size_t room = mpix_cuda_room(d, 180224, MPIX_CUDA_RANKS * sizeof(target) + 512);
-        mpix_cuda_rings r = mpix_cuda_rings_of(c->row, 8 * (size_t)h->size + 8, room, room < 172032 ? room : 172032, false);
+        mpix_cuda_rings r = mpix_cuda_rings_of(c->row, 8 * (size_t)h->size + 8, room,
+                                               room < 172032 ? room : 172032, false);
         c->pieces = r.pieces;
         c->piece = r.piece;
         c->warps = r.warps;
         c->stages = r.stages;
         c->pending = r.pending;
-        cudaError_t err = cudaFuncSetAttribute(dispatch_kernel<1>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)r.smem);
+        cudaError_t err = cudaFuncSetAttribute(dispatch_kernel<1>,
+                                               cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                               (int)r.smem);
         if (err != cudaSuccess)
             return err;
         dispatch_kernel<1><<<sms, (c->warps + BESIDE) * 32, r.smem, stream>>>(*h, *c);
@@ -402,9 +463,12 @@ cudaError_t mpix_cuda_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda
         dispatch_kernel<0><<<sms, c->warps * 32, 0, stream>>>(*h, *c);
     }
     cudaError_t err = cudaGetLastError();
-    return err == cudaSuccess && c->part != MPIX_CUDA_BEGIN ? mpix_cuda_unpack_launch(h, c, sms, stream) : err;
+    return err == cudaSuccess && c->part != MPIX_CUDA_BEGIN
+               ? mpix_cuda_unpack_launch(h, c, sms, stream)
+               : err;
 }
 
 cudaError_t mpix_cuda_dispatch_load(int *arch) {
-    return mpix_cuda_load(arch, dispatch_kernel<0>, dispatch_kernel<1>, dispatch_end_kernel, unpack_kernel);
+    return mpix_cuda_load(arch, dispatch_kernel<0>, dispatch_kernel<1>, dispatch_end_kernel,
+                          unpack_kernel);
 }

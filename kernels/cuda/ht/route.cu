@@ -1,13 +1,16 @@
 /*
  * route.cu - routing on the device: one kernel.
  *
- * Each block takes MPIX_CUDA_BLOCK_TOKENS tokens: ids to a bitmap of ranks, and for each rank the token's place among the block's. The last block to
- * finish adds the blocks up, gives every rank this rank's counts, waits for theirs and computes where this rank's rows begin at each
- * rank. Only that block waits, so blocks that have not started yet are never needed by one that does. Nobody else's output is written.
+ * Each block takes MPIX_CUDA_BLOCK_TOKENS tokens: ids to a bitmap of ranks, and for each rank the
+ * token's place among the block's. The last block to finish adds the blocks up, gives every rank
+ * this rank's counts, waits for theirs and computes where this rank's rows begin at each rank. Only
+ * that block waits, so blocks that have not started yet are never needed by one that does. Nobody
+ * else's output is written.
  *
- * Counts of epoch e replace those of e - 2 in the window of a peer: this rank has completed e - 1, for which that peer's counts of
- * e - 1 were seen, and the peer sends those only after it completed e - 2. A proxied peer's counts are copied from where they arrive to where
- * a mapped one would have written them (far.cuh).
+ * Counts of epoch e replace those of e - 2 in the window of a peer: this rank has completed e - 1,
+ * for which that peer's counts of e - 1 were seen, and the peer sends those only after it completed
+ * e - 2. A proxied peer's counts are copied from where they arrive to where a mapped one would have
+ * written them (far.cuh).
  */
 #include "expert/expert_route.cuh"
 #include "remote/far.cuh"
@@ -23,8 +26,10 @@ __device__ static void twice_check(const mpix_cuda_handle &h, int64_t t, int k, 
             report(h, MPIX_CUDA_TWICE, 0, -1, t, id);
 }
 
-/* The ids of one token: copied, checked, counted in `histogram` (null: experts_rank counts them). */
-__device__ static uint32_t token_read(const mpix_cuda_handle &h, const mpix_cuda_route &c, int64_t t, uint32_t *histogram) {
+/* The ids of one token: copied, checked, counted in `histogram` (null: experts_rank
+ * counts them). */
+__device__ static uint32_t token_read(const mpix_cuda_handle &h, const mpix_cuda_route &c,
+                                      int64_t t, uint32_t *histogram) {
     uint32_t map = 0;
     const char *at = (const char *)c.ids + t * c.stride;
     for (int k0 = 0; k0 < c.topk; k0 += 8) { /* eight at a time, so that their loads overlap */
@@ -32,10 +37,13 @@ __device__ static uint32_t token_read(const mpix_cuda_handle &h, const mpix_cuda
         int32_t owner[8];
 #pragma unroll
         for (int k = 0; k < 8; k++)
-            id[k] = k0 + k >= c.topk ? -1 : c.bits == 64 ? ((const int64_t *)at)[k0 + k] : ((const int32_t *)at)[k0 + k];
+            id[k] = k0 + k >= c.topk ? -1
+                    : c.bits == 64   ? ((const int64_t *)at)[k0 + k]
+                                     : ((const int32_t *)at)[k0 + k];
 #pragma unroll
         for (int k = 0; k < 8; k++) {
-            if (id[k] < -1 || id[k] >= h.experts) { /* never an index, whether the caller wants to hear of it or not */
+            /* never an index, whether the caller wants to hear of it or not */
+            if (id[k] < -1 || id[k] >= h.experts) {
                 if (h.check)
                     report(h, MPIX_CUDA_BAD_ID, 0, -1, t, id[k]);
                 id[k] = -1;
@@ -61,10 +69,11 @@ __device__ static uint32_t token_read(const mpix_cuda_handle &h, const mpix_cuda
     return map;
 }
 
-/* For each of n ranks (masks: null) or sets of ranks: a token's place among those of its block that go there, and how many those are. warps: of the block,
- * shared, free. */
-__device__ static void places_count(uint32_t map, const uint32_t *masks, int n, int64_t t, int64_t tokens, uint32_t (*warps)[MPIX_CUDA_RANKS], uint32_t *rel,
-                                    uint32_t *blk) {
+/* For each of n ranks (masks: null) or sets of ranks: a token's place among those of its block that
+ * go there, and how many those are. warps: of the block, shared, free. */
+__device__ static void places_count(uint32_t map, const uint32_t *masks, int n, int64_t t,
+                                    int64_t tokens, uint32_t (*warps)[MPIX_CUDA_RANKS],
+                                    uint32_t *rel, uint32_t *blk) {
     int lane = threadIdx.x % 32, w = threadIdx.x / 32;
     for (int r = 0; r < n; r++) {
         uint32_t mask = __ballot_sync(~0u, map & (masks ? masks[r] : 1u << r));
@@ -84,12 +93,14 @@ __device__ static void places_count(uint32_t map, const uint32_t *masks, int n, 
 }
 
 /* Sums over blocks of n columns, by the last block: warp w takes columns w, w + WARPS ... */
-__device__ static void blocks_scan(uint32_t *blk, int n, int nblocks, uint32_t *send, uint32_t *keep) {
+__device__ static void blocks_scan(uint32_t *blk, int n, int nblocks, uint32_t *send,
+                                   uint32_t *keep) {
     int lane = threadIdx.x % 32;
     for (int r = threadIdx.x / 32; r < n; r += WARPS) {
         uint32_t sum = 0;
         for (int b0 = 0; b0 < nblocks; b0 += 32) {
-            uint32_t here = b0 + lane < nblocks ? __ldcg(&blk[(b0 + lane) * n + r]) : 0, s = lanes_sum(here, lane);
+            uint32_t here = b0 + lane < nblocks ? __ldcg(&blk[(b0 + lane) * n + r]) : 0,
+                     s = lanes_sum(here, lane);
             if (b0 + lane < nblocks)
                 blk[(b0 + lane) * n + r] = sum + s - here;
             sum += __shfl_sync(~0u, s, 31);
@@ -102,9 +113,12 @@ __device__ static void blocks_scan(uint32_t *blk, int n, int nblocks, uint32_t *
 
 /* Where this rank writes its counts for p. */
 __device__ __forceinline__ uint32_t *counts_out(const mpix_cuda_handle &h, int p, uint64_t epoch) {
-    return far_is(h, p) ? (uint32_t *)(h.far.window + far_out(h, p) + h.counts + (epoch & 1) * h.counts_bytes) : counts_at(h, p, h.rank, epoch);
+    return far_is(h, p) ? (uint32_t *)(h.far.window + far_out(h, p) + h.counts +
+                                       (epoch & 1) * h.counts_bytes)
+                        : counts_at(h, p, h.rank, epoch);
 }
-__device__ static void counts_send(const mpix_cuda_handle &h, const mpix_cuda_route &c, const uint32_t *send, uint64_t epoch) {
+__device__ static void counts_send(const mpix_cuda_handle &h, const mpix_cuda_route &c,
+                                   const uint32_t *send, uint64_t epoch) {
     const int head = sizeof(counts_head) / 4;
     int status = h.state->err ? 1 : c.status, to = threadIdx.x;
     if (to < h.size)
@@ -118,10 +132,12 @@ __device__ static void counts_send(const mpix_cuda_handle &h, const mpix_cuda_ro
     }
     for (int p = 0; h.far.hops && p < h.size; p++)
         if ((int)threadIdx.x < h.far.nhosts)
-            counts_out(h, p, epoch)[head + h.size + h.experts + threadIdx.x] = h.state->hosts[threadIdx.x];
+            counts_out(h, p, epoch)[head + h.size + h.experts + threadIdx.x] =
+                h.state->hosts[threadIdx.x];
     __syncthreads(); /* a release behind it covers what the whole block wrote */
     if (far_is(h, to))
-        far_publish(h, to, h.counts + (epoch & 1) * h.counts_bytes, h.counts_bytes, offsetof(mpix_cuda_words, route), epoch, c.report);
+        far_publish(h, to, h.counts + (epoch & 1) * h.counts_bytes, h.counts_bytes,
+                    offsetof(mpix_cuda_words, route), epoch, c.report);
     else if (to < h.size)
         word_store(&words_of(h, to, h.rank)->route, epoch);
     for (int i = threadIdx.x; i < h.experts; i += THREADS) {
@@ -135,17 +151,21 @@ __device__ static void counts_send(const mpix_cuda_handle &h, const mpix_cuda_ro
 }
 
 /* Waits for everybody's counts. 0: they are here; else the context has failed. */
-__device__ static int counts_wait(const mpix_cuda_handle &h, const mpix_cuda_route &c, uint64_t epoch) {
+__device__ static int counts_wait(const mpix_cuda_handle &h, const mpix_cuda_route &c,
+                                  uint64_t epoch) {
     int from = threadIdx.x;
     bool fine = true;
     if (far_is(h, from))
-        fine = far_word_wait(h, (const uint64_t *)(far_in(h, from) + offsetof(mpix_cuda_words, route)), epoch, from, c.report);
+        fine = far_word_wait(h,
+                             (const uint64_t *)(far_in(h, from) + offsetof(mpix_cuda_words, route)),
+                             epoch, from, c.report);
     else if (from < h.size)
         fine = word_wait(h, &words_of(h, h.rank, from)->route, epoch, from, c.report);
     if (__syncthreads_or(!fine))
         return 1;
     for (int s = 0; s < h.size; s++) {
-        const volatile uint32_t *n = (const volatile uint32_t *)(far_in(h, s) + h.counts + (epoch & 1) * h.counts_bytes);
+        const volatile uint32_t *n =
+            (const volatile uint32_t *)(far_in(h, s) + h.counts + (epoch & 1) * h.counts_bytes);
         for (int i = threadIdx.x; far_is(h, s) && i < (int)(h.counts_bytes / 4); i += THREADS)
             counts_at(h, h.rank, s, epoch)[i] = n[i];
     }
@@ -153,8 +173,10 @@ __device__ static int counts_wait(const mpix_cuda_handle &h, const mpix_cuda_rou
     return 0;
 }
 
-/* Two hops or one, alike on all ranks, since all have all counts; as in host memory (coll/host/forward.c). rows: [source][to]. By the whole block. */
-__device__ static void hops_choose(const mpix_cuda_handle &h, const uint32_t (*rows)[MPIX_CUDA_RANKS], uint64_t epoch) {
+/* Two hops or one, alike on all ranks, since all have all counts; as in host memory
+ * (coll/host/forward.c). rows: [source][to]. By the whole block. */
+__device__ static void hops_choose(const mpix_cuda_handle &h,
+                                   const uint32_t (*rows)[MPIX_CUDA_RANKS], uint64_t epoch) {
     __shared__ unsigned long long flat, hop;
     int s = threadIdx.x;
     if (!h.far.hops)
@@ -163,7 +185,8 @@ __device__ static void hops_choose(const mpix_cuda_handle &h, const uint32_t (*r
         flat = hop = 0;
     __syncthreads();
     if (s < h.size) {
-        const volatile uint32_t *hosts = counts_at(h, h.rank, s, epoch) + sizeof(counts_head) / 4 + h.size + h.experts;
+        const volatile uint32_t *hosts = counts_at(h, h.rank, s, epoch) + sizeof(counts_head) / 4 +
+                                         h.size + h.experts;
         uint64_t all = 0, once = 0;
         for (int r = 0; r < h.size; r++)
             all += h.far.host_of[r] != h.far.host_of[s] ? rows[s][r] : 0;
@@ -175,11 +198,14 @@ __device__ static void hops_choose(const mpix_cuda_handle &h, const uint32_t (*r
     }
     __syncthreads();
     if (s == 0)
-        h.state->hop = h.far.saves < 0 || (hop + hop / 4 < flat && (int64_t)(flat - hop) >= h.far.saves);
+        h.state->hop = h.far.saves < 0 ||
+                       (hop + hop / 4 < flat && (int64_t)(flat - hop) >= h.far.saves);
 }
 
-/* By the first warp, a lane for each rank: what the ranks have for each other. rows: [source][to]. */
-__device__ static void peers_use(const mpix_cuda_handle &h, const mpix_cuda_route &c, const uint32_t (*rows)[MPIX_CUDA_RANKS], uint64_t epoch) {
+/* By the first warp, a lane for each rank: what the ranks have for each other. rows:
+ * [source][to]. */
+__device__ static void peers_use(const mpix_cuda_handle &h, const mpix_cuda_route &c,
+                                 const uint32_t (*rows)[MPIX_CUDA_RANKS], uint64_t epoch) {
     mpix_cuda_state *st = h.state;
     int r = threadIdx.x;
     bool is = r < h.size;
@@ -225,10 +251,12 @@ __device__ static void peers_use(const mpix_cuda_handle &h, const mpix_cuda_rout
 }
 
 /* All counts are here: what they mean for this rank. */
-__device__ static void counts_use(const mpix_cuda_handle &h, const mpix_cuda_route &c, const uint32_t *send, uint64_t epoch) {
+__device__ static void counts_use(const mpix_cuda_handle &h, const mpix_cuda_route &c,
+                                  const uint32_t *send, uint64_t epoch) {
     __shared__ uint32_t rows[MPIX_CUDA_RANKS][MPIX_CUDA_RANKS]; /* [source][to] */
     for (int i = threadIdx.x; i < h.size * h.size; i += THREADS)
-        rows[i / h.size][i % h.size] = __ldcg(counts_at(h, h.rank, i / h.size, epoch) + sizeof(counts_head) / 4 + i % h.size);
+        rows[i / h.size][i % h.size] =
+            __ldcg(counts_at(h, h.rank, i / h.size, epoch) + sizeof(counts_head) / 4 + i % h.size);
     __syncthreads();
     if (h.expert.on)
         experts_use(h, c, epoch);
@@ -258,10 +286,14 @@ __device__ static void counts_use(const mpix_cuda_handle &h, const mpix_cuda_rou
     }
 }
 
-/* Low latency, by the last block: ranks exchange nothing; what this rank sends, and where it wants its answers. */
-__device__ static void ll_finish(const mpix_cuda_handle &h, const mpix_cuda_route &c, const uint32_t *send) {
+/* Low latency, by the last block: ranks exchange nothing; what this rank sends, and where it
+ * wants its answers. */
+__device__ static void ll_finish(const mpix_cuda_handle &h, const mpix_cuda_route &c,
+                                 const uint32_t *send) {
     for (int r = threadIdx.x / 32; r < h.size; r += WARPS)
-        ll_sends_count(h, r, [&](int e) { return h.owner[e]; }, [&](int e) { return __ldcg(&h.histogram[e]); });
+        ll_sends_count(
+            h, r, [&](int e) { return h.owner[e]; },
+            [&](int e) { return __ldcg(&h.histogram[e]); });
     __syncthreads();
     for (int e = threadIdx.x; e < h.experts; e += THREADS) {
         uint32_t n = __ldcg(&h.histogram[e]);
@@ -275,7 +307,8 @@ __device__ static void ll_finish(const mpix_cuda_handle &h, const mpix_cuda_rout
         ll_routed(h, c, (int)threadIdx.x < h.size ? send[threadIdx.x] : 0, h.state->err);
 }
 
-__global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_route c) {
+__global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ mpix_cuda_handle h,
+                                                        const __grid_constant__ mpix_cuda_route c) {
     __shared__ uint32_t warps[WARPS][MPIX_CUDA_RANKS], send[MPIX_CUDA_RANKS];
     __shared__ uint32_t counted[COUNTED_HERE];
     if (block_refused(h, c.report))
@@ -286,7 +319,11 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ 
     for (int e = threadIdx.x; here && e < h.experts; e += THREADS)
         counted[e] = 0;
     __syncthreads();
-    uint32_t map = t < c.tokens ? token_read(h, c, t, ranked ? nullptr : here ? counted : h.histogram) : 0;
+    uint32_t map = t < c.tokens ? token_read(h, c, t,
+                                             ranked ? nullptr
+                                             : here ? counted
+                                                    : h.histogram)
+                                : 0;
     places_count(map, nullptr, h.size, t, c.tokens, warps, h.rel, h.blk);
     for (int e = threadIdx.x; here && e < h.experts; e += THREADS)
         if (counted[e])
@@ -317,12 +354,15 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ 
         experts_scan(h, gridDim.x);
     if (h.ll.on) {
         ll_finish(h, c, send);
-        __syncthreads(); /* who reads what is written here, a kernel behind this one or the host, waits for its end */
+        /* who reads what is written here, a kernel behind this one or the host,
+         * waits for its end */
+        __syncthreads();
         if (threadIdx.x == 0)
             call_end(h, MPIX_CUDA_ROUTE, epoch, c.report);
         return;
     }
-    bool settled = !far_is(h, threadIdx.x) || far_settled(h, threadIdx.x, c.report); /* the mirror is free */
+    /* the mirror is free */
+    bool settled = !far_is(h, threadIdx.x) || far_settled(h, threadIdx.x, c.report);
     if (__syncthreads_or(!settled))
         return;
     counts_send(h, c, send, epoch);
@@ -334,7 +374,8 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ 
         call_end(h, MPIX_CUDA_ROUTE, epoch, c.report);
 }
 
-cudaError_t mpix_cuda_route_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, const mpix_cuda_route *c, cudaStream_t stream) {
+cudaError_t mpix_cuda_route_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
+                                   const mpix_cuda_route *c, cudaStream_t stream) {
     if (h->ll.on && mpix_cuda_ll_route_fits(h, c))
         return mpix_cuda_ll_route_launch(d, h, c, stream);
     unsigned blocks = (unsigned)((c->tokens + THREADS - 1) / THREADS);
@@ -342,6 +383,4 @@ cudaError_t mpix_cuda_route_launch(const mpix_cuda_device *d, const mpix_cuda_ha
     return cudaGetLastError();
 }
 
-cudaError_t mpix_cuda_route_load(int *arch) {
-    return mpix_cuda_load(arch, route_kernel);
-}
+cudaError_t mpix_cuda_route_load(int *arch) { return mpix_cuda_load(arch, route_kernel); }

@@ -1,10 +1,13 @@
 /*
- * ll_combine.cu - low-latency combine: one kernel, or its halves. The protocol is in ll.cuh, what is computed in coll/host_ll/combine.c.
+ * ll_combine.cu - low-latency combine: one kernel, or its halves. The protocol is in ll.cuh, what
+ * is computed in coll/host_ll/combine.c.
  *
- * Sending: the sums of the rows here (choices ascending, weighted) of each token that came from a peer, rounded to the wire's dtype, go to the place
- * of the answer in the owner's bank, from whatever memory the rows lie in: to read them in place would take the owner a round trip over the link,
- * and this rank another one to learn that it has. Receiving: the workers take the rank's tokens in order, make this rank's own part of the sum,
- * rounded like the others', and add it and the answers of the other ranks that the token went to, ranks ascending, then the biases.
+ * Sending: the sums of the rows here (choices ascending, weighted) of each token that came from a
+ * peer, rounded to the wire's dtype, go to the place of the answer in the owner's bank, from
+ * whatever memory the rows lie in: to read them in place would take the owner a round trip over the
+ * link, and this rank another one to learn that it has. Receiving: the workers take the rank's
+ * tokens in order, make this rank's own part of the sum, rounded like the others', and add it and
+ * the answers of the other ranks that the token went to, ranks ascending, then the biases.
  */
 #include "common/copy.cuh"
 #include "common/launch.h"
@@ -17,16 +20,22 @@ __device__ __forceinline__ void rows_sum(const elem_terms &a) {
         elem_sum<float>(a, threadIdx.x / 32, LL_WARPS);
 }
 
-/* ---- what the clerk finds out for the workers ---- */
+/* ---- what the clerk finds out for the workers ------------------------------------------------ */
 struct known {
     uint32_t recv[MPIX_CUDA_RANKS], reply[MPIX_CUDA_RANKS], base[MPIX_CUDA_RANKS];
     int64_t limit;
     int width;
 };
 
-__device__ __forceinline__ bool is_plain(const mpix_cuda_combine &c) { return !c.row_weights && c.offer.dtype == c.xdtype; }
+__device__ __forceinline__ bool is_plain(const mpix_cuda_combine &c) {
+    return !c.row_weights && c.offer.dtype == c.xdtype;
+}
 /* By the clerk. What this rank knows of the routing; then 0: the call can be made. */
-struct routing { uint32_t recv, reply, base; int routed, topk, learnt, width; int64_t tokens, limit; };
+struct routing {
+    uint32_t recv, reply, base;
+    int routed, topk, learnt, width;
+    int64_t tokens, limit;
+};
 __device__ __forceinline__ routing routing_ask(const mpix_cuda_handle &h) {
     const mpix_cuda_state *st = h.state;
     int r = threadIdx.x % 32;
@@ -35,7 +44,8 @@ __device__ __forceinline__ routing routing_ask(const mpix_cuda_handle &h) {
         a.recv = st->recv[r], a.reply = st->reply[r], a.base = st->base[r];
     return a;
 }
-__device__ static int own_fault(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const routing &a, known *k, int64_t *rows) {
+__device__ static int own_fault(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                const routing &a, known *k, int64_t *rows) {
     int r = threadIdx.x % 32;
     int64_t n = a.recv;
     k->recv[r] = a.recv;
@@ -48,19 +58,30 @@ __device__ static int own_fault(const mpix_cuda_handle &h, const mpix_cuda_combi
     for (int d = 16; d; d /= 2)
         n += __shfl_xor_sync(~0u, n, d);
     *rows = n;
-    return !a.routed ? MPIX_CUDA_NOT_ROUTED : a.tokens != c.tokens || a.topk != c.topk ? MPIX_CUDA_STALE : !a.learnt ? MPIX_CUDA_NO_DISPATCH :
-           n > 0 && a.limit > 0 && (!c.x || (c.scale_kind && !c.scales)) ? MPIX_CUDA_NO_ROWS : 0;
+    return !a.routed                                                       ? MPIX_CUDA_NOT_ROUTED
+           : a.tokens != c.tokens || a.topk != c.topk                      ? MPIX_CUDA_STALE
+           : !a.learnt                                                     ? MPIX_CUDA_NO_DISPATCH
+           : n > 0 && a.limit > 0 && (!c.x || (c.scale_kind && !c.scales)) ? MPIX_CUDA_NO_ROWS
+                                                                           : 0;
 }
 
-/* ---- sending ---- */
-/* Rows to send are numbered by (peer, place among those that came from it), peers in turn from the next rank on. */
-__device__ __forceinline__ uint32_t rows_most(const mpix_cuda_handle &h) { return (uint32_t)((h.size - 1) * h.max_tokens); }
-__device__ __forceinline__ int source_of(const mpix_cuda_handle &h, uint32_t u) { return (h.rank + 1 + (int)(u / (uint32_t)h.max_tokens)) % h.size; }
-__device__ __forceinline__ int64_t place_of(const mpix_cuda_handle &h, uint32_t u) { return u % (uint32_t)h.max_tokens; }
+/* ---- sending --------------------------------------------------------------------------------- */
+/* Rows to send are numbered by (peer, place among those that came from it), peers in turn from the
+ * next rank on. */
+__device__ __forceinline__ uint32_t rows_most(const mpix_cuda_handle &h) {
+    return (uint32_t)((h.size - 1) * h.max_tokens);
+}
+__device__ __forceinline__ int source_of(const mpix_cuda_handle &h, uint32_t u) {
+    return (h.rank + 1 + (int)(u / (uint32_t)h.max_tokens)) % h.size;
+}
+__device__ __forceinline__ int64_t place_of(const mpix_cuda_handle &h, uint32_t u) {
+    return u % (uint32_t)h.max_tokens;
+}
 
 /* By the first block's workers. */
 template <class F>
-__device__ static void heads_send(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const ll_shared &s, const known &k) {
+__device__ static void heads_send(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                  const ll_shared &s, const known &k) {
     int r = threadIdx.x;
     if (r >= h.size)
         return;
@@ -73,37 +94,54 @@ __device__ static void heads_send(const mpix_cuda_handle &h, const mpix_cuda_com
     ll_head_put<F>(h, r, 1, s.epoch, s.bank, mine);
 }
 
-/* EXPERT: the row of each choice of a token, by lane; before it is known how many choices there are. */
-template <class F> __device__ __forceinline__ int64_t rows_ask(const mpix_cuda_handle &h, int s, int64_t i) {
+/* EXPERT: the row of each choice of a token, by lane; before it is known how many
+ * choices there are. */
+template <class F>
+__device__ __forceinline__ int64_t rows_ask(const mpix_cuda_handle &h, int s, int64_t i) {
     int lane = threadIdx.x % 32;
-    return F::expert(h) && lane < h.max_topk ? h.ll.place[(s * h.max_tokens + i) * h.max_topk + lane] : -1;
+    return F::expert(h) && lane < h.max_topk
+               ? h.ll.place[(s * h.max_tokens + i) * h.max_topk + lane]
+               : -1;
 }
 /* The row of the lane, of a token that came from source s as its i-th; -1: none. */
-template <class F> __device__ __forceinline__ int64_t row_here(const mpix_cuda_handle &h, const known &k, int s, int64_t i, int64_t asked) {
+template <class F>
+__device__ __forceinline__ int64_t row_here(const mpix_cuda_handle &h, const known &k, int s,
+                                            int64_t i, int64_t asked) {
     int lane = threadIdx.x % 32;
-    int64_t row = F::expert(h) ? lane < k.width ? asked : -1 : lane == 0 ? s * h.max_tokens + i : -1;
+    int64_t row = F::expert(h) ? lane < k.width ? asked : -1
+                  : lane == 0  ? s * h.max_tokens + i
+                               : -1;
     return row < k.limit ? row : -1;
 }
 
 /* Where the parts of an answer go; row null: nowhere. */
-struct answer { char *row; float *values; uint64_t *flag; };
+struct answer {
+    char *row;
+    float *values;
+    uint64_t *flag;
+};
 __device__ __forceinline__ answer own_answer(const mpix_cuda_handle &h, int64_t n) {
     return {ll_answer_row(h, h.rank, n), ll_answer_values(h, h.rank, n), nullptr};
 }
 /* That for the i-th token of a source. */
 template <class F>
-__device__ __forceinline__ answer answer_of(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const known &k, int source, int64_t i, int bank) {
+__device__ __forceinline__ answer answer_of(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                            const known &k, int source, int64_t i, int bank) {
     if (F::far(h, source)) {
         char *item = ll_far_item(h, c, source, 1, i), *beside = item + ll_item_of(h, c).beside;
         return {item, (float *)(beside + 16), (uint64_t *)beside};
     }
     int64_t n = ll_answer(h, (int64_t)k.reply[source] + i, bank);
-    return {ll_answer_row(h, source, n), ll_answer_values(h, source, n), ll_answer_flag(h, source, n)};
+    return {ll_answer_row(h, source, n), ll_answer_values(h, source, n),
+            ll_answer_flag(h, source, n)};
 }
 
-/* Anything that is not for vectors: the sum of a token's rows, a row of each lane, by the workers. */
+/* Anything that is not for vectors: the sum of a token's rows, a row of each lane,
+ * by the workers. */
 template <class F>
-__device__ static __noinline__ void answer_make(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const known &known, int64_t row, answer to_answer) {
+__device__ static __noinline__ void answer_make(const mpix_cuda_handle &h,
+                                                const mpix_cuda_combine &c, const known &known,
+                                                int64_t row, answer to_answer) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, width = known.width;
     elem_terms a = {};
     a.there = row >= 0;
@@ -117,7 +155,8 @@ __device__ static __noinline__ void answer_make(const mpix_cuda_handle &h, const
         float *to = to_answer.values;
         int64_t first = __shfl_sync(~0u, row, 0);
         for (int k = lane; k < width; k += 32)
-            to[k] = F::expert(h) ? row >= 0 ? c.slot_values[row] : 0.0f : c.slot_values[first * width + k];
+            to[k] = F::expert(h) ? row >= 0 ? c.slot_values[row] : 0.0f
+                                 : c.slot_values[first * width + k];
     }
     if (!mask || !to_answer.row)
         return;
@@ -155,8 +194,9 @@ __device__ __forceinline__ bool list_make(lists *l, int j, int64_t row, char *to
 
 /* What is left over of other blocks', by the workers. */
 template <int X, class F>
-__device__ static __noinline__ void answers_steal(const mpix_cuda_handle &h, const mpix_cuda_combine &c, ll_shared *s, const known &k, lists *l,
-                                                  uint32_t room) {
+__device__ static __noinline__ void answers_steal(const mpix_cuda_handle &h,
+                                                  const mpix_cuda_combine &c, ll_shared *s,
+                                                  const known &k, lists *l, uint32_t room) {
     uint32_t u = 0, n = rows_most(h);
     auto exists = [&](uint32_t u) { return place_of(h, u) < k.recv[source_of(h, u)]; };
     while ((u = ll_steal(h.ll.claims[1], n, u, s->epoch, s, exists)) < n) {
@@ -181,13 +221,16 @@ __device__ static __noinline__ void answers_steal(const mpix_cuda_handle &h, con
 
 /* By the workers. asked: for the warp's row of the first round. */
 template <int X, class F>
-__device__ __forceinline__ void answers_send(const mpix_cuda_handle &h, const mpix_cuda_combine &c, int64_t asked, ll_shared *s, const known &k,
-                                             lists *l, uint32_t room) {
+__device__ __forceinline__ void answers_send(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                             int64_t asked, ll_shared *s, const known &k, lists *l,
+                                             uint32_t room) {
     uint64_t epoch = s->epoch;
     uint32_t n = rows_most(h);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     auto exists = [&](uint32_t u) { return place_of(h, u) < k.recv[source_of(h, u)]; };
-    auto mine = [&](uint32_t round, int j) { return ll_owned(round, j) < n && exists(ll_owned(round, j)) && ll_got(s, round, j, epoch); };
+    auto mine = [&](uint32_t round, int j) {
+        return ll_owned(round, j) < n && exists(ll_owned(round, j)) && ll_got(s, round, j, epoch);
+    };
     for (uint32_t round = 0; ll_owned(round, 0) < n; round++) {
         uint32_t u = ll_owned(round, warp);
         int from = u < n ? source_of(h, u) : 0;
@@ -196,20 +239,26 @@ __device__ __forceinline__ void answers_send(const mpix_cuda_handle &h, const mp
             asked = u < n ? rows_ask<F>(h, from, i) : -1;
             ll_sync(LL_BAR_ROUND, LL_WORKERS + 32);
         }
-        bool own = mine(round, warp), there = list_make(l, warp, own ? row_here<F>(h, k, from, i, asked) : -1,
-                                                        own ? answer_of<F>(h, c, k, from, i, s->bank).row : nullptr);
+        bool own = mine(round, warp),
+             there = list_make(l, warp, own ? row_here<F>(h, k, from, i, asked) : -1,
+                               own ? answer_of<F>(h, c, k, from, i, s->bank).row : nullptr);
         if (lane == 0)
             s->there[round & 1][warp] = there;
         ll_meet();
         if (F::vectors) {
-            parts_sum<X>(parts_of(c), l, __ballot_sync(~0u, lane < LL_ROUND && l->count[lane < LL_ROUND ? lane : 0] > 0), room, 0);
+            parts_sum<X>(parts_of(c), l,
+                         __ballot_sync(~0u,
+                                       lane < LL_ROUND && l->count[lane < LL_ROUND ? lane : 0] > 0),
+                         room, 0);
         } else {
             for (int j = 0; j < LL_ROUND; j++) {
                 if (!mine(round, j))
                     continue;
                 uint32_t v = ll_owned(round, j);
                 int64_t at = place_of(h, v);
-                answer_make<F>(h, c, k, row_here<F>(h, k, source_of(h, v), at, rows_ask<F>(h, source_of(h, v), at)),
+                answer_make<F>(h, c, k,
+                               row_here<F>(h, k, source_of(h, v), at,
+                                           rows_ask<F>(h, source_of(h, v), at)),
                                answer_of<F>(h, c, k, source_of(h, v), at, s->bank));
             }
         }
@@ -224,7 +273,8 @@ __device__ __forceinline__ void answers_send(const mpix_cuda_handle &h, const mp
 
 /* By the flagger, of the same rounds. The first round's rows are claimed. */
 template <class F>
-__device__ static void flags_send(const mpix_cuda_handle &h, const mpix_cuda_combine &c, uint64_t epoch, ll_shared *s, const known &k) {
+__device__ static void flags_send(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                  uint64_t epoch, ll_shared *s, const known &k) {
     int lane = threadIdx.x % 32;
     uint32_t n = rows_most(h);
     for (uint32_t round = 0; ll_owned(round, 0) < n; round++) {
@@ -241,21 +291,24 @@ __device__ static void flags_send(const mpix_cuda_handle &h, const mpix_cuda_com
         __threadfence_system(); /* covers what all workers have stored before that barrier */
         if (mine) {
             delay(h, 20 + from);
-            ll_put(answer_of<F>(h, c, k, from, i, s->bank).flag, epoch | (s->there[round & 1][lane] ? 0 : LL_EMPTY));
+            ll_put(answer_of<F>(h, c, k, from, i, s->bank).flag,
+                   epoch | (s->there[round & 1][lane] ? 0 : LL_EMPTY));
         }
         __syncwarp();
     }
 }
 
-/* ---- receiving ---- */
+/* ---- receiving ------------------------------------------------------------------------------- */
 /* By the clerk. */
-__device__ static int answers_judge(const mpix_cuda_handle &h, const mpix_cuda_combine &c, bool tells, const mpix_cuda_ll_head *heads) {
+__device__ static int answers_judge(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                    bool tells, const mpix_cuda_ll_head *heads) {
     int r = threadIdx.x % 32, bad = ll_judge(h, tells, heads, c.hidden, c.offer.dtype, 0);
     if (bad)
         return bad;
     if (r < h.size && heads[r].rows != h.state->send[r])
         bad = 1, ll_report(tells, h, MPIX_CUDA_ANSWERS, 0, r, heads[r].rows, h.state->send[r]);
-    else if (r < h.size && c.out_slots && heads[r].rows > 0 && !(heads[r].flags & MPIX_CUDA_LL_SLOTS))
+    else if (r < h.size && c.out_slots && heads[r].rows > 0 &&
+             !(heads[r].flags & MPIX_CUDA_LL_SLOTS))
         bad = 1, ll_report(tells, h, MPIX_CUDA_SLOTS, 0, r, 0, 0);
     return __any_sync(~0u, bad) ? 1 : 0;
 }
@@ -265,29 +318,40 @@ struct incoming {
     bool goes;
     int64_t i, row; /* row: of the lane, here; -1: none */
 };
-/* The tokens of a block, dealt out from the last one on, as the first ones send; the first of a round is number `first` of them. */
-__device__ __forceinline__ int64_t token_of(int64_t number) { return number * gridDim.x + (gridDim.x - 1 - blockIdx.x); }
+/* The tokens of a block, dealt out from the last one on, as the first ones send; the first of a
+ * round is number `first` of them. */
+__device__ __forceinline__ int64_t token_of(int64_t number) {
+    return number * gridDim.x + (gridDim.x - 1 - blockIdx.x);
+}
 __device__ __forceinline__ int64_t tokens_here(const mpix_cuda_combine &c) {
     int64_t left = c.tokens - token_of(0);
     return left > 0 ? (left + gridDim.x - 1) / gridDim.x : 0;
 }
 /* Two loads, one after the other; before it is known what there is. */
-template <class F> __device__ __forceinline__ void token_ask(const mpix_cuda_handle &h, int64_t t, incoming &o) {
+template <class F>
+__device__ __forceinline__ void token_ask(const mpix_cuda_handle &h, int64_t t, incoming &o) {
     int lane = threadIdx.x % 32;
     o.goes = lane < h.size && (h.bitmap[t] >> lane & 1);
     o.i = lane < h.size ? ll_place_of(h, t, lane) : 0;
     o.row = rows_ask<F>(h, h.rank, __shfl_sync(~0u, o.i, h.rank));
 }
-template <class F> __device__ __forceinline__ int64_t token_row(const mpix_cuda_handle &h, const known &k, const incoming &o) {
+template <class F>
+__device__ __forceinline__ int64_t token_row(const mpix_cuda_handle &h, const known &k,
+                                             const incoming &o) {
     int64_t i = __shfl_sync(~0u, o.i, h.rank);
-    return __any_sync(~0u, o.goes && (int)(threadIdx.x % 32) == h.rank) ? row_here<F>(h, k, h.rank, i, o.row) : -1;
+    return __any_sync(~0u, o.goes && (int)(threadIdx.x % 32) == h.rank)
+               ? row_here<F>(h, k, h.rank, i, o.row)
+               : -1;
 }
 
-/* By a warp, whose lanes have an answer each of a rank, or none. False: time-out. there: it is a row. */
-__device__ __forceinline__ bool answers_await(const mpix_cuda_handle &h, const mpix_cuda_combine &c, bool peer, int rank, int64_t answer, uint64_t epoch,
+/* By a warp, whose lanes have an answer each of a rank, or none. False: time-out.
+ * there: it is a row. */
+__device__ __forceinline__ bool answers_await(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                              bool peer, int rank, int64_t answer, uint64_t epoch,
                                               uint64_t start, bool *there) {
     uint64_t got;
-    if (!ll_await(h, peer ? ll_answer_flag(h, h.rank, answer) : nullptr, epoch, rank, c.report, &got))
+    if (!ll_await(h, peer ? ll_answer_flag(h, h.rank, answer) : nullptr, epoch, rank, c.report,
+                  &got))
         return false;
     if (c.wait_ns && peer)
         atomicMax((unsigned long long *)&h.state->waited[rank], now_ns() - start);
@@ -297,12 +361,14 @@ __device__ __forceinline__ bool answers_await(const mpix_cuda_handle &h, const m
 
 /* Anything that is not for vectors: the own part goes through the own bank. False: time-out. */
 template <class F>
-__device__ static __noinline__ bool token_sum_any(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const known &k, int64_t t, ll_shared *s,
-                                                  uint64_t start) {
+__device__ static __noinline__ bool token_sum_any(const mpix_cuda_handle &h,
+                                                  const mpix_cuda_combine &c, const known &k,
+                                                  int64_t t, ll_shared *s, uint64_t start) {
     int lane = threadIdx.x % 32;
     incoming o;
     token_ask<F>(h, t, o);
-    int64_t row = token_row<F>(h, k, o), number = ll_answer(h, (int64_t)k.base[lane] + o.i, s->bank);
+    int64_t row = token_row<F>(h, k, o),
+            number = ll_answer(h, (int64_t)k.base[lane] + o.i, s->bank);
     bool plain = !F::expert(h) && is_plain(c), there = false, mine = __any_sync(~0u, row >= 0);
     if (__any_sync(~0u, o.goes && lane == h.rank)) {
         answer own = own_answer(h, __shfl_sync(~0u, number, h.rank));
@@ -314,7 +380,8 @@ __device__ static __noinline__ bool token_sum_any(const mpix_cuda_handle &h, con
     bool ok = answers_await(h, c, o.goes && lane != h.rank, lane, number, s->epoch, start, &there);
     elem_terms a = {};
     a.there = lane == h.rank ? mine : there;
-    a.x = lane == h.rank && plain ? c.x + (h.rank * h.max_tokens + o.i) * c.x_stride : ll_answer_row(h, h.rank, number);
+    a.x = lane == h.rank && plain ? c.x + (h.rank * h.max_tokens + o.i) * c.x_stride
+                                  : ll_answer_row(h, h.rank, number);
     a.w = 1.0f;
     a.xdtype = c.offer.dtype;
     a.ydtype = c.ydtype;
@@ -327,22 +394,29 @@ __device__ static __noinline__ bool token_sum_any(const mpix_cuda_handle &h, con
         rows_sum(a);
     uint32_t all = __ballot_sync(~0u, a.there);
     for (int k0 = 0; ok && c.out_slots && threadIdx.x < 32 && k0 < c.topk; k0 += 32) {
-        int j = k0 + lane, id = j < c.topk ? h.ids[t * h.max_topk + j] : -1, r = id >= 0 ? h.owner[id] : 0;
+        int j = k0 + lane, id = j < c.topk ? h.ids[t * h.max_topk + j] : -1,
+            r = id >= 0 ? h.owner[id] : 0;
         int64_t at = __shfl_sync(~0u, number, r);
         if (j < c.topk)
-            c.out_slots[t * c.topk + j] = id >= 0 && (all >> r & 1) ? __ldcg(ll_answer_values(h, h.rank, at) + j) : 0.0f;
+            c.out_slots[t * c.topk + j] = id >= 0 && (all >> r & 1)
+                                              ? __ldcg(ll_answer_values(h, h.rank, at) + j)
+                                              : 0.0f;
     }
     if (!ok)
-        s->late = 1; /* of the next token only behind the barrier in its middle, so all have read this one's */
-    ll_meet();       /* before the own part of the next token, too */
+        /* of the next token only behind the barrier in its middle, so all have read this one's */
+        s->late = 1;
+    ll_meet(); /* before the own part of the next token, too */
     return !s->late;
 }
 
-/* By the flagger: the answers of the block's tokens from `first` on, m of them, and what is to be added. False: time-out. */
-__device__ static bool answers_watch(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const known &k, const lists *own, finals *f, int64_t first,
+/* By the flagger: the answers of the block's tokens from `first` on, m of them, and what is to be
+ * added. False: time-out. */
+__device__ static bool answers_watch(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                     const known &k, const lists *own, finals *f, int64_t first,
                                      int m, const ll_shared *s, uint64_t start) {
     int lane = threadIdx.x % 32, each = 32 / h.size, r = lane % h.size, bank = s->bank;
-    uint32_t below = (1u << lane) - 1, group = (h.size == 32 ? ~0u : (1u << h.size) - 1) << lane / h.size * h.size;
+    uint32_t below = (1u << lane) - 1, group = (h.size == 32 ? ~0u : (1u << h.size) - 1)
+                                               << lane / h.size * h.size;
     for (int j0 = 0; j0 < m; j0 += each) {
         int j = j0 + lane / h.size;
         bool on = lane < each * h.size && j < m, there = false;
@@ -356,7 +430,8 @@ __device__ static bool answers_watch(const mpix_cuda_handle &h, const mpix_cuda_
         uint32_t mine = __ballot_sync(~0u, there) & group;
         int n = __popc(mine);
         if (there)
-            f->at[j][__popc(mine & below)] = r == h.rank ? FINAL_OWN : ll_answer_row(h, h.rank, answer);
+            f->at[j][__popc(mine & below)] = r == h.rank ? FINAL_OWN
+                                                         : ll_answer_row(h, h.rank, answer);
         if (on && r == 0) {
             if (n == 0)
                 f->at[j][n++] = FINAL_NONE;
@@ -374,7 +449,8 @@ __device__ __forceinline__ int round_of(const mpix_cuda_combine &c, int64_t firs
 }
 /* By the flagger, for tokens_sum. */
 template <class F>
-__device__ static void tokens_watch(const mpix_cuda_handle &h, const mpix_cuda_combine &c, ll_shared *s, const known &k, const lists *own, finals *f) {
+__device__ static void tokens_watch(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                    ll_shared *s, const known &k, const lists *own, finals *f) {
     uint64_t start = c.wait_ns ? now_ns() : 0;
     ll_sync(LL_BAR_VERDICT, 64);
     if (s->bad || !F::vectors)
@@ -392,14 +468,16 @@ __device__ static void tokens_watch(const mpix_cuda_handle &h, const mpix_cuda_c
 }
 /* By the workers. */
 template <int X, class F>
-__device__ __forceinline__ void tokens_sum(const mpix_cuda_handle &h, const mpix_cuda_combine &c, ll_shared *s, const known &k, incoming &o, lists *own,
+__device__ __forceinline__ void tokens_sum(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                           ll_shared *s, const known &k, incoming &o, lists *own,
                                            const finals *f, uint32_t room) {
     int warp = threadIdx.x / 32;
     uint32_t held = room + DEEP * SLOT;
     if (!F::vectors || s->status) {
         uint64_t start = c.wait_ns ? now_ns() : 0;
         ll_sync(LL_BAR_HEADS, LL_WORKERS + 32);
-        for (int64_t i = 0; !F::vectors && s->bad == 0 && i < tokens_here(c); i++) /* with a status of its own bad is set */
+        /* with a status of its own bad is set */
+        for (int64_t i = 0; !F::vectors && s->bad == 0 && i < tokens_here(c); i++)
             if (!token_sum_any<F>(h, c, k, token_of(i), s, start))
                 break;
         return;
@@ -421,14 +499,16 @@ __device__ __forceinline__ void tokens_sum(const mpix_cuda_handle &h, const mpix
         ll_sync(LL_BAR_THERE, LL_WORKERS + 32);
         if (s->late)
             return;
-        outputs y = {c.y + token_of(first) * c.y_stride, c.y_stride * gridDim.x, c.row, (int)((c.row + LL_PIECE - 1) / LL_PIECE)};
+        outputs y = {c.y + token_of(first) * c.y_stride, c.y_stride * gridDim.x, c.row,
+                     (int)((c.row + LL_PIECE - 1) / LL_PIECE)};
         finals_sum<X>(y, f, m, room, held);
     }
 }
 
 template <int X, class F>
-__global__ void __launch_bounds__(LL_THREADS, 1) ll_combine_kernel(const __grid_constant__ mpix_cuda_handle h,
-                                                               const __grid_constant__ mpix_cuda_combine c) {
+__global__ void __launch_bounds__(LL_THREADS, 1)
+    ll_combine_kernel(const __grid_constant__ mpix_cuda_handle h,
+                      const __grid_constant__ mpix_cuda_combine c) {
     extern __shared__ __align__(16) char rooms[];
     __shared__ mpix_cuda_ll_head heads[MPIX_CUDA_RANKS];
     __shared__ ll_shared s;
@@ -436,7 +516,8 @@ __global__ void __launch_bounds__(LL_THREADS, 1) ll_combine_kernel(const __grid_
     __shared__ lists l;
     __shared__ finals f;
     int warp = threadIdx.x / 32;
-    bool sends = c.part != MPIX_CUDA_END, receives = c.part != MPIX_CUDA_BEGIN, head = blockIdx.x == 0 && sends;
+    bool sends = c.part != MPIX_CUDA_END, receives = c.part != MPIX_CUDA_BEGIN,
+         head = blockIdx.x == 0 && sends;
     incoming o = {};
     int64_t asked = -1, told = 0;
     int fault = 0;
@@ -470,7 +551,10 @@ __global__ void __launch_bounds__(LL_THREADS, 1) ll_combine_kernel(const __grid_
             ll_say_taken<F>(h, 1, epoch);
         if (fault && ll_is_last(before) && threadIdx.x % 32 == 0)
             ll_report(true, h, fault, 0, -1, told, c.tokens);
-        int how = !receives || ll_heads(h, 1, epoch, s.bank, c.report, c.wait_ns && blockIdx.x == 0, heads) ? 0 : 2;
+        int how = !receives || ll_heads(h, 1, epoch, s.bank, c.report, c.wait_ns && blockIdx.x == 0,
+                                        heads)
+                      ? 0
+                      : 2;
         bool last = ll_is_last(before);
         how = how || !receives ? how : answers_judge(h, c, last, heads);
         if (receives) {
@@ -513,27 +597,40 @@ static int vectors_of(const mpix_cuda_combine *c) {
     for (int b = 0; b < c->num_bias && c->tokens > 0; b++)
         bits |= (uint64_t)c->bias[b] | (uint64_t)c->bias_stride[b];
     int x = c->xdtype;
-    return bits % 16 == 0 && x == c->offer.dtype && x == c->ydtype && (x == F32 || x == F16 || x == BF16) && !c->slot_values && !c->out_slots;
+    return bits % 16 == 0 && x == c->offer.dtype && x == c->ydtype &&
+           (x == F32 || x == F16 || x == BF16) && !c->slot_values && !c->out_slots;
 }
 
 /* Shared memory that a block can have besides what the kernel has. */
-static size_t room_most(const mpix_cuda_device *d) { return (size_t)d->smem - sizeof(lists) - sizeof(finals) - 4096; }
+static size_t room_most(const mpix_cuda_device *d) {
+    return (size_t)d->smem - sizeof(lists) - sizeof(finals) - 4096;
+}
 
 typedef void (*kernel)(mpix_cuda_handle, mpix_cuda_combine);
-/* By whether some peers are reached through the proxy, layout and dtype; then what sums anything. */
-#define FORMS(far)                                                                                                                                          \
-    {{ll_combine_kernel<F32, ll_form<false, true, false, far>>, ll_combine_kernel<F16, ll_form<false, true, false, far>>,                                   \
-      ll_combine_kernel<BF16, ll_form<false, true, false, far>>},                                                                                           \
-     {ll_combine_kernel<F32, ll_form<false, true, true, far>>, ll_combine_kernel<F16, ll_form<false, true, true, far>>,                                     \
-      ll_combine_kernel<BF16, ll_form<false, true, true, far>>}}
+/* By whether some peers are reached through the proxy, layout and dtype; then what
+ * sums anything. */
+#define FORMS(far) \
+    { \
+        {ll_combine_kernel<F32, ll_form<false, true, false, far>>, \
+         ll_combine_kernel<F16, ll_form<false, true, false, far>>, \
+         ll_combine_kernel<BF16, ll_form<false, true, false, far>>}, \
+        { \
+            ll_combine_kernel<F32, ll_form<false, true, true, far>>, \
+                ll_combine_kernel<F16, ll_form<false, true, true, far>>, \
+                ll_combine_kernel<BF16, ll_form<false, true, true, far>> \
+        } \
+    }
 static const kernel forms[2][2][3] = {FORMS(false), FORMS(true)};
-static const kernel general[2] = {ll_combine_kernel<F32, ll_form<false, false, false>>, ll_combine_kernel<F32, ll_form<false, false, false, true>>};
+static const kernel general[2] = {ll_combine_kernel<F32, ll_form<false, false, false>>,
+                                  ll_combine_kernel<F32, ll_form<false, false, false, true>>};
 
-cudaError_t mpix_cuda_ll_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream) {
+cudaError_t mpix_cuda_ll_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
+                                        mpix_cuda_combine *c, cudaStream_t stream) {
     int64_t cols = (c->row + LL_PIECE - 1) / LL_PIECE;
     int dtype = c->offer.dtype, fits = 0;
     c->eager = h->ll.depth == 1 || c->wait_ns != NULL;
-    for (int held = 4; held > 0 && !fits; held--) { /* four pieces of a warp, where a block can have so much */
+    /* four pieces of a warp, where a block can have so much */
+    for (int held = 4; held > 0 && !fits; held--) {
         int64_t round = cols > 0 ? held * LL_WARPS / cols : LL_ROUND;
         c->round = (int)(round < 1 ? 1 : round > LL_ROUND ? LL_ROUND : round);
         c->held = (int)((c->round * cols + LL_WARPS - 1) / LL_WARPS);
@@ -543,8 +640,12 @@ cudaError_t mpix_cuda_ll_combine_launch(const mpix_cuda_device *d, const mpix_cu
     size_t room = c->vectors ? room_bytes(c->held) : 0;
     c->held = c->vectors ? c->held : 0;
     int blocks = ll_blocks(d, c->num_sms);
-    kernel form = c->vectors ? forms[h->far.is != 0][h->ll.expert != 0][dtype == F32 ? 0 : dtype == F16 ? 1 : 2] : general[h->far.is != 0];
-    cudaError_t err = cudaFuncSetAttribute(form, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)room);
+    kernel form = c->vectors ? forms[h->far.is != 0][h->ll.expert != 0][dtype == F32   ? 0
+                                                                        : dtype == F16 ? 1
+                                                                                       : 2]
+                             : general[h->far.is != 0];
+    cudaError_t err = cudaFuncSetAttribute(form, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           (int)room);
     if (err == cudaSuccess)
         form<<<blocks, LL_THREADS, room, stream>>>(*h, *c);
     return err == cudaSuccess ? cudaGetLastError() : err;

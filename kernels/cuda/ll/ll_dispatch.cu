@@ -1,16 +1,18 @@
 /*
  * ll_dispatch.cu - low-latency dispatch: one kernel, or its halves. The protocol is in ll.cuh.
  *
- * Sending: a team of warps takes a token, reads (or quantises) it once and stores it to the place that it has at each of its ranks, with its
- * record: token, local expert of each choice, in EXPERT the choice's place among the source's choices of that expert, weights.
- * In SLOTS the rank's own rows go to the output at once, since their places are known and free.
+ * Sending: a team of warps takes a token, reads (or quantises) it once and stores it to the place
+ * that it has at each of its ranks, with its record: token, local expert of each choice, in EXPERT
+ * the choice's place among the source's choices of that expert, weights. In SLOTS the rank's own
+ * rows go to the output at once, since their places are known and free.
  *
- * Receiving: the heads tell how many rows come from each source, and in EXPERT how many for each expert, so every block computes by itself where
- * rows begin, while the rows are on their way; then teams copy the rows as they come.
+ * Receiving: the heads tell how many rows come from each source, and in EXPERT how many for each
+ * expert, so every block computes by itself where rows begin, while the rows are on their way; then
+ * teams copy the rows as they come.
  */
 #include "ll_tokens.cuh"
 
-/* ---- receiving ---- */
+/* ---- receiving ------------------------------------------------------------------------------- */
 struct received {
     mpix_cuda_ll_head heads[MPIX_CUDA_RANKS];
     int64_t total; /* rows of the layout */
@@ -18,31 +20,39 @@ struct received {
 };
 
 /*
- * Rows in EXPERT. Of each source s we have, for each local expert e, how many of the source's choices are of experts before e: before[s][e], and as
- * [n] all of them. Rows are in the order (expert, source, token, choice); so without padding a source's choices of e begin at row
+ * Rows in EXPERT. Of each source s we have, for each local expert e, how many of the source's
+ * choices are of experts before e: before[s][e], and as [n] all of them. Rows are in the order
+ * (expert, source, token, choice); so without padding a source's choices of e begin at row
  *     sum over sources below s of before[][e + 1] + sum over the others of before[][e],
  * which needs no sum over experts here. Padding adds padded[e], what it comes to before e.
  */
-struct rows_map { uint32_t *before, *padded; int n; };
+struct rows_map {
+    uint32_t *before, *padded;
+    int n;
+};
 __device__ __forceinline__ rows_map rows_map_of(const mpix_cuda_handle &h, uint32_t *shared) {
     return {shared, shared + h.size * (h.local_experts + 1), h.local_experts};
 }
-__device__ __forceinline__ uint32_t first_row(const mpix_cuda_handle &h, const rows_map &m, int source, int e) {
+__device__ __forceinline__ uint32_t first_row(const mpix_cuda_handle &h, const rows_map &m,
+                                              int source, int e) {
     uint32_t row = h.ll.align > 1 ? m.padded[e] : 0;
     for (int s = 0; s < h.size; s++)
         row += m.before[s * (m.n + 1) + e + (s < source)];
     return row;
 }
 
-/* By the clerk: what the heads' words say, two at a time: a warp takes longer for its instructions than for the loads. False: time-out. */
-__device__ static bool counts_take(const mpix_cuda_handle &h, uint64_t epoch, int bank, mpix_cuda_status *to, const received &in, const rows_map &map) {
+/* By the clerk: what the heads' words say, two at a time: a warp takes longer for its instructions
+ * than for the loads. False: time-out. */
+__device__ static bool counts_take(const mpix_cuda_handle &h, uint64_t epoch, int bank,
+                                   mpix_cuda_status *to, const received &in, const rows_map &map) {
     enum { FLIGHT = 4 };
-    int lane = threadIdx.x % 32, n = map.n, s0 = 0, e0 = 2 * lane; /* of the words that are looked at next; e0 is even */
+    /* of the words that are looked at next; e0 is even */
+    int lane = threadIdx.x % 32, n = map.n, s0 = 0, e0 = 2 * lane;
     const char *words = h.window[h.rank] + h.ll.counts + bank * h.ll.counts_bytes;
     ll_patience patience = {0, 0};
     auto settle = [&] { /* in the source that the word is of */
-        while (e0 >= n && s0 < h.size)
-            e0 -= n + n % 2, s0++;
+                        while (e0 >= n && s0 < h.size)
+                            e0 -= n + n % 2, s0++;
     };
     settle();
     if (lane < h.size)
@@ -65,7 +75,8 @@ __device__ static bool counts_take(const mpix_cuda_handle &h, uint64_t epoch, in
                     ll_look_two((const uint64_t *)(words + h.ll.block * s[u]) + e[u], v[u]);
 #pragma unroll
             for (int u = 0; u < FLIGHT; u++)
-                if (s[u] < h.size && !(ll_is(v[u][0], epoch) && (ll_is(v[u][1], epoch) || e[u] + 1 == n)))
+                if (s[u] < h.size &&
+                    !(ll_is(v[u][0], epoch) && (ll_is(v[u][1], epoch) || e[u] + 1 == n)))
                     there = false, whose = s[u];
             bool late = !__all_sync(~0u, there) && ll_too_long(h, patience);
             if (late && !there)
@@ -100,7 +111,8 @@ __device__ static void rows_assign(const mpix_cuda_handle &h, const rows_map &ma
             uint32_t all = 0;
             for (int s = 0; e < n && s < h.size; s++)
                 all += map.before[s * (n + 1) + e + 1] - map.before[s * (n + 1) + e];
-            uint32_t pad = (uint32_t)((h.ll.align - all % h.ll.align) % h.ll.align), sum = lanes_sum(pad, lane);
+            uint32_t pad = (uint32_t)((h.ll.align - all % h.ll.align) % h.ll.align),
+                     sum = lanes_sum(pad, lane);
             if (e < n)
                 map.padded[e] = (uint32_t)pads + sum - pad;
             pads += __shfl_sync(~0u, sum, min(31, n - 1 - e0));
@@ -114,10 +126,12 @@ __device__ static void rows_assign(const mpix_cuda_handle &h, const rows_map &ma
     __syncwarp();
 }
 
-/* Row i of source s, which has come, by a team. EXPERT: of the places that it goes to those whose turn it is: each c.shares-th from `share` on. */
+/* Row i of source s, which has come, by a team. EXPERT: of the places that it goes to those whose
+ * turn it is: each c.shares-th from `share` on. */
 template <class F>
-__device__ static void row_take(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const received &in, const rows_map &map, const ll_team &team,
-                                int s, int64_t i, int share, int bank) {
+__device__ static void row_take(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                const received &in, const rows_map &map, const ll_team &team, int s,
+                                int64_t i, int share, int bank) {
     int lane = threadIdx.x % 32, K = h.max_topk, width = (int)in.heads[s].width;
     int64_t place = ll_place(h, s, i, bank), row = -1, slot = s * h.max_tokens + i;
     bool lies = !F::expert(h) && s == h.rank; /* there already */
@@ -127,7 +141,8 @@ __device__ static void row_take(const mpix_cuda_handle &h, const mpix_cuda_dispa
     if (F::vectors && !lies) /* asked for together with the record that says where they go */
         ll_load<true>(p, x, c.row, team, 0, false);
     if (F::expert(h)) {
-        int local = lane < width ? __ldcg(&rec[1 + lane]) : -1, before = lane < width ? __ldcg(&rec[1 + K + lane]) : 0;
+        int local = lane < width ? __ldcg(&rec[1 + lane]) : -1,
+            before = lane < width ? __ldcg(&rec[1 + K + lane]) : 0;
         if (local >= 0)
             row = first_row(h, map, s, local) + (uint32_t)before;
         if (team.part == 0 && share == 0 && lane < width)
@@ -146,7 +161,8 @@ __device__ static void row_take(const mpix_cuda_handle &h, const mpix_cuda_dispa
             if (round)
                 ll_load<true>(p, x, c.row, team, round * LL_FLIGHT, false);
             for (uint32_t m = mask; m; m &= m - 1)
-                ll_store(p, c.out + __shfl_sync(~0u, row, __ffs(m) - 1) * c.out_stride, c.row, team, round * LL_FLIGHT);
+                ll_store(p, c.out + __shfl_sync(~0u, row, __ffs(m) - 1) * c.out_stride, c.row, team,
+                         round * LL_FLIGHT);
         }
     } else if (!lies) {
         int64_t n, at = ll_part(team, c.row, &n);
@@ -156,7 +172,8 @@ __device__ static void row_take(const mpix_cuda_handle &h, const mpix_cuda_dispa
     if (team.part < team.warps - 1)
         return;
     if (c.scale_row && !lies)
-        bytes_send(x + ll_up16(c.row), there ? c.out_scales + row * c.out_scale_stride : nullptr, c.scale_row);
+        bytes_send(x + ll_up16(c.row), there ? c.out_scales + row * c.out_scale_stride : nullptr,
+                   c.scale_row);
     if (there) {
         if (c.src_rank)
             c.src_rank[row] = s;
@@ -175,7 +192,8 @@ __device__ static void row_take(const mpix_cuda_handle &h, const mpix_cuda_dispa
 
 /* Places that have no row: rows [row, end), by a warp. */
 template <class F>
-__device__ static void empties_fill(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, int width, int64_t row, int64_t end) {
+__device__ static void empties_fill(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                    int width, int64_t row, int64_t end) {
     int lane = threadIdx.x % 32;
     if (end > c.offer.rows)
         end = c.offer.rows;
@@ -204,8 +222,10 @@ __device__ static void empties_fill(const mpix_cuda_handle &h, const mpix_cuda_d
 }
 
 /* By the clerk: what is wrong with the batches, the same on all blocks. 0: nothing. */
-__device__ static int batches_judge(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, bool tells, received *in) {
-    int r = threadIdx.x % 32, bad = ll_judge(h, tells, in->heads, c.hidden, c.offer.dtype, c.offer.scale_kind);
+__device__ static int batches_judge(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                    bool tells, received *in) {
+    int r = threadIdx.x % 32,
+        bad = ll_judge(h, tells, in->heads, c.hidden, c.offer.dtype, c.offer.scale_kind);
     if (bad)
         return bad;
     bool tokens = r < h.size && (in->heads[r].flags & MPIX_CUDA_LL_TOKENS);
@@ -213,7 +233,8 @@ __device__ static int batches_judge(const mpix_cuda_handle &h, const mpix_cuda_d
     int width = mask ? (int)in->heads[__ffs(mask) - 1].width : c.topk;
     if (tokens && (int)in->heads[r].width != width)
         bad = 1, ll_report(tells, h, MPIX_CUDA_TOPK, 0, r, in->heads[r].width, width);
-    else if (r < h.size && c.out_weights && in->heads[r].rows > 0 && !(in->heads[r].flags & MPIX_CUDA_LL_WEIGHTS))
+    else if (r < h.size && c.out_weights && in->heads[r].rows > 0 &&
+             !(in->heads[r].flags & MPIX_CUDA_LL_WEIGHTS))
         bad = 1, ll_report(tells, h, MPIX_CUDA_WEIGHTS, 0, r, 0, 0);
     if (r == 0) {
         in->width = width;
@@ -222,9 +243,11 @@ __device__ static int batches_judge(const mpix_cuda_handle &h, const mpix_cuda_d
     return __any_sync(~0u, bad) ? 1 : 0;
 }
 
-/* By the clerk, while the workers send. 0: all heads are here and fine; 1: the call fails; 2: time-out. */
+/* By the clerk, while the workers send. 0: all heads are here and fine; 1: the call
+ * fails; 2: time-out. */
 template <class F>
-__device__ static int heads_receive(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, bool tells, uint64_t epoch, int bank, received *in,
+__device__ static int heads_receive(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                    bool tells, uint64_t epoch, int bank, received *in,
                                     const rows_map &map) {
     if (!ll_heads(h, 0, epoch, bank, c.report, c.wait_ns && blockIdx.x == 0, in->heads))
         return 2;
@@ -237,24 +260,35 @@ __device__ static int heads_receive(const mpix_cuda_handle &h, const mpix_cuda_d
     rows_assign(h, map, in);
     if ((in->total > c.offer.rows && !h.drop) || in->total > 0x7fffffff) {
         if (threadIdx.x % 32 == 0)
-            ll_report(tells, h, in->total > c.capacity ? MPIX_CUDA_CAPACITY : MPIX_CUDA_ROWS_LIMIT, 0, -1, in->total, c.offer.rows);
+            ll_report(tells, h, in->total > c.capacity ? MPIX_CUDA_CAPACITY : MPIX_CUDA_ROWS_LIMIT,
+                      0, -1, in->total, c.offer.rows);
         return 1;
     }
     return 0;
 }
 
-/* Which rows a team receives: the first, of all sources' one after the other, and each step-th from there on; of them which share of the places. */
-struct taking { ll_team team; int64_t first, step; int share; };
-template <class F> __device__ __forceinline__ taking taking_of(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c) {
+/* Which rows a team receives: the first, of all sources' one after the other, and each step-th from
+ * there on; of them which share of the places. */
+struct taking {
+    ll_team team;
+    int64_t first, step;
+    int share;
+};
+template <class F>
+__device__ __forceinline__ taking taking_of(const mpix_cuda_handle &h,
+                                            const mpix_cuda_dispatch &c) {
     ll_team team = ll_team_of(c.team[1]);
     int shares = F::expert(h) ? c.shares : 1, share = shares > 1 ? blockIdx.x % shares : 0;
-    int64_t blocks = shares > 1 ? gridDim.x / shares : gridDim.x, block = shares > 1 ? blockIdx.x / shares : blockIdx.x;
-    return {team, ll_idle(team) || block >= blocks ? INT64_MAX : team.number * blocks + block, blocks * team.teams, share};
+    int64_t blocks = shares > 1 ? gridDim.x / shares : gridDim.x,
+            block = shares > 1 ? blockIdx.x / shares : blockIdx.x;
+    return {team, ll_idle(team) || block >= blocks ? INT64_MAX : team.number * blocks + block,
+            blocks * team.teams, share};
 }
 /* By the workers of all blocks. False: time-out. */
 template <class F>
-__device__ static bool rows_receive(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, uint64_t epoch, int bank, const received &in, const rows_map &map,
-                                    const taking &t) {
+__device__ static bool rows_receive(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                    uint64_t epoch, int bank, const received &in,
+                                    const rows_map &map, const taking &t) {
     int lane = threadIdx.x % 32;
     int64_t u = t.first, first = 0;
     uint64_t got, start = c.wait_ns ? now_ns() : 0;
@@ -262,7 +296,9 @@ __device__ static bool rows_receive(const mpix_cuda_handle &h, const mpix_cuda_d
         int s = (h.rank + j) % h.size;
         int64_t n = in.heads[s].rows;
         for (; u < first + n; u += t.step) {
-            if (!ll_await(h, lane == 0 ? ll_flag(h, h.rank, ll_place(h, s, u - first, bank)) : nullptr, epoch, s, c.report, &got))
+            if (!ll_await(h,
+                          lane == 0 ? ll_flag(h, h.rank, ll_place(h, s, u - first, bank)) : nullptr,
+                          epoch, s, c.report, &got))
                 return false;
             if (c.wait_ns && lane == 0 && s != h.rank)
                 atomicMax((unsigned long long *)&h.state->waited[s], now_ns() - start);
@@ -271,10 +307,12 @@ __device__ static bool rows_receive(const mpix_cuda_handle &h, const mpix_cuda_d
         first += n;
     }
     /* Meanwhile nobody needs these. */
-    int64_t warp = (int64_t)(threadIdx.x / 32) * gridDim.x + blockIdx.x, warps = (int64_t)gridDim.x * LL_WARPS;
+    int64_t warp = (int64_t)(threadIdx.x / 32) * gridDim.x + blockIdx.x,
+            warps = (int64_t)gridDim.x * LL_WARPS;
     if (F::expert(h) && h.ll.align > 1)
         for (int64_t e = warp; e < h.local_experts; e += warps) {
-            empties_fill<F>(h, c, 1, first_row(h, map, h.size, (int)e), first_row(h, map, 0, (int)e + 1));
+            empties_fill<F>(h, c, 1, first_row(h, map, h.size, (int)e),
+                            first_row(h, map, 0, (int)e + 1));
         }
     else if (!F::expert(h) && (c.src_rank || c.src_token || c.local_ids || c.out_weights))
         for (int64_t p = warp; p < h.size * h.max_tokens; p += warps)
@@ -284,7 +322,8 @@ __device__ static bool rows_receive(const mpix_cuda_handle &h, const mpix_cuda_d
 }
 
 /* A word that may not have come yet (SLOTS); e may be behind the last one. */
-__device__ static uint32_t before_await(const mpix_cuda_handle &h, const received &in, int s, int e, uint64_t epoch, int bank, mpix_cuda_status *to) {
+__device__ static uint32_t before_await(const mpix_cuda_handle &h, const received &in, int s, int e,
+                                        uint64_t epoch, int bank, mpix_cuda_status *to) {
     if (e == h.local_experts)
         return in.heads[s].exist;
     const uint64_t *p = ll_counts(h, h.rank, s, bank) + e;
@@ -298,13 +337,16 @@ __device__ static uint32_t before_await(const mpix_cuda_handle &h, const receive
     return (uint32_t)v;
 }
 
-/* By the first block's clerk, while the workers receive: what this rank has learnt of the routing, and the counts. */
+/* By the first block's clerk, while the workers receive: what this rank has learnt of the routing,
+ * and the counts. */
 template <class F>
-__device__ static void routing_learn(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const received &in, const rows_map &map,
-                                     uint64_t epoch, int bank) {
+__device__ static void routing_learn(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                     const received &in, const rows_map &map, uint64_t epoch,
+                                     int bank) {
     mpix_cuda_state *st = h.state;
     int n = h.local_experts, lane = threadIdx.x % 32;
-    int64_t *counts = h.results + 2, *experts = counts + 2 * h.size, *offsets = experts + n + h.experts;
+    int64_t *counts = h.results + 2, *experts = counts + 2 * h.size,
+            *offsets = experts + n + h.experts;
     if (lane < h.size) {
         st->recv[lane] = in.heads[lane].rows;
         st->reply[lane] = (uint32_t)in.heads[lane].at;
@@ -326,7 +368,8 @@ __device__ static void routing_learn(const mpix_cuda_handle &h, const mpix_cuda_
     for (int e = lane; e < n; e += 32) {
         int64_t all = 0;
         for (int s = 0; s < h.size; s++)
-            all += before_await(h, in, s, e + 1, epoch, bank, c.report) - before_await(h, in, s, e, epoch, bank, c.report);
+            all += before_await(h, in, s, e + 1, epoch, bank, c.report) -
+                   before_await(h, in, s, e, epoch, bank, c.report);
         if (c.counts)
             experts[e] = all;
         if (c.recv_per_expert)
@@ -343,15 +386,17 @@ __device__ static void routing_learn(const mpix_cuda_handle &h, const mpix_cuda_
 }
 
 template <class F>
-__global__ void __launch_bounds__(LL_THREADS, 1) ll_dispatch_kernel(const __grid_constant__ mpix_cuda_handle h,
-                                                               const __grid_constant__ mpix_cuda_dispatch c) {
+__global__ void __launch_bounds__(LL_THREADS, 1)
+    ll_dispatch_kernel(const __grid_constant__ mpix_cuda_handle h,
+                       const __grid_constant__ mpix_cuda_dispatch c) {
     extern __shared__ uint32_t shared[]; /* EXPERT: rows_map */
     __shared__ received in;
     __shared__ ll_shared s;
     __shared__ uint32_t stolen[LL_WARPS];
     rows_map map = rows_map_of(h, shared);
     int warp = threadIdx.x / 32;
-    bool sends = c.part != MPIX_CUDA_END, receives = c.part != MPIX_CUDA_BEGIN, head = blockIdx.x == 0 && sends;
+    bool sends = c.part != MPIX_CUDA_END, receives = c.part != MPIX_CUDA_BEGIN,
+         head = blockIdx.x == 0 && sends;
     ll_team team = ll_team_of(c.team[0]);
     outgoing o;
     batches heads;
@@ -362,7 +407,10 @@ __global__ void __launch_bounds__(LL_THREADS, 1) ll_dispatch_kernel(const __grid
         int routed = h.state->routed, topk = h.state->topk;
         tokens = h.state->tokens;
         ll_asked asked = ll_ask(h, 0, sends);
-        fault = c.status || !sends ? 0 : !routed ? MPIX_CUDA_NOT_ROUTED : tokens != c.tokens || topk != c.topk ? MPIX_CUDA_STALE : 0;
+        fault = c.status || !sends                     ? 0
+                : !routed                              ? MPIX_CUDA_NOT_ROUTED
+                : tokens != c.tokens || topk != c.topk ? MPIX_CUDA_STALE
+                                                       : 0;
         ll_open(h, 0, asked, c.report, &s);
         if (threadIdx.x % 32 == 0)
             s.status = c.status ? c.status : fault ? 1 : 0;
@@ -427,24 +475,35 @@ static int vectors_of(const mpix_cuda_dispatch *c) {
 }
 
 typedef void (*kernel)(mpix_cuda_handle, mpix_cuda_dispatch);
-/* By whether rows are quantised; then: anything, SLOTS and EXPERT 16 bytes at a time, anything with peers that are reached through the proxy. */
+/* By whether rows are quantised; then: anything, SLOTS and EXPERT 16 bytes at a time, anything with
+ * peers that are reached through the proxy. */
 enum { FORM_ANY, FORM_SLOTS, FORM_EXPERT, FORM_FAR, FORMS };
-static const kernel forms[2][FORMS] = {{ll_dispatch_kernel<ll_form<false, false, false>>, ll_dispatch_kernel<ll_form<false, true, false>>,
-                                        ll_dispatch_kernel<ll_form<false, true, true>>, ll_dispatch_kernel<ll_form<false, false, false, true>>},
-                                       {ll_dispatch_kernel<ll_form<true, false, false>>, ll_dispatch_kernel<ll_form<true, true, false>>,
-                                        ll_dispatch_kernel<ll_form<true, true, true>>, ll_dispatch_kernel<ll_form<true, false, false, true>>}};
+static const kernel forms[2][FORMS] = {{ll_dispatch_kernel<ll_form<false, false, false>>,
+                                        ll_dispatch_kernel<ll_form<false, true, false>>,
+                                        ll_dispatch_kernel<ll_form<false, true, true>>,
+                                        ll_dispatch_kernel<ll_form<false, false, false, true>>},
+                                       {ll_dispatch_kernel<ll_form<true, false, false>>,
+                                        ll_dispatch_kernel<ll_form<true, true, false>>,
+                                        ll_dispatch_kernel<ll_form<true, true, true>>,
+                                        ll_dispatch_kernel<ll_form<true, false, false, true>>}};
 
-cudaError_t mpix_cuda_ll_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
+cudaError_t mpix_cuda_ll_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
+                                         mpix_cuda_dispatch *c, cudaStream_t stream) {
     c->eager = h->ll.depth == 1 || c->wait_ns != NULL;
     int blocks = ll_blocks(d, c->num_sms), ranks = h->size < h->max_topk ? h->size : h->max_topk;
     size_t smem = h->ll.expert ? 4 * ((size_t)h->local_experts + 1) * ((size_t)h->size + 1) : 0;
     c->team[0] = ll_team_size(blocks > 1 ? blocks - 1 : 1, c->tokens);
     c->team[1] = ll_team_size(blocks, c->tokens * ranks);
-    c->shares = blocks / (c->tokens * ranks > 0 ? c->tokens * ranks : 1); /* blocks for each row of a small batch */
+    /* blocks for each row of a small batch */
+    c->shares = blocks / (c->tokens * ranks > 0 ? c->tokens * ranks : 1);
     c->shares = c->shares > c->topk ? c->topk : c->shares;
     c->vectors = vectors_of(c);
-    int form = h->far.is ? FORM_FAR : !c->vectors ? FORM_ANY : h->ll.expert ? FORM_EXPERT : FORM_SLOTS;
-    return mpix_cuda_launch_early(d, forms[c->quant != 0][form], blocks, LL_THREADS, smem, stream, *h, *c);
+    int form = h->far.is      ? FORM_FAR
+               : !c->vectors  ? FORM_ANY
+               : h->ll.expert ? FORM_EXPERT
+                              : FORM_SLOTS;
+    return mpix_cuda_launch_early(d, forms[c->quant != 0][form], blocks, LL_THREADS, smem, stream,
+                                  *h, *c);
 }
 
 cudaError_t mpix_cuda_ll_dispatch_load(int *arch) {

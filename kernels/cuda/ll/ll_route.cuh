@@ -1,10 +1,14 @@
-/* ll_route.cuh - low latency's route: what it leaves for dispatch, by both kernels (ll_route.cu, route.cu). Ranks exchange nothing. */
+/* ll_route.cuh - low latency's route: what it leaves for dispatch, by both kernels (ll_route.cu,
+ * route.cu). Ranks exchange nothing. */
 #ifndef MPIX_KERNELS_CUDA_LL_ROUTE_CUH
 #define MPIX_KERNELS_CUDA_LL_ROUTE_CUH
 #include "common/device.cuh"
 
-/* By a warp: of rank r's experts, how many choices come before each. owner(e): an expert's rank; chosen(e): its choices here. */
-template <class O, class C> __device__ __forceinline__ void ll_sends_count(const mpix_cuda_handle &h, int r, O owner, C chosen) {
+/* By a warp: of rank r's experts, how many choices come before each. owner(e): an expert's rank;
+ * chosen(e): its choices here. */
+template <class O, class C>
+__device__ __forceinline__ void ll_sends_count(const mpix_cuda_handle &h, int r, O owner,
+                                               C chosen) {
     enum { AT_ONCE = 8 }; /* sums that do not wait for each other */
     int lane = threadIdx.x % 32;
     uint32_t before = 0; /* experts of a rank are numbered in the order of all */
@@ -34,8 +38,10 @@ template <class O, class C> __device__ __forceinline__ void ll_sends_count(const
         h.state->choices[r] = before;
 }
 
-/* By the first warp, a lane for each rank that is sent n tokens: what is known now. err: the state's. */
-__device__ __forceinline__ void ll_routed(const mpix_cuda_handle &h, const mpix_cuda_route &c, uint32_t n, int err) {
+/* By the first warp, a lane for each rank that is sent n tokens: what is known now.
+ * err: the state's. */
+__device__ __forceinline__ void ll_routed(const mpix_cuda_handle &h, const mpix_cuda_route &c,
+                                          uint32_t n, int err) {
     mpix_cuda_state *st = h.state;
     int r = threadIdx.x;
     uint32_t sum = lanes_sum(n, r);

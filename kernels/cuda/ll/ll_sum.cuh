@@ -1,8 +1,11 @@
 /*
- * ll_sum.cuh - low-latency combine: sums of listed rows, 16 bytes at a time, rows, wire and output of one dtype and without scales.
+ * ll_sum.cuh - low-latency combine: sums of listed rows, 16 bytes at a time, rows, wire and output
+ * of one dtype and without scales.
  *
- * A block has up to LL_ROUND lists of rows at a time. Their pieces (LL_PIECE bytes of all rows of a list) are dealt out to the warps in turn, so that all
- * have as much to do whatever the numbers of blocks and lists. A warp asks for DEEP rows' pieces before it needs the first, across the ends of lists.
+ * A block has up to LL_ROUND lists of rows at a time. Their pieces (LL_PIECE bytes of all rows
+ * of a list) are dealt out to the warps in turn, so that all have as much to do whatever the
+ * numbers of blocks and lists. A warp asks for DEEP rows' pieces before it needs the first,
+ * across the ends of lists.
  */
 #ifndef MPIX_KERNELS_CUDA_LL_SUM_CUH
 #define MPIX_KERNELS_CUDA_LL_SUM_CUH
@@ -23,9 +26,13 @@ struct finals {
 #define FINAL_NONE ((const char *)0) /* zeros: of a token that is nowhere */
 #define FINAL_OWN ((const char *)1)  /* what the warp holds */
 
-/* ---- where a warp is ---- */
-/* lists: of which pieces are left, a bit each; col: the piece; held: the number of the warp's piece, those without rows too; n: row of the list. */
-struct cursor { uint32_t lists; int col, held, n; };
+/* ---- where a warp is ------------------------------------------------------------------------- */
+/* lists: of which pieces are left, a bit each; col: the piece; held: the number of the warp's
+ * piece, those without rows too; n: row of the list. */
+struct cursor {
+    uint32_t lists;
+    int col, held, n;
+};
 __device__ __forceinline__ int cursor_list(const cursor &c) { return __ffs(c.lists) - 1; }
 __device__ __forceinline__ void cursor_settle(cursor &c, const int *count, int cols) {
     while (c.lists) {
@@ -56,7 +63,9 @@ __device__ __forceinline__ void cursor_next(cursor &c, const int *count, int col
 
 template <int X> struct columns { float f[ROOM_VECTORS][vec<X>::N]; };
 /* Adds a row; first: there was none before. */
-template <int X, bool weighted> __device__ __forceinline__ void columns_add(columns<X> &sum, const uint4 (&v)[ROOM_VECTORS], float w, bool first) {
+template <int X, bool weighted>
+__device__ __forceinline__ void columns_add(columns<X> &sum, const uint4 (&v)[ROOM_VECTORS],
+                                            float w, bool first) {
     if (first) { /* no selections, element by element */
 #pragma unroll
         for (int u = 0; u < ROOM_VECTORS; u++) {
@@ -77,10 +86,16 @@ template <int X, bool weighted> __device__ __forceinline__ void columns_add(colu
     }
 }
 
-/* ---- parts: sums of this rank's rows, rounded; one row without a factor is copied ---- */
-struct parts { const char *x; const float *weights; int64_t stride, bytes; int cols; };
+/* ---- parts: sums of this rank's rows, rounded; one row without a factor is copied ------------ */
+struct parts {
+    const char *x;
+    const float *weights;
+    int64_t stride, bytes;
+    int cols;
+};
 
-template <bool weighted> __device__ __forceinline__ void part_ask(const parts &p, const lists *l, cursor &c, uint32_t slot) {
+template <bool weighted>
+__device__ __forceinline__ void part_ask(const parts &p, const lists *l, cursor &c, uint32_t slot) {
     if (c.lists) {
         int j = cursor_list(c);
         int64_t row = l->row[j][c.n], at = (int64_t)c.col * LL_PIECE + threadIdx.x % 32 * 16;
@@ -97,7 +112,8 @@ template <bool weighted> __device__ __forceinline__ void part_ask(const parts &p
 }
 /* hold: where the sums are kept, or 0: they go to their places. */
 template <int X, bool weighted>
-__device__ __forceinline__ void parts_run(const parts &p, const lists *l, uint32_t which, uint32_t room, uint32_t hold) {
+__device__ __forceinline__ void parts_run(const parts &p, const lists *l, uint32_t which,
+                                          uint32_t room, uint32_t hold) {
     cursor sums = cursor_first(which, l->count, p.cols), asks = sums;
     columns<X> sum = {};
     uint32_t end = room + DEEP * SLOT, slot = room;
@@ -131,17 +147,25 @@ __device__ __forceinline__ void parts_run(const parts &p, const lists *l, uint32
     }
     room_wait<0>();
 }
-template <int X> __device__ static __noinline__ void parts_sum(parts p, const lists *l, uint32_t which, uint32_t room, uint32_t hold) {
+template <int X>
+__device__ static __noinline__ void parts_sum(parts p, const lists *l, uint32_t which,
+                                              uint32_t room, uint32_t hold) {
     if (p.weights)
         parts_run<X, true>(p, l, which, room, hold);
     else
         parts_run<X, false>(p, l, which, room, hold);
 }
 
-/* ---- the rank's tokens ---- */
-struct outputs { char *y; int64_t stride, bytes; int cols; }; /* y: of list 0; stride: between lists */
+/* ---- the rank's tokens ----------------------------------------------------------------------- */
+/* y: of list 0; stride: between lists */
+struct outputs {
+    char *y;
+    int64_t stride, bytes;
+    int cols;
+};
 
-__device__ __forceinline__ void final_ask(const outputs &o, const finals *f, cursor &c, uint32_t slot, uint32_t hold) {
+__device__ __forceinline__ void final_ask(const outputs &o, const finals *f, cursor &c,
+                                          uint32_t slot, uint32_t hold) {
     if (c.lists) {
         int j = cursor_list(c);
         const char *x = f->at[j][c.n];
@@ -160,7 +184,9 @@ __device__ __forceinline__ void final_ask(const outputs &o, const finals *f, cur
     room_asked();
 }
 /* Of the first n lists. */
-template <int X> __device__ static __noinline__ void finals_sum(outputs o, const finals *f, int n, uint32_t room, uint32_t hold) {
+template <int X>
+__device__ static __noinline__ void finals_sum(outputs o, const finals *f, int n, uint32_t room,
+                                               uint32_t hold) {
     cursor sums = cursor_first((1u << n) - 1, f->count, o.cols), asks = sums;
     columns<X> sum = {};
     uint32_t end = room + DEEP * SLOT, slot = room;

@@ -1,4 +1,5 @@
-/* ll_tokens.cuh - low-latency dispatch, sending: heads, tokens, records, flags. The protocol is in ll.cuh. */
+/* ll_tokens.cuh - low-latency dispatch, sending: heads, tokens, records, flags. The protocol
+ * is in ll.cuh. */
 #ifndef MPIX_KERNELS_CUDA_LL_TOKENS_CUH
 #define MPIX_KERNELS_CUDA_LL_TOKENS_CUH
 #include "common/copy.cuh"
@@ -6,12 +7,17 @@
 #include "common/launch.h"
 #include "common/quant.cuh"
 
-/* ---- rows, 16 bytes at a time: pieces of LL_PIECE bytes, LL_FLIGHT of a warp in flight ---- */
+/* ---- rows, 16 bytes at a time: pieces of LL_PIECE bytes, LL_FLIGHT of a warp in flight ------- */
 enum { LL_PIECE = 1024, LL_FLIGHT = 3 };
-struct ll_pieces { uint4 v[LL_FLIGHT][2]; };
+struct ll_pieces {
+    uint4 v[LL_FLIGHT][2];
+};
 
-/* n bytes of x from the warp's first-th piece on. wide: a lane has 32 bytes in one place, otherwise twice 16, so that the lanes' are adjacent. */
-template <bool received> __device__ __forceinline__ void ll_load(ll_pieces &p, const char *x, int64_t n, const ll_team &t, int first, bool wide) {
+/* n bytes of x from the warp's first-th piece on. wide: a lane has 32 bytes in one place, otherwise
+ * twice 16, so that the lanes' are adjacent. */
+template <bool received>
+__device__ __forceinline__ void ll_load(ll_pieces &p, const char *x, int64_t n, const ll_team &t,
+                                        int first, bool wide) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int u = 0; u < LL_FLIGHT; u++) {
@@ -25,7 +31,8 @@ template <bool received> __device__ __forceinline__ void ll_load(ll_pieces &p, c
     }
 }
 /* To one place, as they were loaded (not wide). */
-__device__ __forceinline__ void ll_store(const ll_pieces &p, char *to, int64_t n, const ll_team &t, int first) {
+__device__ __forceinline__ void ll_store(const ll_pieces &p, char *to, int64_t n, const ll_team &t,
+                                         int first) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int u = 0; u < LL_FLIGHT; u++)
@@ -42,11 +49,17 @@ __device__ __forceinline__ int ll_rounds(const ll_team &t, int64_t n) {
     return (int)((n + bytes - 1) / bytes);
 }
 
-template <class F> __device__ __forceinline__ uint64_t *counts_at(const mpix_cuda_handle &h, int owner, int bank) {
-    return F::far(h, owner) ? ll_far_head(h, owner, 0) + MPIX_CUDA_LL_HEAD / 8 : ll_counts(h, owner, h.rank, bank);
+template <class F>
+__device__ __forceinline__ uint64_t *counts_at(const mpix_cuda_handle &h, int owner, int bank) {
+    return F::far(h, owner) ? ll_far_head(h, owner, 0) + MPIX_CUDA_LL_HEAD / 8
+                            : ll_counts(h, owner, h.rank, bank);
 }
-/* By the first block's workers: what comes, to everybody. What the heads are made of, of thread r and, by turns, of thread e. */
-struct batches { uint32_t rows, at, choices, before; int owner, local; };
+/* By the first block's workers: what comes, to everybody. What the heads are made of, of thread r
+ * and, by turns, of thread e. */
+struct batches {
+    uint32_t rows, at, choices, before;
+    int owner, local;
+};
 __device__ __forceinline__ batches batches_ask(const mpix_cuda_handle &h) {
     int r = threadIdx.x;
     batches b = {};
@@ -57,13 +70,14 @@ __device__ __forceinline__ batches batches_ask(const mpix_cuda_handle &h) {
     return b;
 }
 template <class F>
-__device__ __forceinline__ void heads_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, int status, uint64_t epoch, int bank,
-                                           const batches &b) {
+__device__ __forceinline__ void heads_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                           int status, uint64_t epoch, int bank, const batches &b) {
     int r = threadIdx.x;
     if (r < h.size) {
         mpix_cuda_ll_head mine = {};
         mine.status = status;
-        mine.flags = (c.weights ? MPIX_CUDA_LL_WEIGHTS : 0) | (c.tokens > 0 ? MPIX_CUDA_LL_TOKENS : 0);
+        mine.flags = (c.weights ? MPIX_CUDA_LL_WEIGHTS : 0) |
+                     (c.tokens > 0 ? MPIX_CUDA_LL_TOKENS : 0);
         mine.rows = status ? 0 : b.rows;
         mine.width = c.topk;
         mine.dtype = c.offer.dtype;
@@ -79,10 +93,15 @@ __device__ __forceinline__ void heads_send(const mpix_cuda_handle &h, const mpix
         ll_put(counts_at<F>(h, h.owner[e], bank) + h.local[e], ll_word(h.ll.sends[e], epoch));
 }
 
-__device__ __forceinline__ const char *token_at(const mpix_cuda_dispatch &c, int64_t t) { return c.x + t * c.x_stride; }
-template <class F> __device__ __forceinline__ int64_t token_bytes(const mpix_cuda_dispatch &c) { return F::quant ? c.hidden * 2 : c.row; }
+__device__ __forceinline__ const char *token_at(const mpix_cuda_dispatch &c, int64_t t) {
+    return c.x + t * c.x_stride;
+}
+template <class F> __device__ __forceinline__ int64_t token_bytes(const mpix_cuda_dispatch &c) {
+    return F::quant ? c.hidden * 2 : c.row;
+}
 
-/* What a worker has to know and to hold of a token. Of lane r: the token's place at rank r, and where that is in the first bank; null: nothing goes there. */
+/* What a worker has to know and to hold of a token. Of lane r: the token's place at rank r, and
+ * where that is in the first bank; null: nothing goes there. */
 struct outgoing {
     uint32_t map;
     int64_t i;
@@ -91,9 +110,11 @@ struct outgoing {
     ll_pieces row;
 };
 
-/* Asks for all of it at once. What needs no epoch is found out here, while the call can't be made yet. */
+/* Asks for all of it at once. What needs no epoch is found out here, while the call
+ * can't be made yet. */
 template <class F>
-__device__ __forceinline__ void token_load(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const ll_team &team, int64_t t, outgoing &o) {
+__device__ __forceinline__ void token_load(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                           const ll_team &team, int64_t t, outgoing &o) {
     int lane = threadIdx.x % 32;
     o.map = h.bitmap[t];
     o.i = lane < h.size ? ll_place_of(h, t, lane) : 0;
@@ -118,16 +139,23 @@ __device__ __forceinline__ void token_load(const mpix_cuda_handle &h, const mpix
 }
 
 /* What travels beside choice k of token t (of none, k = 0 stands for the token), by a thread. */
-template <class F> __device__ __forceinline__ void choice_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, int64_t t, int k, int bank) {
+template <class F>
+__device__ __forceinline__ void choice_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                            int64_t t, int k, int bank) {
     int K = h.max_topk, id = k < c.topk ? h.ids[t * K + k] : -1;
     uint32_t map = h.bitmap[t];
     float weight = c.weights && k < c.topk ? c.weights[t * c.topk + k] : 0.0f;
     int owner = id >= 0 ? h.owner[id] : -1, local = id >= 0 ? h.local[id] : -1;
-    int before = id >= 0 && F::expert(h) ? (int)(h.expert.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.experts + id] + h.expert.rel[t * K + k]) : 0;
+    int before = id >= 0 && F::expert(h)
+                     ? (int)(h.expert.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.experts + id] +
+                             h.expert.rel[t * K + k])
+                     : 0;
     for (uint32_t m = map; m; m &= m - 1) {
         int r = __ffs(m) - 1;
         int64_t i = ll_place_of(h, t, r);
-        int32_t *rec = F::far(h, r) ? (int32_t *)(ll_far_item(h, c, r, 0, i) + ll_item_of(h, c).beside) : ll_record(h, r, ll_place(h, h.rank, i, bank));
+        int32_t *rec = F::far(h, r)
+                           ? (int32_t *)(ll_far_item(h, c, r, 0, i) + ll_item_of(h, c).beside)
+                           : ll_record(h, r, ll_place(h, h.rank, i, bank));
         if (k == 0)
             rec[0] = (int32_t)t;
         if (k >= c.topk)
@@ -142,20 +170,24 @@ template <class F> __device__ __forceinline__ void choice_send(const mpix_cuda_h
 
 /* One round of pieces to the places of the lanes in mask. */
 template <class F>
-__device__ __forceinline__ void pieces_send(const mpix_cuda_dispatch &c, const ll_team &team, const ll_pieces &p, int first,
-                                            const quant_place &to, uint32_t mask) {
+__device__ __forceinline__ void pieces_send(const mpix_cuda_dispatch &c, const ll_team &team,
+                                            const ll_pieces &p, int first, const quant_place &to,
+                                            uint32_t mask) {
     int lane = threadIdx.x % 32;
     for (uint32_t m = F::quant ? 0 : mask; m; m &= m - 1)
-        ll_store(p, (char *)__shfl_sync(~0u, (unsigned long long)to.row, __ffs(m) - 1), c.row, team, first);
+        ll_store(p, (char *)__shfl_sync(~0u, (unsigned long long)to.row, __ffs(m) - 1), c.row, team,
+                 first);
 #pragma unroll
     for (int u = 0; F::quant && u < LL_FLIGHT; u++) {
-        int64_t at = (int64_t)((first + u) * team.warps + team.part) * (LL_PIECE / 2), j = at + lane * 16;
+        int64_t at = (int64_t)((first + u) * team.warps + team.part) * (LL_PIECE / 2),
+                j = at + lane * 16;
         if (at >= c.hidden)
             break;
         float f[16];
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            c.quant == BF16 ? vec<BF16>::up(p.v[u][i], f + 8 * i) : vec<F16>::up(p.v[u][i], f + 8 * i);
+            c.quant == BF16 ? vec<BF16>::up(p.v[u][i], f + 8 * i)
+                            : vec<F16>::up(p.v[u][i], f + 8 * i);
         quant_sixteen q = quant_lane(f, c.offer.dtype == F8E5M2, c.offer.scale_kind);
         for (uint32_t m = mask; m; m &= m - 1) {
             char *row = (char *)__shfl_sync(~0u, (unsigned long long)to.row, __ffs(m) - 1);
@@ -170,10 +202,14 @@ __device__ __forceinline__ void pieces_send(const mpix_cuda_dispatch &c, const l
 }
 
 /* What is rare stays out of the way of registers. */
-__device__ static __noinline__ void bytes_send(const char *x, char *to, int64_t n) { warp_copy_any(x, to, n, threadIdx.x % 32); }
-__device__ static __noinline__ void row_send(const mpix_cuda_dispatch &c, ll_team team, const char *x, quant_place to) {
+__device__ static __noinline__ void bytes_send(const char *x, char *to, int64_t n) {
+    warp_copy_any(x, to, n, threadIdx.x % 32);
+}
+__device__ static __noinline__ void row_send(const mpix_cuda_dispatch &c, ll_team team,
+                                             const char *x, quant_place to) {
     if (c.quant) {
-        quant_row(x, c.quant, c.hidden, c.offer.dtype == F8E5M2, c.offer.scale_kind, &to, 1, team.part, team.warps);
+        quant_row(x, c.quant, c.hidden, c.offer.dtype == F8E5M2, c.offer.scale_kind, &to, 1,
+                  team.part, team.warps);
         return;
     }
     int64_t n, at = ll_part(team, c.row, &n);
@@ -183,8 +219,8 @@ __device__ static __noinline__ void row_send(const mpix_cuda_dispatch &c, ll_tea
 
 /* A token to its places; by a team, which then meets and releases the flags. */
 template <class F>
-__device__ __forceinline__ void token_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const ll_team &team, int64_t t,
-                                           outgoing &o, int bank) {
+__device__ __forceinline__ void token_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                           const ll_team &team, int64_t t, outgoing &o, int bank) {
     uint32_t places = __ballot_sync(~0u, o.to.row != nullptr);
     quant_place to = {o.to.row + bank * o.banks, o.to.scales + bank * o.banks};
     const char *x = token_at(c, t);
@@ -205,12 +241,14 @@ __device__ __forceinline__ void token_send(const mpix_cuda_handle &h, const mpix
 
 /* What is left over of other blocks', by a team. */
 template <class F>
-__device__ static __noinline__ void tokens_steal(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, ll_team team, uint64_t epoch, int bank,
-                                                 uint32_t *shared) {
+__device__ static __noinline__ void tokens_steal(const mpix_cuda_handle &h,
+                                                 const mpix_cuda_dispatch &c, ll_team team,
+                                                 uint64_t epoch, int bank, uint32_t *shared) {
     int lane = threadIdx.x % 32;
     uint32_t t = 0, n = (uint32_t)c.tokens;
     outgoing o;
-    while ((t = ll_steal(team, h.ll.claims[0], n, t, epoch, shared, [](uint32_t) { return true; })) < n) {
+    while ((t = ll_steal(team, h.ll.claims[0], n, t, epoch, shared,
+                         [](uint32_t) { return true; })) < n) {
         token_load<F>(h, c, team, t, o);
         token_send<F>(h, c, team, t, o, bank);
         for (int k = lane; team.part == 0 && (k < c.topk || k == 0); k += 32)
@@ -224,8 +262,9 @@ __device__ static __noinline__ void tokens_steal(const mpix_cuda_handle &h, cons
 
 /* By the workers. o: of the team's first token, which it has asked for. */
 template <class F>
-__device__ __forceinline__ void tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const ll_team &team, outgoing &o,
-                                            ll_shared *s, uint32_t *shared) {
+__device__ __forceinline__ void tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                            const ll_team &team, outgoing &o, ll_shared *s,
+                                            uint32_t *shared) {
     uint64_t epoch = s->epoch;
     uint32_t n = (uint32_t)c.tokens;
     for (uint32_t round = 0; ll_owned(0, 1, round * team.teams) < n; round++) {
@@ -248,8 +287,10 @@ __device__ __forceinline__ void tokens_send(const mpix_cuda_handle &h, const mpi
 
 /* By the flagger: of the same rounds records and flags. The first round's rows are claimed. */
 template <class F>
-__device__ static void flags_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, uint64_t epoch, ll_shared *s) {
-    int lane = threadIdx.x % 32, bank = s->bank, teams = LL_WARPS / c.team[0], each = c.topk > 0 ? c.topk : 1;
+__device__ static void flags_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                  uint64_t epoch, ll_shared *s) {
+    int lane = threadIdx.x % 32, bank = s->bank, teams = LL_WARPS / c.team[0],
+        each = c.topk > 0 ? c.topk : 1;
     uint32_t n = (uint32_t)c.tokens;
     for (uint32_t round = 0; ll_owned(0, 1, round * teams) < n; round++) {
         if (round) {
@@ -263,12 +304,15 @@ __device__ static void flags_send(const mpix_cuda_handle &h, const mpix_cuda_dis
         for (int j0 = 0; j0 < teams * h.size; j0 += 32) {
             int j = j0 + lane, r = j % h.size;
             uint32_t t = ll_owned(j / h.size, teams, round);
-            bool goes = j < teams * h.size && ll_got(s, round, j / h.size, epoch) && (h.bitmap[t] >> r & 1) && !F::far(h, r);
+            bool goes = j < teams * h.size && ll_got(s, round, j / h.size, epoch) &&
+                        (h.bitmap[t] >> r & 1) && !F::far(h, r);
             flag = goes ? ll_flag(h, r, ll_place(h, h.rank, ll_place_of(h, t, r), bank)) : nullptr;
             if (j0 == 0) {
                 __syncwarp();
                 ll_sync(LL_BAR_SENT, LL_WORKERS + 32);
-                __threadfence_system(); /* covers what all workers have stored before that barrier, and this warp's records */
+                /* covers what all workers have stored before that barrier, and this
+                 * warp's records */
+                __threadfence_system();
                 __syncwarp();
             }
             if (flag) {

@@ -1,13 +1,17 @@
 /*
- * p2p.cu - MPIX_P2p_* in GPU memory: many pieces by one kernel, long or few ones by the copy engine, additions, and what tells of their end.
+ * p2p.cu - MPIX_P2p_* in GPU memory: many pieces by one kernel, long or few ones by the copy
+ * engine, additions, and what tells of their end.
  *
- * Notifications. A GPU's additions to host memory are not atomic with the processor's over PCIe, so a GPU writes words of its own. On the
- * library's stream the host knows each sum, and the stream writes it (module.cu). Calls on streams of the caller's may run in any order
- * and, in graphs, again: their sum lies in device memory. Its top bit is a lock around "add, store", which makes the word grow when
- * kernels of several streams tell at once; its holder runs, so nobody waits long.
+ * Notifications. A GPU's additions to host memory are not atomic with the processor's over PCIe,
+ * so a GPU writes words of its own. On the library's stream the host knows each sum, and the
+ * stream writes it (module.cu). Calls on streams of the caller's may run in any order and, in
+ * graphs, again: their sum lies in device memory. Its top bit is a lock around "add, store",
+ * which makes the word grow when kernels of several streams tell at once; its holder runs, so
+ * nobody waits long.
  *
- * Order. One block: barrier, then one thread's fence at system scope covers what all its threads stored. Several blocks or the copy
- * engine: the tail is a kernel or a write of the stream behind them, which begins when they are complete.
+ * Order. One block: barrier, then one thread's fence at system scope covers what all its threads
+ * stored. Several blocks or the copy engine: the tail is a kernel or a write of the stream behind
+ * them, which begins when they are complete.
  */
 #include "common/device.cuh"
 #include "common/launch.h"
@@ -24,9 +28,11 @@ enum {
     SOME = 160,
     BLOCKS = 64,
     THREADS = 512,
-    UNIT_MIN = 512, UNIT_MAX = 4096, /* bytes that a warp takes at once */
-    PIECES_MIN = 4,                  /* fewer are faster by the copy engine */
-    ONE_BLOCK = 32768                /* bytes in all that one block moves, so that it can tell the end itself */
+    UNIT_MIN = 512,
+    UNIT_MAX = 4096,  /* bytes that a warp takes at once */
+    PIECES_MIN = 4,   /* fewer are faster by the copy engine */
+    ONE_BLOCK = 32768 /* bytes in all that one block moves, so that it can tell
+                       * the end itself */
 };
 
 struct part {
@@ -41,9 +47,10 @@ template <int N> struct batch {
     part p[N];
 };
 
-/* ---- bytes ----------------------------------------------------------------------------------------------------------------- */
+/* ---- bytes ----------------------------------------------------------------------------------- */
 
-template <typename T> __device__ __forceinline__ void move_as(char *to, const char *from, uint32_t bytes, int lane) {
+template <typename T>
+__device__ __forceinline__ void move_as(char *to, const char *from, uint32_t bytes, int lane) {
     constexpr int DEEP = 8;
     const T *src = (const T *)from;
     T *dst = (T *)to;
@@ -91,7 +98,7 @@ __device__ __forceinline__ const void *generic(const void *p) {
     return p;
 }
 
-/* ---- the end --------------------------------------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 /* By one thread, behind a fence at system scope that covers everything it tells of. */
 __device__ void tail_run(const mpix_cuda_tail &t) {
@@ -111,8 +118,10 @@ __device__ void tail_run(const mpix_cuda_tail &t) {
         *(volatile uint64_t *)t.done = t.end;
 }
 
-template <int N> __global__ void __launch_bounds__(THREADS) move_kernel(const __grid_constant__ batch<N> b) {
-    /* The pieces go to shared memory by ordinary loads: a search among parameters as such would be a row of misses of the constant cache. */
+template <int N>
+__global__ void __launch_bounds__(THREADS) move_kernel(const __grid_constant__ batch<N> b) {
+    /* The pieces go to shared memory by ordinary loads: a search among parameters as such would be
+     * a row of misses of the constant cache. */
     __shared__ part p[N];
     const uint64_t *from = (const uint64_t *)generic(&b.p[0]);
     for (uint32_t i = threadIdx.x; i < b.n * (sizeof(part) / 8); i += blockDim.x)
@@ -145,22 +154,27 @@ __global__ void tail_kernel(mpix_cuda_tail t) {
     tail_run(t);
 }
 
-__global__ void add_kernel(unsigned long long *word, unsigned long long add, uint64_t *old, mpix_cuda_tail t) {
+__global__ void add_kernel(unsigned long long *word, unsigned long long add, uint64_t *old,
+                           mpix_cuda_tail t) {
     *(volatile uint64_t *)old = atomicAdd_system(word, add);
     __threadfence_system();
     tail_run(t);
 }
 
-/* ---- launches -------------------------------------------------------------------------------------------------------------- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 cudaError_t mpix_cuda_p2p_load(int *arch) {
-    return mpix_cuda_load(arch, move_kernel<FEW>, move_kernel<SOME>, move_kernel<MANY>, tail_kernel, add_kernel);
+    return mpix_cuda_load(arch, move_kernel<FEW>, move_kernel<SOME>, move_kernel<MANY>, tail_kernel,
+                          add_kernel);
 }
 
-template <int N> static cudaError_t launch(const mpix_cuda_piece *pieces, int n, uint64_t bytes, uint64_t most, const mpix_cuda_tail *tail, cudaStream_t stream) {
+template <int N>
+static cudaError_t launch(const mpix_cuda_piece *pieces, int n, uint64_t bytes, uint64_t most,
+                          const mpix_cuda_tail *tail, cudaStream_t stream) {
     batch<N> b; /* what lies behind the last piece is not read */
     int one = bytes <= ONE_BLOCK, threads = THREADS;
-    uint64_t warps = one ? THREADS / 32 : BLOCKS * (THREADS / 32), unit = (bytes / warps + UNIT_MIN - 1) / UNIT_MIN * UNIT_MIN, units = 0;
+    uint64_t warps = one ? THREADS / 32 : BLOCKS * (THREADS / 32),
+             unit = (bytes / warps + UNIT_MIN - 1) / UNIT_MIN * UNIT_MIN, units = 0;
     if (unit > most) /* no piece is longer */
         unit = (most + UNIT_MIN - 1) / UNIT_MIN * UNIT_MIN;
     b.unit = (uint32_t)(unit < UNIT_MIN ? UNIT_MIN : unit > UNIT_MAX ? UNIT_MAX : unit);
@@ -168,7 +182,8 @@ template <int N> static cudaError_t launch(const mpix_cuda_piece *pieces, int n,
     b.n = (uint32_t)n;
     b.pad = 0;
     for (int i = 0; i < n; i++) {
-        b.p[i] = {(char *)pieces[i].to, (const char *)pieces[i].from, (uint32_t)pieces[i].bytes, (uint32_t)units};
+        b.p[i] = {(char *)pieces[i].to, (const char *)pieces[i].from, (uint32_t)pieces[i].bytes,
+                  (uint32_t)units};
         units += (pieces[i].bytes + b.unit - 1) / b.unit;
     }
     b.units = (uint32_t)units;
@@ -179,7 +194,8 @@ template <int N> static cudaError_t launch(const mpix_cuda_piece *pieces, int n,
     return cudaGetLastError();
 }
 
-static cudaError_t launch_any(const mpix_cuda_piece *pieces, int n, uint64_t bytes, uint64_t most, const mpix_cuda_tail *tail, cudaStream_t stream) {
+static cudaError_t launch_any(const mpix_cuda_piece *pieces, int n, uint64_t bytes, uint64_t most,
+                              const mpix_cuda_tail *tail, cudaStream_t stream) {
     return n <= FEW    ? launch<FEW>(pieces, n, bytes, most, tail, stream)
            : n <= SOME ? launch<SOME>(pieces, n, bytes, most, tail, stream)
                        : launch<MANY>(pieces, n, bytes, most, tail, stream);
@@ -194,9 +210,11 @@ static cudaError_t engine(const mpix_cuda_piece *p, cudaStream_t stream) {
     return cudaMemcpyAsync(p->to, p->from, p->bytes, cudaMemcpyDefault, stream);
 }
 
-/* All but the tail, unless that has a counter: then it is told here, by the kernel that copies if one block can. The kernel's pieces are
- * moved to the front of the array, the others are started at once. */
-cudaError_t mpix_cuda_p2p_move(mpix_cuda_piece *pieces, int n, uint64_t kernel_bytes, const mpix_cuda_tail *tail, cudaStream_t stream) {
+/* All but the tail, unless that has a counter: then it is told here, by the kernel that copies
+ * if one block can. The kernel's pieces are moved to the front of the array, the others are
+ * started at once. */
+cudaError_t mpix_cuda_p2p_move(mpix_cuda_piece *pieces, int n, uint64_t kernel_bytes,
+                               const mpix_cuda_tail *tail, cudaStream_t stream) {
     uint64_t bytes = 0, most = 0;
     int small = 0, others = 0;
     cudaError_t err = cudaSuccess;
@@ -229,7 +247,9 @@ cudaError_t mpix_cuda_p2p_move(mpix_cuda_piece *pieces, int n, uint64_t kernel_b
     return err == cudaSuccess && tail->counter && !fused ? mpix_cuda_p2p_tail(tail, stream) : err;
 }
 
-cudaError_t mpix_cuda_p2p_add(uint64_t *word, uint64_t add, uint64_t *old, const mpix_cuda_tail *tail, cudaStream_t stream) {
-    add_kernel<<<1, 1, 0, stream>>>((unsigned long long *)word, (unsigned long long)add, old, *tail);
+cudaError_t mpix_cuda_p2p_add(uint64_t *word, uint64_t add, uint64_t *old,
+                              const mpix_cuda_tail *tail, cudaStream_t stream) {
+    add_kernel<<<1, 1, 0, stream>>>((unsigned long long *)word, (unsigned long long)add, old,
+                                    *tail);
     return cudaGetLastError();
 }

@@ -1,25 +1,40 @@
 /*
- * far_combine.cu - combine where some peers are reached through the proxy: one kernel. The protocol and its arguments are in far.cuh.
+ * far_combine.cu - combine where some peers are reached through the proxy: one kernel. The protocol
+ * and its arguments are in far.cuh.
  *
- * Rows of mapped ranks are read where they lie, as in combine.cu. The rows of a proxied rank's tokens are pushed to it: in COMPACT that is a row
- * per (token, rank), so what travels is what a sum per rank would be. First all warps pack, chunk by chunk; then they take tokens in order,
- * wait for the chunks of the proxied ranks that a token needs, and add. The sum is combine.cu's, in its order, so its bits are the same whatever ranks
- * are mapped.
+ * Rows of mapped ranks are read where they lie, as in combine.cu. The rows of a proxied rank's
+ * tokens are pushed to it: in COMPACT that is a row per (token, rank), so what travels is what a
+ * sum per rank would be. First all warps pack, chunk by chunk; then they take tokens in order, wait
+ * for the chunks of the proxied ranks that a token needs, and add. The sum is combine.cu's, in its
+ * order, so its bits are the same whatever ranks are mapped.
  *
- * With two hops (hop.cuh) nothing is pushed rank by rank. Warps first write which sums they want of other hosts, then make the sums that other
- * hosts' ranks want of this one's, and then add: the rows of their own host, then one sum of each other host.
+ * With two hops (hop.cuh) nothing is pushed rank by rank. Warps first write which sums they want of
+ * other hosts, then make the sums that other hosts' ranks want of this one's, and then add: the
+ * rows of their own host, then one sum of each other host.
  *
- * READ-DONE goes to mapped ranks only: proxied ones read nothing here, and what is packed has left in.x.
+ * READ-DONE goes to mapped ranks only: proxied ones read nothing here, and what is
+ * packed has left in.x.
  */
 #include "common/copy.cuh"
 #include "hop.cuh"
 #include "common/launch.h"
 #include "common/sums.cuh"
 
-/* Terms of sums, as a block sees them. With one hop term r is rank r. With two, first come the ranks of this host, then the other hosts' sums, both
- * ascending; those are numbered as tokens for the host are. rank: that numbers the rows, or forwards; host: -1: a rank's rows. */
-struct far_source { char *x, *scales, *w, *slots; int64_t rows; uint64_t stride, scale_stride, w_stride, slot_stride; int32_t rank, host; };
-struct far_terms { far_source of[MPIX_CUDA_RANKS]; int64_t rows[MPIX_CUDA_RANKS]; int32_t n; }; /* rows: that each rank offers */
+/* Terms of sums, as a block sees them. With one hop term r is rank r. With two, first come the
+ * ranks of this host, then the other hosts' sums, both ascending; those are numbered as tokens for
+ * the host are. rank: that numbers the rows, or forwards; host: -1: a rank's rows. */
+struct far_source {
+    char *x, *scales, *w, *slots;
+    int64_t rows;
+    uint64_t stride, scale_stride, w_stride, slot_stride;
+    int32_t rank, host;
+};
+/* rows: that each rank offers */
+struct far_terms {
+    far_source of[MPIX_CUDA_RANKS];
+    int64_t rows[MPIX_CUDA_RANKS];
+    int32_t n;
+};
 
 /* Rows that this rank has for source r, the lane's. */
 __device__ static int64_t rows_for(const mpix_cuda_handle &h, int r, int64_t rows) {
@@ -28,19 +43,23 @@ __device__ static int64_t rows_for(const mpix_cuda_handle &h, int r, int64_t row
 }
 
 /* What goes back to proxied ranks. 0, or 2: the context has failed. */
-__device__ static int rows_push(const mpix_cuda_handle &h, const mpix_cuda_combine &c, uint64_t epoch) {
+__device__ static int rows_push(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                uint64_t epoch) {
     int lane = threadIdx.x % 32, width = h.state->width;
-    int64_t exist = c.offer.rows < h.state->recv_total ? c.offer.rows : h.state->recv_total, rows = far_is(h, lane) ? rows_for(h, lane, exist) : 0;
+    int64_t exist = c.offer.rows < h.state->recv_total ? c.offer.rows : h.state->recv_total,
+            rows = far_is(h, lane) ? rows_for(h, lane, exist) : 0;
     bool fine = true;
     far_unit u;
-    while (fine && far_unit_take(h, h.far.is, c.batch, rows, &h.state->item[MPIX_CUDA_COMBINE], &u)) {
+    while (fine &&
+           far_unit_take(h, h.far.is, c.batch, rows, &h.state->item[MPIX_CUDA_COMBINE], &u)) {
         char *items = h.far.window + far_pack(h, u.r);
         for (int64_t i = u.first; i < u.end; i++) {
             int64_t row = (int64_t)h.state->first[u.r] + i;
             char *item = items + i * (int64_t)c.batch.item;
             warp_copy_any(c.x + row * c.x_stride, lane == 0 ? item : nullptr, c.row, lane);
             if (c.scale_row > 0)
-                warp_copy_any(c.scales + row * c.scale_stride, lane == 0 ? item + c.batch.scales : nullptr, c.scale_row, lane);
+                warp_copy_any(c.scales + row * c.scale_stride,
+                              lane == 0 ? item + c.batch.scales : nullptr, c.scale_row, lane);
             float *record = (float *)(item + c.batch.record);
             if (c.row_weights && lane == 0)
                 record[0] = c.row_weights[row];
@@ -49,20 +68,33 @@ __device__ static int rows_push(const mpix_cuda_handle &h, const mpix_cuda_combi
         }
         __syncwarp();
         if (lane == 0)
-            fine = far_chunk_count(h, c.batch, FAR_COMBINE, u.r, u.chunk, (uint32_t)(u.end - u.first), u.n, epoch, c.report);
+            fine = far_chunk_count(h, c.batch, FAR_COMBINE, u.r, u.chunk,
+                                   (uint32_t)(u.end - u.first), u.n, epoch, c.report);
         fine = __shfl_sync(~0u, fine, 0);
     }
     return fine ? 0 : 2;
 }
 
-__device__ static far_source source_of(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const mpix_cuda_offer &o, int r) {
+__device__ static far_source source_of(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                       const mpix_cuda_offer &o, int r) {
     uint64_t slots = 4 * (uint64_t)h.state->width;
-    far_source s = {place_at(h, r, o.at[MPIX_CUDA_AT_X]), place_at(h, r, o.at[MPIX_CUDA_AT_SCALES]), place_at(h, r, o.at[MPIX_CUDA_AT_WEIGHTS]),
-                    place_at(h, r, o.at[MPIX_CUDA_AT_SLOTS]), o.rows, o.at[MPIX_CUDA_AT_X].stride, o.at[MPIX_CUDA_AT_SCALES].stride, 4, slots, r, -1};
+    far_source s = {place_at(h, r, o.at[MPIX_CUDA_AT_X]),
+                    place_at(h, r, o.at[MPIX_CUDA_AT_SCALES]),
+                    place_at(h, r, o.at[MPIX_CUDA_AT_WEIGHTS]),
+                    place_at(h, r, o.at[MPIX_CUDA_AT_SLOTS]),
+                    o.rows,
+                    o.at[MPIX_CUDA_AT_X].stride,
+                    o.at[MPIX_CUDA_AT_SCALES].stride,
+                    4,
+                    slots,
+                    r,
+                    -1};
     if (r == h.rank) {
-        s.x = (char *)c.x, s.scales = (char *)c.scales, s.w = (char *)c.row_weights, s.slots = (char *)c.slot_values;
+        s.x = (char *)c.x, s.scales = (char *)c.scales, s.w = (char *)c.row_weights,
+        s.slots = (char *)c.slot_values;
     } else if (far_is(h, r)) { /* numbered as they are there */
-        char *items = h.far.window + far_land(h, r) - (int64_t)h.state->base[r] * (int64_t)c.batch.item;
+        char *items = h.far.window + far_land(h, r) -
+                      (int64_t)h.state->base[r] * (int64_t)c.batch.item;
         s.x = items;
         s.scales = c.scale_row ? items + c.batch.scales : nullptr;
         s.w = o.at[MPIX_CUDA_AT_WEIGHTS].window < 0 ? nullptr : items + c.batch.record;
@@ -73,21 +105,35 @@ __device__ static far_source source_of(const mpix_cuda_handle &h, const mpix_cud
 }
 
 /* The sums of another host. */
-__device__ static far_source host_source_of(const mpix_cuda_handle &h, const mpix_cuda_combine &c, int host) {
+__device__ static far_source host_source_of(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                            int host) {
     int via = h.far.via[host];
     char *items = h.far.window + far_land(h, via);
-    return {items, nullptr, nullptr, items + c.hop_batch.record, INT64_MAX, c.hop_batch.item, 0, 0, c.hop_batch.item, via, host};
+    return {items,
+            nullptr,
+            nullptr,
+            items + c.hop_batch.record,
+            INT64_MAX,
+            c.hop_batch.item,
+            0,
+            0,
+            c.hop_batch.item,
+            via,
+            host};
 }
 
 /* Which term has what comes from rank r. */
 __device__ __forceinline__ int term_of_rank(const mpix_cuda_handle &h, bool hop, int r) {
     uint32_t mine = h.far.host[h.far.here_host];
     int host = h.far.host_of[r];
-    return !hop ? r : host == h.far.here_host ? __popc(mine & ((1u << r) - 1)) : __popc(mine) + host - (host > h.far.here_host);
+    return !hop                      ? r
+           : host == h.far.here_host ? __popc(mine & ((1u << r) - 1))
+                                     : __popc(mine) + host - (host > h.far.here_host);
 }
 
 /* By a warp; o: the offer of the lane's rank. */
-__device__ static void terms_find(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const mpix_cuda_offer &o, bool hop, far_terms *terms) {
+__device__ static void terms_find(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                  const mpix_cuda_offer &o, bool hop, far_terms *terms) {
     int lane = threadIdx.x % 32;
     if (lane < h.size) {
         terms->rows[lane] = o.rows;
@@ -95,19 +141,25 @@ __device__ static void terms_find(const mpix_cuda_handle &h, const mpix_cuda_com
             terms->of[term_of_rank(h, hop, lane)] = source_of(h, c, o, lane);
     }
     if (hop && lane < h.far.nhosts && lane != h.far.here_host)
-        terms->of[__popc(h.far.host[h.far.here_host]) + lane - (lane > h.far.here_host)] = host_source_of(h, c, lane);
+        terms->of[__popc(h.far.host[h.far.here_host]) + lane - (lane > h.far.here_host)] =
+            host_source_of(h, c, lane);
     if (lane == 0)
         terms->n = hop ? __popc(h.far.host[h.far.here_host]) + h.far.nhosts - 1 : h.size;
 }
 
-/* The values that the experts' ranks set for each choice of a token, by a warp. row: of the lane's term, -1: none. */
-__device__ static void slots_of_token(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const far_terms *terms, bool hop, int64_t t, int64_t row, int lane) {
+/* The values that the experts' ranks set for each choice of a token, by a warp. row: of the lane's
+ * term, -1: none. */
+__device__ static void slots_of_token(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                      const far_terms *terms, bool hop, int64_t t, int64_t row,
+                                      int lane) {
     for (int k0 = 0; k0 < c.topk; k0 += 32) {
-        int k = k0 + lane, id = k < c.topk ? h.ids[t * h.max_topk + k] : -1, i = id >= 0 ? term_of_rank(h, hop, h.owner[id]) : 0;
+        int k = k0 + lane, id = k < c.topk ? h.ids[t * h.max_topk + k] : -1,
+            i = id >= 0 ? term_of_rank(h, hop, h.owner[id]) : 0;
         int64_t at = __shfl_sync(~0u, row, i);
         float v = 0;
         if (id >= 0 && at >= 0)
-            v = *(const volatile float *)(terms->of[i].slots + at * (int64_t)terms->of[i].slot_stride + 4 * k);
+            v = *(const volatile float *)(terms->of[i].slots +
+                                          at * (int64_t)terms->of[i].slot_stride + 4 * k);
         if (k < c.topk)
             c.out_slots[t * c.topk + k] = v;
     }
@@ -115,8 +167,10 @@ __device__ static void slots_of_token(const mpix_cuda_handle &h, const mpix_cuda
 
 enum { ANY, VECTOR, F8 };
 
-/* The row of token t in the lane's term, -1: none. exist: ranks where the token has a row that exists; with two hops. */
-__device__ static int64_t term_row(const mpix_cuda_handle &h, const far_source &mine, int64_t t, uint32_t exist) {
+/* The row of token t in the lane's term, -1: none. exist: ranks where the token has a row that
+ * exists; with two hops. */
+__device__ static int64_t term_row(const mpix_cuda_handle &h, const far_source &mine, int64_t t,
+                                   uint32_t exist) {
     if (mine.host >= 0) /* a sum of dropped rows only does not count */
         return exist & h.far.host[mine.host] ? (int64_t)hop_index(h, t, mine.host) : -1;
     int64_t row = row_of(h, t, mine.rank);
@@ -124,7 +178,8 @@ __device__ static int64_t term_row(const mpix_cuda_handle &h, const far_source &
 }
 
 /* Ranks where token t has a row that exists, by a warp. */
-__device__ __forceinline__ uint32_t ranks_with_rows(const mpix_cuda_handle &h, const far_terms *terms, int64_t t, int lane) {
+__device__ __forceinline__ uint32_t ranks_with_rows(const mpix_cuda_handle &h,
+                                                    const far_terms *terms, int64_t t, int lane) {
     if (!h.drop)
         return h.bitmap[t];
     int64_t row = lane < h.size ? row_of(h, t, lane) : -1;
@@ -145,7 +200,8 @@ __device__ static lane_term term_at(const far_source &s, int64_t row) {
 }
 
 template <int HOW, int X>
-__device__ __forceinline__ void token_sum(const mpix_cuda_combine &c, const lane_term &term, uint32_t weighted, bool any, int64_t t, int lane) {
+__device__ __forceinline__ void token_sum(const mpix_cuda_combine &c, const lane_term &term,
+                                          uint32_t weighted, bool any, int64_t t, int lane) {
     if (HOW == ANY || any) {
         if (c.xdtype == F64)
             token_sum_any<double>(c, term, weighted, t, lane);
@@ -154,25 +210,29 @@ __device__ __forceinline__ void token_sum(const mpix_cuda_combine &c, const lane
     } else if (HOW == F8) {
         f8_token_sum<X, true>(c, term, weighted, t, lane);
     } else {
-        piece_sum<X>(c, __ballot_sync(~0u, term.there), term.x, term.w, weighted, t, 0, (int)c.row, lane);
+        piece_sum<X>(c, __ballot_sync(~0u, term.there), term.x, term.w, weighted, t, 0, (int)c.row,
+                     lane);
     }
 }
 
 /* Whole tokens, in order. 0, or 2: the context has failed. */
 template <int HOW, int X>
-__device__ static int tokens_sum(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const far_terms *terms, bool hop, bool any, uint32_t weighted,
+__device__ static int tokens_sum(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                 const far_terms *terms, bool hop, bool any, uint32_t weighted,
                                  uint64_t epoch) {
     int lane = threadIdx.x % 32;
     uint32_t *taken = &h.state->more[0];
     far_source mine = terms->of[lane < terms->n ? lane : 0];
-    int64_t base = lane < terms->n && mine.host < 0 ? h.state->base[mine.rank] : 0, per_chunk = hop ? c.hop_batch.per_chunk : c.batch.per_chunk;
+    int64_t base = lane < terms->n && mine.host < 0 ? h.state->base[mine.rank] : 0,
+            per_chunk = hop ? c.hop_batch.per_chunk : c.batch.per_chunk;
     uint32_t ticket = lane == 0 ? atomicAdd(taken, 1) : 0;
     for (int64_t t; (t = __shfl_sync(~0u, ticket, 0)) < c.tokens;) {
         if (lane == 0)
             ticket = atomicAdd(taken, 1);
         uint32_t exist = hop ? ranks_with_rows(h, terms, t, lane) : 0;
         int64_t row = lane < terms->n ? term_row(h, mine, t, exist) : -1;
-        if (!far_chunks_wait(h, FAR_COMBINE, row >= 0 && far_is(h, mine.rank), mine.rank, far_chunk_word(epoch, row < 0 ? 0 : (row - base) / per_chunk)))
+        if (!far_chunks_wait(h, FAR_COMBINE, row >= 0 && far_is(h, mine.rank), mine.rank,
+                             far_chunk_word(epoch, row < 0 ? 0 : (row - base) / per_chunk)))
             return 2;
         lane_term term = term_at(mine, row);
         term.wide = mine.host >= 0 && c.wire != c.xdtype;
@@ -183,10 +243,11 @@ __device__ static int tokens_sum(const mpix_cuda_handle &h, const mpix_cuda_comb
     return 0;
 }
 
-/* ---- two hops ---- */
+/* ---- two hops -------------------------------------------------------------------------------- */
 
 /* What this rank wants summed elsewhere. 0, or 2: the context has failed. */
-__device__ static int sums_ask(const mpix_cuda_handle &h, const mpix_cuda_combine &c, uint64_t epoch) {
+__device__ static int sums_ask(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                               uint64_t epoch) {
     int lane = threadIdx.x % 32, host = via_is(h, lane) ? h.far.host_of[lane] : -1;
     uint32_t *taken = &h.state->item[MPIX_CUDA_COMBINE], needs = host < 0 ? 0 : h.far.host[host];
     int64_t items = hop_items_out(h, lane);
@@ -197,7 +258,10 @@ __device__ static int sums_ask(const mpix_cuda_handle &h, const mpix_cuda_combin
             ticket = atomicAdd(taken, 1);
         bool goes = (h.bitmap[t] & needs) != 0;
         uint32_t index = goes ? hop_index(h, t, host) : 0;
-        hop_record_pack(h, t, c.topk, nullptr, goes ? h.far.window + ask_pack(h, lane) + index * c.ask_batch.item : nullptr, lane);
+        hop_record_pack(h, t, c.topk, nullptr,
+                        goes ? h.far.window + ask_pack(h, lane) + index * c.ask_batch.item
+                             : nullptr,
+                        lane);
         __syncwarp();
         if (goes && fine)
             fine = hop_item_count(h, c.ask_batch, FAR_ASK, lane, index, items, epoch, c.report);
@@ -207,20 +271,26 @@ __device__ static int sums_ask(const mpix_cuda_handle &h, const mpix_cuda_combin
 }
 
 /* The slot values that this host's ranks have for an item. row: of the lane's term. */
-__device__ static void slots_of_item(const mpix_cuda_handle &h, const char *record, const far_terms *terms, int64_t row, float *to, int lane) {
+__device__ static void slots_of_item(const mpix_cuda_handle &h, const char *record,
+                                     const far_terms *terms, int64_t row, float *to, int lane) {
     int width = h.state->width;
     for (int k0 = 0; k0 < width; k0 += 32) {
-        int k = k0 + lane, id = k < width ? hop_ids(record)[k] : -1, i = id >= 0 ? term_of_rank(h, true, h.owner[id]) : 0;
+        int k = k0 + lane, id = k < width ? hop_ids(record)[k] : -1,
+            i = id >= 0 ? term_of_rank(h, true, h.owner[id]) : 0;
         int64_t at = __shfl_sync(~0u, row, i);
         const far_source &s = terms->of[i];
         if (k < width)
-            to[k] = id >= 0 && at >= 0 && s.slots ? *(const volatile float *)(s.slots + at * (int64_t)s.slot_stride + 4 * k) : 0;
+            to[k] = id >= 0 && at >= 0 && s.slots
+                        ? *(const volatile float *)(s.slots + at * (int64_t)s.slot_stride + 4 * k)
+                        : 0;
     }
 }
 
-/* What others want summed here. part: c with sums in the rows' place in the packing rooms, in units of 16 bytes. 0, or 2: the context has failed. */
+/* What others want summed here. part: c with sums in the rows' place in the packing rooms, in units
+ * of 16 bytes. 0, or 2: the context has failed. */
 template <int HOW, int X>
-__device__ static int sums_serve(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const mpix_cuda_combine &part, const far_terms *terms, bool any,
+__device__ static int sums_serve(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                 const mpix_cuda_combine &part, const far_terms *terms, bool any,
                                  uint32_t weighted, uint64_t epoch) {
     int lane = threadIdx.x % 32, own = __popc(h.far.host[h.far.here_host]), width = h.state->width;
     far_source mine = terms->of[lane < own ? lane : 0];
@@ -228,59 +298,78 @@ __device__ static int sums_serve(const mpix_cuda_handle &h, const mpix_cuda_comb
     bool fine = true, slots = __any_sync(~0u, lane < own && mine.slots != nullptr);
     far_unit u;
     while (fine && far_unit_take(h, h.far.serves, c.hop_batch, items, &h.state->more[1], &u)) {
-        if (!far_chunks_wait(h, FAR_ASK, true, u.r, far_chunk_word(epoch, (u.end - 1) / c.ask_batch.per_chunk)))
+        if (!far_chunks_wait(h, FAR_ASK, true, u.r,
+                             far_chunk_word(epoch, (u.end - 1) / c.ask_batch.per_chunk)))
             return 2;
         uint64_t to = h.far.room * h.far.slot[u.r];
         for (int64_t i = u.first; i < u.end; i++) {
             const char *record = h.far.window + ask_land(h, u.r) + i * (int64_t)c.ask_batch.item;
-            int64_t row = hop_record_row(h, record, width, mine.rank), at = (int64_t)to + i * (int64_t)c.hop_batch.item;
+            int64_t row = hop_record_row(h, record, width, mine.rank),
+                    at = (int64_t)to + i * (int64_t)c.hop_batch.item;
             row = lane < own && row < mine.rows ? row : -1;
             token_sum<HOW, X>(part, term_at(mine, row), weighted, any, at / 16, lane);
             if (slots)
-                slots_of_item(h, record, terms, row, (float *)(part.y + at + c.hop_batch.record), lane);
+                slots_of_item(h, record, terms, row, (float *)(part.y + at + c.hop_batch.record),
+                              lane);
         }
         __syncwarp();
         if (lane == 0)
-            fine = far_chunk_count(h, c.hop_batch, FAR_COMBINE, u.r, u.chunk, (uint32_t)(u.end - u.first), u.n, epoch, c.report);
+            fine = far_chunk_count(h, c.hop_batch, FAR_COMBINE, u.r, u.chunk,
+                                   (uint32_t)(u.end - u.first), u.n, epoch, c.report);
         fine = __shfl_sync(~0u, fine, 0);
     }
     return fine ? 0 : 2;
 }
 
-/* ---- the kernel ---- */
+/* ---- the kernel ------------------------------------------------------------------------------ */
 
-/* By the lead: passes on what comes. o: the offer of the lane's rank. 0, or 2: the context has failed. */
-__device__ static int combine_carry(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const mpix_cuda_offer &o, bool hop, uint64_t epoch) {
+/* By the lead: passes on what comes. o: the offer of the lane's rank. 0, or 2: the
+ * context has failed. */
+__device__ static int combine_carry(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                    const mpix_cuda_offer &o, bool hop, uint64_t epoch) {
     int lane = threadIdx.x % 32;
-    int64_t base = lane < h.size ? h.state->base[lane] : 0, send = lane < h.size ? h.state->send[lane] : 0;
-    int64_t rows = lane >= h.size || o.rows <= base ? 0 : o.rows - base < send ? o.rows - base : send;
+    int64_t base = lane < h.size ? h.state->base[lane] : 0,
+            send = lane < h.size ? h.state->send[lane] : 0;
+    int64_t rows = lane >= h.size || o.rows <= base ? 0
+                   : o.rows - base < send           ? o.rows - base
+                                                    : send;
     if (!hop)
-        return far_chunks_carry(h, FAR_COMBINE, epoch, rows, c.batch.per_chunk, c.wait_ns, c.report) ? 0 : 2;
-    return far_chunks_carry(h, FAR_ASK, epoch, hop_items_in(h, lane), c.ask_batch.per_chunk, nullptr, c.report) &&
-                   far_chunks_carry(h, FAR_COMBINE, epoch, hop_items_out(h, lane), c.hop_batch.per_chunk, c.wait_ns, c.report)
+        return far_chunks_carry(h, FAR_COMBINE, epoch, rows, c.batch.per_chunk, c.wait_ns, c.report)
+                   ? 0
+                   : 2;
+    return far_chunks_carry(h, FAR_ASK, epoch, hop_items_in(h, lane), c.ask_batch.per_chunk,
+                            nullptr, c.report) &&
+                   far_chunks_carry(h, FAR_COMBINE, epoch, hop_items_out(h, lane),
+                                    c.hop_batch.per_chunk, c.wait_ns, c.report)
                ? 0
                : 2;
 }
 
 template <int HOW, int X>
-__global__ void __launch_bounds__(512) far_combine_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_combine c,
-                                                          const __grid_constant__ mpix_cuda_combine part) {
+__global__ void __launch_bounds__(512)
+    far_combine_kernel(const __grid_constant__ mpix_cuda_handle h,
+                       const __grid_constant__ mpix_cuda_combine c,
+                       const __grid_constant__ mpix_cuda_combine part) {
     __shared__ far_terms terms;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const bool lead = blockIdx.x == 0 && warp == 0, hop = h.state->hop && c.hop;
     const uint64_t epoch = h.state->epoch[MPIX_CUDA_COMBINE] + 1;
     int64_t recv_total = h.state->recv_total;
-    int fault = routing_fault(h, c.tokens, c.topk), bad = __any_sync(~0u, call_refused(h, c.report)) ? 2 : 0;
+    int fault = routing_fault(h, c.tokens, c.topk),
+        bad = __any_sync(~0u, call_refused(h, c.report)) ? 2 : 0;
     if (lead && c.part != MPIX_CUDA_END && !bad &&
-        !far_offers_send(h, rows_offer_of(h, c, recv_total, fault), h.offered, offsetof(mpix_cuda_words, rows_offered), epoch, c.report))
+        !far_offers_send(h, rows_offer_of(h, c, recv_total, fault), h.offered,
+                         offsetof(mpix_cuda_words, rows_offered), epoch, c.report))
         bad = 2;
     if (c.part == MPIX_CUDA_BEGIN) /* the peers may read and push; all else is the second half's */
         return;
-    if (lead && !bad && !far_offers_carry(h, h.offered, offsetof(mpix_cuda_words, rows_offered), epoch, c.report))
+    if (lead && !bad &&
+        !far_offers_carry(h, h.offered, offsetof(mpix_cuda_words, rows_offered), epoch, c.report))
         bad = 2;
     mpix_cuda_offer o;
     if (!bad)
-        bad = offers_wait(h, c.offer, h.offered, offsetof(mpix_cuda_words, rows_offered), epoch, lead ? c.wait_ns : nullptr, c.report, &o);
+        bad = offers_wait(h, c.offer, h.offered, offsetof(mpix_cuda_words, rows_offered), epoch,
+                          lead ? c.wait_ns : nullptr, c.report, &o);
     if (warp == 0 && !bad)
         terms_find(h, c, o, hop, &terms);
     if (!bad && c.out_slots && lane < h.size && o.rows > 0) {
@@ -289,11 +378,16 @@ __global__ void __launch_bounds__(512) far_combine_kernel(const __grid_constant_
             report(h, MPIX_CUDA_SLOTS, 0, lane, 0, 0);
     }
     if (!bad && c.out_slots)
-        bad = __any_sync(~0u, lane < h.size && o.rows > 0 && (lane == h.rank ? !c.slot_values : o.at[MPIX_CUDA_AT_SLOTS].window < 0)) ? 3 : 0;
+        bad = __any_sync(~0u, lane < h.size && o.rows > 0 &&
+                                  (lane == h.rank ? !c.slot_values
+                                                  : o.at[MPIX_CUDA_AT_SLOTS].window < 0))
+                  ? 3
+                  : 0;
     bool stop = __syncthreads_or(bad == 2);
     if (stop)
         return;
-    if (bad == 0 || bad == 3) { /* 3: this rank can't have its sums, others get what they wait for */
+    /* 3: this rank can't have its sums, others get what they wait for */
+    if (bad == 0 || bad == 3) {
         if (lead) {
             if (combine_carry(h, c, o, hop, epoch))
                 bad = 2;
@@ -308,7 +402,9 @@ __global__ void __launch_bounds__(512) far_combine_kernel(const __grid_constant_
             bool any = bits % 16 != 0;
             if (!hop && rows_push(h, c, epoch))
                 bad = 2;
-            else if (hop && (sums_ask(h, c, epoch) || sums_serve<HOW, HOW == F8 ? (int)BF16 : X>(h, c, part, &terms, any, weighted, epoch)))
+            else if (hop &&
+                     (sums_ask(h, c, epoch) || sums_serve < HOW,
+                      HOW == F8 ? (int)BF16 : X > (h, c, part, &terms, any, weighted, epoch)))
                 bad = 2;
             if (bad != 2)
                 bad = tokens_sum<HOW, X>(h, c, &terms, hop, any, weighted, epoch);
@@ -326,7 +422,9 @@ __global__ void __launch_bounds__(512) far_combine_kernel(const __grid_constant_
         call_end(h, MPIX_CUDA_COMBINE, epoch, c.report);
 }
 
-template <int HOW, int X> static cudaError_t launch_far(int sms, const mpix_cuda_handle *h, const mpix_cuda_combine *c, cudaStream_t stream) {
+template <int HOW, int X>
+static cudaError_t launch_far(int sms, const mpix_cuda_handle *h, const mpix_cuda_combine *c,
+                              cudaStream_t stream) {
     mpix_cuda_combine part = *c; /* sums for other hosts' owners */
     part.y = h->far.window + h->far.pack;
     part.y_stride = 16;
@@ -336,15 +434,23 @@ template <int HOW, int X> static cudaError_t launch_far(int sms, const mpix_cuda
     return cudaGetLastError();
 }
 
-cudaError_t mpix_cuda_far_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream) {
-    int rows_f8 = c->xdtype == F8E4M3 || c->xdtype == F8E5M2, size = c->xdtype == F64 ? 8 : c->xdtype == F32 ? 4 : rows_f8 ? 1 : 2;
-    int sms = c->num_sms ? c->num_sms : rows_f8 ? mpix_cuda_half(d, 4 * MPIX_CUDA_SMS) : MPIX_CUDA_SMS;
+cudaError_t mpix_cuda_far_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
+                                         mpix_cuda_combine *c, cudaStream_t stream) {
+    int rows_f8 = c->xdtype == F8E4M3 || c->xdtype == F8E5M2, size = c->xdtype == F64   ? 8
+                                                                     : c->xdtype == F32 ? 4
+                                                                     : rows_f8          ? 1
+                                                                                        : 2;
+    int sms = c->num_sms ? c->num_sms
+              : rows_f8  ? mpix_cuda_half(d, 4 * MPIX_CUDA_SMS)
+                         : MPIX_CUDA_SMS;
     sms = mpix_cuda_blocks(d, sms);
     c->offer.lanes = sms;
     if (c->part == MPIX_CUDA_BEGIN)
         sms = 1;
     c->row = c->hidden * size;
-    c->scale_row = c->scale_kind == 1 ? 4 * ((c->hidden + 127) / 128) : c->scale_kind ? (c->hidden + 127) / 128 : 0;
+    c->scale_row = c->scale_kind == 1 ? 4 * ((c->hidden + 127) / 128)
+                   : c->scale_kind    ? (c->hidden + 127) / 128
+                                      : 0;
     c->batch = far_batch_of(h, c->row, c->scale_row, 4 + 4 * (int64_t)h->max_topk);
     c->hop_batch = far_batch_of(h, rows_f8 ? 2 * c->hidden : c->row, 0, 4 * (int64_t)h->max_topk);
     c->ask_batch = far_items_of(h, h->far.ask);
@@ -353,7 +459,8 @@ cudaError_t mpix_cuda_far_combine_launch(const mpix_cuda_device *d, const mpix_c
         return c->ydtype == F32   ? launch_far<F8, F32>(sms, h, c, stream)
                : c->ydtype == F16 ? launch_far<F8, F16>(sms, h, c, stream)
                                   : launch_far<F8, BF16>(sms, h, c, stream);
-    if (fast && c->ydtype == c->xdtype && (c->xdtype == F32 || c->xdtype == F16 || c->xdtype == BF16))
+    if (fast && c->ydtype == c->xdtype &&
+        (c->xdtype == F32 || c->xdtype == F16 || c->xdtype == BF16))
         return c->xdtype == F32   ? launch_far<VECTOR, F32>(sms, h, c, stream)
                : c->xdtype == F16 ? launch_far<VECTOR, F16>(sms, h, c, stream)
                                   : launch_far<VECTOR, BF16>(sms, h, c, stream);
@@ -361,6 +468,8 @@ cudaError_t mpix_cuda_far_combine_launch(const mpix_cuda_device *d, const mpix_c
 }
 
 cudaError_t mpix_cuda_far_combine_load(int *arch) {
-    return mpix_cuda_load(arch, far_combine_kernel<ANY, BF16>, far_combine_kernel<VECTOR, F32>, far_combine_kernel<F8, F32>, far_combine_kernel<VECTOR, F16>,
-                          far_combine_kernel<F8, F16>, far_combine_kernel<VECTOR, BF16>, far_combine_kernel<F8, BF16>);
+    return mpix_cuda_load(arch, far_combine_kernel<ANY, BF16>, far_combine_kernel<VECTOR, F32>,
+                          far_combine_kernel<F8, F32>, far_combine_kernel<VECTOR, F16>,
+                          far_combine_kernel<F8, F16>, far_combine_kernel<VECTOR, BF16>,
+                          far_combine_kernel<F8, BF16>);
 }

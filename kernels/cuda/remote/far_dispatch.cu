@@ -1,13 +1,17 @@
 /*
- * far_dispatch.cu - dispatch where some peers are reached through the proxy: one kernel, and unpack_kernel where the caller wants what travels
- * beside the rows. The protocol and its arguments are in far.cuh.
+ * far_dispatch.cu - dispatch where some peers are reached through the proxy: one kernel, and
+ * unpack_kernel where the caller wants what travels beside the rows. The protocol and its
+ * arguments are in far.cuh.
  *
- * A warp takes a token and stores its row everywhere at once: to its final place at mapped ranks, to the batch that is packed for each proxied
- * one. When all tokens are taken, warps place what comes from proxied ranks: from the landing room to the caller's rows, and records to where
- * mapped sources would have written them. So the link carries packing, the proxy's copies and placing at the same time, chunk by chunk.
+ * A warp takes a token and stores its row everywhere at once: to its final place at mapped ranks,
+ * to the batch that is packed for each proxied one. When all tokens are taken, warps place what
+ * comes from proxied ranks: from the landing room to the caller's rows, and records to where mapped
+ * sources would have written them. So the link carries packing, the proxy's copies and placing at
+ * the same time, chunk by chunk.
  *
- * With two hops (hop.cuh) there is a batch for each other host instead, and what comes is stored at every rank of this host that needs it; the
- * words to mapped ranks come behind that, so in the second half of a call that has halves.
+ * With two hops (hop.cuh) there is a batch for each other host instead, and what comes is stored at
+ * every rank of this host that needs it; the words to mapped ranks come behind that, so in the
+ * second half of a call that has halves.
  */
 #include "common/copy.cuh"
 #include "hop.cuh"
@@ -15,10 +19,13 @@
 #include "common/quant.cuh"
 
 /* Where the row of a token goes at the rank of the lane; null: nowhere. */
-struct far_place { char *x, *scales, *record; };
+struct far_place {
+    char *x, *scales, *record;
+};
 
-__device__ static far_place place_of(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const mpix_cuda_far_batch &b, const mpix_cuda_offer &o, int64_t base,
-                                     uint32_t index) {
+__device__ static far_place place_of(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                     const mpix_cuda_far_batch &b, const mpix_cuda_offer &o,
+                                     int64_t base, uint32_t index) {
     int lane = threadIdx.x % 32;
     far_place p = {nullptr, nullptr, nullptr};
     if (far_is(h, lane)) {
@@ -29,7 +36,8 @@ __device__ static far_place place_of(const mpix_cuda_handle &h, const mpix_cuda_
         int64_t row = base + index;
         p.x = place_at(h, lane, o.at[MPIX_CUDA_AT_X]) + row * (int64_t)o.at[MPIX_CUDA_AT_X].stride;
         if (c.scale_row > 0)
-            p.scales = place_at(h, lane, o.at[MPIX_CUDA_AT_SCALES]) + row * (int64_t)o.at[MPIX_CUDA_AT_SCALES].stride;
+            p.scales = place_at(h, lane, o.at[MPIX_CUDA_AT_SCALES]) +
+                       row * (int64_t)o.at[MPIX_CUDA_AT_SCALES].stride;
         if (o.flags & MPIX_CUDA_OFFER_META)
             p.record = h.window[lane] + h.meta + row * h.meta_record;
     }
@@ -37,21 +45,30 @@ __device__ static far_place place_of(const mpix_cuda_handle &h, const mpix_cuda_
 }
 
 /* Whole tokens, by warps. o: the offer of the lane's rank. 0, or 2: the context has failed. */
-__device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const mpix_cuda_offer &o, uint64_t epoch) {
+__device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                  const mpix_cuda_offer &o, uint64_t epoch) {
     int lane = threadIdx.x % 32;
     uint32_t *taken = &h.state->item[MPIX_CUDA_DISPATCH];
     const bool hop = h.state->hop != 0;
     const mpix_cuda_far_batch &b = hop ? c.hop_batch : c.batch;
-    int64_t base = lane < h.size ? h.state->base[lane] : 0, send = lane >= h.size ? 0 : hop ? hop_items_out(h, lane) : h.state->send[lane];
-    int host = hop && via_is(h, lane) ? h.far.host_of[lane] : -1; /* that this rank reaches through the lane's */
-    uint32_t needs = lane >= h.size || (hop && host < 0 && far_is(h, lane)) ? 0 : host >= 0 ? h.far.host[host] : 1u << lane;
+    int64_t base = lane < h.size ? h.state->base[lane] : 0, send = lane >= h.size ? 0
+                                                                   : hop ? hop_items_out(h, lane)
+                                                                         : h.state->send[lane];
+    /* that this rank reaches through the lane's */
+    int host = hop && via_is(h, lane) ? h.far.host_of[lane] : -1;
+    uint32_t needs = lane >= h.size || (hop && host < 0 && far_is(h, lane)) ? 0
+                     : host >= 0                                            ? h.far.host[host]
+                                                                            : 1u << lane;
     uint32_t ticket = lane == 0 ? atomicAdd(taken, 1) : 0;
     bool fine = true;
     for (int64_t t; (t = __shfl_sync(~0u, ticket, 0)) < c.tokens;) {
         if (lane == 0) /* the next one, while this one is copied */
             ticket = atomicAdd(taken, 1);
         bool goes = (h.bitmap[t] & needs) != 0;
-        uint32_t index = !goes ? 0 : host >= 0 ? hop_index(h, t, host) : h.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.size + lane] + h.rel[t * h.size + lane];
+        uint32_t index = !goes       ? 0
+                         : host >= 0 ? hop_index(h, t, host)
+                                     : h.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.size + lane] +
+                                           h.rel[t * h.size + lane];
         far_place p = {nullptr, nullptr, nullptr};
         if (goes)
             p = place_of(h, c, b, o, base, index);
@@ -59,7 +76,8 @@ __device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dis
             continue;
         if (c.quant) {
             quant_place q = {p.x, p.scales};
-            quant_row(c.x + t * c.x_stride, c.quant, c.hidden, c.offer.dtype == F8E5M2, c.offer.scale_kind, &q, 1);
+            quant_row(c.x + t * c.x_stride, c.quant, c.hidden, c.offer.dtype == F8E5M2,
+                      c.offer.scale_kind, &q, 1);
         } else {
             warp_copy_any(c.x + t * c.x_stride, p.x, c.row, lane);
             if (c.scale_row > 0)
@@ -67,7 +85,8 @@ __device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dis
         }
         record_pack(h, c, t, host < 0 ? p.record : nullptr, lane);
         if (hop)
-            hop_record_pack(h, t, c.topk, c.weights ? c.weights + t * c.topk : nullptr, host < 0 ? nullptr : p.record, lane);
+            hop_record_pack(h, t, c.topk, c.weights ? c.weights + t * c.topk : nullptr,
+                            host < 0 ? nullptr : p.record, lane);
         __syncwarp();
         if (goes && fine && far_is(h, lane))
             fine = hop_item_count(h, b, FAR_DISPATCH, lane, index, send, epoch, c.report);
@@ -77,9 +96,11 @@ __device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dis
 }
 
 /* What comes from proxied ranks. 0, or 2: the context has failed. */
-__device__ static int rows_place(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, uint64_t epoch) {
+__device__ static int rows_place(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                 uint64_t epoch) {
     int lane = threadIdx.x % 32;
-    int64_t rows = far_is(h, lane) ? h.state->recv[lane] : 0, stride = (int64_t)c.offer.at[MPIX_CUDA_AT_X].stride;
+    int64_t rows = far_is(h, lane) ? h.state->recv[lane] : 0,
+            stride = (int64_t)c.offer.at[MPIX_CUDA_AT_X].stride;
     int64_t scale_stride = (int64_t)c.offer.at[MPIX_CUDA_AT_SCALES].stride;
     far_unit u;
     while (far_unit_take(h, h.far.is, c.batch, rows, &h.state->more[0], &u)) {
@@ -93,16 +114,23 @@ __device__ static int rows_place(const mpix_cuda_handle &h, const mpix_cuda_disp
                 break;
             warp_copy_any(item, lane == 0 ? c.out + row * stride : nullptr, c.row, lane);
             if (c.scale_row > 0)
-                warp_copy_any(item + c.batch.scales, lane == 0 ? c.out_scales + row * scale_stride : nullptr, c.scale_row, lane);
+                warp_copy_any(item + c.batch.scales,
+                              lane == 0 ? c.out_scales + row * scale_stride : nullptr, c.scale_row,
+                              lane);
             if (c.offer.flags & MPIX_CUDA_OFFER_META)
-                warp_copy_any(item + c.batch.record, lane == 0 ? h.window[h.rank] + h.meta + row * (int64_t)h.meta_record : nullptr, (int64_t)h.meta_record, lane);
+                warp_copy_any(item + c.batch.record,
+                              lane == 0 ? h.window[h.rank] + h.meta + row * (int64_t)h.meta_record
+                                        : nullptr,
+                              (int64_t)h.meta_record, lane);
         }
     }
     return 0;
 }
 
-/* What comes from sources of other hosts, to all ranks of this one that need it. o: the offer of the lane's rank. 0, or 2: the context has failed. */
-__device__ static int rows_forward(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const mpix_cuda_offer &o, uint64_t epoch) {
+/* What comes from sources of other hosts, to all ranks of this one that need it. o: the offer of
+ * the lane's rank. 0, or 2: the context has failed. */
+__device__ static int rows_forward(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                   const mpix_cuda_offer &o, uint64_t epoch) {
     int lane = threadIdx.x % 32, width = h.state->width;
     int64_t items = hop_items_in(h, lane);
     far_unit u;
@@ -110,7 +138,8 @@ __device__ static int rows_forward(const mpix_cuda_handle &h, const mpix_cuda_di
         if (!far_chunks_wait(h, FAR_DISPATCH, true, u.r, far_chunk_word(epoch, u.chunk)))
             return 2;
         for (int64_t i = u.first; i < u.end; i++) {
-            const char *item = h.far.window + far_land(h, u.r) + i * (int64_t)c.hop_batch.item, *record = item + c.hop_batch.record;
+            const char *item = h.far.window + far_land(h, u.r) + i * (int64_t)c.hop_batch.item,
+                       *record = item + c.hop_batch.record;
             int64_t row = hop_record_row(h, record, width, lane);
             far_place p = {nullptr, nullptr, nullptr};
             if (row >= 0 && mapped_is(h, lane))
@@ -125,9 +154,12 @@ __device__ static int rows_forward(const mpix_cuda_handle &h, const mpix_cuda_di
 }
 
 /* No thread leaves before all have met at the end: the workers' barrier counts on them. */
-__global__ void __launch_bounds__(512) far_dispatch_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_dispatch c) {
+__global__ void __launch_bounds__(512)
+    far_dispatch_kernel(const __grid_constant__ mpix_cuda_handle h,
+                        const __grid_constant__ mpix_cuda_dispatch c) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const bool lead = blockIdx.x == 0 && warp == 0, sends = c.part != MPIX_CUDA_END, receives = c.part != MPIX_CUDA_BEGIN;
+    const bool lead = blockIdx.x == 0 && warp == 0, sends = c.part != MPIX_CUDA_END,
+               receives = c.part != MPIX_CUDA_BEGIN;
     const bool hop = h.state->hop != 0, tells = hop ? receives : sends;
     const uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
     int status = own_status(h, c), bad = call_refused(h, c.report) ? 2 : 0;
@@ -136,10 +168,13 @@ __global__ void __launch_bounds__(512) far_dispatch_kernel(const __grid_constant
         bad = 2;
     mpix_cuda_offer o;
     if (!bad)
-        bad = offers_wait(h, c.offer, h.ready, offsetof(mpix_cuda_words, ready), epoch, nullptr, c.report, &o);
+        bad = offers_wait(h, c.offer, h.ready, offsetof(mpix_cuda_words, ready), epoch, nullptr,
+                          c.report, &o);
     if (lead) {
         int64_t rows = lane >= h.size ? 0 : hop ? hop_items_in(h, lane) : h.state->recv[lane];
-        if (!bad && receives && !far_chunks_carry(h, FAR_DISPATCH, epoch, rows, hop ? c.hop_batch.per_chunk : c.batch.per_chunk, c.wait_ns, c.report))
+        if (!bad && receives &&
+            !far_chunks_carry(h, FAR_DISPATCH, epoch, rows,
+                              hop ? c.hop_batch.per_chunk : c.batch.per_chunk, c.wait_ns, c.report))
             bad = 2;
     } else {
         if (!bad && sends)
@@ -169,15 +204,20 @@ __global__ void __launch_bounds__(512) far_dispatch_kernel(const __grid_constant
         call_end(h, MPIX_CUDA_DISPATCH, epoch, c.report);
 }
 
-cudaError_t mpix_cuda_far_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
-    int sms = c->num_sms ? c->num_sms : c->quant ? mpix_cuda_half(d, 4 * MPIX_CUDA_SMS) : MPIX_CUDA_SMS;
+cudaError_t mpix_cuda_far_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
+                                          mpix_cuda_dispatch *c, cudaStream_t stream) {
+    int sms = c->num_sms ? c->num_sms
+              : c->quant ? mpix_cuda_half(d, 4 * MPIX_CUDA_SMS)
+                         : MPIX_CUDA_SMS;
     sms = mpix_cuda_blocks(d, sms);
     c->offer.lanes = sms;
     c->batch = far_batch_of(h, c->row, c->scale_row, (int64_t)h->meta_record);
     c->hop_batch = far_batch_of(h, c->row, c->scale_row, HOP_IDS + 12 * (int64_t)h->max_topk);
     far_dispatch_kernel<<<sms, 512, 0, stream>>>(*h, *c);
     cudaError_t err = cudaGetLastError();
-    return err == cudaSuccess && c->part != MPIX_CUDA_BEGIN ? mpix_cuda_unpack_launch(h, c, sms, stream) : err;
+    return err == cudaSuccess && c->part != MPIX_CUDA_BEGIN
+               ? mpix_cuda_unpack_launch(h, c, sms, stream)
+               : err;
 }
 
 cudaError_t mpix_cuda_far_dispatch_load(int *arch) {

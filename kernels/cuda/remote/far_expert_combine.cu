@@ -1,24 +1,32 @@
 /*
- * far_expert_combine.cu - combine in the EXPERT layout where some peers are reached through the proxy: one kernel. What is summed, and how, is
- * expert_combine.cu's, so its bits are the same whatever ranks are mapped; batches and words are far.cuh's.
+ * far_expert_combine.cu - combine in the EXPERT layout where some peers are reached through the
+ * proxy: one kernel. What is summed, and how, is expert_combine.cu's, so its bits are the same
+ * whatever ranks are mapped; batches and words are far.cuh's.
  *
- * Warps first write which rows of each token they want summed at proxied ranks (FAR_ASK: a pair's rows, and the weights of its choices), then sum what
- * proxied ranks ask for - a partial sum per pair, with slot values beside it -, and then finish this rank's own tokens, in order. PUSHERS of each block
- * first push to mapped ranks, as there. A chunk of partial sums is put when its last one has been made.
+ * Warps first write which rows of each token they want summed at proxied ranks (FAR_ASK: a pair's
+ * rows, and the weights of its choices), then sum what proxied ranks ask for - a partial sum per
+ * pair, with slot values beside it -, and then finish this rank's own tokens, in order. PUSHERS of
+ * each block first push to mapped ranks, as there. A chunk of partial sums is put when its last
+ * one has been made.
  *
- * Partial sums travel in one of two dtypes, which all offers together decide; batches of both shapes are prepared, and both ends take the same.
- * The room for what comes from a peer holds all of a batch, so nobody waits for a place: ROWS grants it, for requests too (hop.cuh has the argument).
+ * Partial sums travel in one of two dtypes, which all offers together decide; batches of
+ * both shapes are prepared, and both ends take the same. The room for what comes from a peer
+ * holds all of a batch, so nobody waits for a place: ROWS grants it, for requests too
+ * (hop.cuh has the argument).
  *
- * Progress. Requests are taken by tickets and wait for nobody but the offers, so they come; sums for proxied ranks wait for requests alone. What
- * remains is the argument of expert_combine.cu: pushes to mapped ranks wait for chunks that have been used up below them, and those are used by
- * warps that finish once requests and sums for others are done, which wait for no push. The lead passes on requests before it looks at sums.
+ * Progress. Requests are taken by tickets and wait for nobody but the offers, so they come; sums
+ * for proxied ranks wait for requests alone. What remains is the argument of expert_combine.cu:
+ * pushes to mapped ranks wait for chunks that have been used up below them, and those are used by
+ * warps that finish once requests and sums for others are done, which wait for no push. The lead
+ * passes on requests before it looks at sums.
  */
 #include "expert/expert_sum.cuh"
 #include "far_expert.cuh"
 #include "common/launch.h"
 
 /* What this rank wants summed at proxied ranks. False: the context has failed. */
-__device__ static bool pairs_ask(const mpix_cuda_handle &h, const mpix_cuda_combine &c, uint64_t epoch) {
+__device__ static bool pairs_ask(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                 uint64_t epoch) {
     int lane = threadIdx.x % 32;
     uint32_t *taken = &h.state->asked, ticket = lane == 0 ? atomicAdd(taken, 1) : 0;
     const bool far = far_is(h, lane);
@@ -41,19 +49,23 @@ __device__ static bool pairs_ask(const mpix_cuda_handle &h, const mpix_cuda_comb
 
 /* What proxied ranks want summed here. False: the context has failed. */
 template <class SUM>
-__device__ static bool pairs_serve(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const common &g, const mpix_cuda_far_batch &b, uint64_t epoch) {
+__device__ static bool pairs_serve(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                   const common &g, const mpix_cuda_far_batch &b, uint64_t epoch) {
     int lane = threadIdx.x % 32, width = h.state->width;
     int64_t rows = g.offers[h.rank].rows, pairs = far_is(h, lane) ? h.state->recv[lane] : 0;
     bool fine = true;
     far_unit u;
     while (fine && far_unit_take(h, h.far.is, b, pairs, &h.state->more[1], &u)) {
-        if (!far_chunks_wait(h, FAR_ASK, true, u.r, far_chunk_word(epoch, (u.end - 1) / c.ask_batch.per_chunk)))
+        if (!far_chunks_wait(h, FAR_ASK, true, u.r,
+                             far_chunk_word(epoch, (u.end - 1) / c.ask_batch.per_chunk)))
             return false;
         bool choices = g.offers[u.r].flags & MPIX_CUDA_OFFER_CHOICES;
         for (int64_t i = u.first; i < u.end; i++) {
-            far_pair p = far_pair_at(h, h.far.window + ask_land(h, u.r) + i * (int64_t)c.ask_batch.item);
+            far_pair p =
+                far_pair_at(h, h.far.window + ask_land(h, u.r) + i * (int64_t)c.ask_batch.item);
             int32_t row = lane < width ? p.rows[lane] : -1;
-            rows_of terms = rows_make(c, rows, row, choices && lane < width ? p.weights[lane] : 1.0f, choices);
+            rows_of terms = rows_make(c, rows, row,
+                                      choices && lane < width ? p.weights[lane] : 1.0f, choices);
             char *item = h.far.window + far_pack(h, u.r) + i * (int64_t)b.item;
             if (terms.mask) /* else all are dropped, and the owner takes nothing */
                 SUM::push(c, g, terms, item, 0, c.hidden);
@@ -62,23 +74,27 @@ __device__ static bool pairs_serve(const mpix_cuda_handle &h, const mpix_cuda_co
         }
         __syncwarp();
         if (lane == 0)
-            fine = far_chunk_count(h, b, FAR_COMBINE, u.r, u.chunk, (uint32_t)(u.end - u.first), u.n, epoch, c.report);
+            fine = far_chunk_count(h, b, FAR_COMBINE, u.r, u.chunk, (uint32_t)(u.end - u.first),
+                                   u.n, epoch, c.report);
         fine = __shfl_sync(~0u, fine, 0);
     }
     return fine;
 }
 
-/* ---- finishing ---- */
+/* ---- finishing ------------------------------------------------------------------------------- */
 /* As finish_sink, where partial sums lie anywhere. */
 template <int X> struct far_sink {
     enum { N = vec<X>::N };
     const mpix_cuda_combine &c;
     uint32_t ranks;
-    int rank, other; /* other: the first other rank: its partial sum is asked for before the sums here are made */
+    int rank, other; /* other: the first other rank: its partial sum is asked for before the sums
+                      * here are made */
     bool wide;
     const char *const *partial; /* [ranks], shared */
     int64_t token;
-    struct asked { float f[N]; };
+    struct asked {
+        float f[N];
+    };
     __device__ void ask(int64_t j, asked &a) const {
         if (other >= 0)
             partial_load<X>(wide, partial[other], j, a.f);
@@ -115,36 +131,48 @@ template <int X> struct far_sink {
 
 /* A piece of a token; partial: of lane r, rank r's sum. all: [ranks], shared, this warp's. */
 template <typename T>
-__device__ __forceinline__ void piece_finish(any_sum<T>, const mpix_cuda_handle &h, const mpix_cuda_combine &c, const common &g, const rows_of &terms, uint32_t ranks,
-                                             const char *partial, const char **, int64_t t, int64_t off, int64_t n) {
+__device__ __forceinline__ void
+piece_finish(any_sum<T>, const mpix_cuda_handle &h, const mpix_cuda_combine &c, const common &g,
+             const rows_of &terms, uint32_t ranks, const char *partial, const char **, int64_t t,
+             int64_t off, int64_t n) {
     any_sum<T>::finish(h, c, g, terms, ranks, partial, t, off, n);
 }
 template <int X>
-__device__ __forceinline__ void piece_finish(vec_sum<X>, const mpix_cuda_handle &h, const mpix_cuda_combine &c, const common &g, const rows_of &terms, uint32_t ranks,
-                                             const char *partial, const char **all, int64_t t, int64_t off, int64_t n) {
+__device__ __forceinline__ void
+piece_finish(vec_sum<X>, const mpix_cuda_handle &h, const mpix_cuda_combine &c, const common &g,
+             const rows_of &terms, uint32_t ranks, const char *partial, const char **all, int64_t t,
+             int64_t off, int64_t n) {
     __syncwarp();
     all[threadIdx.x % 32] = partial;
     __syncwarp();
-    vec_sum<X>::columns(terms, far_sink<X>{c, ranks, h.rank, __ffs(ranks & ~(1u << h.rank)) - 1, g.wide != 0, all, t}, off, n);
+    vec_sum<X>::columns(terms,
+                        far_sink<X>{c, ranks, h.rank, __ffs(ranks & ~(1u << h.rank)) - 1,
+                                    g.wide != 0, all, t},
+                        off, n);
 }
 
 /* The slot value of this lane's choice; partial: of the lane's rank. By a warp. */
-__device__ static float value_of(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const common &g, const mpix_cuda_far_batch &b, int64_t t, const token_part &p,
-                                 const char *partial) {
+__device__ static float value_of(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                 const common &g, const mpix_cuda_far_batch &b, int64_t t,
+                                 const token_part &p, const char *partial) {
     int lane = threadIdx.x % 32;
-    const char *its = (const char *)__shfl_sync(~0u, (unsigned long long)partial, p.owner < 0 ? 0 : p.owner);
+    const char *its = (const char *)__shfl_sync(~0u, (unsigned long long)partial,
+                                                p.owner < 0 ? 0 : p.owner);
     if (p.owner < 0 || !far_is(h, p.owner) || p.row >= g.offers[p.owner].rows)
         return slot_value(h, c, g, t, p.row, p.owner);
     return ((const volatile float *)(its + b.record))[lane];
 }
 
-/* This rank's tokens, in order. False: the context has failed. values: where slot values go, null: not wanted. all: [ranks], shared, this warp's. */
+/* This rank's tokens, in order. False: the context has failed. values: where slot values go, null:
+ * not wanted. all: [ranks], shared, this warp's. */
 template <class SUM>
-__device__ static bool tokens_finish(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const common &g, const mpix_cuda_far_batch &b, uint64_t epoch, float *values,
-                                     const char **all) {
+__device__ static bool tokens_finish(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                     const common &g, const mpix_cuda_far_batch &b, uint64_t epoch,
+                                     float *values, const char **all) {
     const bool far = far_is(h, threadIdx.x % 32), ring = h.expert.chunks > g.slots;
     int lane = threadIdx.x % 32;
-    int64_t units = c.tokens * c.pieces, mine = g.offers[h.rank].rows, theirs = lane < h.size ? g.offers[lane].rows : 0;
+    int64_t units = c.tokens * c.pieces, mine = g.offers[h.rank].rows,
+            theirs = lane < h.size ? g.offers[lane].rows : 0;
     const char *items = far ? h.far.window + far_land(h, lane) : nullptr;
     uint32_t *taken = &h.state->more[0], ticket = lane == 0 ? atomicAdd(taken, 1) : 0;
     for (int64_t now; (now = __shfl_sync(~0u, ticket, 0)) < units;) {
@@ -153,16 +181,22 @@ __device__ static bool tokens_finish(const mpix_cuda_handle &h, const mpix_cuda_
         int64_t t = now / c.pieces;
         int chunk = (int)(t / h.expert.chunk), piece = (int)(now % c.pieces);
         token_part p = token_ask(h, c, t);
-        float choice = c.choice_weights && lane < c.topk ? c.choice_weights[t * c.topk + lane] : 1.0f;
-        rows_of terms = rows_make(c, mine, p.owner == h.rank ? p.row : -1, choice, c.choice_weights != nullptr);
+        float choice = c.choice_weights && lane < c.topk ? c.choice_weights[t * c.topk + lane]
+                                                         : 1.0f;
+        rows_of terms = rows_make(c, mine, p.owner == h.rank ? p.row : -1, choice,
+                                  c.choice_weights != nullptr);
         bool there = lane < h.size && p.first >= 0 && p.first < theirs;
         uint32_t index = there && far ? far_pair_index(h, t, lane) : 0;
         if (!chunk_arrived(h, c, g, epoch, chunk, there && !far) ||
-            !far_chunks_wait(h, FAR_COMBINE, there && far, lane, far_chunk_word(epoch, index / b.per_chunk)))
+            !far_chunks_wait(h, FAR_COMBINE, there && far, lane,
+                             far_chunk_word(epoch, index / b.per_chunk)))
             return false;
-        const char *partial = !there || lane == h.rank ? nullptr : far ? items + index * b.item : partial_at(h, g, h.rank, lane, t);
+        const char *partial = !there || lane == h.rank ? nullptr
+                              : far                    ? items + index * b.item
+                                                       : partial_at(h, g, h.rank, lane, t);
         uint32_t ranks = __ballot_sync(~0u, there);
-        int64_t off = (int64_t)piece * c.piece, n = c.hidden - off < c.piece ? c.hidden - off : c.piece;
+        int64_t off = (int64_t)piece * c.piece,
+                n = c.hidden - off < c.piece ? c.hidden - off : c.piece;
         piece_finish(SUM(), h, c, g, terms, ranks, partial, all, t, off, n);
         if (values && piece == 0) {
             float v = value_of(h, c, g, b, t, p, partial);
@@ -175,11 +209,13 @@ __device__ static bool tokens_finish(const mpix_cuda_handle &h, const mpix_cuda_
     return true;
 }
 
-/* ---- the kernel ---- */
+/* ---- the kernel ------------------------------------------------------------------------------ */
 /* This rank's weights of choices into the records of the pairs at mapped ranks. */
-__device__ static void choices_give(const mpix_cuda_handle &h, const mpix_cuda_combine &c, uint64_t epoch) {
+__device__ static void choices_give(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                    uint64_t epoch) {
     uint32_t others = ~(h.far.is | 1u << h.rank);
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < c.tokens * c.topk; i += (int64_t)gridDim.x * blockDim.x) {
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < c.tokens * c.topk;
+         i += (int64_t)gridDim.x * blockDim.x) {
         int64_t t = i / c.topk;
         for (uint32_t m = h.bitmap[t] & others; m; m &= m - 1) {
             int r = __ffs(m) - 1;
@@ -192,24 +228,32 @@ __device__ static void choices_give(const mpix_cuda_handle &h, const mpix_cuda_c
 }
 
 /* Waits for the weights of all mapped sources that send any. False in all threads: time-out. */
-__device__ static bool choices_here(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const common &g, uint64_t epoch) {
+__device__ static bool choices_here(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                    const common &g, uint64_t epoch) {
     int bad = 0;
     for (int s = threadIdx.x / 32; s < h.size; s += blockDim.x / 32)
-        for (int i = threadIdx.x % 32; mapped_is(h, s) && s != h.rank && (g.offers[s].flags & MPIX_CUDA_OFFER_CHOICES) && i < g.offers[s].lanes; i += 32)
+        for (int i = threadIdx.x % 32;
+             mapped_is(h, s) && s != h.rank && (g.offers[s].flags & MPIX_CUDA_OFFER_CHOICES) &&
+             i < g.offers[s].lanes;
+             i += 32)
             bad |= !word_wait(h, &words_of(h, h.rank, s)->read_done[i], epoch, s, c.report);
     return !__syncthreads_or(bad);
 }
 
 /* By the lead: passes on what comes. False: the context has failed. */
-__device__ static bool combine_carry(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const mpix_cuda_far_batch &b, uint64_t epoch) {
+__device__ static bool combine_carry(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                     const mpix_cuda_far_batch &b, uint64_t epoch) {
     int lane = threadIdx.x % 32;
-    int64_t recv = lane < h.size ? h.state->recv[lane] : 0, send = lane < h.size ? h.state->send[lane] : 0;
+    int64_t recv = lane < h.size ? h.state->recv[lane] : 0,
+            send = lane < h.size ? h.state->send[lane] : 0;
     return far_chunks_carry(h, FAR_ASK, epoch, recv, c.ask_batch.per_chunk, nullptr, c.report) &&
            far_chunks_carry(h, FAR_COMBINE, epoch, send, b.per_chunk, c.wait_ns, c.report);
 }
 
-/* Where slot values go; null: not wanted, or a rank gives none: told, and the sums go on, for peers wait for this rank's part. */
-__device__ static float *values_find(const mpix_cuda_handle &h, const mpix_cuda_combine &c, const common &g) {
+/* Where slot values go; null: not wanted, or a rank gives none: told, and the sums go on, for peers
+ * wait for this rank's part. */
+__device__ static float *values_find(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                     const common &g) {
     float *values = c.out_slots;
     for (int r = 0; r < h.size; r++)
         if (c.out_slots && g.offers[r].rows > 0 && !(g.offers[r].flags & MPIX_CUDA_OFFER_SLOTS)) {
@@ -221,7 +265,9 @@ __device__ static float *values_find(const mpix_cuda_handle &h, const mpix_cuda_
 }
 
 template <class SUM>
-__global__ void __launch_bounds__(THREADS) far_expert_combine_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_combine c) {
+__global__ void __launch_bounds__(THREADS)
+    far_expert_combine_kernel(const __grid_constant__ mpix_cuda_handle h,
+                              const __grid_constant__ mpix_cuda_combine c) {
     __shared__ common g;
     __shared__ pair_order order;
     __shared__ const char *partials[THREADS / 32][MPIX_CUDA_RANKS];
@@ -230,20 +276,25 @@ __global__ void __launch_bounds__(THREADS) far_expert_combine_kernel(const __gri
     const bool lead = blockIdx.x == 0 && warp == 0;
     const uint64_t epoch = h.state->epoch[MPIX_CUDA_COMBINE] + 1;
     int64_t rows = h.state->recv_total;
-    int fault = routing_fault(h, c.tokens, c.topk), bad = __any_sync(~0u, call_refused(h, c.report)) ? 2 : 0;
+    int fault = routing_fault(h, c.tokens, c.topk),
+        bad = __any_sync(~0u, call_refused(h, c.report)) ? 2 : 0;
     if (lead && c.part != MPIX_CUDA_END && !bad &&
-        !far_offers_send(h, rows_offer_of(h, c, rows, fault), h.offered, offsetof(mpix_cuda_words, rows_offered), epoch, c.report))
+        !far_offers_send(h, rows_offer_of(h, c, rows, fault), h.offered,
+                         offsetof(mpix_cuda_words, rows_offered), epoch, c.report))
         bad = 2;
-    if (c.part == MPIX_CUDA_BEGIN || __syncthreads_or(bad == 2)) /* begun: peers may ask and push; all else is the second half's */
+    /* begun: peers may ask and push; all else is the second half's */
+    if (c.part == MPIX_CUDA_BEGIN || __syncthreads_or(bad == 2))
         return;
     if (c.choice_weights && !c.offer.status && !fault)
         choices_give(h, c, epoch);
     if (warp == 0) {
         mpix_cuda_offer o = {};
-        if (lead && !far_offers_carry(h, h.offered, offsetof(mpix_cuda_words, rows_offered), epoch, c.report))
+        if (lead && !far_offers_carry(h, h.offered, offsetof(mpix_cuda_words, rows_offered), epoch,
+                                      c.report))
             bad = 2;
         if (!bad)
-            bad = offers_wait(h, c.offer, h.offered, offsetof(mpix_cuda_words, rows_offered), epoch, lead ? c.wait_ns : nullptr, c.report, &o);
+            bad = offers_wait(h, c.offer, h.offered, offsetof(mpix_cuda_words, rows_offered), epoch,
+                              lead ? c.wait_ns : nullptr, c.report, &o);
         g.offers[lane] = o;
         __syncwarp();
         if (lane == 0) {
@@ -266,7 +317,8 @@ __global__ void __launch_bounds__(THREADS) far_expert_combine_kernel(const __gri
         } else {
             if (warp < PUSHERS)
                 fine = push_all<SUM>(h, c, g, order, epoch);
-            fine = fine && pairs_ask(h, c, epoch) && pairs_serve<SUM>(h, c, g, b, epoch) && tokens_finish<SUM>(h, c, g, b, epoch, values, partials[warp]);
+            fine = fine && pairs_ask(h, c, epoch) && pairs_serve<SUM>(h, c, g, b, epoch) &&
+                   tokens_finish<SUM>(h, c, g, b, epoch, values, partials[warp]);
         }
     }
     if (__syncthreads_or(!fine))
@@ -277,14 +329,19 @@ __global__ void __launch_bounds__(THREADS) far_expert_combine_kernel(const __gri
     }
 }
 
-/* ---- launches ---- */
-template <class SUM> static cudaError_t launch(int sms, const mpix_cuda_handle *h, const mpix_cuda_combine *c, cudaStream_t stream) {
+/* ---- launches -------------------------------------------------------------------------------- */
+template <class SUM>
+static cudaError_t launch(int sms, const mpix_cuda_handle *h, const mpix_cuda_combine *c,
+                          cudaStream_t stream) {
     far_expert_combine_kernel<SUM><<<sms, THREADS, order_bytes(h), stream>>>(*h, *c);
     return cudaGetLastError();
 }
 
-cudaError_t mpix_cuda_far_expert_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaStream_t stream) {
-    int sms = c->num_sms > 0 ? c->num_sms : mpix_cuda_half(d, MPIX_CUDA_FAR_EXPERT_SMS), small = c->xdtype == BF16 || c->xdtype == F16;
+cudaError_t mpix_cuda_far_expert_combine_launch(const mpix_cuda_device *d,
+                                                const mpix_cuda_handle *h, mpix_cuda_combine *c,
+                                                cudaStream_t stream) {
+    int sms = c->num_sms > 0 ? c->num_sms : mpix_cuda_half(d, MPIX_CUDA_FAR_EXPERT_SMS),
+        small = c->xdtype == BF16 || c->xdtype == F16;
     int64_t values = 4 * (int64_t)h->max_topk, wide = c->xdtype == F64 ? 8 : 4;
     sms = mpix_cuda_blocks(d, sms);
     c->offer.lanes = sms;
@@ -292,12 +349,14 @@ cudaError_t mpix_cuda_far_expert_combine_launch(const mpix_cuda_device *d, const
         sms = 1;
     c->piece = PIECE;
     c->pieces = (int)((c->hidden + c->piece - 1) / c->piece);
-    c->batch = far_batch_of(h, c->hidden * (small ? 2 : wide), 0, values); /* the two forms of partial sums (form_choose) */
+    /* the two forms of partial sums (form_choose) */
+    c->batch = far_batch_of(h, c->hidden * (small ? 2 : wide), 0, values);
     c->hop_batch = far_batch_of(h, c->hidden * wide, 0, values);
     c->ask_batch = far_items_of(h, h->far.ask);
     return sum_choose(c, [&](auto sum) { return launch<decltype(sum)>(sms, h, c, stream); });
 }
 
 cudaError_t mpix_cuda_far_expert_combine_load(int *arch) {
-    return sum_each([=](auto sum) { return mpix_cuda_load(arch, far_expert_combine_kernel<decltype(sum)>); });
+    return sum_each(
+        [=](auto sum) { return mpix_cuda_load(arch, far_expert_combine_kernel<decltype(sum)>); });
 }

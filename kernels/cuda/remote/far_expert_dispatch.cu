@@ -1,13 +1,17 @@
 /*
- * far_expert_dispatch.cu - dispatch in the EXPERT layout where some peers are reached through the proxy: a kernel here, and behind it the second one of
- * expert_dispatch.cu. The protocol is far.cuh's.
+ * far_expert_dispatch.cu - dispatch in the EXPERT layout where some peers are reached
+ * through the proxy: a kernel here, and behind it the second one of expert_dispatch.cu. The
+ * protocol is far.cuh's.
  *
- * A warp takes a token and stores its row everywhere at once: to the lowest of its rows at each mapped rank, to all of its rows here, once into the batch
- * of each proxied rank. When all tokens are taken, warps expand what comes from proxied ranks: from the landing room to all rows of the pair, and
- * what travelled beside it into the pair's record, where a mapped source would have written it. What mapped ranks sent to lowest rows is expanded
- * by the second kernel, which waits for their words and writes the caller's arrays of all pairs.
+ * A warp takes a token and stores its row everywhere at once: to the lowest of its rows at each
+ * mapped rank, to all of its rows here, once into the batch of each proxied rank. When all tokens
+ * are taken, warps expand what comes from proxied ranks: from the landing room to all rows of the
+ * pair, and what travelled beside it into the pair's record, where a mapped source would have
+ * written it. What mapped ranks sent to lowest rows is expanded by the second kernel, which waits
+ * for their words and writes the caller's arrays of all pairs.
  *
- * Halves: the first is this kernel up to the words to mapped ranks; the second is the rest of it and the other kernel.
+ * Halves: the first is this kernel up to the words to mapped ranks; the second is the rest of it
+ * and the other kernel.
  */
 #include "common/copy.cuh"
 #include "expert/expert_rows.cuh"
@@ -15,8 +19,11 @@
 #include "common/launch.h"
 #include "common/quant.cuh"
 
-/* Where a token's row goes: of lane r to rank r, of lane k to the row here of choice k; null: nowhere. */
-struct pair_places { quant_place of[2]; };
+/* Where a token's row goes: of lane r to rank r, of lane k to the row here of choice k;
+ * null: nowhere. */
+struct pair_places {
+    quant_place of[2];
+};
 
 __device__ __forceinline__ quant_place place_in(const target &to, int64_t row) {
     return {to.x + row * to.stride, to.scales + row * to.scale_stride};
@@ -25,7 +32,8 @@ __device__ __forceinline__ quant_place place_in(const target &to, int64_t row) {
 __device__ static void row_store(const mpix_cuda_dispatch &c, int64_t t, const pair_places &p) {
     int lane = threadIdx.x % 32;
     if (c.quant) {
-        quant_row(c.x + t * c.x_stride, c.quant, c.hidden, c.offer.dtype == F8E5M2, c.offer.scale_kind, p.of, 2);
+        quant_row(c.x + t * c.x_stride, c.quant, c.hidden, c.offer.dtype == F8E5M2,
+                  c.offer.scale_kind, p.of, 2);
         return;
     }
     for (int i = 0; i < 2; i++) {
@@ -34,14 +42,18 @@ __device__ static void row_store(const mpix_cuda_dispatch &c, int64_t t, const p
             continue;
         warp_copy_any(c.x + t * c.x_stride, p.of[i].row, c.row, lane);
         if (c.scale_row > 0)
-            warp_copy_any(c.scales + t * c.scale_stride, goes ? p.of[i].scales : nullptr, c.scale_row, lane);
+            warp_copy_any(c.scales + t * c.scale_stride, goes ? p.of[i].scales : nullptr,
+                          c.scale_row, lane);
     }
 }
 
-/* Whole tokens, by warps. to: the target of the lane's rank, own: this rank's. 0, or 2: the context has failed. */
-__device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const target &to, const target &own, uint64_t epoch) {
+/* Whole tokens, by warps. to: the target of the lane's rank, own: this rank's. 0, or 2: the
+ * context has failed. */
+__device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                  const target &to, const target &own, uint64_t epoch) {
     int lane = threadIdx.x % 32;
-    uint32_t *taken = &h.state->item[MPIX_CUDA_DISPATCH], ticket = lane == 0 ? atomicAdd(taken, 1) : 0;
+    uint32_t *taken = &h.state->item[MPIX_CUDA_DISPATCH],
+             ticket = lane == 0 ? atomicAdd(taken, 1) : 0;
     const bool far = far_is(h, lane), mapped = mapped_is(h, lane);
     int64_t send = far ? h.state->send[lane] : 0;
     bool fine = true;
@@ -51,7 +63,8 @@ __device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dis
         bool needs = lane < h.size && (h.bitmap[t] >> lane & 1), goes = far && needs;
         uint32_t index = goes ? far_pair_index(h, t, lane) : 0;
         char *item = goes ? h.far.window + far_pack(h, lane) + index * c.batch.item : nullptr;
-        int64_t row = mapped && needs && lane != h.rank ? h.expert.first[t * h.size + lane] : -1, here = -1;
+        int64_t row = mapped && needs && lane != h.rank ? h.expert.first[t * h.size + lane] : -1,
+                here = -1;
         int32_t id = lane < c.topk ? h.ids[t * h.max_topk + lane] : -1;
         if (id >= 0 && h.owner[id] == h.rank)
             here = h.expert.row[t * h.max_topk + lane];
@@ -64,12 +77,15 @@ __device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dis
             p.of[1] = place_in(own, here);
         row_store(c, t, p);
         float w = c.weights && lane < c.topk ? c.weights[t * c.topk + lane] : 0.0f;
-        for (uint32_t m = __ballot_sync(~0u, c.weights && mapped && needs && (to.flags & MPIX_CUDA_OFFER_WEIGHTS)); m; m &= m - 1) {
+        for (uint32_t m = __ballot_sync(~0u, c.weights && mapped && needs &&
+                                                 (to.flags & MPIX_CUDA_OFFER_WEIGHTS));
+             m; m &= m - 1) {
             int r = __ffs(m) - 1;
             if (lane < c.topk)
                 record_of(h, r, row_of(h, t, r)).weights[lane] = w;
         }
-        far_pair_pack(h, t, c.topk, c.weights ? c.weights + t * c.topk : nullptr, item ? item + c.batch.record : nullptr);
+        far_pair_pack(h, t, c.topk, c.weights ? c.weights + t * c.topk : nullptr,
+                      item ? item + c.batch.record : nullptr);
         __syncwarp();
         if (goes && fine)
             fine = hop_item_count(h, c.batch, FAR_DISPATCH, lane, index, send, epoch, c.report);
@@ -79,7 +95,8 @@ __device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dis
 }
 
 /* What comes from proxied ranks, to all rows of each pair. 0, or 2: the context has failed. */
-__device__ static int pairs_expand(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c, const target &own, uint64_t epoch) {
+__device__ static int pairs_expand(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                   const target &own, uint64_t epoch) {
     int lane = threadIdx.x % 32, width = h.state->width;
     int64_t pairs = far_is(h, lane) ? h.state->recv[lane] : 0;
     far_unit u;
@@ -95,7 +112,8 @@ __device__ static int pairs_expand(const mpix_cuda_handle &h, const mpix_cuda_di
                 to = place_in(own, row);
             warp_copy_any(item, to.row, c.row, lane);
             if (c.scale_row > 0)
-                warp_copy_any(item + c.batch.scales, to.row ? to.scales : nullptr, c.scale_row, lane);
+                warp_copy_any(item + c.batch.scales, to.row ? to.scales : nullptr, c.scale_row,
+                              lane);
             pair_record rec = record_of(h, h.rank, (int64_t)h.state->first[u.r] + i);
             if (lane == 0)
                 *rec.token = (int32_t)*p.token;
@@ -109,9 +127,12 @@ __device__ static int pairs_expand(const mpix_cuda_handle &h, const mpix_cuda_di
 }
 
 /* No thread leaves before all have met at the end: the workers' barrier counts on them. */
-__global__ void __launch_bounds__(512) far_expert_dispatch_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ mpix_cuda_dispatch c) {
+__global__ void __launch_bounds__(512)
+    far_expert_dispatch_kernel(const __grid_constant__ mpix_cuda_handle h,
+                               const __grid_constant__ mpix_cuda_dispatch c) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    const bool lead = blockIdx.x == 0 && warp == 0, sends = c.part != MPIX_CUDA_END, receives = c.part != MPIX_CUDA_BEGIN;
+    const bool lead = blockIdx.x == 0 && warp == 0, sends = c.part != MPIX_CUDA_END,
+               receives = c.part != MPIX_CUDA_BEGIN;
     const uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
     int status = own_status(h, c), bad = call_refused(h, c.report) ? 2 : 0;
     bad = __any_sync(~0u, bad) ? 2 : 0;
@@ -119,16 +140,20 @@ __global__ void __launch_bounds__(512) far_expert_dispatch_kernel(const __grid_c
         bad = 2;
     mpix_cuda_offer o;
     if (!bad)
-        bad = offers_wait(h, c.offer, h.ready, offsetof(mpix_cuda_words, ready), epoch, nullptr, c.report, &o);
+        bad = offers_wait(h, c.offer, h.ready, offsetof(mpix_cuda_words, ready), epoch, nullptr,
+                          c.report, &o);
     target own = target_of(h, c.offer, h.rank);
     if (lead) {
         int64_t pairs = lane < h.size ? h.state->recv[lane] : 0;
-        if (!bad && receives && !far_chunks_carry(h, FAR_DISPATCH, epoch, pairs, c.batch.per_chunk, c.wait_ns, c.report))
+        if (!bad && receives &&
+            !far_chunks_carry(h, FAR_DISPATCH, epoch, pairs, c.batch.per_chunk, c.wait_ns,
+                              c.report))
             bad = 2;
     } else {
         if (!bad && sends) {
             bad = tokens_send(h, c, target_of(h, o, lane), own, epoch);
-            padding_fill(h, c, own, (int)blockIdx.x * warps + warp - 1, (int)gridDim.x * warps - 1); /* without the lead */
+            /* without the lead */
+            padding_fill(h, c, own, (int)blockIdx.x * warps + warp - 1, (int)gridDim.x * warps - 1);
         }
         __syncwarp();
         if (sends && far_workers_meet(bad == 2))
@@ -144,14 +169,18 @@ __global__ void __launch_bounds__(512) far_expert_dispatch_kernel(const __grid_c
         counters_reset(h, MPIX_CUDA_DISPATCH); /* the call ends with the other kernel */
 }
 
-cudaError_t mpix_cuda_far_expert_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, cudaStream_t stream) {
+cudaError_t mpix_cuda_far_expert_dispatch_launch(const mpix_cuda_device *d,
+                                                 const mpix_cuda_handle *h, mpix_cuda_dispatch *c,
+                                                 cudaStream_t stream) {
     int sms = c->num_sms > 0 ? c->num_sms : mpix_cuda_half(d, MPIX_CUDA_FAR_EXPERT_SMS);
     sms = mpix_cuda_blocks(d, sms);
     c->offer.lanes = sms;
     c->batch = far_batch_of(h, c->row, c->scale_row, 8 + 8 * (int64_t)h->max_topk);
     far_expert_dispatch_kernel<<<sms, 512, 0, stream>>>(*h, *c);
     cudaError_t err = cudaGetLastError();
-    return err == cudaSuccess && c->part != MPIX_CUDA_BEGIN ? mpix_cuda_expand_launch(d, h, c, sms, stream) : err;
+    return err == cudaSuccess && c->part != MPIX_CUDA_BEGIN
+               ? mpix_cuda_expand_launch(d, h, c, sms, stream)
+               : err;
 }
 
 cudaError_t mpix_cuda_far_expert_dispatch_load(int *arch) {

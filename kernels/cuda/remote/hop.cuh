@@ -1,47 +1,68 @@
 /*
- * hop.cuh - two hops: between hosts a row travels once per host, to a rank there that passes it on to its neighbours over the link between GPUs.
- * What is computed, who forwards for whom and when two hops are taken are as in host memory (coll/host/forward.h); how it travels is far.cuh's.
+ * hop.cuh - two hops: between hosts a row travels once per host, to a rank there that passes it on
+ * to its neighbours over the link between GPUs. What is computed, who forwards for whom and when
+ * two hops are taken are as in host memory (coll/host/forward.h); how it travels is far.cuh's.
  *
- * Dispatch. A source packs a token once for each other host that needs it, in the room of the host's rank through which it reaches that host: the
- * row, and a record of the token's choices there with the rows that they take at their ranks. Tokens for a host are numbered in their order, as those
- * for a rank are. The forwarder's warps take what has come and store it where the source would if it could map the host's ranks; a block's
- * word to its neighbours (rows_here) comes when it has stored both its own rows and what it forwards, so who waits for the words has everything.
- * Combine. The owner of tokens sends the forwarder which rows of each it wants summed (FAR_ASK: a record without weights). The forwarder's warps read
- * those rows where combine's offers say they lie, as mapped peers do, and put the sums - rounded once, to the dtype of sums - into the room that is
- * the forwarder's at the owner, who adds them behind the rows of its own host. A neighbour's rows are read until the block says READ-DONE.
+ * Dispatch. A source packs a token once for each other host that needs it, in the room of the
+ * host's rank through which it reaches that host: the row, and a record of the token's choices
+ * there with the rows that they take at their ranks. Tokens for a host are numbered in their order,
+ * as those for a rank are. The forwarder's warps take what has come and store it where the source
+ * would if it could map the host's ranks; a block's word to its neighbours (rows_here) comes when
+ * it has stored both its own rows and what it forwards, so who waits for the words has everything.
+ * Combine. The owner of tokens sends the forwarder which rows of each it wants summed (FAR_ASK: a
+ * record without weights). The forwarder's warps read those rows where combine's offers say they
+ * lie, as mapped peers do, and put the sums - rounded once, to the dtype of sums - into the room
+ * that is the forwarder's at the owner, who adds them behind the rows of its own host. A
+ * neighbour's rows are read until the block says READ-DONE.
  *
- * Credit. The room for what comes from a peer holds all of a batch (max_tokens items: no source has more tokens for a host), so nobody waits for
- * a place: READY and ROWS grant the room as with one hop, by the same argument, and requests, which have room of their own, come under
- * ROWS as well: their readers were part of an earlier combine.
+ * Credit. The room for what comes from a peer holds all of a batch (max_tokens items: no source has
+ * more tokens for a host), so nobody waits for a place: READY and ROWS grant the room as with one
+ * hop, by the same argument, and requests, which have room of their own, come under ROWS as well:
+ * their readers were part of an earlier combine.
  *
- * Progress. A warp that forwards waits for chunks of sources, which need nobody's forwarding: they are packed and queued by blocks that wait for
- * offers alone. In combine all requests are taken by tickets before anybody sums for others, and all sums for others before any own
- * token, so requests wait for nothing, sums for others wait for requests only, and own tokens for those. The lead passes requests on before it looks at
- * sums; they are short. Nobody waits in a circle, whatever blocks run.
+ * Progress. A warp that forwards waits for chunks of sources, which need nobody's forwarding: they
+ * are packed and queued by blocks that wait for offers alone. In combine all requests are taken by
+ * tickets before anybody sums for others, and all sums for others before any own token, so
+ * requests wait for nothing, sums for others wait for requests only, and own tokens for those. The
+ * lead passes requests on before it looks at sums; they are short. Nobody waits in a circle,
+ * whatever blocks run.
  *
- * A forwarder whose call ends by a time-out or a lost source signals nobody, and its neighbours name it when their time limit is over.
+ * A forwarder whose call ends by a time-out or a lost source signals nobody, and its neighbours
+ * name it when their time limit is over.
  */
 #ifndef MPIX_KERNELS_CUDA_HOP_CUH
 #define MPIX_KERNELS_CUDA_HOP_CUH
 #include "far.cuh"
 
-/* A record: the token (int64), then for each choice its expert (-1: not on that host), its row at the expert's rank, and in dispatch its weight. */
+/* A record: the token (int64), then for each choice its expert (-1: not on that host), its row at
+ * the expert's rank, and in dispatch its weight. */
 enum { HOP_NONE = -1, HOP_IDS = 8 };
 __device__ __forceinline__ int32_t *hop_ids(char *record) { return (int32_t *)(record + HOP_IDS); }
-__device__ __forceinline__ const int32_t *hop_ids(const char *record) { return (const int32_t *)(record + HOP_IDS); }
+__device__ __forceinline__ const int32_t *hop_ids(const char *record) {
+    return (const int32_t *)(record + HOP_IDS);
+}
 
 /* Whether this rank reaches another host through rank r. */
-__device__ __forceinline__ bool via_is(const mpix_cuda_handle &h, int r) { return far_is(h, r) && h.far.via[h.far.host_of[r]] == r; }
+__device__ __forceinline__ bool via_is(const mpix_cuda_handle &h, int r) {
+    return far_is(h, r) && h.far.via[h.far.host_of[r]] == r;
+}
 /* The number of token t among this rank's for a host. */
 __device__ __forceinline__ uint32_t hop_index(const mpix_cuda_handle &h, int64_t t, int host) {
-    return h.far.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.far.nhosts + host] + h.far.rel[t * h.far.nhosts + host];
+    return h.far.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.far.nhosts + host] +
+           h.far.rel[t * h.far.nhosts + host];
 }
 /* Of the lane's rank: items that come from it to be forwarded; items that go to it. */
-__device__ __forceinline__ int64_t hop_items_in(const mpix_cuda_handle &h, int lane) { return h.far.serves >> lane & 1 ? h.state->items[lane] : 0; }
-__device__ __forceinline__ int64_t hop_items_out(const mpix_cuda_handle &h, int lane) { return via_is(h, lane) ? h.state->hosts[h.far.host_of[lane]] : 0; }
+__device__ __forceinline__ int64_t hop_items_in(const mpix_cuda_handle &h, int lane) {
+    return h.far.serves >> lane & 1 ? h.state->items[lane] : 0;
+}
+__device__ __forceinline__ int64_t hop_items_out(const mpix_cuda_handle &h, int lane) {
+    return via_is(h, lane) ? h.state->hosts[h.far.host_of[lane]] : 0;
+}
 
-/* Records of token t, by a warp; rec: of lane r, a forwarder, where its goes, or null. weights: of the token's choices, or null. */
-__device__ inline void hop_record_pack(const mpix_cuda_handle &h, int64_t t, int topk, const float *weights, char *rec, int lane) {
+/* Records of token t, by a warp; rec: of lane r, a forwarder, where its goes, or null. weights: of
+ * the token's choices, or null. */
+__device__ inline void hop_record_pack(const mpix_cuda_handle &h, int64_t t, int topk,
+                                       const float *weights, char *rec, int lane) {
     for (uint32_t m = __ballot_sync(~0u, rec != nullptr); m; m &= m - 1) {
         int r = __ffs(m) - 1;
         char *to = (char *)__shfl_sync(~0u, (unsigned long long)rec, r);
@@ -60,11 +81,13 @@ __device__ inline void hop_record_pack(const mpix_cuda_handle &h, int64_t t, int
 }
 
 /* The row that a record names for a rank, each lane's own; -1: none. By a warp. */
-__device__ inline int64_t hop_record_row(const mpix_cuda_handle &h, const char *record, int width, int rank) {
+__device__ inline int64_t hop_record_row(const mpix_cuda_handle &h, const char *record, int width,
+                                         int rank) {
     int lane = threadIdx.x % 32;
     int64_t row = HOP_NONE;
     for (int k0 = 0; k0 < width; k0 += 32) {
-        int k = k0 + lane, id = k < width ? hop_ids(record)[k] : -1, owner = id >= 0 ? h.owner[id] : -1;
+        int k = k0 + lane, id = k < width ? hop_ids(record)[k] : -1,
+            owner = id >= 0 ? h.owner[id] : -1;
         uint32_t at = id >= 0 ? (uint32_t)hop_ids(record)[h.max_topk + k] : 0;
         for (uint32_t m = __ballot_sync(~0u, owner >= 0); m; m &= m - 1) {
             int j = __ffs(m) - 1, r = __shfl_sync(~0u, owner, j);
@@ -76,8 +99,10 @@ __device__ inline int64_t hop_record_row(const mpix_cuda_handle &h, const char *
     return row;
 }
 
-/* What stands beside the forwarded row at each rank, as record_pack writes it; to: of lane r, or null. By a warp. */
-__device__ inline void hop_record_forward(const mpix_cuda_handle &h, const char *record, int width, char *to, int lane) {
+/* What stands beside the forwarded row at each rank, as record_pack writes it; to: of lane r, or
+ * null. By a warp. */
+__device__ inline void hop_record_forward(const mpix_cuda_handle &h, const char *record, int width,
+                                          char *to, int lane) {
     for (uint32_t m = __ballot_sync(~0u, to != nullptr); m; m &= m - 1) {
         int r = __ffs(m) - 1;
         char *at = (char *)__shfl_sync(~0u, (unsigned long long)to, r);
@@ -86,15 +111,20 @@ __device__ inline void hop_record_forward(const mpix_cuda_handle &h, const char 
         for (int k = lane; k < width; k += 32) {
             int32_t id = hop_ids(record)[k];
             ((int32_t *)(at + 8))[k] = id >= 0 && h.owner[id] == r ? h.local[id] : -1;
-            ((float *)(at + 8))[h.max_topk + k] = ((const float *)hop_ids(record))[2 * h.max_topk + k];
+            ((float *)(at + 8))[h.max_topk + k] =
+                ((const float *)hop_ids(record))[2 * h.max_topk + k];
         }
     }
 }
 
-/* Counts what this warp has packed of a batch of n items at number index, for the lane's peer; after a __syncwarp. False: the context has failed. */
-__device__ __forceinline__ bool hop_item_count(const mpix_cuda_handle &h, const mpix_cuda_far_batch &b, int kind, int r, uint32_t index, int64_t n,
-                                               uint64_t epoch, mpix_cuda_status *to) {
+/* Counts what this warp has packed of a batch of n items at number index, for the lane's peer;
+ * after a __syncwarp. False: the context has failed. */
+__device__ __forceinline__ bool hop_item_count(const mpix_cuda_handle &h,
+                                               const mpix_cuda_far_batch &b, int kind, int r,
+                                               uint32_t index, int64_t n, uint64_t epoch,
+                                               mpix_cuda_status *to) {
     int64_t chunk = index / b.per_chunk, left = n - chunk * b.per_chunk;
-    return far_chunk_count(h, b, kind, r, chunk, 1, (uint32_t)(left < b.per_chunk ? left : b.per_chunk), epoch, to);
+    return far_chunk_count(h, b, kind, r, chunk, 1,
+                           (uint32_t)(left < b.per_chunk ? left : b.per_chunk), epoch, to);
 }
 #endif
