@@ -1,17 +1,21 @@
 /*
- * mpix_device.cuh - put, signal, wait, flush and atomic add inside a CUDA kernel. CUDA C++17, sm_70 or later. Handles come from mpix_device.h.
+ * mpix_device.cuh - put, signal, wait, flush and atomic add inside a CUDA kernel. CUDA C++17, sm_70
+ * or later. Handles come from mpix_device.h.
  *
- * Scope. Each function has a template parameter that says who calls it: one thread (MPIX_THREAD), all 32 threads of a warp (MPIX_WARP), or all
- * threads of a block (MPIX_BLOCK), each with the same arguments; all get the same result. What the threads of the scope stored before the call
- * belongs to it: no barrier of the caller's is needed before or after.
+ * Scope. Each function has a template parameter that says who calls it: one thread (MPIX_THREAD),
+ * all 32 threads of a warp (MPIX_WARP), or all threads of a block (MPIX_BLOCK), each with the same
+ * arguments; all get the same result. What the threads of the scope stored before the call belongs
+ * to it: no barrier of the caller's is needed before or after.
  *
- * Order. A signal to a peer, alone or in mpix_put_signal, is seen there after everything that the threads of its scope put to the same peer before, and
- * after what others put before if they synchronised with those threads. Puts among each other are not ordered. What a wait has seen
- * signalled can be read by the scope's threads with ordinary loads - not with ld.global.nc, and memory that is waited for must not have been
- * read before through __ldg or const __restrict__.
+ * Order. A signal to a peer, alone or in mpix_put_signal, is seen there after everything that the
+ * threads of its scope put to the same peer before, and after what others put before if they
+ * synchronised with those threads. Puts among each other are not ordered. What a wait has seen
+ * signalled can be read by the scope's threads with ordinary loads - not with ld.global.nc, and
+ * memory that is waited for must not have been read before through __ldg or const __restrict__.
  *
- * Waiting. No call waits longer than the object's timeout_s. Kernels whose blocks wait for other ranks must be resident on all of them at once: not
- * more blocks than the GPU runs together, and where ranks share a GPU, each must get its turn.
+ * Waiting. No call waits longer than the object's timeout_s. Kernels whose blocks wait for other
+ * ranks must be resident on all of them at once: not more blocks than the GPU runs together, and
+ * where ranks share a GPU, each must get its turn.
  */
 #ifndef MPIX_DEVICE_CUH
 #define MPIX_DEVICE_CUH
@@ -19,7 +23,7 @@
 
 enum mpix_scope { MPIX_THREAD, MPIX_WARP, MPIX_BLOCK };
 
-/* ---- private ---------------------------------------------------------------------------------------------------------------------------- */
+/* ---- private --------------------------------------------------------------------------------- */
 
 __device__ __forceinline__ unsigned long long mpix_dev_now() {
     unsigned long long v;
@@ -41,8 +45,11 @@ __device__ __forceinline__ unsigned long long mpix_dev_relaxed(const unsigned lo
     asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
 }
-__device__ __forceinline__ void mpix_dev_fence_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
-__device__ __forceinline__ unsigned long long mpix_dev_add_gpu(unsigned long long *p, unsigned long long n) {
+__device__ __forceinline__ void mpix_dev_fence_sys() {
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+__device__ __forceinline__ unsigned long long mpix_dev_add_gpu(unsigned long long *p,
+                                                               unsigned long long n) {
     unsigned long long old;
     asm volatile("atom.relaxed.gpu.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(n) : "memory");
     return old;
@@ -54,7 +61,8 @@ __device__ __forceinline__ void mpix_dev_seen(unsigned long long *p, unsigned lo
 template <mpix_scope S> __device__ __forceinline__ int mpix_dev_leader() {
     if (S == MPIX_BLOCK)
         return threadIdx.x + threadIdx.y + threadIdx.z == 0;
-    return S == MPIX_THREAD || (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32 == 0;
+    return S == MPIX_THREAD ||
+           (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32 == 0;
 }
 template <mpix_scope S> __device__ __forceinline__ void mpix_dev_sync() {
     if (S == MPIX_BLOCK)
@@ -62,7 +70,8 @@ template <mpix_scope S> __device__ __forceinline__ void mpix_dev_sync() {
     else if (S == MPIX_WARP)
         __syncwarp();
 }
-/* The leader's result for all; also the barrier behind which what the leader acquired is everybody's. */
+/* The leader's result for all; also the barrier behind which what the leader acquired
+ * is everybody's. */
 template <mpix_scope S> __device__ __forceinline__ int mpix_dev_all(int result) {
     if (S == MPIX_BLOCK) {
         const int mine = mpix_dev_leader<S>() ? result : 0;
@@ -81,23 +90,31 @@ template <mpix_scope S> __device__ __forceinline__ int mpix_dev_all(int result) 
 }
 
 /*
- * n places in a row of the queue; *position becomes the number of the first. 0: there was no room in time, and nothing was claimed.
+ * n places in a row of the queue; *position becomes the number of the first. 0: there was no room
+ * in time, and nothing was claimed.
  *
- * Room and place are two counters, because a compare-and-swap of one fails for all but one of those who try at once. `reserved` counts those who
- * were let in: who finds, when it adds n, that reserved + n exceeds tail + slots takes its n back. It never is less than the number of those who
- * were let in; ones that were refused and have not taken theirs back yet can refuse others too early, but let nobody in too many: the k-th place
- * is given out by `head` only after k were let in, and then k <= tail + slots. So a slot that is written was taken, by a tail that was read with
- * acquire, here or by whoever stored `seen` with release. And as nobody is let in without room, a producer that gives up leaves no hole.
+ * Room and place are two counters, because a compare-and-swap of one fails for all but one of those
+ * who try at once. `reserved` counts those who were let in: who finds, when it adds n, that
+ * reserved + n exceeds tail + slots takes its n back. It never is less than the number of those who
+ * were let in; ones that were refused and have not taken theirs back yet can refuse others too
+ * early, but let nobody in too many: the k-th place is given out by `head` only after k were let
+ * in, and then k <= tail + slots. So a slot that is written was taken, by a tail that was read with
+ * acquire, here or by whoever stored `seen` with release. And as nobody is let in without room, a
+ * producer that gives up leaves no hole.
  *
- * A full ring. `seen`, a copy of the tail in GPU memory, is all that is looked at while others could be kept out; one producer at a time fetches the
- * tail itself over PCIe. (All of them fetching it, and each trying again at every sight of room: 0.4 instead of several million commands/s.)
+ * A full ring. `seen`, a copy of the tail in GPU memory, is all that is looked at while
+ * others could be kept out; one producer at a time fetches the tail itself over PCIe. (All of
+ * them fetching it, and each trying again at every sight of room: 0.4 instead of several
+ * million commands/s.)
  */
-__device__ inline int mpix_dev_claim(const mpix_dev_fifo &f, unsigned n, unsigned long long timeout_ns, unsigned long long *position) {
+__device__ inline int mpix_dev_claim(const mpix_dev_fifo &f, unsigned n,
+                                     unsigned long long timeout_ns, unsigned long long *position) {
     const unsigned long long slots = f.mask + 1;
     unsigned long long start = 0;
     unsigned pause = 64;
     for (;;) {
-        unsigned long long in = mpix_dev_relaxed(f.reserved) + n, tail = mpix_dev_acquire_gpu(f.seen);
+        unsigned long long in = mpix_dev_relaxed(f.reserved) + n,
+                           tail = mpix_dev_acquire_gpu(f.seen);
         if ((long long)(in - tail) <= (long long)slots) {
             in = mpix_dev_add_gpu(f.reserved, n) + n;
             if ((long long)(in - tail) <= (long long)slots) {
@@ -122,14 +139,19 @@ __device__ inline int mpix_dev_claim(const mpix_dev_fifo &f, unsigned n, unsigne
 }
 
 /* Relaxed: what the command tells of, its descriptor included, was fenced before. */
-__device__ __forceinline__ void mpix_dev_store(const mpix_dev_fifo &f, unsigned long long position, unsigned long long word0, unsigned long long word1) {
+__device__ __forceinline__ void mpix_dev_store(const mpix_dev_fifo &f, unsigned long long position,
+                                               unsigned long long word0, unsigned long long word1) {
     const unsigned long long valid = 1ull << 63, parity = position & (f.mask + 1) ? 0 : valid;
     unsigned long long *slot = f.slots + 2 * (position & f.mask);
-    asm volatile("st.relaxed.sys.v2.u64 [%0], {%1, %2};" ::"l"(slot), "l"((word0 & ~valid) | parity), "l"((word1 & ~valid) | parity) : "memory");
+    asm volatile("st.relaxed.sys.v2.u64 [%0], {%1, %2};" ::"l"(slot),
+                 "l"((word0 & ~valid) | parity), "l"((word1 & ~valid) | parity)
+                 : "memory");
 }
 
-/* By whoever claimed n places: every quarter of a lap somebody reads the tail, so that the others seldom find the ring full by an old copy. */
-__device__ __forceinline__ void mpix_dev_refresh(const mpix_dev_fifo &f, unsigned long long position, unsigned n) {
+/* By whoever claimed n places: every quarter of a lap somebody reads the tail, so that the others
+ * seldom find the ring full by an old copy. */
+__device__ __forceinline__ void mpix_dev_refresh(const mpix_dev_fifo &f,
+                                                 unsigned long long position, unsigned n) {
     const unsigned long long quarter = (f.mask + 1) / 4;
     if (quarter && position / quarter != (position + n) / quarter)
         mpix_dev_seen(f.seen, mpix_dev_acquire_sys(f.tail));
@@ -140,23 +162,29 @@ __device__ __forceinline__ void mpix_dev_note(const mpix_dev_peer &p, unsigned l
     asm volatile("red.relaxed.gpu.max.u64 [%0], %1;" ::"l"(p.last), "l"(number) : "memory");
 }
 
-__device__ __forceinline__ unsigned long long mpix_dev_word0(int op, unsigned remote, unsigned local, unsigned long long bytes) {
-    return (unsigned long long)op | (unsigned long long)remote << 3 | (unsigned long long)local << 19 | bytes << 31;
+__device__ __forceinline__ unsigned long long
+mpix_dev_word0(int op, unsigned remote, unsigned local, unsigned long long bytes) {
+    return (unsigned long long)op | (unsigned long long)remote << 3 |
+           (unsigned long long)local << 19 | bytes << 31;
 }
 
 /* A put as a command, with a descriptor at its place if it needs one. */
 struct mpix_dev_put_cmd {
     unsigned long long word0, word1, loff, roff, bytes;
     int desc;
-    __device__ mpix_dev_put_cmd(int rmem, unsigned long long roff_, int mem, unsigned long long loff_, unsigned long long bytes_)
+    __device__ mpix_dev_put_cmd(int rmem, unsigned long long roff_, int mem,
+                                unsigned long long loff_, unsigned long long bytes_)
         : loff(loff_), roff(roff_), bytes(bytes_) {
-        desc = ((loff | roff) & (MPIX_DEV_UNIT - 1)) != 0 || loff / MPIX_DEV_UNIT >> 31 || roff / MPIX_DEV_UNIT >> 32 || bytes >> 32;
-        word0 = mpix_dev_word0(desc ? MPIX_DEV_CMD_PUT_DESC : MPIX_DEV_CMD_PUT, (unsigned)rmem, (unsigned)mem, desc ? 0 : bytes);
+        desc = ((loff | roff) & (MPIX_DEV_UNIT - 1)) != 0 || loff / MPIX_DEV_UNIT >> 31 ||
+               roff / MPIX_DEV_UNIT >> 32 || bytes >> 32;
+        word0 = mpix_dev_word0(desc ? MPIX_DEV_CMD_PUT_DESC : MPIX_DEV_CMD_PUT, (unsigned)rmem,
+                               (unsigned)mem, desc ? 0 : bytes);
         word1 = desc ? 0 : loff / MPIX_DEV_UNIT | roff / MPIX_DEV_UNIT << 31;
     }
 };
 
-__device__ __forceinline__ void mpix_dev_desc(const mpix_dev_fifo &f, unsigned long long position, unsigned long long loff, unsigned long long roff,
+__device__ __forceinline__ void mpix_dev_desc(const mpix_dev_fifo &f, unsigned long long position,
+                                              unsigned long long loff, unsigned long long roff,
                                               unsigned long long bytes, unsigned long long value) {
     volatile unsigned long long *d = f.descs + MPIX_DEV_DESC_WORDS * (position & f.mask);
     d[0] = loff;
@@ -165,8 +193,11 @@ __device__ __forceinline__ void mpix_dev_desc(const mpix_dev_fifo &f, unsigned l
     d[3] = value;
 }
 
-/* By one thread; covers what it and those it synchronised with stored. put: NULL for none; slot: -1 for no signal. */
-__device__ inline int mpix_dev_command(const mpix_dev_state &s, int peer, const mpix_dev_put_cmd *put, int slot, unsigned long long add) {
+/* By one thread; covers what it and those it synchronised with stored. put: NULL for none; slot: -1
+ * for no signal. */
+__device__ inline int mpix_dev_command(const mpix_dev_state &s, int peer,
+                                       const mpix_dev_put_cmd *put, int slot,
+                                       unsigned long long add) {
     const mpix_dev_peer &p = s.peers[peer];
     const mpix_dev_fifo &f = s.fifo[p.fifo];
     const unsigned n = (put ? 1u : 0u) + (slot >= 0 ? 1u : 0u);
@@ -179,18 +210,21 @@ __device__ inline int mpix_dev_command(const mpix_dev_state &s, int peer, const 
     if (put)
         mpix_dev_store(f, at, put->word0, put->word1);
     if (slot >= 0)
-        mpix_dev_store(f, at + n - 1, mpix_dev_word0(MPIX_DEV_CMD_SIGNAL, (unsigned)peer, 0, (unsigned)slot), add);
+        mpix_dev_store(f, at + n - 1,
+                       mpix_dev_word0(MPIX_DEV_CMD_SIGNAL, (unsigned)peer, 0, (unsigned)slot), add);
     mpix_dev_note(p, at + n);
     mpix_dev_refresh(f, at, n);
     return MPIX_DEVICE_OK;
 }
 
-/* The counters of a mapped peer: by an addition over the link where that adds to the peer's memory; elsewhere, as in host memory, where the
- * GPU's additions are none to the processor, by storing the new sum, which nobody else changes, under a lock that makes the word grow. By one
+/* The counters of a mapped peer: by an addition over the link where that adds to the peer's
+ * memory; elsewhere, as in host memory, where the GPU's additions are none to the processor, by
+ * storing the new sum, which nobody else changes, under a lock that makes the word grow. By one
  * thread, behind a fence. */
 __device__ inline void mpix_dev_count(const mpix_dev_peer &p, int slot, unsigned long long add) {
     if (!p.sums) {
-        asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(p.out + slot), "l"(add) : "memory");
+        asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(p.out + slot), "l"(add)
+                     : "memory");
         return;
     }
     const unsigned long long lock = 1ull << 63;
@@ -203,15 +237,19 @@ __device__ inline void mpix_dev_count(const mpix_dev_peer &p, int slot, unsigned
     atomicExch(&p.sums[slot], old + add);
 }
 
-template <typename T> __device__ __forceinline__ void mpix_dev_move(char *to, const char *from, unsigned long long bytes, unsigned i, unsigned n) {
+template <typename T>
+__device__ __forceinline__ void mpix_dev_move(char *to, const char *from, unsigned long long bytes,
+                                              unsigned i, unsigned n) {
     const T *src = (const T *)from;
     T *dst = (T *)to;
     for (unsigned long long at = i; at < bytes / sizeof(T); at += n)
         dst[at] = src[at];
 }
 
-/* By n threads, each with its number i: in units that both addresses allow, a thread's neighbours take the neighbouring ones. */
-__device__ inline void mpix_dev_copy(char *to, const char *from, unsigned long long bytes, unsigned i, unsigned n) {
+/* By n threads, each with its number i: in units that both addresses allow, a thread's neighbours
+ * take the neighbouring ones. */
+__device__ inline void mpix_dev_copy(char *to, const char *from, unsigned long long bytes,
+                                     unsigned i, unsigned n) {
     unsigned long long differ = (unsigned long long)to ^ (unsigned long long)from;
     unsigned width = differ & 1 ? 1 : differ & 2 ? 2 : differ & 4 ? 4 : differ & 8 ? 8 : 16;
     unsigned long long head = (0ull - (unsigned long long)to) & (width - 1);
@@ -232,17 +270,22 @@ __device__ inline void mpix_dev_copy(char *to, const char *from, unsigned long l
         to[k] = from[k];
 }
 
-template <mpix_scope S> __device__ __forceinline__ void mpix_dev_copy_scope(char *to, const char *from, unsigned long long bytes) {
+template <mpix_scope S>
+__device__ __forceinline__ void mpix_dev_copy_scope(char *to, const char *from,
+                                                    unsigned long long bytes) {
     unsigned thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
     mpix_dev_sync<S>(); /* what the scope's other threads have just stored is to be read here */
     if (S == MPIX_THREAD)
         mpix_dev_copy(to, from, bytes, 0, 1);
     else
-        mpix_dev_copy(to, from, bytes, S == MPIX_WARP ? thread % 32 : thread, S == MPIX_WARP ? 32 : blockDim.x * blockDim.y * blockDim.z);
+        mpix_dev_copy(to, from, bytes, S == MPIX_WARP ? thread % 32 : thread,
+                      S == MPIX_WARP ? 32 : blockDim.x * blockDim.y * blockDim.z);
 }
 
 /* Whether a wait has to end; start: 0 at first. */
-__device__ __forceinline__ int mpix_dev_late(const unsigned long long *error_word, unsigned long long timeout_ns, unsigned long long *start) {
+__device__ __forceinline__ int mpix_dev_late(const unsigned long long *error_word,
+                                             unsigned long long timeout_ns,
+                                             unsigned long long *start) {
     unsigned long long now = mpix_dev_now(), error = error_word ? mpix_dev_relaxed(error_word) : 0;
     if (error)
         return (int)error;
@@ -252,7 +295,9 @@ __device__ __forceinline__ int mpix_dev_late(const unsigned long long *error_wor
 }
 
 /* Until *word has reached at_least. */
-__device__ inline int mpix_dev_await(const unsigned long long *word, unsigned long long at_least, const unsigned long long *error, unsigned long long timeout_ns) {
+__device__ inline int mpix_dev_await(const unsigned long long *word, unsigned long long at_least,
+                                     const unsigned long long *error,
+                                     unsigned long long timeout_ns) {
     unsigned long long start = 0;
     int bad = 0;
     for (unsigned turns = 0; mpix_dev_acquire_sys(word) < at_least && !bad; turns++)
@@ -262,12 +307,16 @@ __device__ inline int mpix_dev_await(const unsigned long long *word, unsigned lo
 }
 
 /*
- * The same of a word in host memory that many threads wait for at once: one of them reads it over PCIe and copies it to `seen`, in GPU memory, for
- * the others. (Each reading for itself keeps the cache line from the processor that wants to write it: a median of 64 instead of 4 to 6 us with 64
+ * The same of a word in host memory that many threads wait for at once: one of them reads it over
+ * PCIe and copies it to `seen`, in GPU memory, for the others. (Each reading for itself keeps the
+ * cache line from the processor that wants to write it: a median of 64 instead of 4 to 6 us with 64
  * warps.) Whoever has got what it waited for leaves the reading to the next that finds it free.
  */
-__device__ inline int mpix_dev_await_shared(const unsigned long long *word, unsigned long long *seen, unsigned long long *looking, unsigned long long at_least,
-                                            const unsigned long long *error, unsigned long long timeout_ns) {
+__device__ inline int mpix_dev_await_shared(const unsigned long long *word,
+                                            unsigned long long *seen, unsigned long long *looking,
+                                            unsigned long long at_least,
+                                            const unsigned long long *error,
+                                            unsigned long long timeout_ns) {
     unsigned long long start = 0, last = 0;
     int bad = 0;
     for (unsigned turns = 0; !bad; turns++) {
@@ -290,14 +339,18 @@ __device__ inline int mpix_dev_await_shared(const unsigned long long *word, unsi
     return bad;
 }
 
-__device__ __forceinline__ int mpix_dev_within(unsigned long long bytes, unsigned long long off, unsigned long long len) {
+__device__ __forceinline__ int mpix_dev_within(unsigned long long bytes, unsigned long long off,
+                                               unsigned long long len) {
     return len <= bytes && off <= bytes - len;
 }
 
 template <mpix_scope S>
-__device__ inline int mpix_dev_put(const MPIX_Device &d, const MPIX_Device_rmem &to, unsigned long long roff, const MPIX_Device_mem &from,
-                                   unsigned long long off, unsigned long long len, int slot, unsigned long long add) {
-    if (!mpix_dev_within(to.bytes, roff, len) || !mpix_dev_within(from.bytes, off, len) || slot >= d.slots || add >> 63)
+__device__ inline int mpix_dev_put(const MPIX_Device &d, const MPIX_Device_rmem &to,
+                                   unsigned long long roff, const MPIX_Device_mem &from,
+                                   unsigned long long off, unsigned long long len, int slot,
+                                   unsigned long long add) {
+    if (!mpix_dev_within(to.bytes, roff, len) || !mpix_dev_within(from.bytes, off, len) ||
+        slot >= d.slots || add >> 63)
         return MPIX_DEVICE_ARG;
     if (!to.ptr && (from.index < 0 || to.index < 0))
         return MPIX_DEVICE_UNSUPPORTED;
@@ -319,7 +372,7 @@ __device__ inline int mpix_dev_put(const MPIX_Device &d, const MPIX_Device_rmem 
     return MPIX_DEVICE_OK;
 }
 
-/* ---- for kernels ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- for kernels ----------------------------------------------------------------------------- */
 
 /**
  * Writes len bytes to a peer's memory. Any offsets and lengths; multiples of 16 are fastest.
@@ -327,13 +380,16 @@ __device__ inline int mpix_dev_put(const MPIX_Device &d, const MPIX_Device_rmem 
  * @param d     the object
  * @param to    the peer's memory
  * @param roff  offset in it
- * @param from  local memory, which must not change until mpix_flush, or until the peer has told that it has got the data
+ * @param from  local memory, which must not change until mpix_flush, or until the peer has told
+ *   that it has got the data
  * @param off   offset in it
  * @param len   bytes; 0 moves nothing
- * @return 0, or MPIX_DEVICE_ARG, _UNSUPPORTED, _TIMEOUT (no room in the queue: nothing was queued), _PEER
+ * @return 0, or MPIX_DEVICE_ARG, _UNSUPPORTED, _TIMEOUT (no room in the queue: nothing
+ *   was queued), _PEER
  */
 template <mpix_scope S>
-__device__ __forceinline__ int mpix_put(const MPIX_Device &d, const MPIX_Device_rmem &to, uint64_t roff, const MPIX_Device_mem &from, uint64_t off,
+__device__ __forceinline__ int mpix_put(const MPIX_Device &d, const MPIX_Device_rmem &to,
+                                        uint64_t roff, const MPIX_Device_mem &from, uint64_t off,
                                         uint64_t len) {
     return mpix_dev_put<S>(d, to, roff, from, off, len, -1, 0);
 }
@@ -346,8 +402,9 @@ __device__ __forceinline__ int mpix_put(const MPIX_Device &d, const MPIX_Device_
  * @return as mpix_put
  */
 template <mpix_scope S>
-__device__ __forceinline__ int mpix_put_signal(const MPIX_Device &d, const MPIX_Device_rmem &to, uint64_t roff, const MPIX_Device_mem &from, uint64_t off,
-                                               uint64_t len, int slot, uint64_t add) {
+__device__ __forceinline__ int mpix_put_signal(const MPIX_Device &d, const MPIX_Device_rmem &to,
+                                               uint64_t roff, const MPIX_Device_mem &from,
+                                               uint64_t off, uint64_t len, int slot, uint64_t add) {
     return slot < 0 ? MPIX_DEVICE_ARG : mpix_dev_put<S>(d, to, roff, from, off, len, slot, add);
 }
 
@@ -359,7 +416,8 @@ __device__ __forceinline__ int mpix_put_signal(const MPIX_Device &d, const MPIX_
  * @param add   below 2^63
  * @return 0, or MPIX_DEVICE_ARG, _TIMEOUT, _PEER
  */
-template <mpix_scope S> __device__ inline int mpix_signal(const MPIX_Device &d, int peer, int slot, uint64_t add) {
+template <mpix_scope S>
+__device__ inline int mpix_signal(const MPIX_Device &d, int peer, int slot, uint64_t add) {
     int result = MPIX_DEVICE_OK;
     if (peer < 0 || peer >= d.size || slot < 0 || slot >= d.slots || add >> 63)
         return MPIX_DEVICE_ARG;
@@ -376,7 +434,8 @@ template <mpix_scope S> __device__ inline int mpix_signal(const MPIX_Device &d, 
     return mpix_dev_all<S>(result);
 }
 
-/** The value of a peer's counter here now. What was put before the signals that it counts can be read. By each thread for itself. */
+/** The value of a peer's counter here now. What was put before the signals that it counts can be
+ * read. By each thread for itself. */
 __device__ __forceinline__ uint64_t mpix_signal_value(const MPIX_Device &d, int peer, int slot) {
     return mpix_dev_acquire_sys(d.state->peers[peer].in + slot);
 }
@@ -389,7 +448,8 @@ __device__ __forceinline__ uint64_t mpix_signal_value(const MPIX_Device &d, int 
  * @param at_least  its value
  * @return 0, or MPIX_DEVICE_ARG, _TIMEOUT, _PEER: then what was awaited must not be read
  */
-template <mpix_scope S> __device__ inline int mpix_wait(const MPIX_Device &d, int peer, int slot, uint64_t at_least) {
+template <mpix_scope S>
+__device__ inline int mpix_wait(const MPIX_Device &d, int peer, int slot, uint64_t at_least) {
     int result = MPIX_DEVICE_OK;
     if (peer < 0 || peer >= d.size || slot < 0 || slot >= d.slots)
         return MPIX_DEVICE_ARG;
@@ -401,7 +461,8 @@ template <mpix_scope S> __device__ inline int mpix_wait(const MPIX_Device &d, in
 }
 
 /**
- * Waits until everything that the scope's threads have put and added to a peer before is in the peer's memory; local memory may be used again then.
+ * Waits until everything that the scope's threads have put and added to a peer before is in the
+ * peer's memory; local memory may be used again then.
  *
  * @return 0, or MPIX_DEVICE_ARG, _TIMEOUT, _PEER
  */
@@ -422,7 +483,8 @@ template <mpix_scope S> __device__ inline int mpix_flush(const MPIX_Device &d, i
             } else {
                 mpix_dev_store(f, at, mpix_dev_word0(MPIX_DEV_CMD_FLUSH, (unsigned)peer, 0, 0), 0);
                 mpix_dev_refresh(f, at, 1);
-                result = mpix_dev_await_shared(p.done, p.done_seen, p.looking, at + 1, p.error, s.timeout_ns);
+                result = mpix_dev_await_shared(p.done, p.done_seen, p.looking, at + 1, p.error,
+                                               s.timeout_ns);
             }
         }
     }
@@ -430,15 +492,17 @@ template <mpix_scope S> __device__ inline int mpix_flush(const MPIX_Device &d, i
 }
 
 /**
- * Adds to a 64-bit integer in a peer's memory, atomically with all other additions of this library's calls to it. Not ordered with puts; mpix_flush
- * covers it.
+ * Adds to a 64-bit integer in a peer's memory, atomically with all other additions of this
+ * library's calls to it. Not ordered with puts; mpix_flush covers it.
  *
  * @param to     a peer's memory with to.atomics = 1
  * @param roff   offset of the word, a multiple of 8
  * @param value  what to add
  * @return 0, or MPIX_DEVICE_ARG, _UNSUPPORTED, _TIMEOUT, _PEER
  */
-template <mpix_scope S> __device__ inline int mpix_atomic_add(const MPIX_Device &d, const MPIX_Device_rmem &to, uint64_t roff, int64_t value) {
+template <mpix_scope S>
+__device__ inline int mpix_atomic_add(const MPIX_Device &d, const MPIX_Device_rmem &to,
+                                      uint64_t roff, int64_t value) {
     int result = MPIX_DEVICE_OK;
     if (!mpix_dev_within(to.bytes, roff, 8) || ((unsigned long long)to.ptr + roff) % 8)
         return MPIX_DEVICE_ARG;
@@ -446,18 +510,22 @@ template <mpix_scope S> __device__ inline int mpix_atomic_add(const MPIX_Device 
         return MPIX_DEVICE_UNSUPPORTED;
     mpix_dev_sync<S>();
     if (mpix_dev_leader<S>() && to.ptr) {
-        asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"((char *)to.ptr + roff), "l"(value) : "memory");
+        asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"((char *)to.ptr + roff),
+                     "l"(value)
+                     : "memory");
     } else if (mpix_dev_leader<S>()) {
         const mpix_dev_state &s = *d.state;
         const mpix_dev_peer &p = s.peers[to.peer];
         const mpix_dev_fifo &f = s.fifo[p.fifo];
         unsigned long long at;
         if (!mpix_dev_claim(f, 1, s.timeout_ns, &at)) {
-            result = mpix_dev_relaxed(p.error) ? (int)mpix_dev_relaxed(p.error) : MPIX_DEVICE_TIMEOUT;
+            result = mpix_dev_relaxed(p.error) ? (int)mpix_dev_relaxed(p.error)
+                                               : MPIX_DEVICE_TIMEOUT;
         } else {
             mpix_dev_desc(f, at, 0, roff, 8, (unsigned long long)value);
             mpix_dev_fence_sys();
-            mpix_dev_store(f, at, mpix_dev_word0(MPIX_DEV_CMD_ADD_DESC, (unsigned)to.index, 0, 0), 0);
+            mpix_dev_store(f, at, mpix_dev_word0(MPIX_DEV_CMD_ADD_DESC, (unsigned)to.index, 0, 0),
+                           0);
             mpix_dev_note(p, at + 1);
             mpix_dev_refresh(f, at, 1);
         }

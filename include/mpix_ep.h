@@ -1,48 +1,59 @@
 /*
  * mpix_ep.h - expert-parallel dispatch and combine on an MPI communicator.
  *
- * In a mixture-of-experts layer every token (a row of `hidden` values) chooses `topk` of `num_experts` experts, and each expert
- * lives on one rank. *Dispatch* sends each token once to every rank that holds one of its experts; *combine* brings the experts'
- * outputs back and sums them for each token.
+ * In a mixture-of-experts layer every token (a row of `hidden` values) chooses `topk` of
+ * `num_experts` experts, and each expert lives on one rank. *Dispatch* sends each token once to
+ * every rank that holds one of its experts; *combine* brings the experts' outputs back and sums
+ * them for each token.
  *
  *     MPIX_Ep         context: sized once, collective
- *     MPIX_Ep_handle  a routing (who needs which token), reusable: route once, dispatch and combine many times
+ *     MPIX_Ep_handle  a routing (who needs which token), reusable: route once, dispatch and
+ *                     combine many times
  *     route -> dispatch -> (the caller's experts compute) -> combine
  *
  * The rules of mpix_xfer.h hold. Further:
  *
- *  - Collective, and started in the same order on all ranks of the context: create, free, handle_create, alloc, register, route,
- *    dispatch, combine (nonblocking forms too). dealloc, deregister and handle_free must also be made by all ranks in the same
- *    order, but do not wait for one another.
- *  - A rank whose arguments fail still takes part, with an empty batch marked failed: it returns its own error, the others
- *    MPIX_ERRK_REMOTE naming it (nonblocking calls at completion), and the next call works. The outputs of a call that failed on
- *    any rank are undefined on all. The nonblocking form returns the error at once and sets no transfer; the failed batch is
- *    delivered by the caller's later calls on the same context (or the progress thread). With a NULL or freed object the caller
- *    alone gets MPIX_ERRK_ARG, and its peers time out.
+ *  - Collective, and started in the same order on all ranks of the context: create, free,
+ *    handle_create, alloc, register, route, dispatch, combine (nonblocking forms too). dealloc,
+ *    deregister and handle_free must also be made by all ranks in the same order, but do not wait
+ *    for one another.
+ *  - A rank whose arguments fail still takes part, with an empty batch marked failed: it returns
+ *    its own error, the others MPIX_ERRK_REMOTE naming it (nonblocking calls at completion), and
+ *    the next call works. The outputs of a call that failed on any rank are undefined on all. The
+ *    nonblocking form returns the error at once and sets no transfer; the failed batch is delivered
+ *    by the caller's later calls on the same context (or the progress thread). With a NULL or freed
+ *    object the caller alone gets MPIX_ERRK_ARG, and its peers time out.
  *  - One thread at a time per context. Several contexts and handles may be in flight at once.
  *  - After fork a context is the parent's (mpix_xfer.h): the child can only free it.
- *  - Every i... call has a blocking form without the last argument, and an ..._enqueue form with `void *stream` (a cudaStream_t)
- *    instead for GPU memory.
- *  - Configuration beats info, info beats environment, environment beats default. The info keys and environment variables are
- *    listed by `mpix_ep_info --params`. An info key that starts with mpix_ep_ and is unknown or does not parse is MPIX_ERRK_ARG.
+ *  - Every i... call has a blocking form without the last argument, and an ..._enqueue form with
+ *    `void *stream` (a cudaStream_t) instead for GPU memory.
+ *  - Configuration beats info, info beats environment, environment beats default. The info keys and
+ *    environment variables are listed by `mpix_ep_info --params`. An info key that starts with
+ *    mpix_ep_ and is unknown or does not parse is MPIX_ERRK_ARG.
  *
- * State of this version: modes HT and LL in host memory; ranks of one host map each other's memory, ranks of other hosts are reached through
- * a proxy over RDMA (parameter transport). In GPU memory (MPIX_EP_CUDA): mode HT, at most 32 ranks, of one host or of several (through
- * pinned host memory of 2 * max_tokens * (max_row_bytes + 8 * max_topk + 200) bytes per proxied peer and handle, with 20 for 8 where two hops are possible and, with
- * two_hops=on, only for peers of which one forwards for the other; in EXPERT of 2 * max_tokens * (2 * max_row_bytes + 16 * max_topk + 220) bytes, and combine's fp8
- * rows have at most max_row_bytes / 2 elements; below 32 GiB of a handle); dispatch outputs, and
- * in COMPACT combine inputs, lie in memory from MPIX_Ep_alloc; ids, other rows and outputs in any memory of the context's device; counts
- * also in host memory (pinned for ..._enqueue); in EXPERT max_topk at most 32. Mode LL there: rows and counts in any memory of the device, at most
- * 32 ranks, of one host or of several (memory of proxied peers: MPIX_Ep_window_size; below 32 GiB of a handle). What returns MPIX_ERRK_UNSUPPORTED: masking, set_mask; in
- * mode HT MPIX_EP_SLOTS, a wire dtype other than x's (but see MPIX_Ep_combine_in), MPIX_Ep_combine_buffer; in mode LL MPIX_EP_COMPACT, the
- * counts of route that tell what is received, combine's in.topk_weights, MPIX_Ep_combine_buffer in the EXPERT layout; the ..._enqueue calls
- * in host memory; in GPU memory dispatch's conversion of dtypes but to fp8, its counts in mode HT, several hosts in mode HT with MPIX_EP_SMS_NONE or, in EXPERT, two_hops=on, in mode LL MPIX_EP_SMS_NONE and, in the EXPERT layout,
- * more than 11000 experts of a rank times ranks, rows that peers reach elsewhere
- * than in memory from MPIX_Ep_alloc, a
- * build or machine without CUDA.
+ * State of this version: modes HT and LL in host memory; ranks of one host map each other's memory,
+ * ranks of other hosts are reached through a proxy over RDMA (parameter transport). In GPU memory
+ * (MPIX_EP_CUDA): mode HT, at most 32 ranks, of one host or of several (through pinned host memory
+ * of 2 * max_tokens * (max_row_bytes + 8 * max_topk + 200) bytes per proxied peer and handle, with
+ * 20 for 8 where two hops are possible and, with two_hops=on, only for peers of which one forwards
+ * for the other; in EXPERT of 2 * max_tokens * (2 * max_row_bytes + 16 * max_topk + 220) bytes, and
+ * combine's fp8 rows have at most max_row_bytes / 2 elements; below 32 GiB of a handle); dispatch
+ * outputs, and in COMPACT combine inputs, lie in memory from MPIX_Ep_alloc; ids, other rows and
+ * outputs in any memory of the context's device; counts also in host memory (pinned for
+ * ..._enqueue); in EXPERT max_topk at most 32. Mode LL there: rows and counts in any memory of the
+ * device, at most 32 ranks, of one host or of several (memory of proxied peers:
+ * MPIX_Ep_window_size; below 32 GiB of a handle). What returns MPIX_ERRK_UNSUPPORTED: masking,
+ * set_mask; in mode HT MPIX_EP_SLOTS, a wire dtype other than x's (but see MPIX_Ep_combine_in),
+ * MPIX_Ep_combine_buffer; in mode LL MPIX_EP_COMPACT, the counts of route that tell what is
+ * received, combine's in.topk_weights, MPIX_Ep_combine_buffer in the EXPERT layout; the ..._enqueue
+ * calls in host memory; in GPU memory dispatch's conversion of dtypes but to fp8, its counts in
+ * mode HT, several hosts in mode HT with MPIX_EP_SMS_NONE or, in EXPERT, two_hops=on, in mode LL
+ * MPIX_EP_SMS_NONE and, in the EXPERT layout, more than 11000 experts of a rank times ranks, rows
+ * that peers reach elsewhere than in memory from MPIX_Ep_alloc, a build or machine without CUDA.
  *
- * Sources. Dispatch with one copy of a token per rank, handles and both layouts follow what DeepEP and NCCL EP offer; the
- * algorithms (direct placement, ready/signal words) are described in doc/architecture.md.
+ * Sources. Dispatch with one copy of a token per rank, handles and both layouts follow what DeepEP
+ * and NCCL EP offer; the algorithms (direct placement, ready/signal words) are described in
+ * doc/architecture.md.
  */
 #ifndef MPIX_EP_H
 #define MPIX_EP_H
@@ -61,46 +72,60 @@ typedef struct mpix_ep_handle *MPIX_Ep_handle;
 /**
  * Mode: HT for large batches (high throughput), LL for decode-sized ones (low latency).
  *
- * LL: each handle has fixed banks for `depth` dispatches and `depth` combines in flight, so ranks exchange no counts and grant nothing: a row
- * travels once per rank, with its choices, as soon as dispatch is called. What differs from HT:
- *  - route is local. What this rank receives is told by dispatch (out.recv_per_rank, recv_per_expert, expert_offset).
+ * LL: each handle has fixed banks for `depth` dispatches and `depth` combines in flight, so ranks
+ * exchange no counts and grant nothing: a row travels once per rank, with its choices, as soon as
+ * dispatch is called. What differs from HT:
+ *  - route is local. What this rank receives is told by dispatch (out.recv_per_rank,
+ *    recv_per_expert, expert_offset).
  *  - A combine needs a dispatch of the same routing before it on the handle.
- *  - Combine sums a token's rows on the experts' rank, with row_weights, and rounds that to the wire's dtype (MPIX_Ep_combine_in).
- *  - Layouts SLOTS and EXPERT. overflow, expert_align, max_recv_rows, num_bias, slot_values, conversion in dispatch mean what they mean in HT.
- *  - What a rank finds only when rows arrive (TRUNCATE in the EXPERT layout, weights that a peer did not give) is an error on that rank
- *    alone; the others' calls succeed, and learn of it when its next call fails.
- *  - Both halves of a call in host memory: MPIX_Ep_idispatch or icombine sends, the wait receives; in between no thread is held. In GPU memory:
- *    ..._begin_enqueue and ..._end_enqueue; in between no multiprocessor is held.
- *  - In GPU memory a handle's calls follow each other on the device. A call that waits holds its multiprocessors (config.num_sms): where ranks
- *    start calls of different handles in different orders, all of them must find room for a block. MPIX_Ep_combine_buffer always gives the same memory.
+ *  - Combine sums a token's rows on the experts' rank, with row_weights, and rounds that to the
+ *    wire's dtype (MPIX_Ep_combine_in).
+ *  - Layouts SLOTS and EXPERT. overflow, expert_align, max_recv_rows, num_bias, slot_values,
+ *    conversion in dispatch mean what they mean in HT.
+ *  - What a rank finds only when rows arrive (TRUNCATE in the EXPERT layout, weights that a peer
+ *    did not give) is an error on that rank alone; the others' calls succeed, and learn of it when
+ *    its next call fails.
+ *  - Both halves of a call in host memory: MPIX_Ep_idispatch or icombine sends, the wait receives;
+ *    in between no thread is held. In GPU memory: ..._begin_enqueue and ..._end_enqueue; in between
+ *    no multiprocessor is held.
+ *  - In GPU memory a handle's calls follow each other on the device. A call that waits holds
+ *    its multiprocessors (config.num_sms): where ranks start calls of different handles in
+ *    different orders, all of them must find room for a block. MPIX_Ep_combine_buffer always
+ *    gives the same memory.
  */
 enum { MPIX_EP_HT, MPIX_EP_LL };
 
 /**
  * Layout of the received rows.
  * COMPACT: one row per (token, this rank); sources ascending, tokens ascending.
- * EXPERT:  one row per (token, local expert); experts ascending, in each sources ascending, tokens ascending; each expert's rows
- *          begin at a multiple of expert_align rows, and the rows in between are zero.
- * SLOTS:   (LL only) one row per (token, this rank) at a fixed place, no counts needed: the i-th token that rank s sends here, in the order of
- *          its tokens, is row s * max_tokens + i; capacity_rows is at least ranks * max_tokens. Places that no token has taken have src_rank,
- *          src_token and local_ids -1 and weights 0; their row is not touched.
+ * EXPERT:  one row per (token, local expert); experts ascending, in each sources ascending, tokens
+ *          ascending; each expert's rows begin at a multiple of expert_align rows, and the rows in
+ *          between are zero.
+ * SLOTS:   (LL only) one row per (token, this rank) at a fixed place, no counts needed: the i-th
+ *          token that rank s sends here, in the order of its tokens, is row s * max_tokens + i;
+ *          capacity_rows is at least ranks * max_tokens. Places that no token has taken have
+ *          src_rank, src_token and local_ids -1 and weights 0; their row is not touched.
  */
 enum { MPIX_EP_COMPACT, MPIX_EP_EXPERT, MPIX_EP_SLOTS };
 
 /**
- * Memory kind of all row buffers, ids and outputs of a context (counts of route may be in host memory too).
+ * Memory kind of all row buffers, ids and outputs of a context (counts of route may be in
+ * host memory too).
  *
- * MPIX_EP_CUDA: creating and freeing contexts and handles, MPIX_Ep_alloc and MPIX_Ep_dealloc wait for all kernels of the device, of other contexts too.
- * So all ranks make these calls and enqueued calls of other contexts in the same order, or the two wait for each other.
+ * MPIX_EP_CUDA: creating and freeing contexts and handles, MPIX_Ep_alloc and MPIX_Ep_dealloc wait
+ * for all kernels of the device, of other contexts too. So all ranks make these calls and enqueued
+ * calls of other contexts in the same order, or the two wait for each other.
  */
 enum { MPIX_EP_HOST, MPIX_EP_CUDA };
 
 /**
- * config.num_sms: rows are moved by copy engines. Kernels only pack rows before dispatch and sum them in combine, for a short time each and
- * with all multiprocessors; between the halves of a call (..._begin_enqueue, ..._end_enqueue) no kernel is there, once all ranks have
- * packed. Copies need their sizes from the host: the first dispatch or combine after a route waits for that route, also when it is
- * enqueued, so all ranks must make these calls in the same order on the host too. Calls can't be captured (MPIX_ERRK_UNSUPPORTED). Each
- * handle takes GPU memory for a batch to each other rank and one from each. COMPACT only.
+ * config.num_sms: rows are moved by copy engines. Kernels only pack rows before dispatch and sum
+ * them in combine, for a short time each and with all multiprocessors; between the halves of a call
+ * (..._begin_enqueue, ..._end_enqueue) no kernel is there, once all ranks have packed. Copies need
+ * their sizes from the host: the first dispatch or combine after a route waits for that route, also
+ * when it is enqueued, so all ranks must make these calls in the same order on the host too. Calls
+ * can't be captured (MPIX_ERRK_UNSUPPORTED). Each handle takes GPU memory for a batch to each other
+ * rank and one from each. COMPACT only.
  */
 enum { MPIX_EP_SMS_NONE = -1 };
 
@@ -118,193 +143,266 @@ enum {
     MPIX_EP_BYTES
 };
 
-/** Scales of fp8 rows, one per 128 channels, ceil(hidden / 128) per row: 4-byte floats, or 1-byte powers of two (exponent + 127). */
+/** Scales of fp8 rows, one per 128 channels, ceil(hidden / 128) per row: 4-byte floats, or 1-byte
+ * powers of two (exponent + 127). */
 enum { MPIX_EP_NO_SCALES, MPIX_EP_SCALES_F32, MPIX_EP_SCALES_UE8M0 };
 
-/** What happens to rows beyond a capacity: the call fails with MPIX_ERRK_TRUNCATE, or they are dropped (and count as zero). */
+/** What happens to rows beyond a capacity: the call fails with MPIX_ERRK_TRUNCATE, or they are
+ * dropped (and count as zero). */
 enum { MPIX_EP_OVERFLOW_ERROR, MPIX_EP_OVERFLOW_DROP };
 
 /** An array of rows in the caller's memory. */
 typedef struct {
-    void *data;             /**< first row; aligned to the element size; may be NULL if there are no rows */
-    MPI_Count stride;       /**< bytes from row to row, a multiple of the element size, >= hidden * element size; 0: dense */
-    int dtype;              /**< MPIX_EP_F64 ...; required in an input; in an output 0 means the input's */
+    void *data;             /**< first row; aligned to the element size; may be NULL if
+                             * there are no rows */
+    MPI_Count stride;       /**< bytes from row to row, a multiple of the element size, >=
+                             * hidden * element size; 0: dense */
+    int dtype;              /**< MPIX_EP_F64 ...; required in an input; in an output 0
+                             * means the input's */
     int scale_kind;         /**< MPIX_EP_NO_SCALES ...; scales only with an fp8 dtype */
     void *scales;           /**< first row's scales; NULL without scales */
     MPI_Count scale_stride; /**< bytes from one row's scales to the next's; 0: dense */
 } MPIX_Ep_rows;
 
-/** Configuration of a context. All fields but expert_owner's address and device must be equal on all ranks. */
+/** Configuration of a context. All fields but expert_owner's address and device must be equal
+ * on all ranks. */
 typedef struct {
     size_t struct_size;
     int mode;         /**< MPIX_EP_HT or MPIX_EP_LL */
-    int layout;       /**< HT: MPIX_EP_COMPACT or MPIX_EP_EXPERT; LL: MPIX_EP_SLOTS or MPIX_EP_EXPERT */
+    int layout;       /**< HT: MPIX_EP_COMPACT or MPIX_EP_EXPERT; LL: MPIX_EP_SLOTS or
+                       * MPIX_EP_EXPERT */
     int memkind;      /**< MPIX_EP_HOST or MPIX_EP_CUDA */
-    int device;       /**< CUDA device ordinal + 1; 0: the current one. Must be 0 with MPIX_EP_HOST */
-    int max_topk;     /**< most choices per token, >= 1; a limit only: it may exceed num_experts, routing.topk may not */
-    int expert_align; /**< EXPERT layout: rows to which each expert's block is aligned; 0: 1. Must be 0 or 1 otherwise */
-    int depth;        /**< HT: batches in flight per context whose rows or row data must be staged. LL: dispatches, and combines, in flight per
-                           handle. 0: 2; at most 64 */
-    int num_sms;      /**< multiprocessors that a dispatch or combine takes at most. MPIX_EP_SMS_NONE: copy engines move the rows. 0, the default:
-                           COMPACT: 15, the fewest that were fastest; 60 to make rows fp8 on the way and to sum fp8 rows; 20 in
-                           combine where there are no bulk loads. EXPERT: all in dispatch, since each row is copied several times in
-                           local memory. Kernels whose blocks all wait for the peers take at most (all - 12) / 2, so that calls of two
-                           handles can wait at once, in whatever order ranks start them: EXPERT's combine, and dispatch that makes rows
-                           fp8; LL and EXPERT among proxied peers, at most 60. Who gives more starts calls of different handles in the
-                           same order on all ranks. Must be 0 with MPIX_EP_HOST. Ranks may differ in it, but not in MPIX_EP_SMS_NONE */
+    int device;       /**< CUDA device ordinal + 1; 0: the current one. Must be 0
+                       * with MPIX_EP_HOST */
+    int max_topk;     /**< most choices per token, >= 1; a limit only: it may exceed num_experts,
+                       * routing.topk may not */
+    int expert_align; /**< EXPERT layout: rows to which each expert's block is aligned; 0: 1. Must
+                       * be 0 or 1 otherwise */
+    int depth;        /**< HT: batches in flight per context whose rows or row data must
+                         be staged. LL: dispatches, and combines, in flight per handle. 0:
+                         2; at most 64 */
+    int num_sms;      /**< multiprocessors that a dispatch or combine takes at most.
+                         MPIX_EP_SMS_NONE: copy engines move the rows. 0, the default:
+                         COMPACT: 15, the fewest that were fastest; 60 to make rows fp8 on the way
+                         and to sum fp8 rows; 20 in combine where there are no bulk loads. EXPERT:
+                         all in dispatch, since each row is copied several times in local memory.
+                         Kernels whose blocks all wait for the peers take at most (all - 12) / 2, so
+                         that calls of two handles can wait at once, in whatever order ranks start
+                         them: EXPERT's combine, and dispatch that makes rows fp8; LL and EXPERT
+                         among proxied peers, at most 60. Who gives more starts calls of different
+                         handles in the same order on all ranks. Must be 0 with MPIX_EP_HOST. Ranks
+                         may differ in it, but not in MPIX_EP_SMS_NONE */
     int overflow;     /**< MPIX_EP_OVERFLOW_ERROR or MPIX_EP_OVERFLOW_DROP */
     int masking;      /**< 1: go on without dead ranks (UNSUPPORTED in this version) */
-    int check;        /**< of ids in route (range, and that a token has no expert twice): 1 yes, -1 no, 0: yes in host memory. Unchecked
-                           bad ids are undefined behaviour in host memory; in GPU memory ids out of range count as -1, and choices of
-                           one expert by one token share a row, which the token's sum has for each of them */
+    int check;        /**< of ids in route (range, and that a token has no expert twice): 1
+                         yes, -1 no, 0: yes in host memory. Unchecked bad ids are undefined
+                         behaviour in host memory; in GPU memory ids out of range count as -1,
+                         and choices of one expert by one token share a row, which the token's
+                         sum has for each of them */
     int pad;          /**< must be 0 */
     MPI_Count num_experts;   /**< experts of all ranks together, >= 0, < 2^31 */
     MPI_Count max_tokens;    /**< most tokens a rank sends in a batch, >= 0, < 2^31 */
-    MPI_Count max_recv_rows; /**< most rows a rank receives in a batch, padding included; 0: worst case */
-    MPI_Count max_row_bytes; /**< most bytes of a row that travels: hidden * element size + its scales, >= 1 */
-    const int *expert_owner; /**< [num_experts] rank that holds each expert; a rank's experts are numbered ascending. NULL:
-                                  contiguous blocks, the first num_experts % ranks ranks holding one more. Copied. */
-    double timeout_s; /**< longest wait for a peer in seconds, also in creation; 0: the parameter's default, 300; negative or infinite: no limit */
+    MPI_Count max_recv_rows; /**< most rows a rank receives in a batch, padding
+                              * included; 0: worst case */
+    MPI_Count max_row_bytes; /**< most bytes of a row that travels: hidden * element
+                              * size + its scales, >= 1 */
+    const int *expert_owner; /**< [num_experts] rank that holds each expert; a rank's experts are
+                                numbered ascending. NULL: contiguous blocks, the first num_experts %
+                                ranks ranks holding one more. Copied. */
+    double timeout_s; /**< longest wait for a peer in seconds, also in creation; 0: the parameter's
+                       * default, 300; negative or infinite: no limit */
 } MPIX_Ep_config;
 
 /** The choices of this rank's tokens. Read until route completes. */
 typedef struct {
     size_t struct_size;
     MPI_Count num_tokens; /**< 0 .. max_tokens */
-    int topk;             /**< choices per token, 0 .. min(max_topk, num_experts); may differ between ranks only if num_tokens is 0 */
+    int topk;             /**< choices per token, 0 .. min(max_topk, num_experts); may differ
+                           * between ranks only if num_tokens is 0 */
     int idx_bits;         /**< 32 or 64; 0: 32 */
-    const void *ids;      /**< [num_tokens][topk] int32_t or int64_t: expert in [0, num_experts) or -1 (no choice); no expert twice
-                               in a token; NULL if there are none */
+    const void *ids;      /**< [num_tokens][topk] int32_t or int64_t: expert in [0, num_experts) or
+                             -1 (no choice); no expert twice in a token; NULL if there are none */
     MPI_Count ids_stride; /**< bytes from token to token, a multiple of the id's size; 0: dense */
 } MPIX_Ep_routing;
 
-/** Outputs of route, filled at completion; NULL where not wanted. Rows count as the layout counts them. */
+/** Outputs of route, filled at completion; NULL where not wanted. Rows count as the
+ * layout counts them. */
 typedef struct {
     size_t struct_size;
-    MPI_Count *recv_total;      /**< rows that dispatch will give this rank, padding included: the capacity needed */
+    MPI_Count *recv_total;      /**< rows that dispatch will give this rank, padding included: the
+                                 * capacity needed */
     MPI_Count *recv_per_rank;   /**< [ranks] rows from each rank, padding not included */
-    MPI_Count *recv_per_expert; /**< [local experts] (token, choice) pairs for each local expert, padding not included */
-    MPI_Count *expert_offset;   /**< [local experts + 1] EXPERT: first row of each expert, then recv_total. COMPACT: MPIX_ERRK_ARG */
+    MPI_Count *recv_per_expert; /**< [local experts] (token, choice) pairs for each local expert,
+                                 * padding not included */
+    MPI_Count *expert_offset;   /**< [local experts + 1] EXPERT: first row of each expert, then
+                                 * recv_total. COMPACT: MPIX_ERRK_ARG */
     MPI_Count *send_per_rank;   /**< [ranks] distinct tokens sent to each rank */
-    MPI_Count *send_per_host;   /**< [hosts] distinct tokens needed on each host; hosts numbered by their lowest rank */
+    MPI_Count *send_per_host;   /**< [hosts] distinct tokens needed on each host; hosts numbered by
+                                 * their lowest rank */
     MPI_Count *send_per_expert; /**< [num_experts] this rank's choices of each expert */
-    unsigned char *token_in_rank; /**< [num_tokens][ranks] 1 if the token goes to the rank, else 0 */
+    unsigned char *token_in_rank; /**< [num_tokens][ranks] 1 if the token goes to
+                                   * the rank, else 0 */
 } MPIX_Ep_counts;
 
 /**
- * Input of dispatch. Read until completion. Where the output's dtype is fp8 with scales and the input's is not, each row is quantised
- * in groups of 128 channels, once, on the sending rank. In float, every operation rounded to nearest even:
+ * Input of dispatch. Read until completion. Where the output's dtype is fp8 with scales and the
+ * input's is not, each row is quantised in groups of 128 channels, once, on the sending rank. In
+ * float, every operation rounded to nearest even:
  *
  *   amax = max(|x|, 2^-110), NaNs left out;  top = 448 (F8E4M3) or 57344 (F8E5M2)
  *   SCALES_F32:   scale = amax / top;  q = round(x * (top / amax))
- *   SCALES_UE8M0: scale = the smallest power of two that is not below amax / top;  q = round(x / scale)
+ *   SCALES_UE8M0: scale = the smallest power of two that is not below amax / top; q =
+ *   round(x / scale)
  *
- * round: to nearest even, cut to top. A NaN becomes 0x7f. With an infinity in a group the scale is an infinity (F32) or NaN (UE8M0), and
- * every element of the group times the scale is NaN. max_row_bytes counts the row that travels.
+ * round: to nearest even, cut to top. A NaN becomes 0x7f. With an infinity in a group the scale is
+ * an infinity (F32) or NaN (UE8M0), and every element of the group times the scale is NaN.
+ * max_row_bytes counts the row that travels.
  */
 typedef struct {
     size_t struct_size;
     MPI_Count hidden;          /**< elements per row, >= 1, equal on all ranks */
-    MPIX_Ep_rows x;            /**< [num_tokens of the routing] rows; dtype and scale_kind of what travels (out.x) equal on all ranks */
-    const float *topk_weights; /**< [num_tokens][topk] dense, travel along; NULL: none. If one rank's output asks for weights,
-                                    every rank that has tokens must give them */
+    MPIX_Ep_rows x;            /**< [num_tokens of the routing] rows; dtype and scale_kind of what
+                                * travels (out.x) equal on all ranks */
+    const float *topk_weights; /**< [num_tokens][topk] dense, travel along; NULL: none. If one
+                                  rank's output asks for weights, every rank that has tokens
+                                  must give them */
 } MPIX_Ep_dispatch_in;
 
 /** Output of dispatch. Written until completion. Rows beyond recv_total are not touched. */
 typedef struct {
     size_t struct_size;
     MPI_Count capacity_rows; /**< rows that every array below has room for */
-    MPIX_Ep_rows x;          /**< received rows; dtype 0 or the input's; or a narrower one, then rows are converted before they travel:
-                                  F64 to F32, F16, BF16, F32 to F16, BF16 (to nearest even), and F32, F16, BF16 to fp8 with scales,
-                                  as MPIX_Ep_dispatch_in says. Equal on all ranks, also on one that receives nothing */
-    int *local_ids;          /**< COMPACT, SLOTS: [rows][topk] local expert of each choice or -1 (another rank's, or no choice), with the topk of
-                                  the ranks that have tokens, if none has, this rank's; EXPERT: must be NULL (the row's place says it);
-                                  NULL: not wanted */
+    MPIX_Ep_rows x;          /**< received rows; dtype 0 or the input's; or a narrower one, then
+                                rows are converted before they travel: F64 to F32, F16, BF16, F32 to
+                                F16, BF16 (to nearest even), and F32, F16, BF16 to fp8 with scales,
+                                as MPIX_Ep_dispatch_in says. Equal on all ranks, also on one that
+                                receives nothing */
+    int *local_ids;          /**< COMPACT, SLOTS: [rows][topk] local expert of each choice or -1
+                                (another rank's, or no choice), with the topk of the ranks that
+                                have tokens, if none has, this rank's; EXPERT: must be NULL (the
+                                row's place says it);
+                                NULL: not wanted */
     int *src_rank;           /**< [rows] rank that sent the row, -1 for padding; NULL: not wanted */
-    MPI_Count *src_token;    /**< [rows] the token's index there, -1 for padding; NULL: not wanted */
-    float *topk_weights;     /**< COMPACT, SLOTS: [rows][topk]; EXPERT: [rows] the weight of that choice, 0 for padding; NULL: not wanted */
-    int64_t *cumulative;     /**< [local experts] recv_per_expert is added to it; NULL: not wanted */
-    int64_t *wait_ns;        /**< [ranks] nanoseconds this call waited for each rank's rows, added; NULL: not wanted */
-    MPI_Count *recv_per_rank;   /**< [ranks] rows from each rank, padding not included; NULL: not wanted. These three as route's, host memory */
-    MPI_Count *recv_per_expert; /**< [local experts] (token, choice) pairs for each local expert; NULL: not wanted */
-    MPI_Count *expert_offset;   /**< EXPERT: [local experts + 1] first row of each expert, then the rows, padding included; NULL: not wanted */
+    MPI_Count *src_token;    /**< [rows] the token's index there, -1 for
+                              * padding; NULL: not wanted */
+    float *topk_weights;     /**< COMPACT, SLOTS: [rows][topk]; EXPERT: [rows] the weight of that
+                              * choice, 0 for padding; NULL: not wanted */
+    int64_t *cumulative;     /**< [local experts] recv_per_expert is added to
+                              * it; NULL: not wanted */
+    int64_t *wait_ns;        /**< [ranks] nanoseconds this call waited for each rank's rows,
+                              * added; NULL: not wanted */
+    MPI_Count *recv_per_rank;   /**< [ranks] rows from each rank, padding not included; NULL: not
+                                 * wanted. These three as route's, host memory */
+    MPI_Count *recv_per_expert; /**< [local experts] (token, choice) pairs for each local
+                                 * expert; NULL: not wanted */
+    MPI_Count *expert_offset;   /**< EXPERT: [local experts + 1] first row of each expert, then the
+                                 * rows, padding included; NULL: not wanted */
 } MPIX_Ep_dispatch_out;
 
 /**
- * Input of combine. Read until completion. For token t of rank s, with the rows of a token's choices k:
+ * Input of combine. Read until completion. For token t of rank s, with the rows of a
+ * token's choices k:
  *
- *   y[t] = sum over ranks r ascending of ( sum over t's rows on r, choices ascending, of  w * x[row] )  + bias[0][t] + bias[1][t]
+ *   y[t] = sum over ranks r ascending of
+ *            ( sum over t's rows on r, choices ascending, of  w * x[row] )
+ *          + bias[0][t] + bias[1][t]
  *
- * where w is row_weights[row] if given, times nothing otherwise, and topk_weights[t][k] likewise. Sums and products are in
- * float (double for F64), products rounded before they are added. Dropped rows are left out. A token without rows gives zero.
- * The result is bitwise repeatable for equal routing and shape.
+ * where w is row_weights[row] if given, times nothing otherwise, and topk_weights[t][k] likewise.
+ * Sums and products are in float (double for F64), products rounded before they are added. Dropped
+ * rows are left out. A token without rows gives zero. The result is bitwise repeatable for equal
+ * routing and shape.
  *
- * Two hops (several hosts with several ranks each, GPU memory: COMPACT; parameter two_hops): the rows of another host are summed there, choices and ranks
- * as above, rounded to the wire's dtype (x's; of fp8 rows BF16; F32 if all ranks set wire = MPIX_EP_F32), and one such sum per host is added behind
- * the rows of the own host, hosts ascending:
+ * Two hops (several hosts with several ranks each, GPU memory: COMPACT; parameter two_hops): the
+ * rows of another host are summed there, choices and ranks as above, rounded to the wire's dtype
+ * (x's; of fp8 rows BF16; F32 if all ranks set wire = MPIX_EP_F32), and one such sum per host is
+ * added behind the rows of the own host, hosts ascending:
  *
- *   y[t] = (sum over own host's ranks) + wire(sum over the ranks of host h) + wire(sum over the ranks of host h') ... + bias
+ *   y[t] = (sum over own host's ranks)
+ *          + wire(sum over the ranks of host h) + wire(sum over the ranks of host h') ... + bias
  *
- * So y differs from the sum without two hops by at most u * (sum over other hosts of |host's sum|), u = 2^-8 (BF16), 2^-11 (F16), 0 (F32, F64, and any
- * dtype where a host's rows are one row without weights), apart from the order of float additions. What dispatch delivers is the same to the bit.
+ * So y differs from the sum without two hops by at most u * (sum over other hosts of |host's sum|),
+ * u = 2^-8 (BF16), 2^-11 (F16), 0 (F32, F64, and any dtype where a host's rows are one row without
+ * weights), apart from the order of float additions. What dispatch delivers is the same to the bit.
  *
- * EXPERT in GPU memory: the inner sums are made where the rows lie, and travel: in float (double for F64) if x is F32, F64 or fp8, or
- * if any rank sets wire = MPIX_EP_F32, and then the result is bitwise that of a context in host memory; else, wire = 0 or x's dtype,
- * rounded once to x's dtype, except those of the token's own rank. In that case y differs from the exact sum by at most
- * u * (sum over other ranks of |inner sum| + |y|), u = 2^-8 (BF16) or 2^-11 (F16), apart from the rounding of float.
+ * EXPERT in GPU memory: the inner sums are made where the rows lie, and travel: in float (double
+ * for F64) if x is F32, F64 or fp8, or if any rank sets wire = MPIX_EP_F32, and then the result is
+ * bitwise that of a context in host memory; else, wire = 0 or x's dtype, rounded once to x's dtype,
+ * except those of the token's own rank. In that case y differs from the exact sum by at most u *
+ * (sum over other ranks of |inner sum| + |y|), u = 2^-8 (BF16) or 2^-11 (F16), apart from the
+ * rounding of float.
  *
- * LL: the sum over a token's rows on one rank is rounded to in.wire there, and the token's owner adds those:
+ * LL: the sum over a token's rows on one rank is rounded to in.wire there, and the token's
+ * owner adds those:
  *
- *   y[t] = sum over ranks r ascending of wire( sum over t's rows on r, choices ascending, of row_weights[row] * x[row] ) + bias[0][t] + bias[1][t]
+ *   y[t] = sum over ranks r ascending of
+ *            wire( sum over t's rows on r, choices ascending, of  row_weights[row] * x[row] )
+ *          + bias[0][t] + bias[1][t]
  *
- * the same to the bit for its own, mapped and proxied ranks. Each rounding adds at most half a unit in the last place of wire.
+ * the same to the bit for its own, mapped and proxied ranks. Each rounding adds at most half a unit
+ * in the last place of wire.
  */
 typedef struct {
     size_t struct_size;
     MPI_Count hidden;          /**< elements per row, >= 1, equal on all ranks */
-    MPIX_Ep_rows x;            /**< rows in the layout that dispatch produced; any dtype but BYTES, equal on all ranks */
+    MPIX_Ep_rows x;            /**< rows in the layout that dispatch produced; any dtype but BYTES,
+                                * equal on all ranks */
     const float *row_weights;  /**< [rows] applied by the experts' rank; NULL: none */
-    const float *topk_weights; /**< [num_tokens][topk] applied by the token's owner; HT, EXPERT layout only (COMPACT and SLOTS rows are sums
-                                    already: MPIX_ERRK_ARG; LL: UNSUPPORTED, use row_weights); NULL: none */
-    const float *slot_values;  /**< COMPACT, SLOTS [rows][topk], EXPERT [rows]: brought back to each token's choice (the router's gradient);
-                                    NULL: none. On all ranks that have rows or on none: needed where a rank asks for them
-                                    (out.slot_values) whose tokens have rows here */
+    const float *topk_weights; /**< [num_tokens][topk] applied by the token's owner; HT, EXPERT
+                                  layout only (COMPACT and SLOTS rows are sums already:
+                                  MPIX_ERRK_ARG; LL: UNSUPPORTED, use row_weights); NULL: none */
+    const float *slot_values;  /**< COMPACT, SLOTS [rows][topk], EXPERT [rows]: brought back to each
+                                  token's choice (the router's gradient);
+                                  NULL: none. On all ranks that have rows or on none: needed
+                                  where a rank asks for them (out.slot_values) whose tokens
+                                  have rows here */
     int num_bias;              /**< 0 .. 2 */
     MPIX_Ep_rows bias[2];      /**< [num_tokens] rows each, dtype as y's, added last */
-    int wire;                  /**< dtype on the wire. HT: 0 or x's dtype; EXPERT in GPU memory and all host memory also MPIX_EP_F32, see above. LL: F64, F32, F16,
-                                    BF16; 0: x's, of fp8 rows BF16; equal on all ranks, a row of it at most max_row_bytes */
+    int wire;                  /**< dtype on the wire. HT: 0 or x's dtype; EXPERT in GPU memory and
+                                  all host memory also MPIX_EP_F32, see above. LL: F64, F32, F16,
+                                  BF16; 0: x's, of fp8 rows BF16; equal on all ranks, a row of it at
+                                  most max_row_bytes */
 } MPIX_Ep_combine_in;
 
 /** Output of combine. Written until completion. */
 typedef struct {
     size_t struct_size;
-    MPIX_Ep_rows y;     /**< [num_tokens] rows; dtype 0: x's (not for fp8); F64, F32, F16 or BF16; no scales */
-    float *slot_values; /**< [num_tokens][topk], 0 where there is no choice or the row was dropped; NULL: not wanted. Needs in.slot_values
-                             on every rank that has rows of these tokens */
-    int64_t *wait_ns;   /**< [ranks] nanoseconds this call waited for each rank, added; NULL: not wanted */
+    MPIX_Ep_rows y;     /**< [num_tokens] rows; dtype 0: x's (not for fp8); F64, F32, F16 or
+                         * BF16; no scales */
+    float *slot_values; /**< [num_tokens][topk], 0 where there is no choice or the row was
+                           dropped; NULL: not wanted. Needs in.slot_values on every rank that has
+                           rows of these tokens */
+    int64_t *wait_ns;   /**< [ranks] nanoseconds this call waited for each rank,
+                         * added; NULL: not wanted */
 } MPIX_Ep_combine_out;
 
-/* ---- context ------------------------------------------------------------------------------------------------------------ */
+/* ---- context --------------------------------------------------------------------------------- */
 
 /**
- * Bytes of window memory that a rank of such a context reserves at most, beyond what the caller allocates or registers. Local, no
- * communication, works before MPI_Init. Reserved memory is committed when first needed. With R ranks, E experts, M = max_recv_rows
- * (worst case: COMPACT R * max_tokens; EXPERT additionally every choice a row and padding), at most:
- *     depth * (M * (max_row_bytes + 40 + 8 * max_topk) + 8192)  +  max_handles * R * ((E + 2 R) * 8 + depth * 520 + 640) + 192 R + 4096,
- * and with more ranks than the parameter counts_ranks 16 X for (E + 2 R) * 8, where X is the number of experts on the rank that has most.
+ * Bytes of window memory that a rank of such a context reserves at most, beyond what the caller
+ * allocates or registers. Local, no communication, works before MPI_Init. Reserved memory is
+ * committed when first needed. With R ranks, E experts, M = max_recv_rows (worst case: COMPACT R *
+ * max_tokens; EXPERT additionally every choice a row and padding), at most:
+ *     depth * (M * (max_row_bytes + 40 + 8 * max_topk) + 8192)
+ *       +  max_handles * R * ((E + 2 R) * 8 + depth * 520 + 640) + 192 R + 4096,
+ * and with more ranks than the parameter counts_ranks 16 X for (E + 2 R) * 8, where X is the number
+ * of experts on the rank that has most.
  *
- * With ranks of other hosts (F of them, proxied) a bank also has room for their batches, F * max_tokens items (EXPERT: or max_tokens *
- * max_topk if that is more) of max_row_bytes + 66 + 8 * max_topk bytes, the control words are held twice, there is a send
- * buffer of at most 64 MB (or 2 R + 2 rows), and all of it is committed at creation, since a device pins it.
+ * With ranks of other hosts (F of them, proxied) a bank also has room for their batches, F *
+ * max_tokens items (EXPERT: or max_tokens * max_topk if that is more) of max_row_bytes + 66 +
+ * 8 * max_topk bytes, the control words are held twice, there is a send buffer of at most 64 MB (or
+ * 2 R + 2 rows), and all of it is committed at creation, since a device pins it.
  *
- * LL: of one handle, whose banks are committed when it is created; each further handle takes as much again, control words apart. With
- * L = max_row_bytes, T = max_tokens, K = max_topk:
- *     depth * (R * T * (L + 36 + 8 * K) + T * min(K, R) * (L + 28 + 4 * K)  +  R * 1024 + 8192)  +  max_handles * R * (96 * depth + 64) + 4096,
- * and with F proxied ranks a send buffer of (T * min(K, F) + F * T) * (L + 36 + 8 * K) + F * 1024 + 8192 bytes.
- * In GPU memory, with X experts on the rank that has most:
- *     depth * (R * T * (L + 60 + 12 * K) + T * min(K, R) * (L + 24 + 4 * K)  +  R * (4 * X + 256))  +  2048  +  max_handles * R * (96 * depth + 64) + 4096,
+ * LL: of one handle, whose banks are committed when it is created; each further handle takes as
+ * much again, control words apart. With L = max_row_bytes, T = max_tokens, K = max_topk:
+ *     depth * (R * T * (L + 36 + 8 * K) + T * min(K, R) * (L + 28 + 4 * K)  +  R * 1024 + 8192)
+ *       +  max_handles * R * (96 * depth + 64) + 4096,
+ * and with F proxied ranks a send buffer of (T * min(K, F) + F * T) * (L + 36 + 8 * K) + F *
+ * 1024 + 8192 bytes. In GPU memory, with X experts on the rank that has most:
+ *     depth * (R * T * (L + 60 + 12 * K) + T * min(K, R) * (L + 24 + 4 * K)
+ *       +  R * (4 * X + 256))  +  2048  +  max_handles * R * (96 * depth + 64) + 4096,
  * and with F proxied ranks as much as this on the network's side (parameter gpu_net_memory):
- *     F * (depth + 1) * (T * (2 * L + 124 + 16 * K) + 8 * X + 640)  +  2 * R * (8 * E + 16 * R + 17000) + 8192.
+ *     F * (depth + 1) * (T * (2 * L + 124 + 16 * K) + 8 * X + 640)
+ *       +  2 * R * (8 * E + 16 * R + 17000) + 8192.
  *
  * @param[in]  config          as for MPIX_Ep_create
  * @param[in]  ranks           size of the communicator, >= 1
@@ -312,101 +410,126 @@ typedef struct {
  * @param[out] bytes           the bound
  * @return MPI_SUCCESS, ARG, UNSUPPORTED.
  */
-int MPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_host, MPI_Count *bytes);
+int MPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_host,
+                        MPI_Count *bytes);
 
 /**
- * Creates a context. Collective over comm, blocking. Ends in agreement: either all ranks succeed or all return an error.
+ * Creates a context. Collective over comm, blocking. Ends in agreement: either all ranks succeed or
+ * all return an error.
  *
  * @param[in]  comm    intracommunicator; duplicated, its error handler is inherited
- * @param[in]  config  equal on all ranks (a difference is MPIX_ERRK_ARG on the ranks that differ from rank 0, naming the field)
- * @param[in]  info    keys mpix_ep_*, or MPI_INFO_NULL. Parameters that must be equal on all ranks (`mpix_ep_info --params` marks them),
- *                     from info or the environment, are compared as config is
+ * @param[in]  config  equal on all ranks (a difference is MPIX_ERRK_ARG on the ranks that differ
+ *   from rank 0, naming the field)
+ * @param[in]  info    keys mpix_ep_*, or MPI_INFO_NULL. Parameters that must be equal on all ranks
+ *                     (`mpix_ep_info --params` marks them), from info or the environment, are
+ *                     compared as config is
  * @param[out] ep      the context; untouched on error
  * @return MPI_SUCCESS, ARG, UNSUPPORTED, NO_MEM, REMOTE, TRANSPORT, INTERNAL.
  */
 int MPIX_Ep_create(MPI_Comm comm, const MPIX_Ep_config *config, MPI_Info info, MPIX_Ep *ep);
 
 /**
- * Frees a context, its handles and the memory that MPIX_Ep_alloc gave. Collective; returns even if a peer died or stopped.
- * Transfers still in flight: MPIX_ERRK_ARG and nothing is freed, unless the context has failed; then they end.
- * A context that is never freed is taken down, locally, in MPI_Finalize.
+ * Frees a context, its handles and the memory that MPIX_Ep_alloc gave. Collective; returns even
+ * if a peer died or stopped. Transfers still in flight: MPIX_ERRK_ARG and nothing is freed,
+ * unless the context has failed; then they end. A context that is never freed is taken down,
+ * locally, in MPI_Finalize.
  * @param[in,out] ep  MPIX_EP_NULL on return
  */
 int MPIX_Ep_free(MPIX_Ep *ep);
 
 /**
- * The configuration in force, defaults filled in. Local, never blocks.
- * max_recv_rows is the most rows that any rank can receive in a batch: the capacity that always suffices.
+ * The configuration in force, defaults filled in. Local, never blocks. max_recv_rows is the most
+ * rows that any rank can receive in a batch: the capacity that always suffices.
  * @param[out] config  struct_size set; expert_owner points into the context
  */
 int MPIX_Ep_get_config(MPIX_Ep ep, MPIX_Ep_config *config);
 
-/** Sets the error handler (a communicator error handler). Local. The handler is called with the context's own communicator. */
+/** Sets the error handler (a communicator error handler). Local. The handler is called with the
+ * context's own communicator. */
 int MPIX_Ep_set_errhandler(MPIX_Ep ep, MPI_Errhandler errhandler);
 
-/** The error that made the context fail, kind = 0 if it has not. Local, never blocks, not raised. @param[out] error struct_size set. */
+/** The error that made the context fail, kind = 0 if it has not. Local, never blocks, not raised.
+ * @param[out] error struct_size set. */
 int MPIX_Ep_get_async_error(MPIX_Ep ep, MPIX_Error *error);
 
 /** How this rank reaches another, and what it has sent it over the network so far. */
 enum { MPIX_EP_REACH_SELF = 1, MPIX_EP_REACH_MAPPED, MPIX_EP_REACH_PROXIED };
 typedef struct MPIX_Ep_peer {
-    size_t struct_size;     /**< set by MPIX_INIT */
-    int reach;              /**< MPIX_EP_REACH_* */
-    int lanes;              /**< in-order ways; 1 unless proxied */
-    int counted;            /**< proxied: 1: signals are counted writes, 0: words behind the data */
-    int mtu;                /**< of the network, 0: it has none */
-    int proxy_threads;      /**< proxied: threads of this rank that execute commands for proxied peers, 0: callers of the library do */
-    MPI_Count messages;     /**< proxied: operations posted (writes, signals) since the context was made */
-    MPI_Count bytes;        /**< proxied: bytes of those, signals included */
-    MPI_Count memory;       /**< proxied: bytes that the proxy has allocated for this peer beyond windows */
-    char transport[64];     /**< "self", "shm", or the network: "verbs", "chaos:shmem" */
+    size_t struct_size; /**< set by MPIX_INIT */
+    int reach;          /**< MPIX_EP_REACH_* */
+    int lanes;          /**< in-order ways; 1 unless proxied */
+    int counted;        /**< proxied: 1: signals are counted writes, 0: words behind the data */
+    int mtu;            /**< of the network, 0: it has none */
+    int proxy_threads;  /**< proxied: threads of this rank that execute commands for proxied
+                         * peers, 0: callers of the library do */
+    MPI_Count messages; /**< proxied: operations posted (writes, signals) since the
+                         * context was made */
+    MPI_Count bytes;    /**< proxied: bytes of those, signals included */
+    MPI_Count memory;   /**< proxied: bytes that the proxy has allocated for this peer
+                         * beyond windows */
+    char transport[64]; /**< "self", "shm", or the network: "verbs", "chaos:shmem" */
     char device[64], address[64]; /**< proxied: of this rank, e.g. "mlx5_0:1", "gid[3] 10.0.0.1" */
-    char why[128];          /**< in words */
+    char why[128];                /**< in words */
 } MPIX_Ep_peer;
 
-/** About a rank of the context. Local. @param[in] rank  0 .. size - 1 @param[out] peer  struct_size set. */
+/**
+ * About a rank of the context. Local.
+ *
+ * @param[in] rank  0 .. size - 1
+ * @param[out] peer  struct_size set.
+ */
 int MPIX_Ep_get_peer(MPIX_Ep ep, int rank, MPIX_Ep_peer *peer);
 
-/* ---- memory ------------------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 /**
- * Allocates memory that peers reach directly: rows in it are written and read in place, anything else is copied once more.
- * Collective, blocking, ends in agreement. Page aligned, zeroed. With ranks of other hosts it is registered with the network, hence pinned, if that takes it: HT, COMPACT rows
- * one after the other, of a multiple of 16 bytes, then go to and from it without a copy on this side.
+ * Allocates memory that peers reach directly: rows in it are written and read in place, anything
+ * else is copied once more. Collective, blocking, ends in agreement. Page aligned, zeroed. With
+ * ranks of other hosts it is registered with the network, hence pinned, if that takes it: HT,
+ * COMPACT rows one after the other, of a multiple of 16 bytes, then go to and from it without a
+ * copy on this side.
  * @param[in]  bytes    0 .. 2^46; may differ between ranks
  * @param[in]  info     MPI_INFO_NULL; reserved
- * @param[out] baseptr  address of a pointer; with bytes = 0 a distinct address that only MPIX_Ep_dealloc takes
+ * @param[out] baseptr  address of a pointer; with bytes = 0 a distinct address that only
+ *   MPIX_Ep_dealloc takes
  * @return MPI_SUCCESS, ARG, NO_MEM, TRANSPORT, REMOTE.
  */
 int MPIX_Ep_alloc(MPIX_Ep ep, MPI_Count bytes, MPI_Info info, void *baseptr);
 
 /**
- * Frees memory from MPIX_Ep_alloc. By all ranks in the same order; waits for nobody: a peer's
- * mapping keeps the memory until the peer frees it. Transfers in flight: MPIX_ERRK_ARG. Of a context that has failed the memory is kept until MPIX_Ep_free, since
+ * Frees memory from MPIX_Ep_alloc. By all ranks in the same order; waits for nobody: a
+ * peer's mapping keeps the memory until the peer frees it. Transfers in flight:
+ * MPIX_ERRK_ARG. Of a context that has failed the memory is kept until MPIX_Ep_free, since
  * the network may still use it.
  * @param[in] base  what MPIX_Ep_alloc gave
  */
 int MPIX_Ep_dealloc(MPIX_Ep ep, void *base);
 
 /**
- * Registers the caller's memory. Collective, blocking. Inside memory from MPIX_Ep_alloc *direct is 1. Other host memory can't be
- * mapped by peers: *direct is 0, and its rows are copied once more, as they are without registration.
+ * Registers the caller's memory. Collective, blocking. Inside memory from MPIX_Ep_alloc *direct
+ * is 1. Other host memory can't be mapped by peers: *direct is 0, and its rows are copied once
+ * more, as they are without registration.
  * @param[in]  base    start; NULL only with bytes = 0
  * @param[in]  bytes   >= 0; may differ between ranks
  * @param[out] direct  1: peers reach it directly, 0: they can't
  */
 int MPIX_Ep_register(MPIX_Ep ep, void *base, MPI_Count bytes, int *direct);
 
-/** Undoes MPIX_Ep_register. By all ranks in the same order; waits for nobody. @param[in] base  as registered */
+/**
+ * Undoes MPIX_Ep_register. By all ranks in the same order; waits for nobody.
+ *
+ * @param[in] base  as registered
+ */
 int MPIX_Ep_deregister(MPIX_Ep ep, void *base);
 
-/** Which ranks are taken part of. Local. @param[out] alive [ranks] 1 or 0; all 1 without masking. */
+/** Which ranks are taken part of. Local. @param[out] alive [ranks] 1 or 0; all 1
+ * without masking. */
 int MPIX_Ep_get_mask(MPIX_Ep ep, int alive[]);
 
 /** Masks or unmasks a rank. UNSUPPORTED in this version. */
 int MPIX_Ep_set_mask(MPIX_Ep ep, int rank, int alive);
 
-/* ---- handles and calls -------------------------------------------------------------------------------------------------- */
+/* ---- handles and calls ----------------------------------------------------------------------- */
 
 /**
  * Creates a handle: the place of one routing. Collective, blocking, ends in agreement.
@@ -415,77 +538,101 @@ int MPIX_Ep_set_mask(MPIX_Ep ep, int rank, int alive);
  */
 int MPIX_Ep_handle_create(MPIX_Ep ep, MPIX_Ep_handle *handle);
 
-/** Frees a handle. By all ranks in the same order; waits for nobody. Transfers in flight on it: MPIX_ERRK_ARG, unless the context has failed. */
+/** Frees a handle. By all ranks in the same order; waits for nobody. Transfers in flight on it:
+ * MPIX_ERRK_ARG, unless the context has failed. */
 int MPIX_Ep_handle_free(MPIX_Ep_handle *handle);
 
 /**
- * Sets the handle's routing: exchanges the counts and computes where each row goes. Collective. Waits for earlier calls of the
- * handle. Afterwards the handle serves any number of dispatches and combines; a new route replaces the routing.
+ * Sets the handle's routing: exchanges the counts and computes where each row goes. Collective.
+ * Waits for earlier calls of the handle. Afterwards the handle serves any number of dispatches and
+ * combines; a new route replaces the routing.
  *
  * @param[in]  routing  this rank's choices
  * @param[out] counts   outputs, or NULL
  * @param[out] xfer     the transfer
- * @return MPI_SUCCESS; ARG; TRUNCATE (recv_total exceeds max_recv_rows and overflow is an error), on others REMOTE. After an error
- *         the handle has no routing.
+ * @return MPI_SUCCESS; ARG; TRUNCATE (recv_total exceeds max_recv_rows and overflow is an error),
+ *         on others REMOTE. After an error the handle has no routing.
  */
-int MPIX_Ep_iroute(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts, MPIX_Xfer *xfer);
-int MPIX_Ep_route(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts);
+int MPIX_Ep_iroute(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing,
+                   const MPIX_Ep_counts *counts, MPIX_Xfer *xfer);
+int MPIX_Ep_route(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing,
+                  const MPIX_Ep_counts *counts);
 
 /**
- * Sends each token's row to the ranks that hold its experts. Collective. With cached routing any number of times per route; may be
- * started before an earlier route of the same handle has completed.
+ * Sends each token's row to the ranks that hold its experts. Collective. With cached
+ * routing any number of times per route; may be started before an earlier route of the same
+ * handle has completed.
  *
  * @param[in]  in    rows of this rank's tokens
  * @param[out] out   rows received, in the context's layout
  * @param[out] xfer  the transfer
- * @return MPI_SUCCESS; ARG (no routing, bad buffers, hidden or dtype that differ between ranks); TRUNCATE (recv_total exceeds
- *         capacity_rows and overflow is an error); REMOTE.
+ * @return MPI_SUCCESS; ARG (no routing, bad buffers, hidden or dtype that differ between ranks);
+ *         TRUNCATE (recv_total exceeds capacity_rows and overflow is an error); REMOTE.
  */
-int MPIX_Ep_idispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, MPIX_Xfer *xfer);
-int MPIX_Ep_dispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out);
+int MPIX_Ep_idispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in,
+                      const MPIX_Ep_dispatch_out *out, MPIX_Xfer *xfer);
+int MPIX_Ep_dispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in,
+                     const MPIX_Ep_dispatch_out *out);
 
 /**
- * Brings the rows of the experts' ranks back and sums them for each token (formula at MPIX_Ep_combine_in). Collective.
+ * Brings the rows of the experts' ranks back and sums them for each token (formula at
+ * MPIX_Ep_combine_in). Collective.
  * @param[in]  in    rows of the experts' outputs, as many as dispatch gave
  * @param[out] out   rows of this rank's tokens
  * @param[out] xfer  the transfer; when it completes, peers have finished reading in.x
  */
-int MPIX_Ep_icombine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, MPIX_Xfer *xfer);
-int MPIX_Ep_combine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out);
+int MPIX_Ep_icombine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in,
+                     const MPIX_Ep_combine_out *out, MPIX_Xfer *xfer);
+int MPIX_Ep_combine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in,
+                    const MPIX_Ep_combine_out *out);
 
-/** Stream-ordered forms for GPU memory: stream is a cudaStream_t of the context's device. Nothing waits for the host. What fails on the
- *  device is told by MPIX_Ep_get_async_error; a time-out fails the context, the stream stays usable. UNSUPPORTED in host memory.
+/** Stream-ordered forms for GPU memory: stream is a cudaStream_t of the context's device. Nothing
+ * waits for the host. What fails on the
+ *  device is told by MPIX_Ep_get_async_error; a time-out fails the context, the stream stays
+ *  usable. UNSUPPORTED in host memory.
  *
- *  CUDA graphs. A stream that is being captured takes any number of these calls; all ranks must replay what they have captured in the
- *  same order, and replays and eager calls of a handle must be ordered by the caller's streams, as the library can't see a launch of a
- *  graph. Replays may be mixed with eager calls. A call whose arguments fail while its stream is captured (pageable counts, say) returns
- *  its error and adds nothing to the graph; the capture goes on, and the peers are not told. A replay whose routing has been replaced by
- *  one of another size fails with ARG on this rank and REMOTE on the others. Both halves of a call belong in one capture or in none. */
-int MPIX_Ep_route_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts, void *stream);
-int MPIX_Ep_dispatch_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, void *stream);
-int MPIX_Ep_combine_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, void *stream);
+ *  CUDA graphs. A stream that is being captured takes any number of these calls; all ranks must
+ *  replay what they have captured in the same order, and replays and eager calls of a handle must
+ *  be ordered by the caller's streams, as the library can't see a launch of a graph. Replays may be
+ *  mixed with eager calls. A call whose arguments fail while its stream is captured (pageable
+ *  counts, say) returns its error and adds nothing to the graph; the capture goes on, and the peers
+ *  are not told. A replay whose routing has been replaced by one of another size fails with ARG on
+ *  this rank and REMOTE on the others. Both halves of a call belong in one capture or in none. */
+int MPIX_Ep_route_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing,
+                          const MPIX_Ep_counts *counts, void *stream);
+int MPIX_Ep_dispatch_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in,
+                             const MPIX_Ep_dispatch_out *out, void *stream);
+int MPIX_Ep_combine_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in,
+                            const MPIX_Ep_combine_out *out, void *stream);
 
-/** Both halves of a call apart; between them no SM is held. begin of dispatch sends this rank's rows and returns the SMs, end waits for
- *  the peers' rows; begin of combine lets the peers read in.x, end reads theirs and sums. Until end the handle takes no other call
- *  (MPIX_ERRK_ARG, on this rank alone), and no buffer of the call may be touched. After a begin that fails there is nothing to end. */
-int MPIX_Ep_dispatch_begin_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, void *stream);
+/** Both halves of a call apart; between them no SM is held. begin of dispatch sends this rank's
+ * rows and returns the SMs, end waits for
+ *  the peers' rows; begin of combine lets the peers read in.x, end reads theirs and sums. Until end
+ *  the handle takes no other call (MPIX_ERRK_ARG, on this rank alone), and no buffer of the call
+ *  may be touched. After a begin that fails there is nothing to end. */
+int MPIX_Ep_dispatch_begin_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in,
+                                   const MPIX_Ep_dispatch_out *out, void *stream);
 int MPIX_Ep_dispatch_end_enqueue(MPIX_Ep_handle handle, void *stream);
-int MPIX_Ep_combine_begin_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, void *stream);
+int MPIX_Ep_combine_begin_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in,
+                                  const MPIX_Ep_combine_out *out, void *stream);
 int MPIX_Ep_combine_end_enqueue(MPIX_Ep_handle handle, void *stream);
 
 /**
- * Rows into which experts may write their output so that combine copies nothing: mapped peers read them there (in GPU memory combine's kernel
- * stores them to their owners from there, as from any memory: that takes half as many trips between GPUs). LL, SLOTS layout only (EXPERT:
- * UNSUPPORTED, as combine writes a token's sum to its owner without a copy from any memory; HT: UNSUPPORTED, use memory from MPIX_Ep_alloc, which
- * combine reads in place). The first call on a handle is collective and allocates depth * ranks * max_tokens rows; later ones are local.
- * To be called for each combine: the memory is that of the handle's next one, which takes it as in.x with this stride. With row_weights, scales
- * or another wire dtype the rows are copied all the same.
+ * Rows into which experts may write their output so that combine copies nothing: mapped peers read
+ * them there (in GPU memory combine's kernel stores them to their owners from there, as from any
+ * memory: that takes half as many trips between GPUs). LL, SLOTS layout only (EXPERT: UNSUPPORTED,
+ * as combine writes a token's sum to its owner without a copy from any memory; HT: UNSUPPORTED, use
+ * memory from MPIX_Ep_alloc, which combine reads in place). The first call on a handle is
+ * collective and allocates depth * ranks * max_tokens rows; later ones are local. To be called for
+ * each combine: the memory is that of the handle's next one, which takes it as in.x with this
+ * stride. With row_weights, scales or another wire dtype the rows are copied all the same.
  * @param[out] rows  data and stride; dtype and the rest are 0, the caller sets them
  */
 int MPIX_Ep_combine_buffer(MPIX_Ep_handle handle, MPIX_Ep_rows *rows);
 
-/* ---- the same calls for tools that interpose ------------------------------------------------------------------------------ */
-int PMPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_host, MPI_Count *bytes);
+/* ---- the same calls for tools that interpose ------------------------------------------------- */
+int PMPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_host,
+                         MPI_Count *bytes);
 int PMPIX_Ep_create(MPI_Comm comm, const MPIX_Ep_config *config, MPI_Info info, MPIX_Ep *ep);
 int PMPIX_Ep_free(MPIX_Ep *ep);
 int PMPIX_Ep_get_config(MPIX_Ep ep, MPIX_Ep_config *config);
@@ -500,18 +647,29 @@ int PMPIX_Ep_get_mask(MPIX_Ep ep, int alive[]);
 int PMPIX_Ep_set_mask(MPIX_Ep ep, int rank, int alive);
 int PMPIX_Ep_handle_create(MPIX_Ep ep, MPIX_Ep_handle *handle);
 int PMPIX_Ep_handle_free(MPIX_Ep_handle *handle);
-int PMPIX_Ep_iroute(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts, MPIX_Xfer *xfer);
-int PMPIX_Ep_route(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts);
-int PMPIX_Ep_idispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, MPIX_Xfer *xfer);
-int PMPIX_Ep_dispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out);
-int PMPIX_Ep_icombine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, MPIX_Xfer *xfer);
-int PMPIX_Ep_combine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out);
-int PMPIX_Ep_route_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing, const MPIX_Ep_counts *counts, void *stream);
-int PMPIX_Ep_dispatch_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, void *stream);
-int PMPIX_Ep_combine_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, void *stream);
-int PMPIX_Ep_dispatch_begin_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in, const MPIX_Ep_dispatch_out *out, void *stream);
+int PMPIX_Ep_iroute(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing,
+                    const MPIX_Ep_counts *counts, MPIX_Xfer *xfer);
+int PMPIX_Ep_route(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing,
+                   const MPIX_Ep_counts *counts);
+int PMPIX_Ep_idispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in,
+                       const MPIX_Ep_dispatch_out *out, MPIX_Xfer *xfer);
+int PMPIX_Ep_dispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in,
+                      const MPIX_Ep_dispatch_out *out);
+int PMPIX_Ep_icombine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in,
+                      const MPIX_Ep_combine_out *out, MPIX_Xfer *xfer);
+int PMPIX_Ep_combine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in,
+                     const MPIX_Ep_combine_out *out);
+int PMPIX_Ep_route_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing,
+                           const MPIX_Ep_counts *counts, void *stream);
+int PMPIX_Ep_dispatch_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in,
+                              const MPIX_Ep_dispatch_out *out, void *stream);
+int PMPIX_Ep_combine_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in,
+                             const MPIX_Ep_combine_out *out, void *stream);
+int PMPIX_Ep_dispatch_begin_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in,
+                                    const MPIX_Ep_dispatch_out *out, void *stream);
 int PMPIX_Ep_dispatch_end_enqueue(MPIX_Ep_handle handle, void *stream);
-int PMPIX_Ep_combine_begin_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out, void *stream);
+int PMPIX_Ep_combine_begin_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in,
+                                   const MPIX_Ep_combine_out *out, void *stream);
 int PMPIX_Ep_combine_end_enqueue(MPIX_Ep_handle handle, void *stream);
 int PMPIX_Ep_combine_buffer(MPIX_Ep_handle handle, MPIX_Ep_rows *rows);
 
