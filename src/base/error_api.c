@@ -1,6 +1,6 @@
 /*
- * error_api.c - MPIX_Error_last, MPIX_Error_kind, MPIX_Ep_get_version: calls that belong to no object, work at any
- * time, and raise nothing.
+ * error_api.c - MPIX_Error_last, MPIX_Error_kind, MPIX_Ep_get_version: calls that belong to no
+ * object, work at any time, and raise nothing.
  */
 #include "config.h"
 

@@ -1,8 +1,8 @@
 /*
  * log.c - the log: one line, one write call.
  *
- * The level and the file belong to the process, not to an object: a parameter that sets them for one context sets them
- * for all.
+ * The level and the file belong to the process, not to an object: a parameter that sets them for
+ * one context sets them for all.
  */
 #include "config.h"
 
@@ -78,22 +78,17 @@ void mpix_log_configure(int level, const char *file) {
     atomic_store(&log_configured, 1);
     if (failed) {
         char buf[96];
-        mpix_log(MPIX_LOG_WARN, "log_file %s can't be opened (%s); the log goes where it went before", path,
+        mpix_log(MPIX_LOG_WARN,
+                 "log_file %s can't be opened (%s); the log goes where it went before", path,
                  strerror_r(failed, buf, sizeof buf));
     }
 }
 
-void mpix_log_fork(void) {
-    pthread_mutex_init(&log_lock, NULL);
-}
+void mpix_log_fork(void) { pthread_mutex_init(&log_lock, NULL); }
 
-void mpix_log_set_rank(int rank) {
-    atomic_store(&log_rank, rank);
-}
+void mpix_log_set_rank(int rank) { atomic_store(&log_rank, rank); }
 
-int mpix_log_rank(void) {
-    return atomic_load(&log_rank);
-}
+int mpix_log_rank(void) { return atomic_load(&log_rank); }
 
 /* An event before the first object was created: the environment's wish counts already. */
 static void log_first_use(void) {
@@ -119,7 +114,8 @@ void mpix_log(int level, const char *fmt, ...) {
     size_t used;
     va_list ap;
 
-    /* Not through mpix_log_enabled where configure itself reports a failure: it has set log_configured by then. */
+    /* Not through mpix_log_enabled where configure itself reports a failure: it has set
+     * log_configured by then. */
     if (!mpix_log_enabled(level))
         return;
     gethostname(host, sizeof host - 1);

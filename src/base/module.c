@@ -1,4 +1,5 @@
-/* module.c - finding and loading modules. A moved installation finds its own: the place is asked of the loader. */
+/* module.c - finding and loading modules. A moved installation finds its own: the place is asked
+ * of the loader. */
 #include "config.h"
 
 #include "base/module.h"
@@ -12,8 +13,9 @@
 #include <unistd.h>
 
 /*
- * The folder of the file that holds this code, with its last slash, or "" for the working folder. For a program the loader knows only the
- * name that it was called by, which need not lead to it (found through PATH, or the working folder has changed): the kernel knows better.
+ * The folder of the file that holds this code, with its last slash, or "" for the working folder.
+ * For a program the loader knows only the name that it was called by, which need not lead to it
+ * (found through PATH, or the working folder has changed): the kernel knows better.
  */
 static void module_folder(char *folder, size_t len) {
     Dl_info info;
@@ -23,7 +25,8 @@ static void module_folder(char *folder, size_t len) {
     if (dladdr((void *)(uintptr_t)mpix_module_open, &info) && info.dli_fname) {
         const ElfW(Ehdr) *elf = info.dli_fbase;
         file = info.dli_fname;
-        if ((uintptr_t)elf + elf->e_phoff == getauxval(AT_PHDR)) { /* the program's own headers: we are linked into it */
+        /* the program's own headers: we are linked into it */
+        if ((uintptr_t)elf + elf->e_phoff == getauxval(AT_PHDR)) {
             ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
             if (n > 0) {
                 exe[n] = 0;
@@ -36,8 +39,10 @@ static void module_folder(char *folder, size_t len) {
 }
 
 void *mpix_module_open(const char *given, const char *file, char *why, size_t len) {
-    /* Installed beside us, or if we are in an installed program, in the folder of libraries; then programs of a build tree. */
-    static const char *const places[] = {"", MPIX_LIB_FROM_BIN, "../", "../../", ".libs/", "../.libs/", "../../.libs/"};
+    /* Installed beside us, or if we are in an installed program, in the folder of libraries; then
+     * programs of a build tree. */
+    static const char *const places[] = {"",       MPIX_LIB_FROM_BIN, "../",         "../../",
+                                         ".libs/", "../.libs/",       "../../.libs/"};
     char folder[4096];
 
     if (given[0]) {

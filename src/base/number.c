@@ -1,4 +1,5 @@
-/* number.c - reading and writing numbers in the locale C, for the calling thread and for the time of one call. */
+/* number.c - reading and writing numbers in the locale C, for the calling thread and for the
+ * time of one call. */
 #include "config.h"
 
 #include "base/number.h"

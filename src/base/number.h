@@ -1,7 +1,9 @@
 /*
- * number.h - numbers and words that mean the same in every locale: the host program may have set any.
+ * number.h - numbers and words that mean the same in every locale: the host program
+ * may have set any.
  *
- * In a locale with a decimal comma strtod stops at the point and printf writes a comma; in Turkish the capital of i is another letter.
+ * In a locale with a decimal comma strtod stops at the point and printf writes a comma; in Turkish
+ * the capital of i is another letter.
  */
 #ifndef MPIX_BASE_NUMBER_H
 #define MPIX_BASE_NUMBER_H
@@ -21,9 +23,7 @@ locale_t mpix_number_enter(void);
 void mpix_number_leave(locale_t before);
 
 /* ASCII letters only. */
-static inline int mpix_upper(int c) {
-    return c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c;
-}
+static inline int mpix_upper(int c) { return c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c; }
 
 /* Whether n characters are the same but for their case. */
 static inline int mpix_same_word(const char *a, const char *b, size_t n) {

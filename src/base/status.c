@@ -62,14 +62,14 @@ static void status_copy(char *dst, size_t len, const char *src) {
 }
 
 /*
- * The text is formatted into a buffer of its own first: an argument may point into the thread's last error (the text of
- * an earlier error that is passed on inside a new one).
+ * The text is formatted into a buffer of its own first: an argument may point into the thread's
+ * last error (the text of an earlier error that is passed on inside a new one).
  */
-static void status_record(int kind, int rank, int sys_errno, const char *host, const char *arg, const char *fmt,
-                          va_list ap) MPIX_PRINTF(6, 0);
+static void status_record(int kind, int rank, int sys_errno, const char *host, const char *arg,
+                          const char *fmt, va_list ap) MPIX_PRINTF(6, 0);
 
-static void status_record(int kind, int rank, int sys_errno, const char *host, const char *arg, const char *fmt,
-                          va_list ap) {
+static void status_record(int kind, int rank, int sys_errno, const char *host, const char *arg,
+                          const char *fmt, va_list ap) {
     MPIX_Error *err = mpix_error_tls();
     char text[sizeof err->text];
     size_t used;
@@ -92,13 +92,14 @@ static void status_record(int kind, int rank, int sys_errno, const char *host, c
     err->rank = rank;
     err->sys_errno = sys_errno;
 
-    /* A remote failure was logged by the rank that decided it; it would only repeat itself here on every other rank. */
+    /* A remote failure was logged by the rank that decided it; it would only repeat itself here on
+     * every other rank. */
     level = kind == MPIX_ERRK_REMOTE || status_trying ? MPIX_LOG_INFO : MPIX_LOG_ERROR;
     if (!mpix_log_enabled(level))
         return;
     if (rank >= 0)
-        mpix_log(level, "%s: rank %d%s%s%s: %s", mpix_kind_name(kind), rank, err->host[0] ? " (" : "", err->host,
-                 err->host[0] ? ")" : "", err->text);
+        mpix_log(level, "%s: rank %d%s%s%s: %s", mpix_kind_name(kind), rank,
+                 err->host[0] ? " (" : "", err->host, err->host[0] ? ")" : "", err->text);
     else if (err->arg[0] && !strstr(err->text, err->arg))
         mpix_log(level, "%s: %s: %s", mpix_kind_name(kind), err->arg, err->text);
     else

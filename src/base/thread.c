@@ -26,7 +26,8 @@ static void *thread_begin(void *arg) {
     return card.main(card.arg);
 }
 
-int mpix_thread_start(pthread_t *thread, const char *name, const char *what, void *(*main)(void *), void *arg) {
+int mpix_thread_start(pthread_t *thread, const char *name, const char *what, void *(*main)(void *),
+                      void *arg) {
     thread_card *card = malloc(sizeof *card);
     sigset_t all, old;
     int err;

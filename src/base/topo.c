@@ -1,5 +1,6 @@
 /*
- * topo.c - the machine as this process sees it: hwloc where it was found, sysconf and sched_getaffinity otherwise.
+ * topo.c - the machine as this process sees it: hwloc where it was found, sysconf and
+ * sched_getaffinity otherwise.
  */
 #include "config.h"
 
@@ -21,7 +22,8 @@
 static pthread_once_t topo_once = PTHREAD_ONCE_INIT;
 static mpix_topo topo;
 
-/* The set of a process may name more CPUs than a cpu_set_t holds, so it is sized by trial. NULL without memory. */
+/* The set of a process may name more CPUs than a cpu_set_t holds, so it is sized by trial. NULL
+ * without memory. */
 static cpu_set_t *topo_affinity(pid_t pid, size_t *bytes, int *ncpus) {
     for (int n = CPU_SETSIZE; n <= (1 << 20); n *= 2) {
         cpu_set_t *set = CPU_ALLOC((size_t)n);
@@ -89,7 +91,8 @@ static void topo_hwloc_caches(hwloc_topology_t tree, hwloc_const_cpuset_t mine) 
         if (obj->type == HWLOC_OBJ_L3CACHE && obj->attr->cache.size) {
             topo.l3_bytes = (size_t)obj->attr->cache.size;
             topo.l3_pus = hwloc_bitmap_weight(obj->cpuset);
-            topo.l3_index = hwloc_bitmap_isincluded(mine, obj->cpuset) ? (int)obj->logical_index : -2;
+            topo.l3_index = hwloc_bitmap_isincluded(mine, obj->cpuset) ? (int)obj->logical_index
+                                                                       : -2;
         }
     }
     if (topo.l3_pus < 1)
@@ -111,7 +114,8 @@ static void topo_hwloc(void) {
     mine = hwloc_bitmap_alloc();
     if (!mine)
         goto destroy;
-    /* What this process may use: its binding, cut to what the topology shows (a cgroup may forbid the rest). */
+    /* What this process may use: its binding, cut to what the topology shows (a cgroup may
+     * forbid the rest). */
     if (hwloc_get_cpubind(tree, mine, HWLOC_CPUBIND_PROCESS) != 0)
         hwloc_bitmap_copy(mine, hwloc_topology_get_allowed_cpuset(tree));
     hwloc_bitmap_and(mine, mine, hwloc_topology_get_topology_cpuset(tree));
@@ -119,7 +123,8 @@ static void topo_hwloc(void) {
         topo.pus = hwloc_bitmap_weight(mine);
         topo_hwloc_numa(tree, mine);
         topo_hwloc_caches(tree, mine);
-        snprintf(source, sizeof source, "hwloc API %u.%u.%u", version >> 16, (version >> 8) & 0xff, version & 0xff);
+        snprintf(source, sizeof source, "hwloc API %u.%u.%u", version >> 16, (version >> 8) & 0xff,
+                 version & 0xff);
         topo.source = source;
     }
     hwloc_bitmap_free(mine);
@@ -145,7 +150,8 @@ int mpix_topo_bind_helper(int main_pu, int which) {
     int ncpus, others, chosen = -1;
     cpu_set_t *set, *one = NULL;
 
-    /* Ranks that are not bound and do not know where they run would all choose the same PU: the scheduler knows better.
+    /* Ranks that are not bound and do not know where they run would all choose the same PU: the
+     * scheduler knows better.
      */
     if (main_pu < 0)
         return -1;
@@ -155,9 +161,11 @@ int mpix_topo_bind_helper(int main_pu, int which) {
         return -1;
     if (CPU_COUNT_S(bytes, set) < 2)
         goto free_set;
-    others = CPU_COUNT_S(bytes, set) - (main_pu < ncpus && CPU_ISSET_S((size_t)main_pu, bytes, set) != 0);
+    others = CPU_COUNT_S(bytes, set) -
+             (main_pu < ncpus && CPU_ISSET_S((size_t)main_pu, bytes, set) != 0);
     which %= others;
-    /* The next ones after main_pu, cyclically: ranks spread over the cores spread their helpers too. */
+    /* The next ones after main_pu, cyclically: ranks spread over the cores spread
+     * their helpers too. */
     for (int i = 1; i <= ncpus && chosen < 0; i++) {
         int pu = (int)(((long)main_pu + i) % ncpus);
         if (pu != main_pu && CPU_ISSET_S((size_t)pu, bytes, set) && which-- == 0)

@@ -32,7 +32,11 @@ static pthread_mutex_t trace_lock = PTHREAD_MUTEX_INITIALIZER; /* of the file */
 static char trace_path[1024];
 static trace_event *trace_ring;
 static _Atomic uint64_t trace_next;
-static struct { int32_t tid; char name[16]; } trace_threads[TRACE_THREADS]; /* under the lock; of more, the latest */
+/* under the lock; of more, the latest */
+static struct {
+    int32_t tid;
+    char name[16];
+} trace_threads[TRACE_THREADS];
 static unsigned trace_nthreads;
 
 void mpix_trace_configure(const char *file) {
@@ -43,7 +47,8 @@ void mpix_trace_configure(const char *file) {
         trace_ring = calloc(TRACE_EVENTS, sizeof *trace_ring);
         mpix_log_expand(trace_path, sizeof trace_path, file);
         if (!trace_ring)
-            mpix_log(MPIX_LOG_WARN, "no memory for a trace of %d events: nothing is traced", TRACE_EVENTS);
+            mpix_log(MPIX_LOG_WARN, "no memory for a trace of %d events: nothing is traced",
+                     TRACE_EVENTS);
         atomic_store(&mpix_trace_on, trace_ring != NULL);
     }
     pthread_mutex_unlock(&trace_lock);
@@ -67,11 +72,13 @@ void mpix_trace_thread(const char *name) {
         return;
     pthread_mutex_lock(&trace_lock);
     trace_threads[trace_nthreads % TRACE_THREADS].tid = trace_tid();
-    snprintf(trace_threads[trace_nthreads++ % TRACE_THREADS].name, sizeof trace_threads->name, "%s", name);
+    snprintf(trace_threads[trace_nthreads++ % TRACE_THREADS].name, sizeof trace_threads->name, "%s",
+             name);
     pthread_mutex_unlock(&trace_lock);
 }
 
-void mpix_trace_event(char phase, const char *category, const char *name, uint64_t id, int64_t peer, int64_t bytes) {
+void mpix_trace_event(char phase, const char *category, const char *name, uint64_t id, int64_t peer,
+                      int64_t bytes) {
     uint64_t number = atomic_fetch_add_explicit(&trace_next, 1, memory_order_relaxed);
     trace_event *event = &trace_ring[number % TRACE_EVENTS];
 
@@ -89,10 +96,14 @@ void mpix_trace_event(char phase, const char *category, const char *name, uint64
 }
 
 static void trace_print(FILE *out, const trace_event *event) {
-    fprintf(out, ",\n{\"ph\":\"%c\",\"cat\":\"%s\",\"name\":\"%s\",\"id\":\"%" PRIx64 "\",\"pid\":%ld,\"tid\":%d,\"ts\":%" PRIu64 ".%03u",
-            event->phase, event->category, event->name, event->id, (long)getpid(), (int)event->tid, event->ns / 1000, (unsigned)(event->ns % 1000));
+    fprintf(out,
+            ",\n{\"ph\":\"%c\",\"cat\":\"%s\",\"name\":\"%s\",\"id\":\"%" PRIx64
+            "\",\"pid\":%ld,\"tid\":%d,\"ts\":%" PRIu64 ".%03u",
+            event->phase, event->category, event->name, event->id, (long)getpid(), (int)event->tid,
+            event->ns / 1000, (unsigned)(event->ns % 1000));
     if (event->peer >= 0 && event->bytes >= 0)
-        fprintf(out, ",\"args\":{\"peer\":%" PRId64 ",\"bytes\":%" PRId64 "}", event->peer, event->bytes);
+        fprintf(out, ",\"args\":{\"peer\":%" PRId64 ",\"bytes\":%" PRId64 "}", event->peer,
+                event->bytes);
     else if (event->peer >= 0)
         fprintf(out, ",\"args\":{\"peer\":%" PRId64 "}", event->peer);
     fputc('}', out);
@@ -111,16 +122,25 @@ void mpix_trace_write(void) {
     out = fopen(trace_path, "we");
     if (!out) {
         char buf[96];
-        mpix_log(MPIX_LOG_WARN, "trace %s can't be written: %s", trace_path, strerror_r(errno, buf, sizeof buf));
+        mpix_log(MPIX_LOG_WARN, "trace %s can't be written: %s", trace_path,
+                 strerror_r(errno, buf, sizeof buf));
         goto unlock;
     }
     end = atomic_load_explicit(&trace_next, memory_order_acquire);
     at = end > TRACE_EVENTS ? end - TRACE_EVENTS : 0;
-    fprintf(out, "{\"displayTimeUnit\":\"ns\",\"otherData\":{\"events\":%" PRIu64 ",\"forgotten\":%" PRIu64 "},\"traceEvents\":[\n", end, at);
-    fprintf(out, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%ld,\"args\":{\"name\":\"rank %d on %s\"}}", (long)getpid(), mpix_log_rank(), host);
+    fprintf(out,
+            "{\"displayTimeUnit\":\"ns\",\"otherData\":{\"events\":%" PRIu64
+            ",\"forgotten\":%" PRIu64 "},\"traceEvents\":[\n",
+            end, at);
+    fprintf(out,
+            "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%ld,\"args\":{\"name\":\"rank %d on "
+            "%s\"}}",
+            (long)getpid(), mpix_log_rank(), host);
     for (unsigned i = 0; i < trace_nthreads && i < TRACE_THREADS; i++)
-        fprintf(out, ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%ld,\"tid\":%d,\"args\":{\"name\":\"%s\"}}", (long)getpid(), (int)trace_threads[i].tid,
-                trace_threads[i].name);
+        fprintf(out,
+                ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%ld,\"tid\":%d,\"args\":{"
+                "\"name\":\"%s\"}}",
+                (long)getpid(), (int)trace_threads[i].tid, trace_threads[i].name);
     for (; at < end; at++) {
         const trace_event *event = &trace_ring[at % TRACE_EVENTS];
         if (atomic_load_explicit(&event->number, memory_order_acquire) != at + 1)

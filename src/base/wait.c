@@ -9,10 +9,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define SPIN_DEFAULT_NS 20000u   /* free cores: a peer's store arrives within microseconds */
-#define SHORT_ROUNDS 64          /* pauses without a look at the clock */
-#define YIELD_NS 2000000u        /* then yield: a peer that needs this core gets it */
-#define SLEEP_NS 20000000        /* longest sleep, so that deaths and time limits are seen */
+#define SPIN_DEFAULT_NS 20000u /* free cores: a peer's store arrives within microseconds */
+#define SHORT_ROUNDS 64        /* pauses without a look at the clock */
+#define YIELD_NS 2000000u      /* then yield: a peer that needs this core gets it */
+#define SLEEP_NS 20000000      /* longest sleep, so that deaths and time limits are seen */
 
 void mpix_wait_start(mpix_wait *wait, mpix_doorbell *bell, int spin_us, int crowded) {
     wait->bell = bell;
@@ -50,7 +50,8 @@ void mpix_wait_pause(mpix_wait *wait) {
         wait_sleep(wait);
         return;
     }
-    if (wait->spin_ns && wait->rounds < SHORT_ROUNDS) { /* what comes now comes soon: looking at the clock would cost more than the wait */
+    /* what comes now comes soon: looking at the clock would cost more than the wait */
+    if (wait->spin_ns && wait->rounds < SHORT_ROUNDS) {
         wait->rounds++;
         mpix_cpu_relax();
         return;
