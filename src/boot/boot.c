@@ -1,5 +1,6 @@
 /*
- * boot.c - creation of the communicator, and what ranks know of each other. Exchange and agreement are in collect.c.
+ * boot.c - creation of the communicator, and what ranks know of each other. Exchange and agreement
+ * are in collect.c.
  */
 #include "config.h"
 
@@ -31,7 +32,8 @@ int mpix_boot_check(MPI_Comm comm) {
 
     if (mpix_boot_owner())
         return mpix_fail(MPIX_ERRK_ARG, "comm",
-                         "comm belongs to process %ld, which forked this one after MPI_Init: MPI can't be used here",
+                         "comm belongs to process %ld, which forked this one after MPI_Init: MPI "
+                         "can't be used here",
                          (long)mpix_boot_owner());
     MPI_Initialized(&flag);
     if (!flag)
@@ -49,7 +51,8 @@ int mpix_boot_check(MPI_Comm comm) {
         return mpix_boot_mpi(err, "MPI_Comm_test_inter");
     }
     if (flag)
-        return mpix_fail(MPIX_ERRK_ARG, "comm", "comm is an intercommunicator; an intracommunicator is needed");
+        return mpix_fail(MPIX_ERRK_ARG, "comm",
+                         "comm is an intercommunicator; an intracommunicator is needed");
     return 0;
 }
 
@@ -77,11 +80,12 @@ static void boot_release(mpix_boot *boot) {
 }
 
 /*
- * The own communicator: the same ranks, nothing inherited - no attributes, whose copy functions are the caller's, no hints, no
- * topology - and it returns errors. MPI makes it with a call that waits without limit, so the ranks meet first, on the caller's
- * communicator and within the limit, and agree on what was had so far. They meet twice: a rank that comes after the others have given
- * up may find their first meeting complete, but not the second. What remains is a rank that ends or is stopped in the microseconds
- * after it has met the others.
+ * The own communicator: the same ranks, nothing inherited - no attributes, whose copy functions are
+ * the caller's, no hints, no topology - and it returns errors. MPI makes it with a call that waits
+ * without limit, so the ranks meet first, on the caller's communicator and within the limit, and
+ * agree on what was had so far. They meet twice: a rank that comes after the others have given up
+ * may find their first meeting complete, but not the second. What remains is a rank that ends or is
+ * stopped in the microseconds after it has met the others.
  */
 static int boot_duplicate(mpix_boot *boot, MPI_Comm comm, int kind) {
     MPI_Group group;
@@ -102,9 +106,11 @@ static int boot_duplicate(mpix_boot *boot, MPI_Comm comm, int kind) {
         return kind;
     boot->comm = own;
     boot->own = 1;
-    kind = mpix_boot_mpi(MPI_Comm_get_errhandler(comm, &boot->errhandler), "MPI_Comm_get_errhandler");
+    kind = mpix_boot_mpi(MPI_Comm_get_errhandler(comm, &boot->errhandler),
+                         "MPI_Comm_get_errhandler");
     if (!kind)
-        kind = mpix_boot_mpi(MPI_Comm_set_errhandler(boot->comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+        kind = mpix_boot_mpi(MPI_Comm_set_errhandler(boot->comm, MPI_ERRORS_RETURN),
+                             "MPI_Comm_set_errhandler");
     return kind;
 }
 
@@ -113,7 +119,8 @@ int mpix_boot_create(MPI_Comm comm, mpix_boot **out) {
 }
 
 int mpix_boot_create_within(MPI_Comm comm, double seconds, mpix_boot **out) {
-    mpix_boot own = {.comm = MPI_COMM_NULL, .errhandler = MPI_ERRHANDLER_NULL}, *boot = calloc(1, sizeof *boot);
+    mpix_boot own = {.comm = MPI_COMM_NULL, .errhandler = MPI_ERRHANDLER_NULL},
+              *boot = calloc(1, sizeof *boot);
     mpix_boot_place *place;
     int kind = mpix_boot_check(comm), world_rank;
 
@@ -136,9 +143,10 @@ int mpix_boot_create_within(MPI_Comm comm, double seconds, mpix_boot **out) {
     own.starts = calloc((size_t)own.size, sizeof *own.starts);
     own.apart = calloc((size_t)own.size, sizeof *own.apart);
     place = mpix_boot_place_new(own.size);
-    if (!boot || !own.room || !own.host_of || !own.pids || !own.same_pids || !own.hostnames || !own.starts ||
-        !own.apart || !place)
-        kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the description of %d ranks", own.size);
+    if (!boot || !own.room || !own.host_of || !own.pids || !own.same_pids || !own.hostnames ||
+        !own.starts || !own.apart || !place)
+        kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the description of %d ranks",
+                         own.size);
     else
         kind = mpix_boot_codes();
     if (!own.room)
@@ -165,12 +173,14 @@ free_boot:
 }
 
 int mpix_boot_knows_pid(const mpix_boot *boot, int rank) {
-    return rank != boot->rank && boot->host_of[rank] == boot->host_of[boot->rank] && boot->same_pids[rank];
+    return rank != boot->rank && boot->host_of[rank] == boot->host_of[boot->rank] &&
+           boot->same_pids[rank];
 }
 
 int mpix_boot_gone(const mpix_boot *boot, int rank) {
     errno = 0;
-    int pidfd = mpix_boot_watch_process(boot, rank), gone = pidfd < 0 ? errno == ESRCH : mpix_boot_ended(pidfd);
+    int pidfd = mpix_boot_watch_process(boot, rank),
+        gone = pidfd < 0 ? errno == ESRCH : mpix_boot_ended(pidfd);
 
     mpix_boot_unwatch(pidfd);
     return gone;
@@ -185,8 +195,8 @@ void mpix_boot_free(mpix_boot *boot, int abandoned) {
     free(boot);
 }
 
-/* MPI has no call that duplicates a handler's handle, so it goes through the duplicate: set there, got back as a
- * reference of our own. */
+/* MPI has no call that duplicates a handler's handle, so it goes through the duplicate: set there,
+ * got back as a reference of our own. */
 int mpix_boot_set_errhandler(mpix_boot *boot, MPI_Errhandler errhandler) {
     MPI_Errhandler own;
     int err;

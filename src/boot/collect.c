@@ -1,14 +1,17 @@
 /*
  * collect.c - collectives that end.
  *
- * Each one is nonblocking inside and tested until it is complete, the object has failed elsewhere, a peer's process has ended, or
- * the time limit is over. Then it is given up: MPI has no way to cancel it, so the communicator is used for nothing any more and
- * never freed, and MPI may go on reading and writing the memory that was named to it. That is why collectives work in a room of
- * the communicator's own, which then stays until the process ends, and never in the caller's memory. What is longer than the
- * room's pieces goes in several collectives: no call allocates, so none can fail on one rank alone.
+ * Each one is nonblocking inside and tested until it is complete, the object has failed elsewhere,
+ * a peer's process has ended, or the time limit is over. Then it is given up: MPI has no way to
+ * cancel it, so the communicator is used for nothing any more and never freed, and MPI may go on
+ * reading and writing the memory that was named to it. That is why collectives work in a room of
+ * the communicator's own, which then stays until the process ends, and never in the caller's
+ * memory. What is longer than the room's pieces goes in several collectives: no call allocates, so
+ * none can fail on one rank alone.
  *
- * A collective that was given up does not say who was missing. So whoever gives up asks all ranks, by messages on the object's own
- * communicator. Ranks that wait in a collective answer, ranks that gave up earlier have asked themselves; who says nothing is missing.
+ * A collective that was given up does not say who was missing. So whoever gives up asks all ranks,
+ * by messages on the object's own communicator. Ranks that wait in a collective answer, ranks that
+ * gave up earlier have asked themselves; who says nothing is missing.
  */
 #include "config.h"
 
@@ -31,7 +34,8 @@ enum {
     YIELD_NS = 2000000,  /* then a waiter sleeps between two looks */
     SLEEP_NS = 100000,
     DEATHS_NS = 50000000, /* how often deaths are looked for */
-    GRACE_NS = 100000000, /* what a process sent before its end may still be on its way; and: how long answers are awaited */
+    GRACE_NS = 100000000, /* what a process sent before its end may still be on its way; and: how
+                           * long answers are awaited */
     TAG_WHO = 7171        /* of messages on an object's own communicator */
 };
 
@@ -103,7 +107,7 @@ void mpix_boot_room_free(mpix_boot_room *room, int broken) {
     pthread_mutex_unlock(&kept_lock);
 }
 
-/* ---- who is there --------------------------------------------------------------------------------------------- */
+/* ---- who is there ---------------------------------------------------------------------------- */
 
 static void who_send(mpix_boot *boot, int rank, room_note *note) {
     MPI_Request request;
@@ -120,7 +124,8 @@ static void who_take(mpix_boot *boot, unsigned char *here) {
 
     while (MPI_Iprobe(MPI_ANY_SOURCE, TAG_WHO, boot->comm, &flag, &status) == MPI_SUCCESS && flag) {
         int rank = status.MPI_SOURCE;
-        if (MPI_Recv(&room->got, sizeof room->got, MPI_BYTE, rank, TAG_WHO, boot->comm, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+        if (MPI_Recv(&room->got, sizeof room->got, MPI_BYTE, rank, TAG_WHO, boot->comm,
+                     MPI_STATUS_IGNORE) != MPI_SUCCESS)
             return;
         if (here && room->got.turn >= room->turn)
             here[rank] = 1;
@@ -156,9 +161,10 @@ static int who_is_missing(mpix_boot *boot) {
     return missing;
 }
 
-/* ---- waiting -------------------------------------------------------------------------------------------------- */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
-/* A rank of this host whose process has ended, -1: none. The descriptors are open for this look only. */
+/* A rank of this host whose process has ended, -1: none. The descriptors are open for
+ * this look only. */
 static int wait_dead(const mpix_boot *boot) {
     for (int r = 0; boot->met && r < boot->size; r++)
         if (mpix_boot_gone(boot, r))
@@ -180,12 +186,16 @@ static int wait_late(mpix_boot *boot, uint64_t limit) {
     int missing = who_is_missing(boot);
 
     if (missing >= 0)
-        return mpix_fail_peer(MPIX_ERRK_TIMEOUT, missing, boot->met ? boot->hostnames[missing] : NULL,
-                              "rank %d did not come to a call of all ranks within %g s", missing, (double)limit / 1e9);
-    return mpix_fail(MPIX_ERRK_TIMEOUT, NULL, "not all ranks came to a call of all ranks within %g s", (double)limit / 1e9);
+        return mpix_fail_peer(MPIX_ERRK_TIMEOUT, missing,
+                              boot->met ? boot->hostnames[missing] : NULL,
+                              "rank %d did not come to a call of all ranks within %g s", missing,
+                              (double)limit / 1e9);
+    return mpix_fail(MPIX_ERRK_TIMEOUT, NULL,
+                     "not all ranks came to a call of all ranks within %g s", (double)limit / 1e9);
 }
 
-/* Why a collective that is not complete is given up, 0: it is not. *dead: the rank that was seen to have ended, and since when. */
+/* Why a collective that is not complete is given up, 0: it is not. *dead: the rank that was seen to
+ * have ended, and since when. */
 static int wait_look(mpix_boot *boot, uint64_t start, uint64_t limit, int *dead, uint64_t *since) {
     uint64_t now = mpix_clock_ns();
     int kind = boot->look ? boot->look(boot->object, 0) : 0;
@@ -197,13 +207,16 @@ static int wait_look(mpix_boot *boot, uint64_t start, uint64_t limit, int *dead,
         *since = now;
     }
     if (*dead >= 0 && now - *since > GRACE_NS)
-        return mpix_fail_peer(MPIX_ERRK_PEER, *dead, boot->hostnames[*dead], "rank %d (pid %d on %s) ended before a call of all ranks was complete",
-                              *dead, (int)boot->pids[*dead], boot->hostnames[*dead]);
+        return mpix_fail_peer(
+            MPIX_ERRK_PEER, *dead, boot->hostnames[*dead],
+            "rank %d (pid %d on %s) ended before a call of all ranks was complete", *dead,
+            (int)boot->pids[*dead], boot->hostnames[*dead]);
     return now - start > limit ? wait_late(boot, limit) : 0;
 }
 
 /* Until the collective is complete. err: what its start returned. */
-static int wait_for(mpix_boot *boot, MPI_Request *request, int err, const char *what, uint64_t limit) {
+static int wait_for(mpix_boot *boot, MPI_Request *request, int err, const char *what,
+                    uint64_t limit) {
     uint64_t start = mpix_clock_ns(), since = start;
     int done = 0, dead = -1, kind = 0;
 
@@ -236,9 +249,10 @@ static int wait_refused(mpix_boot *boot) {
     return boot->broken;
 }
 
-/* ---- collectives ---------------------------------------------------------------------------------------------- */
+/* ---- collectives ----------------------------------------------------------------------------- */
 
-void mpix_boot_limit(mpix_boot *boot, double seconds, int (*look)(void *object, int kind), void *object) {
+void mpix_boot_limit(mpix_boot *boot, double seconds, int (*look)(void *object, int kind),
+                     void *object) {
     boot->limit_ns = mpix_clock_limit(seconds);
     boot->look = look;
     boot->object = object;
@@ -254,7 +268,8 @@ int mpix_boot_allgather(mpix_boot *boot, const void *send, size_t bytes, void *r
         MPI_Request request;
         if (n)
             memcpy(room->send, (const char *)send + at, n);
-        int err = MPI_Iallgather(room->send, (int)n, MPI_BYTE, room->recv, (int)n, MPI_BYTE, boot->comm, &request);
+        int err = MPI_Iallgather(room->send, (int)n, MPI_BYTE, room->recv, (int)n, MPI_BYTE,
+                                 boot->comm, &request);
         kind = wait_for(boot, &request, err, "MPI_Iallgather", boot->limit_ns);
         for (int r = 0; !kind && n && r < boot->size; r++)
             memcpy((char *)recv + bytes * (size_t)r + at, room->recv + n * (size_t)r, n);
@@ -275,7 +290,8 @@ int mpix_boot_alltoall(mpix_boot *boot, const void *send, size_t bytes, void *re
         MPI_Request request;
         for (int r = 0; n && r < boot->size; r++)
             memcpy(room->send + n * (size_t)r, (const char *)send + bytes * (size_t)r + at, n);
-        int err = MPI_Ialltoall(room->send, (int)n, MPI_BYTE, room->recv, (int)n, MPI_BYTE, boot->comm, &request);
+        int err = MPI_Ialltoall(room->send, (int)n, MPI_BYTE, room->recv, (int)n, MPI_BYTE,
+                                boot->comm, &request);
         kind = wait_for(boot, &request, err, "MPI_Ialltoall", boot->limit_ns);
         for (int r = 0; !kind && n && r < boot->size; r++)
             memcpy((char *)recv + bytes * (size_t)r + at, room->recv + n * (size_t)r, n);
@@ -297,7 +313,9 @@ int mpix_boot_barrier_bounded(mpix_boot *boot, double seconds) {
 }
 
 int mpix_boot_barrier(mpix_boot *boot) {
-    return mpix_boot_barrier_bounded(boot, boot->limit_ns == UINT64_MAX ? -1 : (double)boot->limit_ns / 1e9);
+    return mpix_boot_barrier_bounded(boot, boot->limit_ns == UINT64_MAX
+                                               ? -1
+                                               : (double)boot->limit_ns / 1e9);
 }
 
 int mpix_boot_bcast(mpix_boot *boot, void *data, size_t bytes) {
@@ -326,7 +344,8 @@ int mpix_boot_or(mpix_boot *boot, uint64_t *words, int n) {
         size_t bytes = (size_t)some * sizeof *words;
         MPI_Request request;
         memcpy(room->send, words + at, bytes);
-        int err = MPI_Iallreduce(room->send, room->recv, some, MPI_UINT64_T, MPI_BOR, boot->comm, &request);
+        int err = MPI_Iallreduce(room->send, room->recv, some, MPI_UINT64_T, MPI_BOR, boot->comm,
+                                 &request);
         kind = wait_for(boot, &request, err, "MPI_Iallreduce", boot->limit_ns);
         if (!kind)
             memcpy(words + at, room->recv, bytes);
@@ -335,9 +354,9 @@ int mpix_boot_or(mpix_boot *boot, uint64_t *words, int n) {
 }
 
 /*
- * The usual case, success everywhere, costs one reduction of one word: the lowest rank that failed, or the number of
- * ranks. Only after a failure that rank says what happened. A rank that failed itself keeps its own error: it knows
- * best.
+ * The usual case, success everywhere, costs one reduction of one word: the lowest rank that failed,
+ * or the number of ranks. Only after a failure that rank says what happened. A rank that failed
+ * itself keeps its own error: it knows best.
  */
 int mpix_boot_agree(mpix_boot *boot, int kind) {
     mpix_boot_room *room = boot->room;
@@ -370,6 +389,7 @@ int mpix_boot_agree(mpix_boot *boot, int kind) {
     }
     if (failed)
         return failed;
-    return mpix_fail_peer(MPIX_ERRK_REMOTE, lowest, report->host, "rank %d on %s failed with %s: %s", lowest,
-                          report->host, mpix_kind_name(report->kind), report->text);
+    return mpix_fail_peer(MPIX_ERRK_REMOTE, lowest, report->host,
+                          "rank %d on %s failed with %s: %s", lowest, report->host,
+                          mpix_kind_name(report->kind), report->text);
 }

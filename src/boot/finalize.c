@@ -1,9 +1,9 @@
 /*
  * finalize.c - what happens to objects that are still alive in MPI_Finalize.
  *
- * MPI_Finalize deletes the attributes of MPI_COMM_SELF first, while MPI still works. One attribute of ours has a delete
- * callback that takes down, locally, whatever was never freed: newest first, since handles are younger than their
- * contexts.
+ * MPI_Finalize deletes the attributes of MPI_COMM_SELF first, while MPI still works. One attribute
+ * of ours has a delete callback that takes down, locally, whatever was never freed: newest first,
+ * since handles are younger than their contexts.
  */
 #include "config.h"
 
@@ -46,14 +46,16 @@ static int final_delete(MPI_Comm comm, int keyval, void *value, void *extra) {
 }
 
 /*
- * MPI will call final_delete, so the object that holds it must stay, also where it is a plugin that the program closes. The shared
- * library says so itself (-z nodelete); a static one lies in somebody else's object.
+ * MPI will call final_delete, so the object that holds it must stay, also where it is a plugin that
+ * the program closes. The shared library says so itself (-z nodelete); a static one lies in
+ * somebody else's object.
  */
 static void final_stay(void) {
     Dl_info info;
 
     if (dladdr((void *)(uintptr_t)final_delete, &info) && info.dli_fname && info.dli_fname[0])
-        (void)dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE); /* NULL: the program itself */
+        /* NULL: the program itself */
+        (void)dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
 }
 
 static int final_hook(void) {
@@ -74,7 +76,8 @@ int mpix_boot_at_finalize(void *object, void (*fn)(void *object)) {
     int kind = 0;
 
     if (!entry)
-        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for an entry of %zu bytes", sizeof *entry);
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for an entry of %zu bytes",
+                         sizeof *entry);
     entry->object = object;
     entry->fn = fn;
     pthread_mutex_lock(&final_lock);

@@ -5,8 +5,8 @@
 
 #include <stdlib.h>
 
-/* Rank by rank: its place among its host's ranks says which part it belongs to; parts are numbered as they appear, so again by their
- * lowest rank. */
+/* Rank by rank: its place among its host's ranks says which part it belongs to; parts are numbered
+ * as they appear, so again by their lowest rank. */
 int mpix_boot_split_hosts(mpix_boot *boot, int parts) {
     if (parts < 2)
         return 0;
@@ -14,7 +14,8 @@ int mpix_boot_split_hosts(mpix_boot *boot, int parts) {
     int *size = calloc(hosts, sizeof *size), *place = calloc(hosts, sizeof *place);
     int *number = malloc(hosts * (size_t)parts * sizeof *number), kind = 0;
     if (!size || !place || !number) {
-        kind = mpix_fail(MPIX_ERRK_NO_MEM, "hosts", "no memory for %zu hosts in %d parts", hosts, parts);
+        kind = mpix_fail(MPIX_ERRK_NO_MEM, "hosts", "no memory for %zu hosts in %d parts", hosts,
+                         parts);
         goto free_all;
     }
     for (size_t i = 0; i < hosts * (size_t)parts; i++)

@@ -17,7 +17,8 @@ static int info_get(MPI_Info info, const char *key, char **value) {
         return kind;
     *value = calloc((size_t)len + 1, 1);
     if (!*value)
-        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for an info value of %d characters", len);
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for an info value of %d characters",
+                         len);
     kind = mpix_boot_mpi(MPI_Info_get(info, key, len, *value, &flag), "MPI_Info_get");
     if (kind || !flag) {
         free(*value);
@@ -26,7 +27,8 @@ static int info_get(MPI_Info info, const char *key, char **value) {
     return kind;
 }
 
-int mpix_boot_info_each(MPI_Info info, int (*fn)(void *arg, const char *key, const char *value), void *arg) {
+int mpix_boot_info_each(MPI_Info info, int (*fn)(void *arg, const char *key, const char *value),
+                        void *arg) {
     static const char prefix[] = "mpix_ep_";
     int n = 0, kind;
 

@@ -1,11 +1,12 @@
 /*
  * live.c - the set of live objects.
  *
- * A handle that the caller gives is looked up here before it is read, so a freed or made-up one is an error and not a
- * crash. (A freed one whose address a new object of the same kind has got can't be told from that.) Each object brings
- * its own entry, which is chained to others of its bucket, so an object that exists is entered without fail: a call
- * that has begun at the other ranks can't fail here. The buckets grow with the number of objects; where there is no
- * memory for more, chains get longer and nothing else happens.
+ * A handle that the caller gives is looked up here before it is read, so a freed or made-up one is
+ * an error and not a crash. (A freed one whose address a new object of the same kind has got can't
+ * be told from that.) Each object brings its own entry, which is chained to others of its bucket,
+ * so an object that exists is entered without fail: a call that has begun at the other ranks can't
+ * fail here. The buckets grow with the number of objects; where there is no memory for more, chains
+ * get longer and nothing else happens.
  */
 #include "config.h"
 
@@ -33,13 +34,12 @@ static size_t left_mask;
 static size_t live_hash(const void *object) {
     uint64_t x = (uint64_t)(uintptr_t)object;
 
-    x = (x >> 4) * 0x9e3779b97f4a7c15u; /* addresses differ in the middle bits, so these are spread to the top */
+    /* addresses differ in the middle bits, so these are spread to the top */
+    x = (x >> 4) * 0x9e3779b97f4a7c15u;
     return (size_t)(x >> 32);
 }
 
-static size_t live_home(const void *object) {
-    return live_hash(object) & live_mask;
-}
+static size_t live_home(const void *object) { return live_hash(object) & live_mask; }
 
 /* What points to the entry of object, or to the end of its chain. */
 static mpix_live **live_find(const void *object) {
@@ -94,7 +94,8 @@ void mpix_live_remove(const void *object) {
         *at = (*at)->next;
         live_count--;
     }
-    if (live_count == 0 && live_buckets != live_few) { /* nothing is left behind when all objects are freed */
+    /* nothing is left behind when all objects are freed */
+    if (live_count == 0 && live_buckets != live_few) {
         free(live_buckets);
         live_buckets = live_few;
         live_mask = LIVE_FEW - 1;
@@ -114,7 +115,7 @@ int mpix_live_check(const void *object, int tag) {
     return alive;
 }
 
-/* ---- after a fork --------------------------------------------------------------------------------------------------- */
+/* ---- after a fork ---------------------------------------------------------------------------- */
 
 /* The sets are those of the parent: the child has one too, which is empty. */
 void mpix_live_fork(int when) {
@@ -172,7 +173,9 @@ int mpix_live_need(const void *object, int tag, const char *arg, const char *tex
     if (mpix_live_check(object, tag))
         return 0;
     if (mpix_boot_owner() && mpix_live_inherited(object, tag))
-        return mpix_fail(MPIX_ERRK_ARG, arg, "%s belongs to process %ld, which forked this one: here it can only be freed", arg,
-                         (long)mpix_boot_owner());
+        return mpix_fail(
+            MPIX_ERRK_ARG, arg,
+            "%s belongs to process %ld, which forked this one: here it can only be freed", arg,
+            (long)mpix_boot_owner());
     return mpix_fail(MPIX_ERRK_ARG, arg, "%s", text);
 }

@@ -1,17 +1,19 @@
 /*
  * place.c - which ranks can share memory.
  *
- * A host, for this library, is a set of ranks all of which can open each other's memory. Neither MPI's word nor the
- * machine's name tells that: an MPI may give each rank a shared communicator of its own, and containers of one machine
- * may be unable to see each other's processes and sockets. So ranks that MPI puts together, and ranks under the same
- * kernel (its boot id), try it: each has a socket, which a peer finds under /proc/<pid>/fd, as it would find a window, or by
- * its abstract name, as it would be sent one. A pair counts only if both have found each other.
+ * A host, for this library, is a set of ranks all of which can open each other's memory. Neither
+ * MPI's word nor the machine's name tells that: an MPI may give each rank a shared communicator of
+ * its own, and containers of one machine may be unable to see each other's processes and sockets.
+ * So ranks that MPI puts together, and ranks under the same kernel (its boot id), try it: each has
+ * a socket, which a peer finds under /proc/<pid>/fd, as it would find a window, or by its abstract
+ * name, as it would be sent one. A pair counts only if both have found each other.
  *
- * Ranks that MPI keeps apart and that have network name spaces of their own stay apart without a trial: whoever gives
- * them networks of their own wants them to be hosts.
+ * Ranks that MPI keeps apart and that have network name spaces of their own stay apart without a
+ * trial: whoever gives them networks of their own wants them to be hosts.
  *
- * Ranks are of one host if they reach the same set of ranks, themselves included. Then they reach each other, since each is
- * in its own set. Where some reach each other and the sets still differ, they are apart: the relation is not transitive.
+ * Ranks are of one host if they reach the same set of ranks, themselves included. Then they reach
+ * each other, since each is in its own set. Where some reach each other and the sets still differ,
+ * they are apart: the relation is not transitive.
  */
 #include "config.h"
 
@@ -51,7 +53,8 @@ struct mpix_boot_place {
     int sock;
     place_card *cards;
     place_set *sets;
-    unsigned char *sees, *seen; /* [size] whether this rank has found the peer, and the peer this rank */
+    unsigned char *sees, *seen; /* [size] whether this rank has found the peer, and the
+                                 * peer this rank */
 };
 
 mpix_boot_place *mpix_boot_place_new(int size) {
@@ -83,7 +86,7 @@ void mpix_boot_place_free(mpix_boot_place *place) {
     free(place);
 }
 
-/* ---- this rank ---------------------------------------------------------------------------------------------------- */
+/* ---- this rank ------------------------------------------------------------------------------- */
 
 /* The rank in boot->comm of the lowest rank of local; no communication. */
 static int place_lowest(mpix_boot *boot, MPI_Comm local, int *lowest) {
@@ -95,7 +98,8 @@ static int place_lowest(mpix_boot *boot, MPI_Comm local, int *lowest) {
         return kind;
     kind = mpix_boot_mpi(MPI_Comm_group(boot->comm, &all), "MPI_Comm_group");
     if (!kind) {
-        kind = mpix_boot_mpi(MPI_Group_translate_ranks(here, 1, &zero, all, lowest), "MPI_Group_translate_ranks");
+        kind = mpix_boot_mpi(MPI_Group_translate_ranks(here, 1, &zero, all, lowest),
+                             "MPI_Group_translate_ranks");
         MPI_Group_free(&all);
     }
     MPI_Group_free(&here);
@@ -105,7 +109,8 @@ static int place_lowest(mpix_boot *boot, MPI_Comm local, int *lowest) {
 /* The ranks that MPI says can share memory. */
 static int place_ask_mpi(mpix_boot *boot, int *leader) {
     MPI_Comm local;
-    int kind = mpix_boot_mpi(MPI_Comm_split_type(boot->comm, MPI_COMM_TYPE_SHARED, boot->rank, MPI_INFO_NULL, &local),
+    int kind = mpix_boot_mpi(MPI_Comm_split_type(boot->comm, MPI_COMM_TYPE_SHARED, boot->rank,
+                                                 MPI_INFO_NULL, &local),
                              "MPI_Comm_split_type");
 
     if (kind)
@@ -142,8 +147,8 @@ static uint64_t place_name_space(const char *path) {
 static socklen_t place_address(struct sockaddr_un *addr, const uint64_t name[2]) {
     memset(addr, 0, sizeof *addr);
     addr->sun_family = AF_UNIX;
-    snprintf(addr->sun_path + 1, sizeof addr->sun_path - 1, "mpix-%016llx%016llx", (unsigned long long)name[0],
-             (unsigned long long)name[1]);
+    snprintf(addr->sun_path + 1, sizeof addr->sun_path - 1, "mpix-%016llx%016llx",
+             (unsigned long long)name[0], (unsigned long long)name[1]);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(addr->sun_path + 1));
 }
 
@@ -165,17 +170,16 @@ static void place_open(mpix_boot_place *place, place_card *card) {
     card->fd = place->sock;
 }
 
-/* ---- pairs -------------------------------------------------------------------------------------------------------- */
+/* ---- pairs ----------------------------------------------------------------------------------- */
 
-static int place_known(const place_card *card) {
-    return card->machine[0] || card->machine[1];
-}
+static int place_known(const place_card *card) { return card->machine[0] || card->machine[1]; }
 
 static int place_same_machine(const place_card *a, const place_card *b) {
     return place_known(a) && a->machine[0] == b->machine[0] && a->machine[1] == b->machine[1];
 }
 
-/* Whether the peer's socket is where it says under /proc; errno tells why not. O_PATH: without effect on what is there. */
+/* Whether the peer's socket is where it says under /proc; errno tells why not. O_PATH: without
+ * effect on what is there. */
 static int place_by_proc(const place_card *peer) {
     char path[64];
     struct stat st;
@@ -185,7 +189,8 @@ static int place_by_proc(const place_card *peer) {
     fd = open(path, O_PATH | O_CLOEXEC);
     if (fd < 0)
         return 0;
-    found = fstat(fd, &st) == 0 && (uint64_t)st.st_dev == peer->dev && (uint64_t)st.st_ino == peer->ino;
+    found = fstat(fd, &st) == 0 && (uint64_t)st.st_dev == peer->dev &&
+            (uint64_t)st.st_ino == peer->ino;
     close(fd);
     errno = ESRCH;
     return found;
@@ -208,7 +213,8 @@ static int place_look(const place_card *own, const place_card *peer, int *apart)
     int same_pids = own->pid_ns && own->pid_ns == peer->pid_ns, err = 0, found;
 
     *apart = MPIX_APART_MACHINE;
-    if (own->leader != peer->leader && (!place_same_machine(own, peer) || own->net_ns != peer->net_ns))
+    if (own->leader != peer->leader &&
+        (!place_same_machine(own, peer) || own->net_ns != peer->net_ns))
         return 0;
     if (own->fd < 0 || peer->fd < 0)
         return same_pids || own->leader == peer->leader;
@@ -224,7 +230,9 @@ static int place_look(const place_card *own, const place_card *peer, int *apart)
         return 1;
     if (place_known(own) && place_known(peer) && !place_same_machine(own, peer))
         return 0; /* whatever MPI says */
-    *apart = !same_pids ? MPIX_APART_SPACES : err == EACCES || err == EPERM ? MPIX_APART_ACCESS : MPIX_APART_PROC;
+    *apart = !same_pids                      ? MPIX_APART_SPACES
+             : err == EACCES || err == EPERM ? MPIX_APART_ACCESS
+                                             : MPIX_APART_PROC;
     return 0;
 }
 
@@ -250,7 +258,8 @@ static void place_own_set(mpix_boot *boot, mpix_boot_place *place, place_set *ow
     }
 }
 
-/* Hosts are numbered by their lowest rank. That of a rank's set is the host's, unless it has another set. */
+/* Hosts are numbered by their lowest rank. That of a rank's set is the host's, unless it
+ * has another set. */
 static void place_number_hosts(mpix_boot *boot, const mpix_boot_place *place) {
     const place_card *own = &place->cards[boot->rank];
 
@@ -311,9 +320,12 @@ const char *mpix_boot_apart(const mpix_boot *boot, int rank) {
     static const char *const texts[] = {
         [MPIX_APART_NOT] = "",
         [MPIX_APART_MACHINE] = "other machine",
-        [MPIX_APART_SPACES] = "same machine, but in other name spaces of processes and of the network",
-        [MPIX_APART_ACCESS] = "same machine, but /proc is refused and the network's name space is another",
-        [MPIX_APART_PROC] = "same machine, but its process is not found under /proc, nor its socket",
+        [MPIX_APART_SPACES] =
+            "same machine, but in other name spaces of processes and of the network",
+        [MPIX_APART_ACCESS] =
+            "same machine, but /proc is refused and the network's name space is another",
+        [MPIX_APART_PROC] =
+            "same machine, but its process is not found under /proc, nor its socket",
         [MPIX_APART_PEER] = "same machine, but it does not find this rank's process or socket",
         [MPIX_APART_OTHERS] = "same machine, but not all of its ranks find each other",
         [MPIX_APART_SPLIT] = "same machine, kept apart by the parameter hosts or reach",

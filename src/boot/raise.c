@@ -1,10 +1,11 @@
 /*
  * raise.c - error classes and codes, and raising through MPI's error handlers.
  *
- * MPI implementations have few classes and codes to give away (MPICH: 126 and 8189), and strings belong to codes; a
- * code added to a predefined class gets garbage for a text there. So there is one class per kind with one code each,
- * made once per process. The particulars of an error are in MPIX_Error; the code's string is renewed with them before
- * it is raised, so that a fatal handler prints what happened and not only which kind it was.
+ * MPI implementations have few classes and codes to give away (MPICH: 126 and 8189), and strings
+ * belong to codes; a code added to a predefined class gets garbage for a text there. So there is
+ * one class per kind with one code each, made once per process. The particulars of an error are in
+ * MPIX_Error; the code's string is renewed with them before it is raised, so that a fatal handler
+ * prints what happened and not only which kind it was.
  */
 #include "config.h"
 
@@ -29,11 +30,13 @@ static const char *const raise_texts[RAISE_KINDS + 1] = {
     [MPIX_ERRK_INTERNAL] = "MPI failed, or a defect of the library",
 };
 
-static pthread_mutex_t raise_lock = PTHREAD_MUTEX_INITIALIZER; /* making of codes, renewal of their strings */
-static _Atomic int raise_ready;                                /* set after the codes */
+/* making of codes, renewal of their strings */
+static pthread_mutex_t raise_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic int raise_ready; /* set after the codes */
 static int raise_codes[RAISE_KINDS + 1];
 
-/* Whether this thread may call MPI now. The four inquiries below may be made by any thread at any time. */
+/* Whether this thread may call MPI now. The four inquiries below may be made by any
+ * thread at any time. */
 static int raise_may_call(void) {
     int flag = 0, level = MPI_THREAD_SINGLE, main_thread = 0;
 
@@ -55,10 +58,12 @@ static int raise_may_call(void) {
 /* The string of a code, at most as long as MPI takes. */
 static void raise_describe(int kind, const MPIX_Error *err) {
     char text[MPI_MAX_ERROR_STRING];
-    size_t n = (size_t)snprintf(text, sizeof text, "mpix-ep %s: %s", mpix_kind_name(kind), raise_texts[kind]);
+    size_t n = (size_t)snprintf(text, sizeof text, "mpix-ep %s: %s", mpix_kind_name(kind),
+                                raise_texts[kind]);
 
     if (err && n < sizeof text &&
-        snprintf(text + n, sizeof text - n, "%s%s: %s", err->arg[0] ? ": " : "", err->arg, err->text) < 0)
+        snprintf(text + n, sizeof text - n, "%s%s: %s", err->arg[0] ? ": " : "", err->arg,
+                 err->text) < 0)
         text[n] = '\0';
     MPI_Add_error_string(raise_codes[kind], text);
 }
@@ -69,15 +74,18 @@ int mpix_boot_codes(void) {
     if (atomic_load_explicit(&raise_ready, memory_order_acquire))
         return 0;
     if (!raise_may_call())
-        return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "error codes can't be made now: MPI may not be called");
+        return mpix_fail(MPIX_ERRK_INTERNAL, NULL,
+                         "error codes can't be made now: MPI may not be called");
     pthread_mutex_lock(&raise_lock);
     for (int k = 1; k <= RAISE_KINDS && !kind && !raise_ready; k++) {
         int errclass;
         kind = mpix_boot_mpi(MPI_Add_error_class(&errclass), "MPI_Add_error_class");
         if (!kind)
-            kind = mpix_boot_mpi(MPI_Add_error_string(errclass, raise_texts[k]), "MPI_Add_error_string");
+            kind = mpix_boot_mpi(MPI_Add_error_string(errclass, raise_texts[k]),
+                                 "MPI_Add_error_string");
         if (!kind)
-            kind = mpix_boot_mpi(MPI_Add_error_code(errclass, &raise_codes[k]), "MPI_Add_error_code");
+            kind = mpix_boot_mpi(MPI_Add_error_code(errclass, &raise_codes[k]),
+                                 "MPI_Add_error_code");
         if (!kind)
             raise_describe(k, NULL);
     }
@@ -93,8 +101,10 @@ int mpix_boot_code(int kind) {
 
     if (kind == 0)
         return MPI_SUCCESS;
-    if (!atomic_load_explicit(&raise_ready, memory_order_acquire) && raise_may_call() && mpix_boot_codes())
-        *mpix_error_tls() = saved; /* the failure to make codes is not what the caller wants to hear about */
+    /* the failure to make codes is not what the caller wants to hear about */
+    if (!atomic_load_explicit(&raise_ready, memory_order_acquire) && raise_may_call() &&
+        mpix_boot_codes())
+        *mpix_error_tls() = saved;
     if (atomic_load_explicit(&raise_ready, memory_order_acquire) && kind > 0 && kind <= RAISE_KINDS)
         code = raise_codes[kind];
     mpix_error_tls()->code = code;
@@ -139,9 +149,10 @@ int mpix_boot_raise_comm(MPI_Comm comm, int kind) {
 }
 
 /*
- * The object's communicator returns errors, because internal MPI calls run on it; the user's handler is put in place
- * for the one call that raises. A handler may leave by longjmp or an exception: then the communicator keeps the user's
- * handler until the next raise, and an internal MPI error would reach it, which is what it is for.
+ * The object's communicator returns errors, because internal MPI calls run on it; the user's
+ * handler is put in place for the one call that raises. A handler may leave by longjmp or an
+ * exception: then the communicator keeps the user's handler until the next raise, and an internal
+ * MPI error would reach it, which is what it is for.
  */
 int mpix_boot_raise(mpix_boot *boot, int kind) {
     int code, raises = raise_prepare(kind, &code);

@@ -1,9 +1,10 @@
 /*
- * same.c - comparison of what must be the same on all ranks of an object: its configuration, and the parameters whose
- * row in the table says so.
+ * same.c - comparison of what must be the same on all ranks of an object: its configuration, and
+ * the parameters whose row in the table says so.
  *
- * Values travel as text, in a message whose size never changes, so that ranks with other parameters, or another version
- * of the library, are told what differs and are not left in an MPI call of another length.
+ * Values travel as text, in a message whose size never changes, so that ranks with other
+ * parameters, or another version of the library, are told what differs and are not left in an MPI
+ * call of another length.
  */
 #include "config.h"
 
@@ -14,11 +15,12 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SAME_SHOWN = 48 }; /* characters of a value in an error, where text and remedy need room too */
+enum {
+    SAME_SHOWN = 48
+}; /* characters of a value in an error, where text and remedy
+    * need room too */
 
-void mpix_same_begin(mpix_same *same) {
-    memset(same, 0, sizeof *same);
-}
+void mpix_same_begin(mpix_same *same) { memset(same, 0, sizeof *same); }
 
 void mpix_same_add(mpix_same *same, const char *name, const char *fmt, ...) {
     size_t len = strlen(name) + 1, room = sizeof same->text - same->used;
@@ -53,7 +55,8 @@ void mpix_same_add_params(mpix_same *same, const mpix_params *params) {
     }
 }
 
-/* The next name and value at *at, 0 at the end. The text may be another rank's: nothing beyond its end is read. */
+/* The next name and value at *at, 0 at the end. The text may be another rank's: nothing beyond
+ * its end is read. */
 static int same_next(const char *text, size_t *at, const char **name, const char **value) {
     const char *end = text + MPIX_SAME_BYTES;
 
@@ -77,19 +80,25 @@ static const char *same_find(const char *text, const char *wanted) {
     return NULL;
 }
 
-static int same_differs(const mpix_boot *boot, const char *name, const char *mine, const char *first) {
+static int same_differs(const mpix_boot *boot, const char *name, const char *mine,
+                        const char *first) {
     static const char prefix[] = "mpix_ep_";
     size_t len = sizeof prefix - 1;
     char remedy[96] = "";
     int kind;
 
     if (strncmp(name, prefix, len) == 0) {
-        size_t n = (size_t)snprintf(remedy, sizeof remedy, " (info key, or MPIX_EP_%s, which a launcher may not pass on)", name + len);
+        size_t n = (size_t)snprintf(remedy, sizeof remedy,
+                                    " (info key, or MPIX_EP_%s, which a launcher may not pass on)",
+                                    name + len);
         for (char *c = strstr(remedy, "MPIX_EP_"); c && c < remedy + n && *c != ','; c++)
             *c = (char)mpix_upper((unsigned char)*c);
     }
-    kind = mpix_fail_peer(MPIX_ERRK_ARG, 0, boot->hostnames[0], "%s is \"%.*s\" on rank %d and \"%.*s\" on rank 0: it must be the same on all ranks%s",
-                          name, SAME_SHOWN, mine ? mine : "(none)", boot->rank, SAME_SHOWN, first ? first : "(none)", remedy);
+    kind = mpix_fail_peer(
+        MPIX_ERRK_ARG, 0, boot->hostnames[0],
+        "%s is \"%.*s\" on rank %d and \"%.*s\" on rank 0: it must be the same on all ranks%s",
+        name, SAME_SHOWN, mine ? mine : "(none)", boot->rank, SAME_SHOWN, first ? first : "(none)",
+        remedy);
     snprintf(mpix_error_tls()->arg, sizeof mpix_error_tls()->arg, "%s", name);
     return kind;
 }
@@ -99,7 +108,9 @@ static int same_compare(const mpix_boot *boot, const mpix_same *mine, const char
     size_t at = 0;
 
     if (mine->full)
-        return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "what all ranks must have the same takes more than %d bytes", MPIX_SAME_BYTES);
+        return mpix_fail(MPIX_ERRK_INTERNAL, NULL,
+                         "what all ranks must have the same takes more than %d bytes",
+                         MPIX_SAME_BYTES);
     while (same_next(mine->text, &at, &name, &value)) {
         other = same_find(first, name);
         if (!other || strcmp(value, other) != 0)

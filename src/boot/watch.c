@@ -1,6 +1,6 @@
 /*
- * watch.c - descriptors by which the end of a peer's process is noticed: one per process and peer, however many objects
- * watch it.
+ * watch.c - descriptors by which the end of a peer's process is noticed: one per process and peer,
+ * however many objects watch it.
  *
  * A process is known by its number and the time of its start, for numbers are used again.
  */
@@ -28,7 +28,8 @@ static pthread_mutex_t watch_lock = PTHREAD_MUTEX_INITIALIZER;
 static watch_entry *watch_table;
 static int watch_places, watch_live;
 
-/* /proc may be that of another name space of processes, where the number is somebody else's: then nothing is known. */
+/* /proc may be that of another name space of processes, where the number is somebody else's: then
+ * nothing is known. */
 uint64_t mpix_boot_process_start(pid_t pid) {
     char path[64], text[1024], self[32];
     unsigned long long start = 0;
@@ -48,7 +49,8 @@ uint64_t mpix_boot_process_start(pid_t pid) {
     if (n <= 0)
         return 0;
     text[n] = '\0';
-    /* The name is in parentheses and may hold any character. Behind it come the state and 18 numbers, then the start. */
+    /* The name is in parentheses and may hold any character. Behind it come the state and 18
+     * numbers, then the start. */
     const char *at = strrchr(text, ')');
     for (int field = 0; at && field < 20; field++)
         at = strchr(at + 1, ' ');
@@ -56,7 +58,8 @@ uint64_t mpix_boot_process_start(pid_t pid) {
 }
 
 #ifdef SYS_pidfd_open
-/* The place of that process, or a free one: -1 where there is no memory for more. Under the lock. */
+/* The place of that process, or a free one: -1 where there is no memory for more.
+ * Under the lock. */
 static int watch_find(pid_t pid, uint64_t start) {
     int unused = -1;
 
@@ -79,7 +82,8 @@ static int watch_find(pid_t pid, uint64_t start) {
     return unused;
 }
 
-/* A new descriptor, close-on-exec by itself. That of a process that has got the number meanwhile is not wanted. */
+/* A new descriptor, close-on-exec by itself. That of a process that has got the number meanwhile
+ * is not wanted. */
 static int watch_open(pid_t pid, uint64_t start) {
     int fd = (int)syscall(SYS_pidfd_open, pid, 0);
     uint64_t now = fd >= 0 && start ? mpix_boot_process_start(pid) : 0;
