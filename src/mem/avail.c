@@ -1,11 +1,12 @@
 /*
  * avail.c - how much memory can be had.
  *
- * Linux rarely refuses shared memory: a fallocate that is too large ends with the out-of-memory killer, not with an
- * error. So a commit asks first what the host and the process's control groups have left. This is an estimate, and
- * other programs allocate at the same time; it turns the usual mistake, a window that can't fit, into an error. What
- * ranks of one machine are about to take together is added up in claim.c; for that each limit has a number, the same
- * in all processes that it holds for.
+ * Linux rarely refuses shared memory: a fallocate that is too large ends with the out-of-memory
+ * killer, not with an error. So a commit asks first what the host and the process's control groups
+ * have left. This is an estimate, and other programs allocate at the same time; it turns the usual
+ * mistake, a window that can't fit, into an error. What ranks of one machine are about to take
+ * together is added up in claim.c; for that each limit has a number, the same in all processes
+ * that it holds for.
  */
 #include "config.h"
 
@@ -23,7 +24,8 @@
 
 char mpix_mem_root[200];
 
-/* Where a file of the system is; tests put a tree of their own before it. 0: the name is too long. */
+/* Where a file of the system is; tests put a tree of their own before it. 0: the
+ * name is too long. */
 static int avail_path(char *path, size_t len, const char *dir, const char *name) {
     return snprintf(path, len, "%s%s%s", mpix_mem_root, dir, name) < (int)len;
 }
@@ -72,13 +74,12 @@ static int64_t avail_left(const char *dir, const char *limit_name, const char *u
     return limit > use ? limit - use : 0;
 }
 
-static int64_t avail_min(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
+static int64_t avail_min(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /*
- * What one group has left: its limit less its use, and the pages of files that are not in use. Where the group may
- * swap, its other pages can make room as well, as far as there is swap for it. -1: no limit.
+ * What one group has left: its limit less its use, and the pages of files that are not in use.
+ * Where the group may swap, its other pages can make room as well, as far as there is swap for
+ * it. -1: no limit.
  */
 static int64_t avail_group_v2(const char *dir, int64_t swap) {
     int64_t left = avail_left(dir, "/memory.max", "/memory.current"),
@@ -117,7 +118,8 @@ static void room_add(mpix_mem_room *room, uint64_t id, int64_t left) {
         room->limit[at] = (mpix_mem_limit){id, (uint64_t)left};
 }
 
-/* A number that processes in other name spaces find too: a group may have other names there, but is the same file. */
+/* A number that processes in other name spaces find too: a group may have other names there, but is
+ * the same file. */
 static uint64_t avail_group_id(const char *dir) {
     char path[768];
     struct stat st;
@@ -128,12 +130,14 @@ static uint64_t avail_group_id(const char *dir) {
 }
 
 /* The group at root/path and its ancestors. */
-static void avail_groups(mpix_mem_room *room, const char *root, char *path, int version, int64_t swap) {
+static void avail_groups(mpix_mem_room *room, const char *root, char *path, int version,
+                         int64_t swap) {
     for (;;) {
         char dir[512], *slash;
         int64_t left = -1;
 
-        if (snprintf(dir, sizeof dir, "%s%s", root, strcmp(path, "/") == 0 ? "" : path) < (int)sizeof dir)
+        if (snprintf(dir, sizeof dir, "%s%s", root, strcmp(path, "/") == 0 ? "" : path) <
+            (int)sizeof dir)
             left = version == 1 ? avail_group_v1(dir, swap) : avail_group_v2(dir, swap);
         if (left >= 0)
             room_add(room, avail_group_id(dir), left);
@@ -152,7 +156,8 @@ static void avail_cgroup(mpix_mem_room *room, int64_t swap) {
     if (!file)
         return;
     while (fgets(line, sizeof line, file)) {
-        char *controllers = strchr(line, ':'), *path = controllers ? strchr(controllers + 1, ':') : NULL;
+        char *controllers = strchr(line, ':'),
+             *path = controllers ? strchr(controllers + 1, ':') : NULL;
 
         if (!path)
             continue;
@@ -180,10 +185,12 @@ static uint64_t avail_host_id(void) {
 
 void mpix_mem_room_read(mpix_mem_room *room) {
     int64_t free_kb = avail_keyed("", "/proc/meminfo", "MemAvailable:"),
-            swap_kb = avail_keyed("", "/proc/meminfo", "SwapFree:"), swap = swap_kb > 0 ? swap_kb * 1024 : 0;
+            swap_kb = avail_keyed("", "/proc/meminfo", "SwapFree:"),
+            swap = swap_kb > 0 ? swap_kb * 1024 : 0;
 
     *room = (mpix_mem_room){.n = 1};
-    room->limit[0] = (mpix_mem_limit){avail_host_id(), free_kb < 0 ? INT64_MAX : (uint64_t)(free_kb * 1024 + swap)};
+    room->limit[0] = (mpix_mem_limit){avail_host_id(),
+                                      free_kb < 0 ? INT64_MAX : (uint64_t)(free_kb * 1024 + swap)};
     avail_cgroup(room, swap);
 }
 
@@ -202,7 +209,8 @@ void mpix_mem_nofile_hint(char *buf, size_t len) {
     struct rlimit limit = {0, 0};
 
     getrlimit(RLIMIT_NOFILE, &limit);
-    snprintf(buf, len, "the limit of open files (RLIMIT_NOFILE) is %" PRIu64 "; raise it with ulimit -n",
+    snprintf(buf, len,
+             "the limit of open files (RLIMIT_NOFILE) is %" PRIu64 "; raise it with ulimit -n",
              (uint64_t)limit.rlim_cur);
 }
 
@@ -212,8 +220,10 @@ int mpix_mem_refused(int err) {
 
 /* Memory is not what is missing, so the error is not NO_MEM: less of it would be refused too. */
 int mpix_mem_fail_refused(size_t bytes, int err, const char *call) {
-    return mpix_fail_sys(MPIX_ERRK_TRANSPORT, err,
-                         "the system refuses %s (%zu bytes of shared memory): the container's filter of calls (seccomp) must allow "
-                         "memfd_create, ftruncate, fcntl, fallocate; Docker: --security-opt seccomp=FILE",
-                         call, bytes);
+    return mpix_fail_sys(
+        MPIX_ERRK_TRANSPORT, err,
+        "the system refuses %s (%zu bytes of shared memory): the container's filter of calls "
+        "(seccomp) must allow "
+        "memfd_create, ftruncate, fcntl, fallocate; Docker: --security-opt seccomp=FILE",
+        call, bytes);
 }

@@ -55,13 +55,16 @@ static int calls_read(pid_t pid, const char *thread, const char *name, char *tex
     return n > 0;
 }
 
-/* Stopped, and on its way out of the call. The state is looked at first: a thread that wakes after it makes no other such call for us. */
+/* Stopped, and on its way out of the call. The state is looked at first: a thread that wakes after
+ * it makes no other such call for us. */
 static int calls_on_way_out(pid_t pid, const char *thread) {
     char text[512], *name;
 
-    if (!calls_read(pid, thread, "stat", text, sizeof text) || !(name = strrchr(text, ')')) || strncmp(name, ") T", 3) != 0)
+    if (!calls_read(pid, thread, "stat", text, sizeof text) || !(name = strrchr(text, ')')) ||
+        strncmp(name, ") T", 3) != 0)
         return 0;
-    return calls_read(pid, thread, "syscall", text, sizeof text) && strtol(text, NULL, 10) == SYS_process_vm_writev;
+    return calls_read(pid, thread, "syscall", text, sizeof text) &&
+           strtol(text, NULL, 10) == SYS_process_vm_writev;
 }
 
 /* Whether the threads that are inside are all on their way out. */
@@ -87,7 +90,8 @@ int mpix_calls_quiet(const mpix_calls *calls, pid_t pid, int pidfd) {
 
     while ((inside = atomic_load_explicit(calls, memory_order_seq_cst))) {
         const struct timespec pause = {0, CALLS_PAUSE_NS};
-        if (mpix_boot_ended(pidfd) || (kill(pid, 0) != 0 && errno == ESRCH) || calls_over(inside, pid))
+        if (mpix_boot_ended(pidfd) || (kill(pid, 0) != 0 && errno == ESRCH) ||
+            calls_over(inside, pid))
             return 1;
         if (mpix_clock_ns() - start > MPIX_CALLS_LIMIT_S * UINT64_C(1000000000))
             return 0;

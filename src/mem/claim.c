@@ -1,20 +1,25 @@
 /*
  * claim.c - what several ranks are about to commit.
  *
- * Each rank by itself would find room for its own part, and all would take theirs: the system then kills one of them.
+ * Each rank by itself would find room for its own part, and all would take theirs: the system then
+ * kills one of them.
  *
- * In a collective call the ranks tell each other how much they will take and what is left of their limits, and each adds
- * up what those take that share a limit with it. Nothing has been taken by then, so all of them come to the same answer.
+ * In a collective call the ranks tell each other how much they will take and what is left of their
+ * limits, and each adds up what those take that share a limit with it. Nothing has been taken by
+ * then, so all of them come to the same answer.
  *
- * In other calls there is nobody to talk to. A rank writes what it wants into its window's header, which its peers map,
- * counts what the others say, and has its claim granted if all of it fits; then it commits piece by piece and takes
- * each piece off the claim. Two that ask at the same time: the lower rank goes first. It does not count what a higher rank
- * only wants; that one counts what the lower rank wants. A higher rank whose claim was granted before the lower one's could be
- * seen looks once more behind its grant: the stores and loads of both are sequentially consistent, so either it
- * sees the lower rank's claim there and takes the grant back, or the lower rank sees the grant.
+ * In other calls there is nobody to talk to. A rank writes what it wants into its window's header,
+ * which its peers map, counts what the others say, and has its claim granted if all of it fits;
+ * then it commits piece by piece and takes each piece off the claim. Two that ask at the same
+ * time: the lower rank goes first. It does not count what a higher rank only wants; that one
+ * counts what the lower rank wants. A higher rank whose claim was granted before the lower one's
+ * could be seen looks once more behind its grant: the stores and loads of both are sequentially
+ * consistent, so either it sees the lower rank's claim there and takes the grant back, or the
+ * lower rank sees the grant.
  *
- * A piece that is committed before it is taken off the claim is counted twice for a moment. So whoever finds no room while
- * others have claims looks again for a while. Nobody waits for longer than that: a peer may have stopped.
+ * A piece that is committed before it is taken off the claim is counted twice for a moment. So
+ * whoever finds no room while others have claims looks again for a while. Nobody waits for longer
+ * than that: a peer may have stopped.
  */
 #include "config.h"
 
@@ -36,11 +41,9 @@ static uint64_t claim_granted, claim_wanted; /* of all threads of the process */
 static mpix_mem_room claim_room;             /* as it was read last */
 static mpix_win *claim_wins;                 /* where they are told */
 
-/* ---- telling ------------------------------------------------------------------------------------------------------------ */
+/* ---- telling --------------------------------------------------------------------------------- */
 
-static mpix_win_claim *claim_of(void *map) {
-    return &((mpix_win_header *)map)->claim;
-}
+static mpix_win_claim *claim_of(void *map) { return &((mpix_win_header *)map)->claim; }
 
 static void claim_tell(void) {
     for (mpix_win *win = claim_wins; win; win = win->shown_next) {
@@ -72,7 +75,7 @@ void mpix_claim_hide(mpix_win *win) {
     pthread_mutex_unlock(&claim_lock);
 }
 
-/* ---- asking ------------------------------------------------------------------------------------------------------------- */
+/* ---- asking ---------------------------------------------------------------------------------- */
 
 /* Peers are not trusted with sums that wrap. */
 static uint64_t claim_sum(uint64_t a, uint64_t b) {
@@ -91,7 +94,9 @@ static uint64_t claim_before(const mpix_win *win, uint64_t id) {
     uint64_t sum = 0;
 
     for (int r = 0; win && r < win->size; r++) {
-        const mpix_win_claim *claim = r != win->rank && win->peer_map[r] ? claim_of(win->peer_map[r]) : NULL;
+        const mpix_win_claim *claim = r != win->rank && win->peer_map[r]
+                                          ? claim_of(win->peer_map[r])
+                                          : NULL;
 
         if (!claim || !claim_under(claim, id))
             continue;
@@ -102,7 +107,8 @@ static uint64_t claim_before(const mpix_win *win, uint64_t id) {
     return sum;
 }
 
-/* The limit that has no room for bytes beside `own` of this process and all claims, -1: all have. */
+/* The limit that has no room for bytes beside `own` of this process and all claims,
+ * -1: all have. */
 static int claim_short(const mpix_win *win, uint64_t own, size_t bytes, uint64_t *others) {
     uint64_t before[MPIX_MEM_LIMITS];
     mpix_mem_room room = claim_room;
@@ -123,15 +129,20 @@ static int claim_short(const mpix_win *win, uint64_t own, size_t bytes, uint64_t
     return -1;
 }
 
-static int claim_fail(const mpix_mem_room *room, int i, size_t bytes, uint64_t others, const char *what) {
-    const char *where = i == 0 ? "on this host" : "in a control group of this process (memory.max, memory.limit_in_bytes)";
+static int claim_fail(const mpix_mem_room *room, int i, size_t bytes, uint64_t others,
+                      const char *what) {
+    const char *where =
+        i == 0 ? "on this host"
+               : "in a control group of this process (memory.max, memory.limit_in_bytes)";
 
     if (others > 0 && bytes <= room->limit[i].left)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL,
-                         "%zu bytes of %s can't be had: %" PRIu64 " are left %s, and others are about to take %" PRIu64 "; "
+                         "%zu bytes of %s can't be had: %" PRIu64
+                         " are left %s, and others are about to take %" PRIu64 "; "
                          "give the job more memory or ask for less",
                          bytes, what, room->limit[i].left, where, others);
-    return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "%zu bytes of %s can't be had: %" PRIu64 " are left %s", bytes, what,
+    return mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                     "%zu bytes of %s can't be had: %" PRIu64 " are left %s", bytes, what,
                      room->limit[i].left, where);
 }
 
@@ -187,16 +198,17 @@ void mpix_claim_give(size_t bytes) {
     pthread_mutex_unlock(&claim_lock);
 }
 
-/* ---- together ----------------------------------------------------------------------------------------------------------- */
+/* ---- together -------------------------------------------------------------------------------- */
 
 typedef struct claim_share {
     uint64_t bytes; /* that the rank will take, its claims in other objects included */
     mpix_mem_room room;
 } claim_share;
 
-/* What the ranks under one limit take, and how many they are; *left: the least that any of them has read, before any of them has taken
- * anything. */
-static uint64_t shares_sum(const claim_share *shares, int size, uint64_t id, uint64_t *left, int *n) {
+/* What the ranks under one limit take, and how many they are; *left: the least that any of them has
+ * read, before any of them has taken anything. */
+static uint64_t shares_sum(const claim_share *shares, int size, uint64_t id, uint64_t *left,
+                           int *n) {
     uint64_t sum = 0;
 
     for (int r = 0; r < size; r++)
@@ -211,14 +223,17 @@ static uint64_t shares_sum(const claim_share *shares, int size, uint64_t id, uin
     return sum;
 }
 
-/* Where not all fits, those fail that take no less than an even share, which some do: the others could be served. */
-static int shares_check(const claim_share *shares, int size, int rank, size_t bytes, const char *what) {
+/* Where not all fits, those fail that take no less than an even share, which some do: the others
+ * could be served. */
+static int shares_check(const claim_share *shares, int size, int rank, size_t bytes,
+                        const char *what) {
     mpix_mem_room room = shares[rank].room;
 
     for (int i = 0; bytes > 0 && i < room.n; i++) {
         int n = 0;
         uint64_t sum = shares_sum(shares, size, room.limit[i].id, &room.limit[i].left, &n);
-        if (sum > room.limit[i].left && shares[rank].bytes >= room.limit[i].left / (uint64_t)(n > 0 ? n : 1))
+        if (sum > room.limit[i].left &&
+            shares[rank].bytes >= room.limit[i].left / (uint64_t)(n > 0 ? n : 1))
             return claim_fail(&room, i, bytes, sum - bytes, what);
     }
     return 0;
@@ -226,7 +241,10 @@ static int shares_check(const claim_share *shares, int size, int rank, size_t by
 
 int mpix_mem_together(mpix_boot *boot, size_t bytes, const char *what) {
     claim_share *shares = calloc((size_t)boot->size + 1, sizeof *shares);
-    int kind = mpix_boot_agree(boot, shares ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory to ask %d ranks for theirs", boot->size));
+    int kind = mpix_boot_agree(boot, shares ? 0
+                                            : mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                                                        "no memory to ask %d ranks for theirs",
+                                                        boot->size));
 
     if (!kind) {
         claim_share *own = &shares[boot->size];

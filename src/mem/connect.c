@@ -1,17 +1,20 @@
 /*
  * connect.c - how the ranks of a window come to map each other's memory.
  *
- * Every rank describes its memory in a blob; blobs are exchanged over MPI. The quick way to a peer's descriptor is to
- * open /proc/<pid>/fd/<fd>. It needs one pid name space and the right to look at the peer (same user, not undumpable),
- * so it may be refused to some pairs. Then all ranks of that host use the other way, descriptors sent over Unix
- * sockets: a rank can't receive from a peer that does not know it should send. Which way is agreed on by a reduction
- * over all ranks, one bit per host; it is also the agreement on success in the usual case.
+ * Every rank describes its memory in a blob; blobs are exchanged over MPI. The quick way to a
+ * peer's descriptor is to open /proc/<pid>/fd/<fd>. It needs one pid name space and the right to
+ * look at the peer (same user, not undumpable), so it may be refused to some pairs. Then all ranks
+ * of that host use the other way, descriptors sent over Unix sockets: a rank can't receive from a
+ * peer that does not know it should send. Which way is agreed on by a reduction over all ranks, one
+ * bit per host; it is also the agreement on success in the usual case.
  *
- *   blobs (allgather) -> /proc by each rank alone -> bits (reduction) -> [addresses (allgather) -> sockets] ->
+ *   blobs (allgather) -> /proc by each rank alone -> bits (reduction) -> [addresses
+ *   (allgather) -> sockets] ->
  * [agreement]
  *
- * The owner keeps its descriptor open until the end, so /proc and the sockets give the right memory; the random number
- * in the first page proves it. Descriptors of peers are closed as soon as the memory is mapped.
+ * The owner keeps its descriptor open until the end, so /proc and the sockets give the right
+ * memory; the random number in the first page proves it. Descriptors of peers are closed as soon as
+ * the memory is mapped.
  */
 #include "config.h"
 
@@ -28,7 +31,7 @@
 #include "mem/mem_internal.h"
 #include "transport/transport.h"
 
-/* ---- one peer --------------------------------------------------------------------------------------- */
+/* ---- one peer -------------------------------------------------------------------------------- */
 
 /* The reason of a failed open, with the remedy where there is one. */
 static int proc_refused(const char *path, int err, char *why, size_t len) {
@@ -36,14 +39,16 @@ static int proc_refused(const char *path, int err, char *why, size_t len) {
 
     if (err == EMFILE || err == ENFILE)
         mpix_mem_nofile_hint(hint, sizeof hint);
-    snprintf(why, len, "%s: %s%s%s", path, strerror_r(err, buf, sizeof buf), hint[0] ? "; " : "", hint);
+    snprintf(why, len, "%s: %s%s%s", path, strerror_r(err, buf, sizeof buf), hint[0] ? "; " : "",
+             hint);
     errno = err;
     return -1;
 }
 
 /*
- * The path is opened without effect first (O_PATH): should it be another process's after all, opening for writing could
- * do something to a device or a pipe there. Only if device and inode are the ones in the blob, it is opened in earnest.
+ * The path is opened without effect first (O_PATH): should it be another process's after all,
+ * opening for writing could do something to a device or a pipe there. Only if device and inode are
+ * the ones in the blob, it is opened in earnest.
  */
 int mpix_win_open_proc(const mpix_win_blob *blob, char *why, size_t len) {
     char path[64], self[64];
@@ -54,7 +59,8 @@ int mpix_win_open_proc(const mpix_win_blob *blob, char *why, size_t len) {
     probe = open(path, O_PATH | O_CLOEXEC);
     if (probe < 0)
         return proc_refused(path, errno, why, len);
-    if (fstat(probe, &st) != 0 || (uint64_t)st.st_dev != blob->dev || (uint64_t)st.st_ino != blob->ino) {
+    if (fstat(probe, &st) != 0 || (uint64_t)st.st_dev != blob->dev ||
+        (uint64_t)st.st_ino != blob->ino) {
         snprintf(why, len, "%s is not the peer's memory: another pid name space?", path);
         close(probe);
         errno = ESRCH;
@@ -68,7 +74,8 @@ int mpix_win_open_proc(const mpix_win_blob *blob, char *why, size_t len) {
     return fd;
 }
 
-int mpix_win_map_fd(mpix_win *win, const mpix_params *params, int peer, const char *host, const mpix_win_blob *blob) {
+int mpix_win_map_fd(mpix_win *win, const mpix_params *params, int peer, const char *host,
+                    const mpix_win_blob *blob) {
     const mpix_win_header *header;
     struct stat st;
     void *map;
@@ -78,16 +85,20 @@ int mpix_win_map_fd(mpix_win *win, const mpix_params *params, int peer, const ch
         return mpix_fail_sys(MPIX_ERRK_TRANSPORT, errno, "fstat of the memory of rank %d", peer);
     /* Without the seal the peer could cut it, and an access beyond its end is a SIGBUS here. */
     seals = fcntl(blob->local_fd, F_GET_SEALS);
-    if (seals < 0 || !(seals & F_SEAL_SHRINK) || st.st_size < 0 || (uint64_t)st.st_size < blob->reserved)
+    if (seals < 0 || !(seals & F_SEAL_SHRINK) || st.st_size < 0 ||
+        (uint64_t)st.st_size < blob->reserved)
         return mpix_fail_peer(MPIX_ERRK_TRANSPORT, peer, host,
-                              "what rank %d gave is not a window: %lld bytes, seals 0x%x", peer, (long long)st.st_size,
-                              (unsigned)seals);
-    map = mmap(NULL, blob->reserved, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, blob->local_fd, 0);
+                              "what rank %d gave is not a window: %lld bytes, seals 0x%x", peer,
+                              (long long)st.st_size, (unsigned)seals);
+    map = mmap(NULL, blob->reserved, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
+               blob->local_fd, 0);
     if (map == MAP_FAILED) {
         char buf[96];
         err = errno;
-        return mpix_fail_peer(MPIX_ERRK_NO_MEM, peer, host, "%llu bytes of rank %d can't be mapped: %s",
-                              (unsigned long long)blob->reserved, peer, strerror_r(err, buf, sizeof buf));
+        return mpix_fail_peer(MPIX_ERRK_NO_MEM, peer, host,
+                              "%llu bytes of rank %d can't be mapped: %s",
+                              (unsigned long long)blob->reserved, peer,
+                              strerror_r(err, buf, sizeof buf));
     }
     header = map;
     if (memcmp(header->magic, MPIX_WIN_MAGIC, sizeof header->magic) != 0 ||
@@ -112,15 +123,16 @@ void mpix_win_unmap_peer(mpix_win *win, int peer) {
     win->peer[peer] = NULL;
 }
 
-/* ---- all peers -------------------------------------------------------------------------------------- */
+/* ---- all peers ------------------------------------------------------------------------------- */
 
 static int connect_is_local(const mpix_boot *boot, int peer) {
     return peer != boot->rank && boot->host_of[peer] == boot->host_of[boot->rank];
 }
 
-/* Through /proc. Returns a kind; *fallback is set where the other way should be tried, with the reason logged. */
-static int connect_proc(mpix_boot *boot, const mpix_params *params, mpix_win *win, mpix_win_blob *blobs, int peer,
-                        int *fallback) {
+/* Through /proc. Returns a kind; *fallback is set where the other way should be tried, with the
+ * reason logged. */
+static int connect_proc(mpix_boot *boot, const mpix_params *params, mpix_win *win,
+                        mpix_win_blob *blobs, int peer, int *fallback) {
     mpix_win_blob *blob = &blobs[peer];
     char why[192];
     int kind;
@@ -141,25 +153,29 @@ static int connect_proc(mpix_boot *boot, const mpix_params *params, mpix_win *wi
         return mpix_fail_peer(MPIX_ERRK_NO_MEM, peer, boot->hostnames[peer],
                               "the window of rank %d can't be opened: %s", peer, why);
     if (params->fd_passing == MPIX_FD_AUTO) {
-        mpix_log(MPIX_LOG_INFO, "windows of this host are passed by socket: rank %d: %s", peer, why);
+        mpix_log(MPIX_LOG_INFO, "windows of this host are passed by socket: rank %d: %s", peer,
+                 why);
         *fallback = 1;
         return 0;
     }
     return mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, peer, boot->hostnames[peer],
-                          "the window of rank %d can't be opened through /proc (%s); mpix_ep_fd_passing=auto or socket "
+                          "the window of rank %d can't be opened through /proc (%s); "
+                          "mpix_ep_fd_passing=auto or socket "
                           "would try a socket",
                           peer, why);
 }
 
 /* Everything that this rank can do alone. */
-static int connect_alone(mpix_boot *boot, const mpix_params *params, mpix_win *win, mpix_win_blob *blobs,
-                         int *fallback) {
+static int connect_alone(mpix_boot *boot, const mpix_params *params, mpix_win *win,
+                         mpix_win_blob *blobs, int *fallback) {
     int kind = 0;
 
     for (int r = 0; r < boot->size; r++)
         if ((r == boot->rank || connect_is_local(boot, r)) && blobs[r].passing == MPIX_FD_SOCKET)
             *fallback =
-                1; /* one rank of the host that wants sockets decides for all, since its peers have to join in */
+                /* one rank of the host that wants sockets decides for all, since its peers
+                 * have to join in */
+                1;
     for (int r = 0; r < boot->size && !kind; r++) {
         win->peer_bytes[r] = blobs[r].bytes;
         if (!connect_is_local(boot, r))
@@ -172,10 +188,10 @@ static int connect_alone(mpix_boot *boot, const mpix_params *params, mpix_win *w
     return kind;
 }
 
-/* Collective over all ranks, since addresses travel over the whole communicator; hosts that need no sockets only take
- * part in that. */
-static int connect_sockets(mpix_boot *boot, const mpix_params *params, mpix_win *win, mpix_win_blob *blobs, int here,
-                           int kind) {
+/* Collective over all ranks, since addresses travel over the whole communicator; hosts that need no
+ * sockets only take part in that. */
+static int connect_sockets(mpix_boot *boot, const mpix_params *params, mpix_win *win,
+                           mpix_win_blob *blobs, int here, int kind) {
     mpix_win_blob own;
     int sock = -1, failed;
 
@@ -192,13 +208,16 @@ static int connect_sockets(mpix_boot *boot, const mpix_params *params, mpix_win 
     return kind ? kind : failed;
 }
 
-int mpix_win_connect(mpix_boot *boot, const mpix_params *params, mpix_win *win, mpix_win_blob *blobs) {
+int mpix_win_connect(mpix_boot *boot, const mpix_params *params, mpix_win *win,
+                     mpix_win_blob *blobs) {
     mpix_win_blob own;
-    int words = (boot->nhosts + 1 + 63) / 64, fallback = 0, host = boot->host_of[boot->rank], any_host = 0, any = 0,
-        kind, failed;
-    uint64_t *bits = calloc((size_t)words, sizeof *bits); /* bit 0: a rank failed; bit 1 + h: host h needs sockets */
+    int words = (boot->nhosts + 1 + 63) / 64, fallback = 0, host = boot->host_of[boot->rank],
+        any_host = 0, any = 0, kind, failed;
+    /* bit 0: a rank failed; bit 1 + h: host h needs sockets */
+    uint64_t *bits = calloc((size_t)words, sizeof *bits);
 
-    /* The memory of one word per 64 hosts was had or not on each rank alone, so it is agreed on with the blobs. */
+    /* The memory of one word per 64 hosts was had or not on each rank alone, so it is agreed on
+     * with the blobs. */
     kind = bits ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d words", words);
     mpix_win_export(win, params, &own);
     own.unable = kind;

@@ -1,15 +1,18 @@
 /*
  * fdpass.c - descriptors of windows sent over Unix datagram sockets.
  *
- * Each rank has one socket; its address, which the kernel chose in the abstract name space, travelled over MPI, so all
- * sockets exist before anybody sends, and none leaves a name behind. Every rank then does both things at once, without
- * ever blocking in one of them: it sends what can be sent now, and takes what has arrived. A receiver's queue holds few
- * datagrams, but a rank empties its queue whenever it is not sending, and leaves only when it has received everything
- * it expects and sent everything it owes. So a sender always finds room in the end, in any order of scheduling, with
- * any number of ranks per core; the parameter timeout bounds the rest (a peer that died or was stopped).
+ * Each rank has one socket; its address, which the kernel chose in the abstract name space,
+ * travelled over MPI, so all sockets exist before anybody sends, and none leaves a name behind.
+ * Every rank then does both things at once, without ever blocking in one of them: it sends what can
+ * be sent now, and takes what has arrived. A receiver's queue holds few datagrams, but a rank
+ * empties its queue whenever it is not sending, and leaves only when it has received everything it
+ * expects and sent everything it owes. So a sender always finds room in the end, in any order of
+ * scheduling, with any number of ranks per core; the parameter timeout bounds the rest (a peer that
+ * died or was stopped).
  *
- * Abstract names are open to every process of the network name space, so a datagram counts only if it carries the
- * random number that the sender's blob has, and anything else is dropped together with the descriptors in it.
+ * Abstract names are open to every process of the network name space, so a datagram counts only if
+ * it carries the random number that the sender's blob has, and anything else is dropped together
+ * with the descriptors in it.
  */
 #include "config.h"
 
@@ -37,8 +40,8 @@ typedef struct fdpass {
     const mpix_params *params;
     mpix_win *win;
     mpix_win_blob *blobs;
-    int sock, kind;              /* kind: the first error */
-    int to_send, to_take;        /* how many are left */
+    int sock, kind;       /* kind: the first error */
+    int to_send, to_take; /* how many are left */
 } fdpass;
 
 int mpix_fdpass_open(mpix_win_blob *blob, int *out) {
@@ -51,8 +54,8 @@ int mpix_fdpass_open(mpix_win_blob *blob, int *out) {
         err = errno;
         if (err == EMFILE || err == ENFILE)
             mpix_mem_nofile_hint(hint, sizeof hint);
-        return mpix_fail_sys(hint[0] ? MPIX_ERRK_NO_MEM : MPIX_ERRK_TRANSPORT, err, "a Unix socket can't be had%s%s",
-                             hint[0] ? "; " : "", hint);
+        return mpix_fail_sys(hint[0] ? MPIX_ERRK_NO_MEM : MPIX_ERRK_TRANSPORT, err,
+                             "a Unix socket can't be had%s%s", hint[0] ? "; " : "", hint);
     }
     /* Only the family: the kernel finds a free abstract name. */
     if (bind(sock, (struct sockaddr *)&addr, sizeof addr.sun_family) != 0 ||
@@ -64,7 +67,8 @@ int mpix_fdpass_open(mpix_win_blob *blob, int *out) {
     len -= (socklen_t)offsetof(struct sockaddr_un, sun_path);
     if (len == 0 || len > sizeof blob->addr) {
         close(sock);
-        return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "the address of a Unix socket has %u bytes", (unsigned)len);
+        return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "the address of a Unix socket has %u bytes",
+                         (unsigned)len);
     }
     memcpy(blob->addr, addr.sun_path, len);
     blob->addr_len = (int32_t)len;
@@ -81,10 +85,10 @@ static void fdpass_give_up(fdpass *pass, int peer) {
 
 static void fdpass_refused(fdpass *pass, int peer, const char *why) {
     if (!pass->kind)
-        pass->kind =
-            mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, peer, pass->boot->hostnames[peer],
-                           "windows can't be passed between rank %d and rank %d by socket (%s), nor through /proc",
-                           pass->boot->rank, peer, why);
+        pass->kind = mpix_fail_peer(
+            MPIX_ERRK_UNSUPPORTED, peer, pass->boot->hostnames[peer],
+            "windows can't be passed between rank %d and rank %d by socket (%s), nor through /proc",
+            pass->boot->rank, peer, why);
     fdpass_give_up(pass, peer);
 }
 
@@ -120,8 +124,10 @@ static int fdpass_send(fdpass *pass, int peer) {
         pass->to_send--;
         return 0;
     }
-    /* ETOOMANYREFS: as many descriptors of this user are under way as it may have open; they are being taken. */
-    if (errno == EAGAIN || errno == EINTR || errno == ENOBUFS || errno == ENOMEM || errno == ETOOMANYREFS)
+    /* ETOOMANYREFS: as many descriptors of this user are under way as it may have open; they
+     * are being taken. */
+    if (errno == EAGAIN || errno == EINTR || errno == ENOBUFS || errno == ENOMEM ||
+        errno == ETOOMANYREFS)
         return 1;
     fdpass_refused(pass, peer, strerror_r(errno, buf, sizeof buf));
     return 0;
@@ -159,8 +165,10 @@ static void fdpass_accept(fdpass *pass, int peer, int fd) {
         char hint[128];
         mpix_mem_nofile_hint(hint, sizeof hint);
         if (!pass->kind)
-            pass->kind = mpix_fail_peer(MPIX_ERRK_NO_MEM, peer, pass->boot->hostnames[peer],
-                                        "there was no descriptor left for the window of rank %d; %s", peer, hint);
+            pass->kind =
+                mpix_fail_peer(MPIX_ERRK_NO_MEM, peer, pass->boot->hostnames[peer],
+                               "there was no descriptor left for the window of rank %d; %s", peer,
+                               hint);
         return;
     }
     if (!pass->win->peer_map[peer] && !pass->kind) { /* /proc may have given it already */
@@ -179,15 +187,18 @@ static int fdpass_take(fdpass *pass) {
         struct cmsghdr align;
         char room[CMSG_SPACE(4 * sizeof(int))];
     } control;
-    struct msghdr msg = {
-        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.room, .msg_controllen = sizeof control.room};
+    struct msghdr msg = {.msg_iov = &iov,
+                         .msg_iovlen = 1,
+                         .msg_control = control.room,
+                         .msg_controllen = sizeof control.room};
     ssize_t n = recvmsg(pass->sock, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     int fd;
 
     if (n < 0)
         return errno == EINTR ? 0 : 1;
     fd = fdpass_descriptor(&msg);
-    if (n == (ssize_t)sizeof note && note.rank >= 0 && note.rank < pass->boot->size && pass->blobs[note.rank].expect &&
+    if (n == (ssize_t)sizeof note && note.rank >= 0 && note.rank < pass->boot->size &&
+        pass->blobs[note.rank].expect &&
         memcmp(note.random, pass->blobs[note.rank].random, sizeof note.random) == 0)
         fdpass_accept(pass, note.rank, fd);
     else
@@ -197,7 +208,8 @@ static int fdpass_take(fdpass *pass) {
     return 0;
 }
 
-/* Whom this rank owes its descriptor and whose it expects; both sides of a pair come to the same result from the blobs.
+/* Whom this rank owes its descriptor and whose it expects; both sides of a pair come to the same
+ * result from the blobs.
  */
 static void fdpass_plan(fdpass *pass) {
     const mpix_boot *boot = pass->boot;
@@ -223,8 +235,9 @@ static void fdpass_timed_out(fdpass *pass) {
     for (int r = 0; r < pass->boot->size && !pass->kind; r++)
         if (pass->blobs[r].owe || pass->blobs[r].expect)
             pass->kind = mpix_fail_peer(MPIX_ERRK_TIMEOUT, r, pass->boot->hostnames[r],
-                                        "rank %d did not %s a window within %g s (mpix_ep_timeout)", r,
-                                        pass->blobs[r].expect ? "send" : "take", pass->params->timeout);
+                                        "rank %d did not %s a window within %g s (mpix_ep_timeout)",
+                                        r, pass->blobs[r].expect ? "send" : "take",
+                                        pass->params->timeout);
 }
 
 static void fdpass_run(fdpass *pass) {
@@ -235,7 +248,8 @@ static void fdpass_run(fdpass *pass) {
         struct pollfd poller = {.fd = pass->sock, .events = POLLIN};
 
         for (int i = 1; i < pass->boot->size && pass->to_send; i++) {
-            /* Each rank begins with its neighbour, so that they do not all fill the same queue first. */
+            /* Each rank begins with its neighbour, so that they do not all fill the
+             * same queue first. */
             int peer = (pass->boot->rank + i) % pass->boot->size;
             if (pass->blobs[peer].owe)
                 (void)fdpass_send(pass, peer);
@@ -253,7 +267,8 @@ static void fdpass_run(fdpass *pass) {
     }
 }
 
-int mpix_fdpass_exchange(mpix_boot *boot, const mpix_params *params, mpix_win *win, mpix_win_blob *blobs, int sock) {
+int mpix_fdpass_exchange(mpix_boot *boot, const mpix_params *params, mpix_win *win,
+                         mpix_win_blob *blobs, int sock) {
     fdpass pass = {.boot = boot, .params = params, .win = win, .blobs = blobs, .sock = sock};
 
     fdpass_plan(&pass);

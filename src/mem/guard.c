@@ -1,9 +1,11 @@
 /*
  * guard.c - checked copies.
  *
- * The kernel moves the bytes between the memory and a file in memory (memfd), and returns EFAULT where the processor would raise SIGSEGV or
- * SIGBUS: nothing between a look at the memory and the copy can go wrong. process_vm_writev on the own process would do the same, but costs two
- * to three times as much, and is forbidden just where this is needed most: in containers where ranks can't reach each other by it.
+ * The kernel moves the bytes between the memory and a file in memory (memfd), and returns EFAULT
+ * where the processor would raise SIGSEGV or
+ * SIGBUS: nothing between a look at the memory and the copy can go wrong. process_vm_writev on the
+ * own process would do the same, but costs two to three times as much, and is forbidden just where
+ * this is needed most: in containers where ranks can't reach each other by it.
  */
 #include "config.h"
 
@@ -97,22 +99,27 @@ int mpix_guard_read(mpix_guard *guard, void *to, const void *from, size_t n) {
     return 0;
 }
 
-/* The page is made ready for a store, which none is made; a kernel that does not know the advice refuses it for any page. */
+/* The page is made ready for a store, which none is made; a kernel that does not know the advice
+ * refuses it for any page. */
 int mpix_guard_writable(const void *word) {
     static char known;
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)word / page * page, mine = (uintptr_t)&known / page * page;
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)word / page * page,
+              mine = (uintptr_t)&known / page * page;
 
-    if (madvise((void *)at, page, MADV_POPULATE_WRITE) == 0 || madvise((void *)mine, page, MADV_POPULATE_WRITE) != 0)
+    if (madvise((void *)at, page, MADV_POPULATE_WRITE) == 0 ||
+        madvise((void *)mine, page, MADV_POPULATE_WRITE) != 0)
         return 0;
     return EFAULT;
 }
 
-/* ---- rights ------------------------------------------------------------------------------------------------------------- */
+/* ---- rights ---------------------------------------------------------------------------------- */
 
-/* One line of /proc/self/maps, "from-to rwxp ...". *at: how far the range is mapped with *rights. 1: the rest of it may follow. */
+/* One line of /proc/self/maps, "from-to rwxp ...". *at: how far the range is mapped with
+ * *rights. 1: the rest of it may follow. */
 static int rights_line(const char *line, uint64_t *at, uint64_t end, int *rights) {
     char *rest;
-    uint64_t from = strtoull(line, &rest, 16), to = *rest == '-' ? strtoull(rest + 1, &rest, 16) : 0;
+    uint64_t from = strtoull(line, &rest, 16),
+             to = *rest == '-' ? strtoull(rest + 1, &rest, 16) : 0;
 
     if (to <= *at)
         return 1;
@@ -125,7 +132,8 @@ static int rights_line(const char *line, uint64_t *at, uint64_t end, int *rights
 
 int mpix_mem_rights(const void *base, size_t bytes) {
     uint64_t at = (uint64_t)(uintptr_t)base, end = at + bytes;
-    int rights = MPIX_MEM_ALL, more = bytes > 0, fd = more ? open("/proc/self/maps", O_RDONLY | O_CLOEXEC) : -1;
+    int rights = MPIX_MEM_ALL, more = bytes > 0,
+        fd = more ? open("/proc/self/maps", O_RDONLY | O_CLOEXEC) : -1;
     char text[8192];
     size_t have = 0;
     ssize_t got;

@@ -1,5 +1,5 @@
-/* shared.c - the list of memory that is a file, and a local allocation of it. The list is short: a few windows per
- * object. */
+/* shared.c - the list of memory that is a file, and a local allocation of it. The list is short: a
+ * few windows per object. */
 #include "config.h"
 
 #include "mem/shared.h"
@@ -58,9 +58,7 @@ void mpix_mem_file_add(void *map, size_t reserved, int fd) {
         mpix_log(MPIX_LOG_INFO, "no memory to note a window of %zu bytes", reserved);
 }
 
-void mpix_mem_file_remove(const void *map) {
-    free(shared_take(map));
-}
+void mpix_mem_file_remove(const void *map) { free(shared_take(map)); }
 
 int mpix_mem_file_find(const void *base, size_t bytes, mpix_mem_file *file) {
     const char *p = base;
@@ -85,8 +83,8 @@ static int shared_failed(int fd, size_t bytes, int err, const char *what) {
         close(fd);
     if (mpix_mem_refused(err))
         return mpix_mem_fail_refused(bytes, err, what);
-    return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "%zu bytes of shared memory can't be had (%s)%s%s", bytes, what,
-                         hint[0] ? ", " : "", hint);
+    return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "%zu bytes of shared memory can't be had (%s)%s%s",
+                         bytes, what, hint[0] ? ", " : "", hint);
 }
 
 static int shared_make(size_t bytes, size_t reserved, void **base) {
@@ -115,7 +113,8 @@ static int shared_make(size_t bytes, size_t reserved, void **base) {
 
 int mpix_mem_shared_alloc(size_t bytes, void **base) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), reserved = (bytes + page - 1) / page * page;
-    int claims = bytes >= SHARED_CHECKED, kind = claims ? mpix_claim_take(NULL, reserved, "shared memory") : 0;
+    int claims = bytes >= SHARED_CHECKED,
+        kind = claims ? mpix_claim_take(NULL, reserved, "shared memory") : 0;
 
     if (kind)
         return kind;

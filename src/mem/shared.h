@@ -1,6 +1,6 @@
 /*
- * shared.h - memory of this process that is a file (memfd), so that another process of the host can map it: which file,
- * and where in it.
+ * shared.h - memory of this process that is a file (memfd), so that another process of the host can
+ * map it: which file, and where in it.
  */
 #ifndef MPIX_MEM_SHARED_H
 #define MPIX_MEM_SHARED_H
@@ -13,7 +13,8 @@ typedef struct mpix_mem_file {
     uint64_t reserved; /* length of the file that is mapped, from 0 */
 } mpix_mem_file;
 
-/* Memory at map is the file fd, from 0. A failure to note it costs the quick way only. fd stays the caller's. */
+/* Memory at map is the file fd, from 0. A failure to note it costs the quick way only. fd stays
+ * the caller's. */
 void mpix_mem_file_add(void *map, size_t reserved, int fd);
 void mpix_mem_file_remove(const void *map);
 /* 1: [base, base + bytes) lies in one such file. */

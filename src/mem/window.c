@@ -40,38 +40,38 @@ enum {
     WIN_MPOL_PREFERRED = 1        /* of linux/mempolicy.h */
 };
 
-static size_t win_page(void) {
-    return (size_t)sysconf(_SC_PAGESIZE);
-}
+static size_t win_page(void) { return (size_t)sysconf(_SC_PAGESIZE); }
 
-static size_t win_round_up(size_t n, size_t unit) {
-    return (n + unit - 1) / unit * unit;
-}
+static size_t win_round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
 static int win_no_mem(size_t bytes, int err, const char *what) {
     char hint[128] = "";
 
     if (err == EMFILE || err == ENFILE) {
         mpix_mem_nofile_hint(hint, sizeof hint);
-        return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "a window of %zu bytes needs a file descriptor (%s), and %s", bytes,
+        return mpix_fail_sys(MPIX_ERRK_NO_MEM, err,
+                             "a window of %zu bytes needs a file descriptor (%s), and %s", bytes,
                              what, hint);
     }
     if (mpix_mem_refused(err))
         return mpix_mem_fail_refused(bytes, err, what);
-    return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "%zu bytes of window memory can't be had (%s)", bytes, what);
+    return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "%zu bytes of window memory can't be had (%s)",
+                         bytes, what);
 }
 
-/* A size beyond RLIMIT_FSIZE would kill the process by SIGXFSZ: the limit holds for this memory too, which is a file to
- * the system. */
+/* A size beyond RLIMIT_FSIZE would kill the process by SIGXFSZ: the limit holds for this memory
+ * too, which is a file to the system. */
 static int win_check_fsize(size_t bytes, size_t reserved) {
     struct rlimit limit;
 
     if (reserved > (size_t)INT64_MAX)
-        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "a window of %zu bytes is larger than the address space", bytes);
-    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && reserved > limit.rlim_cur)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL,
-                         "a window of %zu bytes exceeds the limit of file sizes (RLIMIT_FSIZE, ulimit -f), %" PRIu64
-                         " bytes, which holds for shared memory too",
+                         "a window of %zu bytes is larger than the address space", bytes);
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+        reserved > limit.rlim_cur)
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                         "a window of %zu bytes exceeds the limit of file sizes (RLIMIT_FSIZE, "
+                         "ulimit -f), %" PRIu64 " bytes, which holds for shared memory too",
                          bytes, (uint64_t)limit.rlim_cur);
     return 0;
 }
@@ -91,13 +91,14 @@ static size_t win_huge_page(size_t bytes) {
             kb = n;
     }
     fclose(file);
-    if (kb == 0 || bytes < WIN_HUGE_MIN * kb * 1024 || free_pages < (bytes + win_page()) / (kb * 1024) + 1)
+    if (kb == 0 || bytes < WIN_HUGE_MIN * kb * 1024 ||
+        free_pages < (bytes + win_page()) / (kb * 1024) + 1)
         return 0;
     return (size_t)kb * 1024;
 }
 
-/* Memory of a rank that is bound to one NUMA node belongs there, even if another process should touch it first. Only a
- * wish. */
+/* Memory of a rank that is bound to one NUMA node belongs there, even if another process should
+ * touch it first. Only a wish. */
 static void win_prefer_node(void *map, size_t len) {
     const mpix_topo *topo = mpix_topo_get();
     unsigned long mask[16] = {0};
@@ -110,7 +111,8 @@ static void win_prefer_node(void *map, size_t len) {
         mpix_log(MPIX_LOG_DEBUG, "mbind to NUMA node %d: %s", topo->numa_local, strerror(errno));
 }
 
-/* Descriptor, size, seals, mapping. On failure nothing is left, errno is set and *what names the step. */
+/* Descriptor, size, seals, mapping. On failure nothing is left, errno is set and *what
+ * names the step. */
 static int win_reserve(mpix_win *win, size_t reserved, int huge, const char **what) {
     int flags = MFD_CLOEXEC | MFD_ALLOW_SEALING | (huge ? (int)MFD_HUGETLB : 0), saved;
     void *map;
@@ -167,8 +169,9 @@ static int win_allocate(int fd, size_t off, size_t len) {
 }
 
 /*
- * Explicit huge pages: all of them are allocated at once, for a huge page that turns out to be missing later is a
- * SIGBUS. Failing is ordinary; then the window gets ordinary pages. Returns whether it worked.
+ * Explicit huge pages: all of them are allocated at once, for a huge page that turns out to be
+ * missing later is a SIGBUS. Failing is ordinary; then the window gets ordinary pages. Returns
+ * whether it worked.
  */
 static int win_try_huge(mpix_win *win, size_t bytes) {
     size_t unit = win_huge_page(bytes);
@@ -192,11 +195,13 @@ static int win_commit_piece(mpix_win *win, size_t off, size_t len, size_t total)
 
     if (available < len)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL,
-                         "%zu bytes of window memory can't be had: %" PRIu64 " are left on this host", total,
-                         available);
+                         "%zu bytes of window memory can't be had: %" PRIu64
+                         " are left on this host",
+                         total, available);
     /*
-     * Touched first and allocated after it: where the system gives transparent huge pages on request, only a page fault
-     * in a mapping so advised gets one. Touching never fails the commit; fallocate decides, and finds the pages there.
+     * Touched first and allocated after it: where the system gives transparent huge pages on
+     * request, only a page fault in a mapping so advised gets one. Touching never fails the commit;
+     * fallocate decides, and finds the pages there.
      */
     if (win->prefault)
         (void)madvise((char *)win->map + off, len, MADV_POPULATE_WRITE);
@@ -204,10 +209,11 @@ static int win_commit_piece(mpix_win *win, size_t off, size_t len, size_t total)
     return err ? win_no_mem(total, err, "fallocate") : 0;
 }
 
-/* The whole must fit before a part of it is taken, beside what the other ranks are about to take (claim.c). Each piece is asked for
- * again, since other programs allocate at the same time. */
+/* The whole must fit before a part of it is taken, beside what the other ranks are about to take
+ * (claim.c). Each piece is asked for again, since other programs allocate at the same time. */
 static int win_commit_range(mpix_win *win, size_t begin, size_t end, size_t bytes) {
-    int claims = bytes >= WIN_COMMIT_CHECKED, kind = claims ? mpix_claim_take(win, end - begin, "window memory") : 0;
+    int claims = bytes >= WIN_COMMIT_CHECKED,
+        kind = claims ? mpix_claim_take(win, end - begin, "window memory") : 0;
 
     if (kind)
         return kind;
@@ -226,9 +232,10 @@ int mpix_win_commit(mpix_win *win, size_t off, size_t bytes) {
     if (bytes == 0 || win->huge || win->fd < 0)
         return 0; /* nothing to do, or all of it was committed at creation */
     if (off > win->bytes || bytes > win->bytes - off)
-        return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "commit of %zu bytes at %zu of a window of %zu", bytes, off,
-                         win->bytes);
-    return win_commit_range(win, (page + off) / page * page, win_round_up(page + off + bytes, page), bytes);
+        return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "commit of %zu bytes at %zu of a window of %zu",
+                         bytes, off, win->bytes);
+    return win_commit_range(win, (page + off) / page * page, win_round_up(page + off + bytes, page),
+                            bytes);
 }
 
 static int win_write_header(mpix_win *win, size_t page) {
@@ -248,7 +255,8 @@ static int win_write_header(mpix_win *win, size_t page) {
     return 0;
 }
 
-/* This rank's memory, not committed yet; on error what was made stays in win, for the caller to free. */
+/* This rank's memory, not committed yet; on error what was made stays in win, for the
+ * caller to free. */
 static int win_make(mpix_win *win, const mpix_params *params, int flags) {
     size_t page = win_page(), reserved;
     const char *what;
@@ -257,12 +265,14 @@ static int win_make(mpix_win *win, const mpix_params *params, int flags) {
     if (win->bytes == 0)
         return 0;
     if (win->bytes > SIZE_MAX / 4)
-        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "a window of %zu bytes is larger than the address space", win->bytes);
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                         "a window of %zu bytes is larger than the address space", win->bytes);
     reserved = page + win_round_up(win->bytes, page);
     kind = win_check_fsize(win->bytes, reserved);
     if (kind)
         return kind;
-    if (!(params->huge_pages == MPIX_HUGE_TRY && (flags & MPIX_WIN_COMMIT) && win_try_huge(win, win->bytes))) {
+    if (!(params->huge_pages == MPIX_HUGE_TRY && (flags & MPIX_WIN_COMMIT) &&
+          win_try_huge(win, win->bytes))) {
         if (win_reserve(win, reserved, 0, &what) != 0)
             return win_no_mem(win->bytes, errno, what);
         if (params->huge_pages == MPIX_HUGE_TRY)
@@ -272,7 +282,8 @@ static int win_make(mpix_win *win, const mpix_params *params, int flags) {
     return win_write_header(win, page);
 }
 
-/* All of it, on all ranks: what those of a host take together must be there before any of them takes it. */
+/* All of it, on all ranks: what those of a host take together must be there before any of
+ * them takes it. */
 static int win_fill(mpix_boot *boot, mpix_win *win) {
     int kind = mpix_mem_together(boot, win->huge ? 0 : win->bytes, "window memory");
 
@@ -329,7 +340,8 @@ static mpix_win *win_new(const mpix_boot *boot, size_t bytes, const mpix_params 
         return win;
     mpix_win_free(win);
 fail:
-    mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the description of a window of %d ranks", boot->size);
+    mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the description of a window of %d ranks",
+              boot->size);
     return NULL;
 }
 
@@ -341,13 +353,14 @@ static int win_choose(const mpix_boot *boot, mpix_win *win) {
         win->via[r] = mpix_transport_choose(boot, r, why, sizeof why);
         if (!win->via[r])
             return mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, r, boot->hostnames[r],
-                                  "rank %d on %s can't be reached from rank %d on %s: %s", r, boot->hostnames[r],
-                                  boot->rank, boot->hostnames[boot->rank], why);
+                                  "rank %d on %s can't be reached from rank %d on %s: %s", r,
+                                  boot->hostnames[r], boot->rank, boot->hostnames[boot->rank], why);
     }
     return 0;
 }
 
-int mpix_win_create(mpix_boot *boot, const mpix_params *params, size_t bytes, int flags, mpix_win **out) {
+int mpix_win_create(mpix_boot *boot, const mpix_params *params, size_t bytes, int flags,
+                    mpix_win **out) {
     mpix_win_blob *blobs = NULL;
     mpix_win *win = win_new(boot, bytes, params);
     int kind = win ? 0 : MPIX_ERRK_NO_MEM;
@@ -355,7 +368,8 @@ int mpix_win_create(mpix_boot *boot, const mpix_params *params, size_t bytes, in
     if (!kind) {
         blobs = calloc((size_t)boot->size, sizeof *blobs);
         if (!blobs)
-            kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the handles of %d ranks", boot->size);
+            kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the handles of %d ranks",
+                             boot->size);
     }
     if (!kind)
         kind = win_choose(boot, win);
@@ -369,7 +383,8 @@ int mpix_win_create(mpix_boot *boot, const mpix_params *params, size_t bytes, in
     kind = mpix_win_connect(boot, params, win, blobs);
     if (kind)
         goto free_win;
-    if (win->fd >= 0 && (flags & MPIX_WIN_COMMIT) && params->reach == MPIX_REACH_AUTO && params->hosts == 0) {
+    if (win->fd >= 0 && (flags & MPIX_WIN_COMMIT) && params->reach == MPIX_REACH_AUTO &&
+        params->hosts == 0) {
         mpix_mem_file_remove(win->map); /* everybody has mapped it, and nothing is left to commit */
         close(win->fd);
         win->fd = -1;
