@@ -30,8 +30,8 @@ int64_t mpix_descs_get(mpix_descs *descs) {
             return -1;
         next = atomic_load_explicit(&descs->table[(uint32_t)top - 1].next, memory_order_relaxed);
         next |= ((top >> 32) + 1) << 32;
-    } while (
-        !atomic_compare_exchange_weak_explicit(&descs->top, &top, next, memory_order_acquire, memory_order_acquire));
+    } while (!atomic_compare_exchange_weak_explicit(&descs->top, &top, next, memory_order_acquire,
+                                                    memory_order_acquire));
     return (int64_t)(uint32_t)top - 1;
 }
 
@@ -41,6 +41,6 @@ void mpix_descs_put(mpix_descs *descs, uint32_t index) {
     do {
         atomic_store_explicit(&descs->table[index].next, (uint32_t)top, memory_order_relaxed);
         next = (((top >> 32) + 1) << 32) | (index + 1);
-    } while (
-        !atomic_compare_exchange_weak_explicit(&descs->top, &top, next, memory_order_release, memory_order_relaxed));
+    } while (!atomic_compare_exchange_weak_explicit(&descs->top, &top, next, memory_order_release,
+                                                    memory_order_relaxed));
 }

@@ -1,9 +1,10 @@
 /*
- * desc.h - descriptors: requests that do not fit a command. A fixed table and a list of the free ones.
+ * desc.h - descriptors: requests that do not fit a command. A fixed table and a list
+ * of the free ones.
  *
- * The list is a stack: its top is one 64-bit word, index and a count that every change increases, so that a producer
- * that was stopped between reading the top and replacing it can't put back an old one. The links live in the table,
- * which is never freed while anybody uses it.
+ * The list is a stack: its top is one 64-bit word, index and a count that every change increases,
+ * so that a producer that was stopped between reading the top and replacing it can't put back an
+ * old one. The links live in the table, which is never freed while anybody uses it.
  */
 #ifndef MPIX_PROXY_DESC_H
 #define MPIX_PROXY_DESC_H

@@ -1,5 +1,6 @@
 /*
- * fifo.c - the command FIFO. The layout and the rules are in fifo.h; the arguments for them stand beside the code here.
+ * fifo.c - the command FIFO. The layout and the rules are in fifo.h; the arguments for them stand
+ * beside the code here.
  */
 #include "config.h"
 
@@ -12,7 +13,8 @@
 
 #define FIFO_VALID ((uint64_t)1 << 63)
 
-/* The top bit that both halves of slot (position mod slots) have when they hold the command of this position. */
+/* The top bit that both halves of slot (position mod slots) have when they hold the command of
+ * this position. */
 static inline uint64_t fifo_parity(uint64_t position, uint64_t slots) {
     return position & slots ? 0 : FIFO_VALID;
 }
@@ -23,7 +25,8 @@ int mpix_fifo_init(mpix_fifo *fifo, size_t slots) {
 
     memset(fifo, 0, sizeof *fifo);
     if (slots < 2 || (slots & (slots - 1)) != 0 || slots > SIZE_MAX / sizeof *fifo->slots / 2)
-        return mpix_fail(MPIX_ERRK_ARG, "slots", "a FIFO of %zu slots: the number must be a power of two, at least 2",
+        return mpix_fail(MPIX_ERRK_ARG, "slots",
+                         "a FIFO of %zu slots: the number must be a power of two, at least 2",
                          slots);
     ring = aligned_alloc(64, (bytes + 63) / 64 * 64);
     if (!ring)
@@ -40,24 +43,28 @@ void mpix_fifo_free(mpix_fifo *fifo) {
 }
 
 /*
- * Room. Positions in [tail, head) are queued, so position head may be written when head - tail < slots. tail_seen is a
- * value the tail once had, the tail only grows, so room by tail_seen is room. Several producers store tail_seen and it
- * may go back; that costs another look at the tail, nothing else. A head that was read too early is lower than the real
- * one: if the ring is full by it, it is full; if not, the compare-and-swap fails and brings the real one.
+ * Room. Positions in [tail, head) are queued, so position head may be written when head - tail <
+ * slots. tail_seen is a value the tail once had, the tail only grows, so room by tail_seen is room.
+ * Several producers store tail_seen and it may go back; that costs another look at the tail,
+ * nothing else. A head that was read too early is lower than the real one: if the ring is full by
+ * it, it is full; if not, the compare-and-swap fails and brings the real one.
  *
- * Ownership. The swap gives position h to one producer. Its slot was last used by h - slots, which the consumer has
- * taken, for h - slots < tail. Those loads of the consumer happen before our stores: it stores the tail with release
- * after them, we load it with acquire - or load tail_seen with acquire, which was stored with release by a producer
- * that had loaded the tail. So no command is overwritten before it was read.
+ * Ownership. The swap gives position h to one producer. Its slot was last used by h - slots, which
+ * the consumer has taken, for h - slots < tail. Those loads of the consumer happen before our
+ * stores: it stores the tail with release after them, we load it with acquire - or load tail_seen
+ * with acquire, which was stored with release by a producer that had loaded the tail. So no command
+ * is overwritten before it was read.
  *
- * No hole. Nothing is claimed unless there is room, and what is claimed is written at once: a producer that gives up
- * has claimed nothing.
+ * No hole. Nothing is claimed unless there is room, and what is claimed is written at once: a
+ * producer that gives up has claimed nothing.
  *
- * Publication. Each half carries its validity. The consumer, seeing half 0 of this lap with acquire, sees half 1 as
- * well, stored before it with release; it checks nevertheless, for a GPU's halves may arrive in any order.
+ * Publication. Each half carries its validity. The consumer, seeing half 0 of this lap with
+ * acquire, sees half 1 as well, stored before it with release; it checks nevertheless, for a GPU's
+ * halves may arrive in any order.
  */
 int mpix_fifo_push_at(mpix_fifo *fifo, mpix_cmd cmd, uint64_t *position) {
-    uint64_t slots = fifo->mask + 1, head = atomic_load_explicit(&fifo->head, memory_order_relaxed), parity;
+    uint64_t slots = fifo->mask + 1, head = atomic_load_explicit(&fifo->head, memory_order_relaxed),
+             parity;
     mpix_fifo_slot *slot;
 
     do {
@@ -68,13 +75,15 @@ int mpix_fifo_push_at(mpix_fifo *fifo, mpix_cmd cmd, uint64_t *position) {
             if ((int64_t)(head - tail) >= (int64_t)slots)
                 return 0;
         }
-    } while (!atomic_compare_exchange_weak_explicit(&fifo->head, &head, head + 1, memory_order_relaxed,
-                                                    memory_order_relaxed));
+    } while (!atomic_compare_exchange_weak_explicit(&fifo->head, &head, head + 1,
+                                                    memory_order_relaxed, memory_order_relaxed));
 
     slot = &fifo->slots[head & fifo->mask];
     parity = fifo_parity(head, slots);
-    atomic_store_explicit(&slot->half[1], (cmd.half[1] & ~FIFO_VALID) | parity, memory_order_release);
-    atomic_store_explicit(&slot->half[0], (cmd.half[0] & ~FIFO_VALID) | parity, memory_order_release);
+    atomic_store_explicit(&slot->half[1], (cmd.half[1] & ~FIFO_VALID) | parity,
+                          memory_order_release);
+    atomic_store_explicit(&slot->half[0], (cmd.half[0] & ~FIFO_VALID) | parity,
+                          memory_order_release);
     *position = head;
     return 1;
 }
@@ -91,8 +100,9 @@ void mpix_fifo_place(mpix_fifo *fifo, mpix_fifo_slot *ring, size_t slots) {
 }
 
 /*
- * A claimed slot that is not written yet ends the batch, although later ones may be valid: order is by position. The
- * tail is published once, after the last load of the batch, with release: see Ownership.
+ * A claimed slot that is not written yet ends the batch, although later ones may be valid:
+ * order is by position. The tail is published once, after the last load of the batch, with
+ * release: see Ownership.
  */
 int mpix_fifo_peek(const mpix_fifo *fifo, mpix_cmd *cmds, int max) {
     uint64_t slots = fifo->mask + 1, tail = atomic_load_explicit(&fifo->tail, memory_order_relaxed);
@@ -115,7 +125,9 @@ int mpix_fifo_peek(const mpix_fifo *fifo, mpix_cmd *cmds, int max) {
 }
 
 void mpix_fifo_advance(mpix_fifo *fifo, int n) {
-    atomic_store_explicit(&fifo->tail, atomic_load_explicit(&fifo->tail, memory_order_relaxed) + (uint64_t)n, memory_order_release);
+    atomic_store_explicit(&fifo->tail,
+                          atomic_load_explicit(&fifo->tail, memory_order_relaxed) + (uint64_t)n,
+                          memory_order_release);
 }
 
 int mpix_fifo_take(mpix_fifo *fifo, mpix_cmd *cmds, int max) {

@@ -1,16 +1,19 @@
 /*
  * fifo.h - the command FIFO: 16-byte commands from many producers to one consumer, the proxy.
  *
- * Memory: a power-of-two ring of two 64-bit words per slot, and the tail. Host FIFOs live in ordinary memory; a GPU's in pinned host
- * memory with its head in device memory (gpu_queue.h) - the layout of a slot is the same.
+ * Memory: a power-of-two ring of two 64-bit words per slot, and the tail. Host FIFOs live in
+ * ordinary memory; a GPU's in pinned host memory with its head in device memory (gpu_queue.h) - the
+ * layout of a slot is the same.
  *
- * Validity. Slot i is used in laps; each half's top bit is the parity of its lap: a half is valid for lap L when its top bit is (L & 1) ^ 1, so a
- * zeroed ring is empty and slots are never cleared. Both halves carry it, since two 8-byte stores (or a vector store) are not one access in any memory
- * model. The producer stores half 1, then half 0, both release; the consumer loads half 0, then half 1 with acquire and takes the slot only
- * when both are valid.
+ * Validity. Slot i is used in laps; each half's top bit is the parity of its lap: a half is valid
+ * for lap L when its top bit is (L & 1) ^ 1, so a zeroed ring is empty and slots are never cleared.
+ * Both halves carry it, since two 8-byte stores (or a vector store) are not one access in any
+ * memory model. The producer stores half 1, then half 0, both release; the consumer loads half 0,
+ * then half 1 with acquire and takes the slot only when both are valid.
  *
- * Claiming. A producer claims a slot (fetch-and-add on head, by compare-and-swap) only when there is room, so that a time-out never leaves a hole.
- * It keeps a copy of the tail and reads the consumer's only when the ring looks full. The tail means taken, not done.
+ * Claiming. A producer claims a slot (fetch-and-add on head, by compare-and-swap) only when there
+ * is room, so that a time-out never leaves a hole. It keeps a copy of the tail and reads the
+ * consumer's only when the ring looks full. The tail means taken, not done.
  */
 #ifndef MPIX_PROXY_FIFO_H
 #define MPIX_PROXY_FIFO_H
@@ -43,7 +46,8 @@ int mpix_fifo_push(mpix_fifo *fifo, mpix_cmd cmd);
 int mpix_fifo_push_at(mpix_fifo *fifo, mpix_cmd cmd, uint64_t *position);
 /* Takes up to max commands, in order; returns how many. One thread. Publishes the tail once. */
 int mpix_fifo_take(mpix_fifo *fifo, mpix_cmd *cmds, int max);
-/* The same in two steps, for a FIFO beside whose slots more is to be read: up to max commands are looked at, the first n of them given back. */
+/* The same in two steps, for a FIFO beside whose slots more is to be read: up to max commands are
+ * looked at, the first n of them given back. */
 int mpix_fifo_peek(const mpix_fifo *fifo, mpix_cmd *cmds, int max);
 void mpix_fifo_advance(mpix_fifo *fifo, int n);
 /* A FIFO in memory that others provide: zeroed, slots a power of two. Not to be freed. */

@@ -1,13 +1,16 @@
 /*
- * gpu_queue.c - commands from kernels: the queues' memory, the tables, and taking. What is said in gpu_queue.h is argued there; the producers'
- * side of the ring beside mpix_dev_claim in include/mpix_device.cuh.
+ * gpu_queue.c - commands from kernels: the queues' memory, the tables, and taking. What is said in
+ * gpu_queue.h is argued there; the producers' side of the ring beside mpix_dev_claim in
+ * include/mpix_device.cuh.
  *
- * Taking. Commands are looked at (mpix_fifo_peek), queued in their lanes, and only then given back with the tail, since descriptors stand in
- * memory that the producers reuse with the slot. A lane's admission is taken here for the kernel. Who takes holds the lock of the queue's part,
- * and tables change under the locks of all parts; a peer's sums are touched by one part, the one that has way 0 to it.
+ * Taking. Commands are looked at (mpix_fifo_peek), queued in their lanes, and only then given back
+ * with the tail, since descriptors stand in memory that the producers reuse with the slot. A
+ * lane's admission is taken here for the kernel. Who takes holds the lock of the queue's part, and
+ * tables change under the locks of all parts; a peer's sums are touched by one part, the one that
+ * has way 0 to it.
  *
- * A command that names what does not exist is not the peer's failure, but nothing after it can be trusted: the word that kernels watch beside
- * the peer's gets ARG, and the log says what it was.
+ * A command that names what does not exist is not the peer's failure, but nothing after it can be
+ * trusted: the word that kernels watch beside the peer's gets ARG, and the log says what it was.
  */
 #include "config.h"
 
@@ -39,21 +42,25 @@ struct mpix_gpu_queues {
     mpix_fifo *fifo[MPIX_DEV_FIFOS]; /* pinned; head is not used */
     uint64_t *descs[MPIX_DEV_FIFOS]; /* pinned */
     int each, nqueues, ways;         /* queues of a part, of all */
-    uint64_t *heads;                 /* GPU memory: [queues][HEADS * HEAD_WORDS], then [ways][size][PEER_WORDS] */
+    uint64_t *heads;                 /* GPU memory: [queues][HEADS * HEAD_WORDS], then
+                                      * [ways][size][PEER_WORDS] */
     _Atomic uint64_t *words;         /* pinned: done[ways][size], error[size] */
     uint64_t *sums;                  /* [size][counters] */
     gpu_local local[MPIX_DEV_LOCALS];
     gpu_remote *remote; /* [MPIX_DEV_REMOTES] */
 };
 
-enum { HEADS = 4, PEER_HEADS = 3, HEAD_WORDS = 16, PEER_WORDS = PEER_HEADS * HEAD_WORDS }; /* each counter has a cache line */
+/* each counter has a cache line */
+enum { HEADS = 4, PEER_HEADS = 3, HEAD_WORDS = 16, PEER_WORDS = PEER_HEADS * HEAD_WORDS };
 
 _Static_assert(MPIX_ERRK_ARG == (int)MPIX_DEVICE_ARG && MPIX_ERRK_PEER == (int)MPIX_DEVICE_PEER &&
-                   MPIX_ERRK_TIMEOUT == (int)MPIX_DEVICE_TIMEOUT && MPIX_ERRK_UNSUPPORTED == (int)MPIX_DEVICE_UNSUPPORTED,
+                   MPIX_ERRK_TIMEOUT == (int)MPIX_DEVICE_TIMEOUT &&
+                   MPIX_ERRK_UNSUPPORTED == (int)MPIX_DEVICE_UNSUPPORTED,
                "kernels return kinds");
 _Static_assert(sizeof(uint64_t) == sizeof(unsigned long long), "words of the device");
 
-/* Ways to a peer are its last lanes, the last one first: a single way leaves the first lane to the host's commands. */
+/* Ways to a peer are its last lanes, the last one first: a single way leaves the first lane to the
+ * host's commands. */
 static int queue_lane(const mpix_gpu_queues *q, int way) { return q->proxy->nlanes - 1 - way; }
 
 /* The way that a part has to a peer, -1: none. With as many ways as parts there is one in each. */
@@ -65,11 +72,16 @@ static int queue_way(const mpix_gpu_queues *q, const proxy_part *part, int peer)
 }
 
 static uint64_t *peer_heads(const mpix_gpu_queues *q, int peer, int way) {
-    return q->heads + (size_t)q->nqueues * HEADS * HEAD_WORDS + (size_t)(way * q->proxy->size + peer) * PEER_WORDS;
+    return q->heads + (size_t)q->nqueues * HEADS * HEAD_WORDS +
+           (size_t)(way * q->proxy->size + peer) * PEER_WORDS;
 }
 
-static _Atomic uint64_t *done_word(const mpix_gpu_queues *q, int peer, int way) { return &q->words[way * q->proxy->size + peer]; }
-static _Atomic uint64_t *error_word(const mpix_gpu_queues *q, int peer) { return &q->words[q->ways * q->proxy->size + peer]; }
+static _Atomic uint64_t *done_word(const mpix_gpu_queues *q, int peer, int way) {
+    return &q->words[way * q->proxy->size + peer];
+}
+static _Atomic uint64_t *error_word(const mpix_gpu_queues *q, int peer) {
+    return &q->words[q->ways * q->proxy->size + peer];
+}
 
 static void queues_lock(mpix_gpu_queues *q) {
     for (int i = 0; i < q->proxy->nparts; i++)
@@ -81,7 +93,7 @@ static void queues_unlock(mpix_gpu_queues *q) {
         proxy_unlock(q->proxy->part[i]);
 }
 
-/* ---- memory -------------------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static int queues_alloc(mpix_gpu_queues *q, char *why) {
     const mpix_cuda_ops *ops = q->gpu->ops;
@@ -92,18 +104,24 @@ static int queues_alloc(mpix_gpu_queues *q, char *why) {
         size_t at = (sizeof **q->fifo + 63) / 64 * 64;
         kind = ops->pinned_alloc(at + slots * sizeof(mpix_fifo_slot), (void **)&q->fifo[i], why);
         if (!kind)
-            kind = ops->pinned_alloc(slots * MPIX_DEV_DESC_WORDS * sizeof **q->descs, (void **)&q->descs[i], why);
+            kind = ops->pinned_alloc(slots * MPIX_DEV_DESC_WORDS * sizeof **q->descs,
+                                     (void **)&q->descs[i], why);
         if (!kind)
             mpix_fifo_place(q->fifo[i], (mpix_fifo_slot *)(void *)((char *)q->fifo[i] + at), slots);
     }
     if (!kind)
         kind = ops->pinned_alloc((ways + 1) * size * sizeof *q->words, (void **)&q->words, why);
     if (!kind)
-        kind = ops->local_alloc(&q->gpu->device, ((size_t)q->nqueues * HEADS * HEAD_WORDS + ways * size * PEER_WORDS) * sizeof *q->heads, (void **)&q->heads, why);
+        kind =
+            ops->local_alloc(&q->gpu->device,
+                             ((size_t)q->nqueues * HEADS * HEAD_WORDS + ways * size * PEER_WORDS) *
+                                 sizeof *q->heads,
+                             (void **)&q->heads, why);
     return kind;
 }
 
-int mpix_gpu_queues_open(mpix_proxy *proxy, const mpix_gpu *gpu, const mpix_gpu_queues_config *config, mpix_gpu_queues **out) {
+int mpix_gpu_queues_open(mpix_proxy *proxy, const mpix_gpu *gpu,
+                         const mpix_gpu_queues_config *config, mpix_gpu_queues **out) {
     char why[MPIX_CUDA_WHY] = "";
     mpix_gpu_queues *q = calloc(1, sizeof *q);
     int kind;
@@ -120,7 +138,9 @@ int mpix_gpu_queues_open(mpix_proxy *proxy, const mpix_gpu *gpu, const mpix_gpu_
     q->nqueues = q->each * proxy->nparts;
     q->sums = calloc((size_t)proxy->size * (size_t)config->counters, sizeof *q->sums);
     q->remote = calloc(MPIX_DEV_REMOTES, sizeof *q->remote);
-    kind = q->sums && q->remote ? queues_alloc(q, why) : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the queues of a GPU");
+    kind = q->sums && q->remote
+               ? queues_alloc(q, why)
+               : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the queues of a GPU");
     if (kind) {
         if (why[0])
             kind = mpix_fail(kind, NULL, "the queues of a GPU: %s", why);
@@ -161,11 +181,9 @@ void mpix_gpu_queues_close(mpix_gpu_queues *q) {
     free(q);
 }
 
-/* ---- for the device ------------------------------------------------------------------------------------------------------ */
+/* ---- for the device -------------------------------------------------------------------------- */
 
-static unsigned long long *queue_word(uint64_t *p) {
-    return (unsigned long long *)(void *)p;
-}
+static unsigned long long *queue_word(uint64_t *p) { return (unsigned long long *)(void *)p; }
 
 void mpix_gpu_queues_describe(const mpix_gpu_queues *q, mpix_dev_state *state) {
     state->nfifos = q->nqueues;
@@ -185,12 +203,14 @@ void mpix_gpu_queues_describe(const mpix_gpu_queues *q, mpix_dev_state *state) {
 
 int mpix_gpu_queues_ways(const mpix_gpu_queues *q) { return q->ways; }
 
-void mpix_gpu_queues_describe_peer(const mpix_gpu_queues *q, int peer, int way, mpix_dev_peer *out) {
+void mpix_gpu_queues_describe_peer(const mpix_gpu_queues *q, int peer, int way,
+                                   mpix_dev_peer *out) {
     const mpix_proxy *proxy = q->proxy;
     uint64_t *heads = peer_heads(q, peer, way);
 
     out->proxied = 1;
-    out->fifo = proxy_part_of(proxy, peer, queue_lane(q, way)) * q->each + peer / proxy->nparts % q->each;
+    out->fifo = proxy_part_of(proxy, peer, queue_lane(q, way)) * q->each +
+                peer / proxy->nparts % q->each;
     out->last = queue_word(heads);
     out->done_seen = queue_word(heads + HEAD_WORDS);
     out->looking = queue_word(heads + 2 * HEAD_WORDS);
@@ -198,15 +218,18 @@ void mpix_gpu_queues_describe_peer(const mpix_gpu_queues *q, int peer, int way, 
     out->error = queue_word((uint64_t *)(void *)error_word(q, peer));
 }
 
-void mpix_gpu_queues_local(mpix_gpu_queues *q, int index, const mpix_proxy_mem *mem, void *base, uint64_t bytes) {
+void mpix_gpu_queues_local(mpix_gpu_queues *q, int index, const mpix_proxy_mem *mem, void *base,
+                           uint64_t bytes) {
     queues_lock(q);
     q->local[index] = (gpu_local){mem, base, bytes};
     queues_unlock(q);
 }
 
-void mpix_gpu_queues_remote(mpix_gpu_queues *q, int index, int peer, const mpix_proxy_rmem *rmem, uint64_t off, uint64_t bytes, int add) {
+void mpix_gpu_queues_remote(mpix_gpu_queues *q, int index, int peer, const mpix_proxy_rmem *rmem,
+                            uint64_t off, uint64_t bytes, int add) {
     queues_lock(q);
-    q->remote[index] = (gpu_remote){.rmem = rmem, .off = off, .bytes = bytes, .peer = peer, .add = add};
+    q->remote[index] =
+        (gpu_remote){.rmem = rmem, .off = off, .bytes = bytes, .peer = peer, .add = add};
     queues_unlock(q);
 }
 
@@ -220,11 +243,13 @@ int mpix_gpu_queues_settled(const mpix_gpu_queues *q) {
     char why[MPIX_CUDA_WHY] = "";
 
     for (int r = 0; r < q->proxy->size; r++) {
-        if (!q->proxy->part[proxy_part_of(q->proxy, r, queue_lane(q, 0))]->peers[r].lanes || mpix_proxy_failed(q->proxy, r, NULL))
+        if (!q->proxy->part[proxy_part_of(q->proxy, r, queue_lane(q, 0))]->peers[r].lanes ||
+            mpix_proxy_failed(q->proxy, r, NULL))
             continue;
         for (int way = 0; way < q->ways; way++) {
             uint64_t number = 0;
-            if (q->gpu->ops->copy(&q->gpu->device, &number, peer_heads(q, r, way), sizeof number, why) == 0 &&
+            if (q->gpu->ops->copy(&q->gpu->device, &number, peer_heads(q, r, way), sizeof number,
+                                  why) == 0 &&
                 atomic_load_explicit(done_word(q, r, way), memory_order_acquire) < number)
                 return 0;
         }
@@ -232,13 +257,14 @@ int mpix_gpu_queues_settled(const mpix_gpu_queues *q) {
     return 1;
 }
 
-/* ---- taking -------------------------------------------------------------------------------------------------------------- */
+/* ---- taking ---------------------------------------------------------------------------------- */
 
 /* The first one counts; parts may find a failure at once. */
 static void queue_error(mpix_gpu_queues *q, int peer, int kind) {
     uint64_t none = 0;
 
-    atomic_compare_exchange_strong_explicit(error_word(q, peer), &none, (uint64_t)kind, memory_order_release, memory_order_relaxed);
+    atomic_compare_exchange_strong_explicit(error_word(q, peer), &none, (uint64_t)kind,
+                                            memory_order_release, memory_order_relaxed);
 }
 
 void proxy_gpu_failed(proxy_part *part, int peer, int kind) {
@@ -246,20 +272,27 @@ void proxy_gpu_failed(proxy_part *part, int peer, int kind) {
         queue_error(part->gpu, peer, kind);
 }
 
-/* Commands for a peer by one way complete in the order of their numbers: one queue, one lane. Release: the source's memory is free again. */
+/* Commands for a peer by one way complete in the order of their numbers: one queue, one lane.
+ * Release: the source's memory is free again. */
 void proxy_gpu_done(proxy_part *part, int peer, int lane, uint64_t seq) {
     mpix_gpu_queues *q = part->gpu;
 
     if (q && seq)
-        atomic_store_explicit(done_word(q, peer, queue_lane(q, 0) - proxy_lane_of(part->whole, part->index, peer, lane)), seq, memory_order_release);
+        atomic_store_explicit(done_word(q, peer,
+                                        queue_lane(q, 0) -
+                                            proxy_lane_of(part->whole, part->index, peer, lane)),
+                              seq, memory_order_release);
 }
 
-/* What a command is made of: up to two requests. 0: it names what does not exist; *peer is whose word tells, -1: nobody's. */
-static int queue_put(const mpix_gpu_queues *q, const proxy_part *part, uint64_t word0, uint64_t loff, uint64_t roff, uint64_t len, mpix_request *r) {
+/* What a command is made of: up to two requests. 0: it names what does not exist; *peer is whose
+ * word tells, -1: nobody's. */
+static int queue_put(const mpix_gpu_queues *q, const proxy_part *part, uint64_t word0,
+                     uint64_t loff, uint64_t roff, uint64_t len, mpix_request *r) {
     const gpu_local *l = &q->local[word0 >> 19 & (MPIX_DEV_LOCALS - 1)];
     const gpu_remote *to = &q->remote[word0 >> 3 & (MPIX_DEV_REMOTES - 1)];
 
-    if (!l->mem || !to->rmem || !to->rmem->of[part->index] || len > l->bytes || loff > l->bytes - len || len > to->bytes || roff > to->bytes - len)
+    if (!l->mem || !to->rmem || !to->rmem->of[part->index] || len > l->bytes ||
+        loff > l->bytes - len || len > to->bytes || roff > to->bytes - len)
         return 0;
     *r = (mpix_request){.op = MPIX_CMD_WRITE,
                         .peer = (uint16_t)to->peer,
@@ -272,15 +305,18 @@ static int queue_put(const mpix_gpu_queues *q, const proxy_part *part, uint64_t 
     return 1;
 }
 
-static int queue_add(const mpix_gpu_queues *q, const proxy_part *part, uint64_t word0, const uint64_t *desc, mpix_request *r) {
+static int queue_add(const mpix_gpu_queues *q, const proxy_part *part, uint64_t word0,
+                     const uint64_t *desc, mpix_request *r) {
     const gpu_remote *to = &q->remote[word0 >> 3 & (MPIX_DEV_REMOTES - 1)];
     uint64_t at = (uint64_t)part->size * (uint64_t)q->config.counters * sizeof(uint64_t);
 
-    if (!to->rmem || !to->rmem->of[part->index] || !to->add || to->bytes < 8 || desc[1] > to->bytes - 8 || (to->off + desc[1]) % 8)
+    if (!to->rmem || !to->rmem->of[part->index] || !to->add || to->bytes < 8 ||
+        desc[1] > to->bytes - 8 || (to->off + desc[1]) % 8)
         return 0;
     *r = (mpix_request){.op = MPIX_CMD_ADD,
+                        /* the old value, which nobody asks for */
                         .peer = (uint16_t)to->peer,
-                        .loff = (uint64_t)(uintptr_t)(part->base[q->config.window] + at), /* the old value, which nobody asks for */
+                        .loff = (uint64_t)(uintptr_t)(part->base[q->config.window] + at),
                         .roff = to->off + desc[1],
                         .len = 8,
                         .counter = MPIX_CMD_UNCOUNTED,
@@ -291,13 +327,16 @@ static int queue_add(const mpix_gpu_queues *q, const proxy_part *part, uint64_t 
 }
 
 /* Both look at this rank's counters in the peer's window. */
-static void queue_word_request(const mpix_gpu_queues *q, const proxy_part *part, int peer, int op, int slot, mpix_request *r) {
-    uint64_t words = (uint64_t)q->config.counters, at = (uint64_t)part->size * words * sizeof(uint64_t);
+static void queue_word_request(const mpix_gpu_queues *q, const proxy_part *part, int peer, int op,
+                               int slot, mpix_request *r) {
+    uint64_t words = (uint64_t)q->config.counters,
+             at = (uint64_t)part->size * words * sizeof(uint64_t);
 
     *r = (mpix_request){.op = (uint8_t)op,
                         .peer = (uint16_t)peer,
                         .loff = (uint64_t)(uintptr_t)(part->base[q->config.window] + at),
-                        .roff = ((uint64_t)part->boot->rank * words + (uint64_t)slot) * sizeof(uint64_t),
+                        .roff = ((uint64_t)part->boot->rank * words + (uint64_t)slot) *
+                                sizeof(uint64_t),
                         .len = 8,
                         .counter = MPIX_CMD_UNCOUNTED,
                         .mem = part->mem[q->config.window],
@@ -305,12 +344,14 @@ static void queue_word_request(const mpix_gpu_queues *q, const proxy_part *part,
 }
 
 /* A word behind all that was put to the peer before. Returns how many requests. */
-static int queue_store(const mpix_gpu_queues *q, const proxy_part *part, uint64_t word0, uint64_t value, mpix_request r[2]) {
+static int queue_store(const mpix_gpu_queues *q, const proxy_part *part, uint64_t word0,
+                       uint64_t value, mpix_request r[2]) {
     const gpu_remote *to = &q->remote[word0 >> 3 & (MPIX_DEV_REMOTES - 1)];
     uint64_t off = (word0 >> 19) * sizeof(uint64_t);
     int n = part->counted || to->gpu;
 
-    if (!to->rmem || !to->rmem->of[part->index] || to->bytes < sizeof(uint64_t) || off > to->bytes - sizeof(uint64_t) || (to->off + off) % sizeof(uint64_t))
+    if (!to->rmem || !to->rmem->of[part->index] || to->bytes < sizeof(uint64_t) ||
+        off > to->bytes - sizeof(uint64_t) || (to->off + off) % sizeof(uint64_t))
         return 0;
     if (n) {
         queue_word_request(q, part, to->peer, MPIX_CMD_READ, 0, &r[0]);
@@ -329,15 +370,18 @@ static int queue_store(const mpix_gpu_queues *q, const proxy_part *part, uint64_
     return n + 1;
 }
 
-/* Returns how many requests, 0: the command is wrong. The sum of a signal is added to when the command is admitted. */
-static int queue_decode(mpix_gpu_queues *q, const proxy_part *part, const mpix_cmd *cmd, const uint64_t *desc, mpix_request r[2]) {
+/* Returns how many requests, 0: the command is wrong. The sum of a signal is added to when the
+ * command is admitted. */
+static int queue_decode(mpix_gpu_queues *q, const proxy_part *part, const mpix_cmd *cmd,
+                        const uint64_t *desc, mpix_request r[2]) {
     uint64_t word0 = cmd->half[0], word1 = cmd->half[1];
     int op = (int)(word0 & 7), peer = (int)(word0 >> 3 & 0xffff);
     uint64_t slot = word0 >> 31;
 
     switch (op) {
     case MPIX_DEV_CMD_PUT:
-        return queue_put(q, part, word0, (word1 & 0x7fffffff) * MPIX_DEV_UNIT, (word1 >> 31) * MPIX_DEV_UNIT, word0 >> 31, &r[0]);
+        return queue_put(q, part, word0, (word1 & 0x7fffffff) * MPIX_DEV_UNIT,
+                         (word1 >> 31) * MPIX_DEV_UNIT, word0 >> 31, &r[0]);
     case MPIX_DEV_CMD_PUT_DESC: return queue_put(q, part, word0, desc[0], desc[1], desc[2], &r[0]);
     case MPIX_DEV_CMD_ADD_DESC: return queue_add(q, part, word0, desc, &r[0]);
     case MPIX_DEV_CMD_WORD: return queue_store(q, part, word0, word1, r);
@@ -345,7 +389,8 @@ static int queue_decode(mpix_gpu_queues *q, const proxy_part *part, const mpix_c
     case MPIX_DEV_CMD_SIGNAL: break;
     default: return 0;
     }
-    if (peer >= part->size || !part->peers[peer].lanes || !part->peers[peer].rmem[q->config.window] || slot >= (uint64_t)q->config.counters)
+    if (peer >= part->size || !part->peers[peer].lanes ||
+        !part->peers[peer].rmem[q->config.window] || slot >= (uint64_t)q->config.counters)
         return 0;
     queue_word_request(q, part, peer, MPIX_CMD_READ, 0, &r[0]);
     r[0].fence = 1;
@@ -362,7 +407,9 @@ static void queue_refuse(mpix_gpu_queues *q, const mpix_cmd *cmd) {
     const gpu_remote *to = &q->remote[cmd->half[0] >> 3 & (MPIX_DEV_REMOTES - 1)];
     int op = (int)(cmd->half[0] & 7), named = (int)(cmd->half[0] >> 3 & 0xffff);
 
-    mpix_log(MPIX_LOG_ERROR, "proxy: a command of a kernel names memory, a peer or a range that does not exist (words %016" PRIx64 " %016" PRIx64 ")",
+    mpix_log(MPIX_LOG_ERROR,
+             "proxy: a command of a kernel names memory, a peer or a range that does not exist "
+             "(words %016" PRIx64 " %016" PRIx64 ")",
              cmd->half[0], cmd->half[1]);
     if (op == MPIX_DEV_CMD_SIGNAL || op == MPIX_DEV_CMD_FLUSH)
         named = named < q->proxy->size ? named : -1;
@@ -374,7 +421,8 @@ static void queue_refuse(mpix_gpu_queues *q, const mpix_cmd *cmd) {
 }
 
 /* One command. 0: its lane has no room now. */
-static int queue_take(mpix_gpu_queues *q, proxy_part *part, const mpix_cmd *cmd, const uint64_t *desc, uint64_t number) {
+static int queue_take(mpix_gpu_queues *q, proxy_part *part, const mpix_cmd *cmd,
+                      const uint64_t *desc, uint64_t number) {
     mpix_request r[2];
     int n = queue_decode(q, part, cmd, desc, r);
 
@@ -385,13 +433,15 @@ static int queue_take(mpix_gpu_queues *q, proxy_part *part, const mpix_cmd *cmd,
     }
     int number_of_lane = proxy_lane_in_part(q->proxy, queue_lane(q, way));
     proxy_lane *lane = &part->peers[r[0].peer].lanes[number_of_lane];
-    if (!atomic_load_explicit(&part->peers[r[0].peer].failed, memory_order_relaxed) && !proxy_admit(part, lane, (uint64_t)n))
+    if (!atomic_load_explicit(&part->peers[r[0].peer].failed, memory_order_relaxed) &&
+        !proxy_admit(part, lane, (uint64_t)n))
         return 0;
     for (int i = 0; i < n; i++) {
         r[i].lane = (uint8_t)number_of_lane;
         r[i].gpu = 1;
         if (r[i].op == MPIX_CMD_WORD && (cmd->half[0] & 7) == MPIX_DEV_CMD_SIGNAL)
-            q->sums[(size_t)r[i].peer * (size_t)q->config.counters + (cmd->half[0] >> 31)] = r[i].value;
+            q->sums[(size_t)r[i].peer * (size_t)q->config.counters + (cmd->half[0] >> 31)] =
+                r[i].value;
         proxy_queue_request(part, &r[i], i == n - 1 ? number : 0);
     }
     return 1;
@@ -403,7 +453,10 @@ static int queue_turn(mpix_gpu_queues *q, proxy_part *part, int f) {
     mpix_cmd cmds[PROXY_BATCH];
     int n = mpix_fifo_peek(fifo, cmds, PROXY_BATCH), i = 0;
 
-    while (i < n && queue_take(q, part, &cmds[i], q->descs[f] + MPIX_DEV_DESC_WORDS * ((position + (uint64_t)i) & fifo->mask), position + (uint64_t)i + 1))
+    while (i < n &&
+           queue_take(q, part, &cmds[i],
+                      q->descs[f] + MPIX_DEV_DESC_WORDS * ((position + (uint64_t)i) & fifo->mask),
+                      position + (uint64_t)i + 1))
         i++;
     if (i > 0)
         mpix_fifo_advance(fifo, i);

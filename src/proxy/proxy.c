@@ -1,14 +1,16 @@
 /*
- * proxy.c - what concerns all parts of a proxy: how many there are, creation, windows, memory by handle, the end.
+ * proxy.c - what concerns all parts of a proxy: how many there are, creation, windows, memory by
+ * handle, the end.
  *
- * Creation: configurations are compared and the number of parts is agreed on; then each part is made (proxy_part.c); then
- * the threads start. Every stage ends in agreement, so either all ranks have a proxy or none, and the error names the
- * rank that failed.
+ * Creation: configurations are compared and the number of parts is agreed on; then each part is
+ * made (proxy_part.c); then the threads start. Every stage ends in agreement, so either all ranks
+ * have a proxy or none, and the error names the rank that failed.
  *
- * How many parts. mpix_ep_proxy_threads, if it is given. Else more than one only where the transport moves bytes with the
- * processor that posts (a network device does that by itself, and each part would register all memory with it again),
- * where threads run the proxy, and where each rank has cores for them: the least that any rank allows. In no case
- * more than there are lanes to peers.
+ * How many parts. mpix_ep_proxy_threads, if it is given. Else more than one only where the
+ * transport moves bytes with the processor that posts (a network device does that by itself,
+ * and each part would register all memory with it again), where threads run the proxy, and
+ * where each rank has cores for them: the least that any rank allows. In no case more than
+ * there are lanes to peers.
  */
 #include "config.h"
 
@@ -31,35 +33,44 @@ typedef struct proxy_card {
     int32_t verbs, ucx; /* present on this rank */
 } proxy_card;
 
-
-/* ---- how many ---------------------------------------------------------------------------------------------------- */
+/* ---- how many -------------------------------------------------------------------------------- */
 
 /* The limits of the encoding. */
-static int proxy_check(const mpix_boot *boot, const mpix_params *params, int counters, int kernels) {
+static int proxy_check(const mpix_boot *boot, const mpix_params *params, int counters,
+                       int kernels) {
     if (boot->size > PROXY_PEERS)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "%d ranks: a command of the proxy names at most %d", boot->size,
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL,
+                         "%d ranks: a command of the proxy names at most %d", boot->size,
                          PROXY_PEERS);
     if (params->lanes < 1 || params->lanes > PROXY_LANES)
-        return mpix_fail(MPIX_ERRK_ARG, "mpix_ep_lanes", "mpix_ep_lanes=%d: a command of the proxy names 1 to %d",
-                         params->lanes, PROXY_LANES);
+        return mpix_fail(MPIX_ERRK_ARG, "mpix_ep_lanes",
+                         "mpix_ep_lanes=%d: a command of the proxy names 1 to %d", params->lanes,
+                         PROXY_LANES);
     if (counters < 0 || counters >= PROXY_COUNTERS)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL,
-                         "%d counters per peer: a command of the proxy names fewer than %d; fewer handles, lanes or a "
+                         "%d counters per peer: a command of the proxy names fewer than %d; fewer "
+                         "handles, lanes or a "
                          "lower depth need fewer",
                          counters, PROXY_COUNTERS);
     if (params->max_op && params->max_op < PROXY_MIN_OP)
-        return mpix_fail(MPIX_ERRK_ARG, "mpix_ep_max_op", "mpix_ep_max_op=%zu: an operation is at least %d bytes, or 0",
+        return mpix_fail(MPIX_ERRK_ARG, "mpix_ep_max_op",
+                         "mpix_ep_max_op=%zu: an operation is at least %d bytes, or 0",
                          params->max_op, PROXY_MIN_OP);
     if (params->proxy == MPIX_PROXY_CALLER && (kernels || params->proxy_threads > 1))
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "mpix_ep_proxy", "mpix_ep_proxy=caller: %s, auto or thread",
-                         kernels ? "kernels need a proxy that runs by itself" : "mpix_ep_proxy_threads > 1 needs threads");
+        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "mpix_ep_proxy",
+                         "mpix_ep_proxy=caller: %s, auto or thread",
+                         kernels ? "kernels need a proxy that runs by itself"
+                                 : "mpix_ep_proxy_threads > 1 needs threads");
     return 0; /* a rank may want itself: tests and benchmarks on one rank do */
 }
 
-/* How many threads this rank has cores for, if threads run its proxy at all: that need not be so on all ranks. */
+/* How many threads this rank has cores for, if threads run its proxy at all: that need not be so
+ * on all ranks. */
 static int proxy_cores(const mpix_boot *boot, const mpix_params *params, int kernels) {
     const mpix_topo *topo = mpix_topo_get();
-    int share = topo->pus < topo->pus_host ? topo->pus : topo->pus_host / (boot->local_size > 0 ? boot->local_size : 1);
+    int share = topo->pus < topo->pus_host
+                    ? topo->pus
+                    : topo->pus_host / (boot->local_size > 0 ? boot->local_size : 1);
     int n = share / CORES_PER_THREAD;
 
     if (!kernels && params->proxy != MPIX_PROXY_THREAD)
@@ -76,20 +87,23 @@ static int proxy_copies(const char *name) {
 }
 
 /* Alike on all ranks. */
-static void proxy_parts(mpix_proxy *proxy, const mpix_params *params, int kernels, const proxy_card *cards) {
+static void proxy_parts(mpix_proxy *proxy, const mpix_params *params, int kernels,
+                        const proxy_card *cards) {
     int cores = PROXY_PARTS, ways = 1, n;
 
     for (int r = 0; r < proxy->size; r++) {
         cores = cards[r].cores < cores ? cards[r].cores : cores;
         ways = cards[r].ways > ways ? cards[r].ways : ways;
     }
-    n = params->proxy_threads > 0 ? params->proxy_threads : proxy_copies(proxy->net_name) ? cores : 1;
+    n = params->proxy_threads > 0       ? params->proxy_threads
+        : proxy_copies(proxy->net_name) ? cores
+                                        : 1;
     proxy->nparts = kernels || n < ways ? n : ways; /* kernels get a lane from each part */
     if (kernels && proxy->nlanes < proxy->nparts)
         proxy->nlanes = proxy->nparts;
 }
 
-/* ---- creation ---------------------------------------------------------------------------------------------------- */
+/* ---- creation -------------------------------------------------------------------------------- */
 
 static int proxy_present(const char *name) {
     const mpix_net_ops *ops = mpix_net_find(name);
@@ -128,11 +142,13 @@ static int proxy_compare(mpix_proxy *proxy, const mpix_params *params, int count
 }
 
 /* Compares configurations, finds the transport and the number of parts. */
-static int proxy_agree(mpix_proxy *proxy, const mpix_params *params, const unsigned char *want, int counters, int kernels) {
+static int proxy_agree(mpix_proxy *proxy, const mpix_params *params, const unsigned char *want,
+                       int counters, int kernels) {
     proxy_card card = {.cores = proxy_cores(proxy->boot, params, kernels)};
     proxy_card *cards = calloc((size_t)proxy->size, sizeof *cards);
-    int kind =
-        cards ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the configurations of %d ranks", proxy->size);
+    int kind = cards ? 0
+                     : mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                                 "no memory for the configurations of %d ranks", proxy->size);
 
     kind = mpix_boot_agree(proxy->boot, kind);
     if (!kind)
@@ -144,7 +160,8 @@ static int proxy_agree(mpix_proxy *proxy, const mpix_params *params, const unsig
         card.ucx = proxy_present("ucx");
     }
     for (int r = 0; r < proxy->size; r++) {
-        card.far |= want[r] && strcmp(proxy->boot->hostnames[r], proxy->boot->hostnames[proxy->boot->rank]) != 0;
+        card.far |= want[r] && strcmp(proxy->boot->hostnames[r],
+                                      proxy->boot->hostnames[proxy->boot->rank]) != 0;
         card.ways += want[r] ? params->lanes : 0;
     }
     kind = mpix_boot_allgather(proxy->boot, &card, sizeof card, cards);
@@ -171,30 +188,37 @@ static void proxy_turn_devices(char *list, int by) {
     }
 }
 
-/* What a part is made with: the peers that have a lane in it, and as many lanes as the first of them. */
-static int proxy_make_part(mpix_proxy *proxy, int index, const mpix_params *params, const unsigned char *want,
-                           unsigned char *here, int counters, mpix_doorbell *bell) {
+/* What a part is made with: the peers that have a lane in it, and as many lanes as the
+ * first of them. */
+static int proxy_make_part(mpix_proxy *proxy, int index, const mpix_params *params,
+                           const unsigned char *want, unsigned char *here, int counters,
+                           mpix_doorbell *bell) {
     mpix_params own = *params;
     int kind;
 
     own.lanes = (proxy->nlanes + proxy->nparts - 1) / proxy->nparts;
     if (proxy->nparts > 1) {
-        own.chaos_seed = (int)(((unsigned)params->chaos_seed + (unsigned)index * 7919u) & 0x7fffffffu);
+        own.chaos_seed = (int)(((unsigned)params->chaos_seed + (unsigned)index * 7919u) &
+                               0x7fffffffu);
         proxy_turn_devices(own.net_devices, index);
     }
     for (int r = 0; r < proxy->size; r++)
         here[r] = want[r] && proxy_lane_of(proxy, index, r, 0) < proxy->nlanes;
     kind = proxy_part_create(proxy, index, &own, here, counters, bell);
     if (!kind && proxy->part[index]->counted != proxy->part[0]->counted)
-        kind = mpix_fail(MPIX_ERRK_TRANSPORT, NULL, "%s keeps order for some threads of the proxy and not for others; mpix_ep_signal says which form is to be used",
+        kind = mpix_fail(MPIX_ERRK_TRANSPORT, NULL,
+                         "%s keeps order for some threads of the proxy and not for others; "
+                         "mpix_ep_signal says which form is to be used",
                          proxy->net_name);
     return kind;
 }
 
-static int proxy_make_parts(mpix_proxy *proxy, const mpix_params *params, const unsigned char *want, int counters,
-                            mpix_doorbell *bell) {
+static int proxy_make_parts(mpix_proxy *proxy, const mpix_params *params, const unsigned char *want,
+                            int counters, mpix_doorbell *bell) {
     unsigned char *here = malloc((size_t)proxy->size);
-    int kind = mpix_boot_agree(proxy->boot, here ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a proxy"));
+    int kind = mpix_boot_agree(proxy->boot,
+                               here ? 0
+                                    : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a proxy"));
 
     for (int i = 0; i < proxy->nparts && !kind; i++)
         kind = proxy_make_part(proxy, i, params, want, here, counters, bell);
@@ -202,20 +226,24 @@ static int proxy_make_parts(mpix_proxy *proxy, const mpix_params *params, const 
     return kind;
 }
 
-/* Who runs the proxy: kernels need threads, and who asks for several wants them. A net whose targets work needs a
- * thread: a rank that computes, or waits in MPI, would hold its peers up for ever. */
+/* Who runs the proxy: kernels need threads, and who asks for several wants them. A net
+ * whose targets work needs a thread: a rank that computes, or waits in MPI, would hold its
+ * peers up for ever. */
 static int proxy_start(mpix_proxy *proxy, const mpix_params *params, int kernels) {
     int works = proxy->caps.target_works, kind = 0;
 
     if (works && params->proxy == MPIX_PROXY_CALLER)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "mpix_ep_proxy",
-                         "mpix_ep_proxy=caller: over %s the target of an operation takes part in it, which needs auto or thread", proxy->net_name);
+                         "mpix_ep_proxy=caller: over %s the target of an operation takes part in "
+                         "it, which needs auto or thread",
+                         proxy->net_name);
     if (works || kernels || params->proxy_threads > 1 || params->proxy == MPIX_PROXY_THREAD)
         kind = mpix_proxy_start_threads(proxy, params);
     return kind;
 }
 
-static int proxy_new(mpix_boot *boot, const mpix_params *params, int counters, int kernels, mpix_proxy **out) {
+static int proxy_new(mpix_boot *boot, const mpix_params *params, int counters, int kernels,
+                     mpix_proxy **out) {
     int kind = proxy_check(boot, params, counters, kernels);
     mpix_proxy *proxy = kind ? NULL : calloc(1, sizeof *proxy);
 
@@ -233,8 +261,8 @@ static int proxy_new(mpix_boot *boot, const mpix_params *params, int counters, i
     return 0;
 }
 
-int mpix_proxy_create(mpix_boot *boot, const mpix_params *params, const unsigned char *want, int counters, int kernels,
-                      mpix_doorbell *bell, mpix_proxy **out) {
+int mpix_proxy_create(mpix_boot *boot, const mpix_params *params, const unsigned char *want,
+                      int counters, int kernels, mpix_doorbell *bell, mpix_proxy **out) {
     mpix_proxy *proxy = NULL;
     int kind = mpix_boot_agree(boot, proxy_new(boot, params, counters, kernels, &proxy));
 
@@ -251,12 +279,12 @@ int mpix_proxy_create(mpix_boot *boot, const mpix_params *params, const unsigned
     kind = mpix_boot_agree(boot, proxy_start(proxy, params, kernels));
     if (kind)
         goto free_proxy;
-    mpix_log(
-        MPIX_LOG_INFO,
-        "proxy: %d threads for peers over %s %s %s, %s signals, %d lanes, at most %u operations and %llu bytes in flight per lane",
-        mpix_proxy_threads(proxy), proxy->net_name, proxy->caps.device, proxy->caps.address,
-        proxy->counted ? "counted" : "ordered", proxy->nlanes, proxy->part[0]->credit_ops,
-        (unsigned long long)proxy->part[0]->credit_bytes);
+    mpix_log(MPIX_LOG_INFO,
+             "proxy: %d threads for peers over %s %s %s, %s signals, %d lanes, at most %u "
+             "operations and %llu bytes in flight per lane",
+             mpix_proxy_threads(proxy), proxy->net_name, proxy->caps.device, proxy->caps.address,
+             proxy->counted ? "counted" : "ordered", proxy->nlanes, proxy->part[0]->credit_ops,
+             (unsigned long long)proxy->part[0]->credit_bytes);
     *out = proxy;
     return 0;
 
@@ -265,7 +293,7 @@ free_proxy:
     return kind;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------ */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 int mpix_proxy_window(mpix_proxy *proxy, int window, void *base, size_t bytes) {
     int kind = 0, made = 0;
@@ -280,7 +308,8 @@ int mpix_proxy_window(mpix_proxy *proxy, int window, void *base, size_t bytes) {
     for (int i = 0; window >= 0 && window < MPIX_PROXY_WINDOWS && i < proxy->nparts; i++) {
         proxy->mem[window].of[i] = proxy->part[i]->mem[window];
         for (int r = 0; r < proxy->size; r++)
-            proxy->rmem[r * MPIX_PROXY_WINDOWS + window].of[i] = proxy->part[i]->peers[r].rmem[window];
+            proxy->rmem[r * MPIX_PROXY_WINDOWS + window].of[i] =
+                proxy->part[i]->peers[r].rmem[window];
     }
     return kind;
 }
@@ -298,7 +327,8 @@ size_t mpix_proxy_key_bytes(const mpix_proxy *proxy) {
 }
 
 /* With every part's net, or with none. way NULL: memory of the host. */
-static int proxy_register(mpix_proxy *proxy, void *base, size_t bytes, mpix_net_gpu *way, mpix_proxy_mem **out) {
+static int proxy_register(mpix_proxy *proxy, void *base, size_t bytes, mpix_net_gpu *way,
+                          mpix_proxy_mem **out) {
     mpix_proxy_mem *mem = calloc(1, sizeof *mem);
     int kind = mem ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a registration");
 
@@ -306,7 +336,8 @@ static int proxy_register(mpix_proxy *proxy, void *base, size_t bytes, mpix_net_
         proxy_part *part = proxy->part[i];
         proxy_lock(part);
         if (part->ended)
-            kind = mpix_fail(MPIX_ERRK_INTERNAL, NULL, "a registration with a proxy that has ended");
+            kind = mpix_fail(MPIX_ERRK_INTERNAL, NULL,
+                             "a registration with a proxy that has ended");
         else
             kind = way ? part->net->ops->mem_reg_gpu(part->net, base, bytes, way, &mem->of[i])
                        : part->net->ops->mem_reg(part->net, base, bytes, &mem->of[i]);
@@ -345,7 +376,8 @@ int mpix_proxy_reaches_gpu(const mpix_proxy *proxy) {
     return proxy->part[0]->net->ops->mem_reg_gpu != NULL;
 }
 
-int mpix_proxy_mem_reg_gpu(mpix_proxy *proxy, void *base, size_t bytes, mpix_net_gpu *way, mpix_proxy_mem **mem) {
+int mpix_proxy_mem_reg_gpu(mpix_proxy *proxy, void *base, size_t bytes, mpix_net_gpu *way,
+                           mpix_proxy_mem **mem) {
     return proxy_register(proxy, base, bytes, way, mem);
 }
 
@@ -391,9 +423,12 @@ int mpix_proxy_rmem_open(mpix_proxy *proxy, int peer, const void *key, mpix_prox
             continue;
         proxy_lock(part);
         if (part->ended)
-            kind = mpix_fail(MPIX_ERRK_INTERNAL, NULL, "a peer's memory with a proxy that has ended");
+            kind = mpix_fail(MPIX_ERRK_INTERNAL, NULL,
+                             "a peer's memory with a proxy that has ended");
         else
-            kind = part->net->ops->rmem_open(part->net, peer, (const char *)key + (size_t)i * proxy->key_bytes, &rmem->of[i]);
+            kind = part->net->ops->rmem_open(part->net, peer,
+                                             (const char *)key + (size_t)i * proxy->key_bytes,
+                                             &rmem->of[i]);
         proxy_unlock(part);
     }
     if (kind) {
@@ -429,7 +464,7 @@ void mpix_proxy_rmem_close(mpix_proxy *proxy, mpix_proxy_rmem *rmem) {
     free(rmem);
 }
 
-/* ---- threads, the end -------------------------------------------------------------------------------------------- */
+/* ---- threads, the end ------------------------------------------------------------------------ */
 
 static void proxy_stop(mpix_proxy *proxy) {
     for (int i = 0; i < PROXY_PARTS && proxy->part[i]; i++)

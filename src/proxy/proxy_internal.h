@@ -1,11 +1,13 @@
 /*
- * proxy_internal.h - the state of a proxy, shared by its files: proxy.c (create, free, memory: what concerns all parts),
- * proxy_part.c (a part: create, free, windows), proxy_queue.c (producers), proxy_loop.c (the turn), proxy_thread.c
- * (thread, sleep, wake), proxy_state.c (failures, counts, dump).
+ * proxy_internal.h - the state of a proxy, shared by its files: proxy.c (create, free, memory:
+ * what concerns all parts), proxy_part.c (a part: create, free, windows), proxy_queue.c
+ * (producers), proxy_loop.c (the turn), proxy_thread.c (thread, sleep, wake), proxy_state.c
+ * (failures, counts, dump).
  *
- * Who writes what of a part. Producers: FIFO, descriptors, a lane's `admitted`. The holder of the part's lock, who makes
- * its turn: everything else. What others read of it is atomic (completed, retired, failed, counts), or is written before any
- * other thread can name it (windows, in the collective mpix_proxy_window).
+ * Who writes what of a part. Producers: FIFO, descriptors, a lane's `admitted`. The holder of the
+ * part's lock, who makes its turn: everything else. What others read of it is atomic (completed,
+ * retired, failed, counts), or is written before any other thread can name it (windows, in the
+ * collective mpix_proxy_window).
  */
 #ifndef MPIX_PROXY_INTERNAL_H
 #define MPIX_PROXY_INTERNAL_H
@@ -14,24 +16,29 @@
 #include "proxy/desc.h"
 
 enum {
-    PROXY_VERSION = 2, /* of what travels between ranks; ranks with different ones refuse each other */
+    PROXY_VERSION = 2, /* of what travels between ranks; ranks with different ones
+                        * refuse each other */
     PROXY_TABLE_WINDOW = MPIX_PROXY_WINDOWS - 1,
     PROXY_COUNTERS = 65536, /* counters are below this */
-    PROXY_MIN_OP = 64, /* a signal is one operation */
+    PROXY_MIN_OP = 64,      /* a signal is one operation */
     PROXY_LANES = 1 << MPIX_CMD_LANE_BITS,
     PROXY_PEERS = 1 << MPIX_CMD_PEER_BITS,
     PROXY_PARTS = 8,
-    PROXY_BATCH = 64 /* commands taken, operations posted per lane, completions and arrivals polled at a time */
+    PROXY_BATCH = 64 /* commands taken, operations posted per lane, completions and arrivals
+                      * polled at a time */
 };
 
-/* What a counted signal writes into the target's table. The target reads it only after its arrival was reported. */
+/* What a counted signal writes into the target's table. The target reads it only after its arrival
+ * was reported. */
 typedef struct proxy_header {
     uint64_t off : 56, window : 4, lane : 4;
     uint64_t value;
-    uint32_t writes, turn; /* writes: of the whole batch, this one included; turn: which signal of its lane it is */
+    uint32_t writes, turn; /* writes: of the whole batch, this one included; turn: which signal of
+                            * its lane it is */
 } proxy_header;
 
-_Static_assert(sizeof(proxy_header) == 24 && MPIX_PROXY_WINDOWS <= 16 && MPIX_CMD_LANE_BITS <= 4, "a header's fields");
+_Static_assert(sizeof(proxy_header) == 24 && MPIX_PROXY_WINDOWS <= 16 && MPIX_CMD_LANE_BITS <= 4,
+               "a header's fields");
 
 /* A taken command, in its lane's ring until it is complete. */
 typedef struct proxy_work {
@@ -42,8 +49,9 @@ typedef struct proxy_work {
 } proxy_work;
 
 /*
- * A lane's ring: [done, post) is posted and incomplete (the one at post maybe in part), [post, head) is taken.
- * Operations of a lane complete in the order of posting, so counting is enough to know which command is complete.
+ * A lane's ring: [done, post) is posted and incomplete (the one at post maybe in part), [post,
+ * head) is taken. Operations of a lane complete in the order of posting, so counting is enough to
+ * know which command is complete.
  */
 typedef struct proxy_lane {
     proxy_work *ring;
@@ -51,13 +59,15 @@ typedef struct proxy_lane {
     uint32_t ops; /* operations posted and incomplete */
     uint64_t bytes;
     uint32_t signals;       /* counted ones taken so far */
-    uint32_t arrived, held; /* counted signals from this peer: published so far, complete but not in turn */
+    uint32_t arrived, held; /* counted signals from this peer: published so far, complete
+                             * but not in turn */
     int active;             /* in proxy->active: has something to post */
     _Alignas(64) _Atomic uint64_t admitted; /* commands that producers have been let through with */
     _Atomic uint64_t retired_seen;          /* producers' copy of retired */
     _Alignas(64) _Atomic uint64_t retired;  /* commands that have left the ring */
     _Atomic uint64_t completed;             /* seq of the last of them */
-    _Atomic uint64_t posted_seq;            /* seq of the last command whose operations are all posted */
+    _Atomic uint64_t posted_seq;            /* seq of the last command whose operations
+                                             * are all posted */
 } proxy_lane;
 
 typedef struct proxy_tx { /* per counter: the batch that is being taken */
@@ -81,7 +91,7 @@ typedef struct proxy_peer {
     _Atomic int failed; /* kind; error is written before it and never again */
     _Atomic int broken; /* by its net, and not only because the object was abandoned */
     MPIX_Error error;
-    size_t memory; /* counted where it is allocated */
+    size_t memory;                                 /* counted where it is allocated */
     _Alignas(64) _Atomic uint64_t messages, bytes; /* the turn's, in a line of their own */
 } proxy_peer;
 
@@ -93,15 +103,15 @@ typedef struct proxy_part {
     mpix_net *net;
     mpix_doorbell *bell;
     int size, nlanes, counters, counted, npeers;
-    proxy_peer *peers; /* [size] */
+    proxy_peer *peers;                                  /* [size] */
     uint64_t max_op, credit_bytes, read_op, read_bytes; /* read_*: of READs */
     uint32_t depth, credit_ops;
 
     mpix_net_mem *mem[MPIX_PROXY_WINDOWS];
     char *base[MPIX_PROXY_WINDOWS];
     uint64_t bytes[MPIX_PROXY_WINDOWS];
-    proxy_header *table; /* [npeers][counters] written by peers, then the mirror of the same size from which headers are
-                            sent */
+    proxy_header *table; /* [npeers][counters] written by peers, then the mirror of the same size
+                            from which headers are sent */
     size_t table_bytes;  /* both */
 
     mpix_fifo fifo;
@@ -115,17 +125,19 @@ typedef struct proxy_part {
     _Atomic int stop;
 
     _Alignas(64) _Atomic int lock; /* who makes the turn */
-    int *active;                   /* [npeers * nlanes] lanes with something to post, as peer * nlanes + lane */
+    int *active;                   /* [npeers * nlanes] lanes with something to post, as peer *
+                                    * nlanes + lane */
     int nactive;
     uint64_t turns, sleeps;
-    int publish; /* something for this rank happened in this turn */
+    int publish;           /* something for this rank happened in this turn */
     _Atomic int abandoned; /* kind; the turn finds it, and then latches all peers */
     int latched;           /* it has */
 
     _Alignas(64) _Atomic int sleeping; /* the thread has announced that it sleeps */
 } proxy_part;
 
-/* In a list of all, which the end of the proxy walks. `at`: the pointer to this one, NULL: a window's. */
+/* In a list of all, which the end of the proxy walks. `at`: the pointer to this
+ * one, NULL: a window's. */
 struct mpix_proxy_mem {
     mpix_net_mem *of[PROXY_PARTS];
     mpix_proxy_mem *next, **at;
@@ -146,7 +158,7 @@ struct mpix_proxy {
     mpix_proxy_rmem *rmem; /* [size][MPIX_PROXY_WINDOWS] */
     mpix_proxy_mem *mems;
     mpix_proxy_rmem *rmems;
-    MPIX_Error failure; /* of the object, since it is abandoned */
+    MPIX_Error failure;  /* of the object, since it is abandoned */
     _Atomic int failing; /* somebody writes failure, or has */
     int ended, end_kind;
     MPIX_Error end_error;
@@ -165,7 +177,8 @@ static inline int proxy_lane_of(const mpix_proxy *proxy, int part, int peer, int
     return first + proxy->nparts * lane_in_part;
 }
 
-/* Its side in a part that has lost the peer, NULL: no part has. One part's loss is all parts': none takes commands for the peer any more. */
+/* Its side in a part that has lost the peer, NULL: no part has. One part's loss is all parts': none
+ * takes commands for the peer any more. */
 static inline const proxy_peer *proxy_lost(const mpix_proxy *proxy, int peer) {
     for (int i = 0; i < proxy->nparts; i++)
         if (atomic_load_explicit(&proxy->part[i]->peers[peer].failed, memory_order_acquire))
@@ -173,7 +186,8 @@ static inline const proxy_peer *proxy_lost(const mpix_proxy *proxy, int peer) {
     return NULL;
 }
 
-static inline proxy_header *proxy_mirror(const proxy_part *part, const proxy_peer *peer, uint32_t counter) {
+static inline proxy_header *proxy_mirror(const proxy_part *part, const proxy_peer *peer,
+                                         uint32_t counter) {
     return part->table + ((size_t)part->npeers + peer->slot) * (size_t)part->counters + counter;
 }
 
@@ -186,8 +200,10 @@ static inline void proxy_unlock(proxy_part *part) {
     atomic_store_explicit(&part->lock, 0, memory_order_release);
 }
 
-/* Alone, with allocation and checks; kind or 0. Then, all together and each ending in agreement: the net, connections, what the nets can do. */
-int proxy_part_create(mpix_proxy *whole, int index, const mpix_params *params, const unsigned char *want, int counters, mpix_doorbell *bell);
+/* Alone, with allocation and checks; kind or 0. Then, all together and each ending in agreement:
+ * the net, connections, what the nets can do. */
+int proxy_part_create(mpix_proxy *whole, int index, const mpix_params *params,
+                      const unsigned char *want, int counters, mpix_doorbell *bell);
 /* Closes the net. Nothing that lies in memory is freed. 0 or a kind, see mpix_proxy_end. */
 int proxy_part_end(proxy_part *part);
 void proxy_part_free(proxy_part *part);
@@ -199,15 +215,18 @@ void proxy_lock(proxy_part *part);
 
 /* The turn; the caller holds the lock. 1: something happened. */
 int proxy_turn(proxy_part *part);
-/* Puts a request, which has been admitted, into its lane. seq: its number among those of its producers, 0: it has none. */
+/* Puts a request, which has been admitted, into its lane. seq: its number among those of its
+ * producers, 0: it has none. */
 void proxy_queue_request(proxy_part *part, const mpix_request *request, uint64_t seq);
 /* Room for n more commands in a lane, from now to their completion. 1: they have it. Any thread. */
 int proxy_admit(proxy_part *part, proxy_lane *lane, uint64_t n);
-/* gpu_queue.c; the caller holds the lock: takes what kernels have queued; tells them of completion, and of a failure. */
+/* gpu_queue.c; the caller holds the lock: takes what kernels have queued; tells them of completion,
+ * and of a failure. */
 int proxy_gpu_take(proxy_part *part);
 void proxy_gpu_done(proxy_part *part, int peer, int lane, uint64_t seq);
 void proxy_gpu_failed(proxy_part *part, int peer, int kind);
-/* Latches a failure of a peer, once; the rest is abandoned. The caller holds the lock. text: the device's words. */
+/* Latches a failure of a peer, once; the rest is abandoned. The caller holds the lock. text: the
+ * device's words. */
 void proxy_latch(proxy_part *part, int peer, int kind, int lane, const char *text);
 /* All peers, for the object has failed. The caller holds the lock. */
 void proxy_latch_all(proxy_part *part);

@@ -1,22 +1,25 @@
 /*
- * proxy_loop.c - one turn of the proxy: take, post, poll, publish. It never blocks, never allocates and never calls
- * MPI.
+ * proxy_loop.c - one turn of the proxy: take, post, poll, publish. It never blocks, never allocates
+ * and never calls MPI.
  *
- * - take: commands go from the FIFO into their lanes' rings; there is room by the admission in proxy_queue.c. Here, in
- *   the order of the FIFO, operations are counted for the header of a counted batch: a batch is on one lane, so its
- *   signal is taken after its puts.
- * - post: every lane with work posts while it has credit, operations (the device's queue) and bytes. One operation
- *   larger than the byte credit goes when the lane is empty. Lanes take turns at being first.
- * - poll: the net says how many of a lane's oldest operations are complete; the ring says which commands those are.
- * - arrivals: a counted write is reported after its data can be read. A data write of counter c arrives as c, a header
- *   as counters + c, so the header's memory is read only after its own arrival was reported, in whatever order the
- *   network delivers.
+ * - take: commands go from the FIFO into their lanes' rings; there is room by the admission in
+ *   proxy_queue.c. Here, in the order of the FIFO, operations are counted for the header of a
+ *   counted batch: a batch is on one lane, so its signal is taken after its puts.
+ * - post: every lane with work posts while it has credit, operations (the device's queue) and
+ *   bytes. One operation larger than the byte credit goes when the lane is empty. Lanes take
+ *   turns at being first.
+ * - poll: the net says how many of a lane's oldest operations are complete; the ring says which
+ *   commands those are.
+ * - arrivals: a counted write is reported after its data can be read. A data write of counter c
+ *   arrives as c, a header as counters + c, so the header's memory is read only after its own
+ *   arrival was reported, in whatever order the network delivers.
  *
- * The counted batch is complete when its header is there and the count has reached header.writes, which counts the
- * header itself. Count and header flag are cleared before the word is stored with release, and the source reuses a
- * counter only after it knows that the word was seen: so no arrival of the next batch can be counted to this one.
- * Signals of a lane are published in the order in which they were queued, as the ordered form does by itself: a word
- * may name the epoch through which all is there, and two batches with counters of their own may be complete in either
+ * The counted batch is complete when its header is there and the count has reached header.writes,
+ * which counts the header itself. Count and header flag are cleared before the word is stored with
+ * release, and the source reuses a counter only after it knows that the word was seen: so no
+ * arrival of the next batch can be counted to this one. Signals of a lane are published in the
+ * order in which they were queued, as the ordered form does by itself: a word may name the epoch
+ * through which all is there, and two batches with counters of their own may be complete in either
  * order. A batch that is complete too early is held; its header stays in the table.
  */
 #include "config.h"
@@ -42,7 +45,7 @@ static uint64_t loop_trace_id(const proxy_part *part, uint64_t seq) {
     return seq | (uint64_t)part->index << 56;
 }
 
-/* ---- take -------------------------------------------------------------------------------------------------------- */
+/* ---- take ------------------------------------------------------------------------------------ */
 
 static void loop_activate(proxy_part *part, int peer, int lane) {
     proxy_lane *l = &part->peers[peer].lanes[lane];
@@ -53,13 +56,14 @@ static void loop_activate(proxy_part *part, int peer, int lane) {
     }
 }
 
-/* Counts for the header; a signal whose number of puts is not what was queued is a defect that would lose or never
- * complete a batch. */
+/* Counts for the header; a signal whose number of puts is not what was queued is a defect that
+ * would lose or never complete a batch. */
 static int loop_count(proxy_part *part, proxy_peer *peer, proxy_work *work) {
     mpix_request *r = &work->request;
     proxy_tx *tx;
 
-    if (r->op == MPIX_CMD_READ || r->op == MPIX_CMD_ADD || r->op == MPIX_CMD_WORD || r->counter == MPIX_CMD_UNCOUNTED)
+    if (r->op == MPIX_CMD_READ || r->op == MPIX_CMD_ADD || r->op == MPIX_CMD_WORD ||
+        r->counter == MPIX_CMD_UNCOUNTED)
         return 0;
     tx = &peer->tx[r->counter];
     if (r->op == MPIX_CMD_PUT || r->op == MPIX_CMD_WRITE) {
@@ -69,8 +73,8 @@ static int loop_count(proxy_part *part, proxy_peer *peer, proxy_work *work) {
     }
     if (r->writes != tx->puts) {
         char text[128];
-        snprintf(text, sizeof text, "a signal that ends %u puts follows %u (counter %u)", r->writes, tx->puts,
-                 r->counter);
+        snprintf(text, sizeof text, "a signal that ends %u puts follows %u (counter %u)", r->writes,
+                 tx->puts, r->counter);
         proxy_latch(part, r->peer, MPIX_ERRK_INTERNAL, r->lane, text);
         return -1;
     }
@@ -85,7 +89,8 @@ static uint64_t loop_op_bytes(const proxy_part *part, const mpix_request *reques
     return request->op == MPIX_CMD_READ ? part->read_op : part->max_op;
 }
 
-/* A command of a failed peer is dropped: it was told to nobody as complete, and nobody will post it. */
+/* A command of a failed peer is dropped: it was told to nobody as complete, and nobody
+ * will post it. */
 void proxy_queue_request(proxy_part *part, const mpix_request *request, uint64_t seq) {
     proxy_peer *peer = &part->peers[request->peer];
     proxy_lane *lane = &peer->lanes[request->lane];
@@ -104,7 +109,8 @@ void proxy_queue_request(proxy_part *part, const mpix_request *request, uint64_t
     if (part->counted && loop_count(part, peer, work))
         return;
     lane->head++;
-    mpix_trace_begin("proxy", loop_name(request->op), loop_trace_id(part, seq), request->peer, (int64_t)request->len);
+    mpix_trace_begin("proxy", loop_name(request->op), loop_trace_id(part, seq), request->peer,
+                     (int64_t)request->len);
     loop_activate(part, request->peer, request->lane);
 }
 
@@ -116,7 +122,8 @@ static int loop_take(proxy_part *part) {
     for (int i = 0; i < n; i++) {
         if (mpix_cmd_op(&cmds[i]) == MPIX_CMD_DESC) {
             uint32_t index = mpix_cmd_desc(&cmds[i]);
-            proxy_queue_request(part, &part->descs.table[index].request, position + (uint64_t)i + 1);
+            proxy_queue_request(part, &part->descs.table[index].request,
+                                position + (uint64_t)i + 1);
             mpix_descs_put(&part->descs, index);
         } else {
             mpix_request request;
@@ -127,7 +134,7 @@ static int loop_take(proxy_part *part) {
     return n;
 }
 
-/* ---- post -------------------------------------------------------------------------------------------------------- */
+/* ---- post ------------------------------------------------------------------------------------ */
 
 /* Length of operation i of a command. */
 static uint64_t loop_op_len(const proxy_part *part, const proxy_work *work, uint32_t i) {
@@ -137,7 +144,8 @@ static uint64_t loop_op_len(const proxy_part *part, const proxy_work *work, uint
 }
 
 /* Memory is named by the net's handles. */
-static void loop_handle_op(const proxy_part *part, const proxy_work *work, uint32_t i, mpix_net_op *op) {
+static void loop_handle_op(const proxy_part *part, const proxy_work *work, uint32_t i,
+                           mpix_net_op *op) {
     const mpix_request *r = &work->request;
     static const int kinds[] = {MPIX_NET_WRITE, MPIX_NET_READ, MPIX_NET_ADD, MPIX_NET_WORD};
     uint64_t at = (uint64_t)i * loop_op_bytes(part, r);
@@ -149,11 +157,14 @@ static void loop_handle_op(const proxy_part *part, const proxy_work *work, uint3
     op->roff = r->roff + at;
     op->len = loop_op_len(part, work, i);
     op->value = r->value;
-    op->counter = r->op == MPIX_CMD_WRITE && part->counted && r->counter != MPIX_CMD_UNCOUNTED ? (int64_t)r->counter : -1;
+    op->counter = r->op == MPIX_CMD_WRITE && part->counted && r->counter != MPIX_CMD_UNCOUNTED
+                      ? (int64_t)r->counter
+                      : -1;
 }
 
 /* The word's place in our part of the peer's table; the mirror entry was filled before. */
-static void loop_header_op(proxy_part *part, proxy_peer *peer, const proxy_work *work, mpix_net_op *op) {
+static void loop_header_op(proxy_part *part, proxy_peer *peer, const proxy_work *work,
+                           mpix_net_op *op) {
     const mpix_request *r = &work->request;
     proxy_header *header = proxy_mirror(part, peer, r->counter);
 
@@ -167,12 +178,14 @@ static void loop_header_op(proxy_part *part, proxy_peer *peer, const proxy_work 
     op->mem = part->mem[PROXY_TABLE_WINDOW];
     op->local = header;
     op->rmem = peer->rmem[PROXY_TABLE_WINDOW];
-    op->roff = ((uint64_t)peer->remote_slot * (uint64_t)part->counters + r->counter) * sizeof *header;
+    op->roff = ((uint64_t)peer->remote_slot * (uint64_t)part->counters + r->counter) *
+               sizeof *header;
     op->len = sizeof *header;
     op->counter = (int64_t)part->counters + r->counter;
 }
 
-static void loop_make_op(proxy_part *part, proxy_peer *peer, const proxy_work *work, uint32_t i, mpix_net_op *op) {
+static void loop_make_op(proxy_part *part, proxy_peer *peer, const proxy_work *work, uint32_t i,
+                         mpix_net_op *op) {
     const mpix_request *r = &work->request;
 
     *op = (mpix_net_op){.peer = r->peer, .lane = r->lane, .counter = -1};
@@ -198,8 +211,8 @@ static void loop_make_op(proxy_part *part, proxy_peer *peer, const proxy_work *w
 }
 
 /*
- * The operations that may go now, in order. A header waits until the last one from the same place of the mirror is
- * complete: its data must not change while the network may send them (again).
+ * The operations that may go now, in order. A header waits until the last one from the same place
+ * of the mirror is complete: its data must not change while the network may send them (again).
  */
 static int loop_gather(proxy_part *part, proxy_peer *peer, proxy_lane *lane, mpix_net_op *ops) {
     uint64_t bytes = lane->bytes;
@@ -213,7 +226,8 @@ static int loop_gather(proxy_part *part, proxy_peer *peer, proxy_lane *lane, mpi
             uint64_t len = loop_op_len(part, work, i);
             if (work->request.fence && lane->ops + (uint32_t)n > 0)
                 return n;
-            if (lane->ops + (uint32_t)n >= part->credit_ops || (bytes > 0 && bytes + len > credit) ||
+            if (lane->ops + (uint32_t)n >= part->credit_ops ||
+                (bytes > 0 && bytes + len > credit) ||
                 (header && peer->tx[work->request.counter].header_open))
                 return n;
             loop_make_op(part, peer, work, i, &ops[n++]);
@@ -226,8 +240,8 @@ static int loop_gather(proxy_part *part, proxy_peer *peer, proxy_lane *lane, mpi
 }
 
 /* The first n gathered operations were posted; headers among the rest give their places back. */
-static void loop_account(proxy_part *part, proxy_peer *peer, proxy_lane *lane, const mpix_net_op *ops, int gathered,
-                         int n) {
+static void loop_account(proxy_part *part, proxy_peer *peer, proxy_lane *lane,
+                         const mpix_net_op *ops, int gathered, int n) {
     uint64_t bytes = 0, seq = 0;
 
     for (int i = 0; i < n; i++) {
@@ -247,9 +261,11 @@ static void loop_account(proxy_part *part, proxy_peer *peer, proxy_lane *lane, c
         if (ops[i].counter >= part->counters)
             peer->tx[ops[i].counter - part->counters].header_open = 0;
     /* One writer: a load and a store are enough. */
-    atomic_store_explicit(&peer->messages, atomic_load_explicit(&peer->messages, memory_order_relaxed) + (uint64_t)n,
+    atomic_store_explicit(&peer->messages,
+                          atomic_load_explicit(&peer->messages, memory_order_relaxed) + (uint64_t)n,
                           memory_order_relaxed);
-    atomic_store_explicit(&peer->bytes, atomic_load_explicit(&peer->bytes, memory_order_relaxed) + bytes,
+    atomic_store_explicit(&peer->bytes,
+                          atomic_load_explicit(&peer->bytes, memory_order_relaxed) + bytes,
                           memory_order_relaxed);
 }
 
@@ -289,7 +305,7 @@ static int loop_post(proxy_part *part) {
     return happened;
 }
 
-/* ---- poll -------------------------------------------------------------------------------------------------------- */
+/* ---- poll ------------------------------------------------------------------------------------ */
 
 static void loop_complete(proxy_part *part, const mpix_net_done *done) {
     proxy_peer *peer = &part->peers[done->peer];
@@ -299,7 +315,8 @@ static void loop_complete(proxy_part *part, const mpix_net_done *done) {
     if (atomic_load_explicit(&peer->failed, memory_order_relaxed))
         return;
     if ((uint32_t)done->n > lane->ops) {
-        proxy_latch(part, done->peer, MPIX_ERRK_INTERNAL, done->lane, "more completions than operations");
+        proxy_latch(part, done->peer, MPIX_ERRK_INTERNAL, done->lane,
+                    "more completions than operations");
         return;
     }
     for (int i = 0; i < done->n; i++) {
@@ -319,8 +336,8 @@ static void loop_complete(proxy_part *part, const mpix_net_done *done) {
     lane->ops -= (uint32_t)done->n;
     if (lane->done == first)
         return;
-    /* Release: whoever sees the number may reuse the buffers, and whoever sees the place in the ring may be admitted to
-     * it. */
+    /* Release: whoever sees the number may reuse the buffers, and whoever sees the place in the
+     * ring may be admitted to it. */
     if (seq)
         atomic_store_explicit(&lane->completed, seq, memory_order_release);
     if (gpu_seq)
@@ -346,13 +363,16 @@ static proxy_header *loop_header(const proxy_part *part, const proxy_peer *peer,
     return part->table + (size_t)peer->slot * (size_t)part->counters + counter;
 }
 
-static int loop_header_valid(proxy_part *part, int rank, uint32_t counter, const proxy_header *header) {
+static int loop_header_valid(proxy_part *part, int rank, uint32_t counter,
+                             const proxy_header *header) {
     char text[128];
 
-    if ((int)header->lane < part->nlanes && header->window < MPIX_PROXY_WINDOWS && header->off % 8 == 0 &&
-        part->bytes[header->window] >= 8 && header->off <= part->bytes[header->window] - 8)
+    if ((int)header->lane < part->nlanes && header->window < MPIX_PROXY_WINDOWS &&
+        header->off % 8 == 0 && part->bytes[header->window] >= 8 &&
+        header->off <= part->bytes[header->window] - 8)
         return 1;
-    snprintf(text, sizeof text, "a signal names the word at %" PRIu64 " of window %u on lane %u (counter %u)",
+    snprintf(text, sizeof text,
+             "a signal names the word at %" PRIu64 " of window %u on lane %u (counter %u)",
              (uint64_t)header->off, (unsigned)header->window, (unsigned)header->lane, counter);
     proxy_latch(part, rank, MPIX_ERRK_INTERNAL, 0, text);
     return 0;
@@ -366,8 +386,8 @@ static void loop_publish(proxy_part *part, proxy_peer *peer, uint32_t counter) {
     rx->header = rx->held = 0;
     peer->lanes[header.lane].arrived++;
     /* From here on the source may use the counter, and its place in the table, again. */
-    atomic_store_explicit((_Atomic uint64_t *)(void *)(part->base[header.window] + header.off), header.value,
-                          memory_order_release);
+    atomic_store_explicit((_Atomic uint64_t *)(void *)(part->base[header.window] + header.off),
+                          header.value, memory_order_release);
     part->publish = 1;
 }
 
@@ -379,7 +399,8 @@ static void loop_publish_held(proxy_part *part, proxy_peer *peer, uint32_t lane)
         again = 0;
         for (uint32_t c = 0; c < (uint32_t)part->counters && peer->lanes[lane].held > 0; c++) {
             const proxy_header *header = loop_header(part, peer, c);
-            if (peer->rx[c].held && header->lane == lane && header->turn == peer->lanes[lane].arrived) {
+            if (peer->rx[c].held && header->lane == lane &&
+                header->turn == peer->lanes[lane].arrived) {
                 peer->lanes[lane].held--;
                 loop_publish(part, peer, c);
                 again = 1;
@@ -400,7 +421,8 @@ static void loop_arrive(proxy_part *part, const mpix_net_arrival *arrival) {
         return;
     }
     if (!peer->rx || counter >= counters) {
-        proxy_latch(part, arrival->peer, MPIX_ERRK_INTERNAL, 0, "a write arrived with a counter that does not exist");
+        proxy_latch(part, arrival->peer, MPIX_ERRK_INTERNAL, 0,
+                    "a write arrived with a counter that does not exist");
         return;
     }
     rx = &peer->rx[counter];

@@ -1,9 +1,10 @@
 /*
  * proxy_part.c - a part of a proxy: creation in agreed stages, windows, the end.
  *
- * Creation: what this rank can do alone (memory, queues); the net is opened; addresses are exchanged and connected; what
- * the nets can do decides the form of signals; the counter table is registered. Every stage ends in agreement, so either
- * all ranks have the part or none, and the error names the rank that failed.
+ * Creation: what this rank can do alone (memory, queues); the net is opened; addresses are
+ * exchanged and connected; what the nets can do decides the form of signals; the counter table is
+ * registered. Every stage ends in agreement, so either all ranks have the part or none, and the
+ * error names the rank that failed.
  */
 #include "config.h"
 
@@ -31,7 +32,7 @@ static uint32_t proxy_pow2(uint32_t n) {
     return p;
 }
 
-/* ---- alone ------------------------------------------------------------------------------------------------------- */
+/* ---- alone ----------------------------------------------------------------------------------- */
 
 /* With fewer lanes than others to this peer, the last one has no ring and is never named. */
 static int proxy_new_peer(proxy_part *part, int rank, proxy_peer *peer) {
@@ -39,13 +40,17 @@ static int proxy_new_peer(proxy_part *part, int rank, proxy_peer *peer) {
 
     peer->lanes = aligned_alloc(_Alignof(proxy_lane), lanes_bytes);
     if (!peer->lanes)
-        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the %d lanes of a proxied peer", part->nlanes);
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the %d lanes of a proxied peer",
+                         part->nlanes);
     memset(peer->lanes, 0, lanes_bytes);
     peer->memory += lanes_bytes;
-    for (int i = 0; i < part->nlanes && proxy_lane_of(part->whole, part->index, rank, i) < part->whole->nlanes; i++) {
+    for (int i = 0;
+         i < part->nlanes && proxy_lane_of(part->whole, part->index, rank, i) < part->whole->nlanes;
+         i++) {
         peer->lanes[i].ring = calloc(part->depth, sizeof *peer->lanes[i].ring);
         if (!peer->lanes[i].ring)
-            return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %u commands of a lane (mpix_ep_proxy_depth)",
+            return mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                             "no memory for %u commands of a lane (mpix_ep_proxy_depth)",
                              part->depth);
         peer->memory += part->depth * sizeof *peer->lanes[i].ring;
     }
@@ -68,11 +73,13 @@ static int proxy_new_peers(proxy_part *part, const unsigned char *want) {
     if (kind)
         return kind;
     part->active = calloc((size_t)part->npeers * (size_t)part->nlanes + 1, sizeof *part->active);
-    return part->active ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the list of %d peers", part->npeers);
+    return part->active ? 0
+                        : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the list of %d peers",
+                                    part->npeers);
 }
 
-static int proxy_new(mpix_proxy *whole, int index, const mpix_params *params, const unsigned char *want, int counters,
-                     mpix_doorbell *bell) {
+static int proxy_new(mpix_proxy *whole, int index, const mpix_params *params,
+                     const unsigned char *want, int counters, mpix_doorbell *bell) {
     proxy_part *part = aligned_alloc(_Alignof(proxy_part), sizeof *part);
     int kind;
 
@@ -97,15 +104,16 @@ static int proxy_new(mpix_proxy *whole, int index, const mpix_params *params, co
     return kind;
 }
 
-/* ---- together ---------------------------------------------------------------------------------------------------- */
+/* ---- together -------------------------------------------------------------------------------- */
 
 static int proxy_open(proxy_part *part, const mpix_params *params, const unsigned char *want) {
     const mpix_net_ops *ops = mpix_net_find(part->whole->net_name);
 
     if (!ops)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "mpix_ep_transport",
-                         "transport %s is not known, or not in this build; mpix_ep_transport takes %s", part->whole->net_name,
-                         mpix_net_names(1));
+        return mpix_fail(
+            MPIX_ERRK_UNSUPPORTED, "mpix_ep_transport",
+            "transport %s is not known, or not in this build; mpix_ep_transport takes %s",
+            part->whole->net_name, mpix_net_names(1));
     return ops->open(part->boot, params, want, &part->net);
 }
 
@@ -118,26 +126,28 @@ static int proxy_form(proxy_part *part, const mpix_params *params, const proxy_o
         const proxy_offer *offer = &offers[r];
         if (offer->lanes < part->nlanes)
             return mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, r, boot->hostnames[r],
-                                  "%s on rank %d has at most %d lanes, mpix_ep_lanes=%d", part->whole->net_name, r,
-                                  offer->lanes, params->lanes);
+                                  "%s on rank %d has at most %d lanes, mpix_ep_lanes=%d",
+                                  part->whole->net_name, r, offer->lanes, params->lanes);
         if (!offer->ordered)
             unordered = r;
         if (!offer->counted || (uint64_t)offer->max_counter < 2 * (uint64_t)part->counters)
             uncounted = r;
     }
-    part->counted = params->signal == MPIX_SIGNAL_COUNTED || (params->signal == MPIX_SIGNAL_AUTO && unordered >= 0);
+    part->counted = params->signal == MPIX_SIGNAL_COUNTED ||
+                    (params->signal == MPIX_SIGNAL_AUTO && unordered >= 0);
     if (!part->counted && unordered >= 0)
-        return mpix_fail_peer(
-            MPIX_ERRK_UNSUPPORTED, unordered, boot->hostnames[unordered],
-            "mpix_ep_signal=ordered, but %s on rank %d does not keep order: %s; auto or counted would work",
-            part->whole->net_name, unordered, offers[unordered].why);
+        return mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, unordered, boot->hostnames[unordered],
+                              "mpix_ep_signal=ordered, but %s on rank %d does not keep order: %s; "
+                              "auto or counted would work",
+                              part->whole->net_name, unordered, offers[unordered].why);
     if (part->counted && uncounted >= 0)
-        return mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, uncounted, boot->hostnames[uncounted],
-                              "counted signals of %s on rank %d have %u counters, %d are needed; %s", part->whole->net_name,
-                              uncounted, offers[uncounted].counted ? offers[uncounted].max_counter : 0,
-                              2 * part->counters,
-                              params->signal == MPIX_SIGNAL_COUNTED ? "mpix_ep_signal=counted asks for them"
-                                                                    : "the network does not keep order");
+        return mpix_fail_peer(
+            MPIX_ERRK_UNSUPPORTED, uncounted, boot->hostnames[uncounted],
+            "counted signals of %s on rank %d have %u counters, %d are needed; %s",
+            part->whole->net_name, uncounted,
+            offers[uncounted].counted ? offers[uncounted].max_counter : 0, 2 * part->counters,
+            params->signal == MPIX_SIGNAL_COUNTED ? "mpix_ep_signal=counted asks for them"
+                                                  : "the network does not keep order");
     return 0;
 }
 
@@ -145,11 +155,14 @@ static void proxy_limits(proxy_part *part, const mpix_params *params) {
     const mpix_net_caps *caps = &part->net->caps;
 
     part->max_op = params->max_op && params->max_op < caps->max_op ? params->max_op : caps->max_op;
-    part->credit_ops =
-        params->credit_ops && params->credit_ops < caps->depth ? (uint32_t)params->credit_ops : (uint32_t)caps->depth;
+    part->credit_ops = params->credit_ops && params->credit_ops < caps->depth
+                           ? (uint32_t)params->credit_ops
+                           : (uint32_t)caps->depth;
     part->credit_bytes = params->credit_bytes ? params->credit_bytes : UINT64_MAX / 4;
     part->read_op = caps->read_op && caps->read_op < part->max_op ? caps->read_op : part->max_op;
-    part->read_bytes = caps->read_bytes && caps->read_bytes < part->credit_bytes ? caps->read_bytes : part->credit_bytes;
+    part->read_bytes = caps->read_bytes && caps->read_bytes < part->credit_bytes
+                           ? caps->read_bytes
+                           : part->credit_bytes;
 }
 
 /* Blobs of all peers; each begins with the place that the peer has in our counter table. */
@@ -160,7 +173,8 @@ static int proxy_connect(proxy_part *part) {
     int kind = 0, failed;
 
     if (!send || !recv)
-        kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the addresses of %d ranks", part->size);
+        kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the addresses of %d ranks",
+                         part->size);
     for (int r = 0; r < part->size && !kind; r++)
         if (part->peers[r].lanes) {
             memcpy(send + bytes * (size_t)r, &part->peers[r].slot, sizeof(uint32_t));
@@ -186,7 +200,8 @@ free_blobs:
     return kind;
 }
 
-/* For the counted form: counters, and the table with its mirror, registered as a window of its own. */
+/* For the counted form: counters, and the table with its mirror, registered as a
+ * window of its own. */
 static int proxy_table(proxy_part *part) {
     size_t n = (size_t)part->npeers * (size_t)part->counters;
     void *table = NULL;
@@ -201,7 +216,8 @@ static int proxy_table(proxy_part *part) {
         peer->tx = calloc((size_t)part->counters + 1, sizeof *peer->tx);
         peer->rx = calloc((size_t)part->counters + 1, sizeof *peer->rx);
         if (!peer->tx || !peer->rx)
-            kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d counters of a proxied peer", part->counters);
+            kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d counters of a proxied peer",
+                             part->counters);
         peer->memory += ((size_t)part->counters + 1) * (sizeof *peer->tx + sizeof *peer->rx) +
                         2 * (size_t)part->counters * sizeof *part->table;
     }
@@ -209,18 +225,22 @@ static int proxy_table(proxy_part *part) {
     if (!kind && n > 0)
         kind = mpix_mem_shared_alloc(part->table_bytes, &table);
     part->table = table;
-    failed = proxy_part_window(part, PROXY_TABLE_WINDOW, table, table ? part->table_bytes : 0); /* agrees; kind is agreed on below */
+    /* agrees; kind is agreed on below */
+    failed = proxy_part_window(part, PROXY_TABLE_WINDOW, table, table ? part->table_bytes : 0);
     return mpix_boot_agree(part->boot, kind ? kind : failed);
 }
 
 /* After the connection, for what a peer's device can do counts too. */
 static int proxy_agree_form(proxy_part *part, const mpix_params *params) {
     const mpix_net_caps *caps = &part->net->caps;
-    proxy_offer offer = {
-        .lanes = caps->lanes, .ordered = caps->ordered, .counted = caps->counted, .max_counter = caps->max_counter};
+    proxy_offer offer = {.lanes = caps->lanes,
+                         .ordered = caps->ordered,
+                         .counted = caps->counted,
+                         .max_counter = caps->max_counter};
     proxy_offer *offers = calloc((size_t)part->size, sizeof *offers);
-    int kind =
-        offers ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the capabilities of %d ranks", part->size);
+    int kind = offers ? 0
+                      : mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                                  "no memory for the capabilities of %d ranks", part->size);
 
     kind = mpix_boot_agree(part->boot, kind);
     if (kind)
@@ -234,8 +254,8 @@ free_offers:
     return kind;
 }
 
-int proxy_part_create(mpix_proxy *whole, int index, const mpix_params *params, const unsigned char *want, int counters,
-                      mpix_doorbell *bell) {
+int proxy_part_create(mpix_proxy *whole, int index, const mpix_params *params,
+                      const unsigned char *want, int counters, mpix_doorbell *bell) {
     int kind = mpix_boot_agree(whole->boot, proxy_new(whole, index, params, want, counters, bell));
     proxy_part *part = whole->part[index];
 
@@ -251,7 +271,7 @@ int proxy_part_create(mpix_proxy *whole, int index, const mpix_params *params, c
     return proxy_table(part);
 }
 
-/* ---- windows ----------------------------------------------------------------------------------------------------- */
+/* ---- windows --------------------------------------------------------------------------------- */
 
 void proxy_part_window_drop(proxy_part *part, int window) {
     const mpix_net_ops *ops = part->net->ops;
@@ -270,7 +290,8 @@ void proxy_part_window_drop(proxy_part *part, int window) {
 }
 
 /* Registers this rank's part and describes it in blob: the size, then the net's key. */
-static int proxy_window_register(proxy_part *part, int window, void *base, size_t bytes, char *blob) {
+static int proxy_window_register(proxy_part *part, int window, void *base, size_t bytes,
+                                 char *blob) {
     const mpix_net_ops *ops = part->net->ops;
     uint64_t size = bytes;
     int kind;
@@ -278,7 +299,8 @@ static int proxy_window_register(proxy_part *part, int window, void *base, size_
     if (window < 0 || window >= MPIX_PROXY_WINDOWS)
         return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "window %d of %d", window, MPIX_PROXY_WINDOWS);
     if (bytes > (size_t)PTRDIFF_MAX)
-        return mpix_fail(MPIX_ERRK_ARG, "bytes", "a window of %zu bytes is larger than the address space", bytes);
+        return mpix_fail(MPIX_ERRK_ARG, "bytes",
+                         "a window of %zu bytes is larger than the address space", bytes);
     if (bytes == 0)
         return 0;
     kind = ops->mem_reg(part->net, base, bytes, &part->mem[window]);
@@ -309,24 +331,28 @@ static int proxy_window_open(proxy_part *part, int window, const char *blobs, si
 }
 
 /*
- * The thread's turns stay out while the net registers and the tables change; commands that name the window come after
- * it, and arrivals that name it are sent only after the agreement.
+ * The thread's turns stay out while the net registers and the tables change; commands that name the
+ * window come after it, and arrivals that name it are sent only after the agreement.
  */
 int proxy_part_window(proxy_part *part, int window, void *base, size_t bytes) {
     size_t blob_bytes = sizeof(uint64_t) + part->net->ops->key_bytes;
     char *blobs = calloc((size_t)part->size + 1, blob_bytes);
-    int kind = blobs ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the keys of %d ranks", part->size);
+    int kind = blobs ? 0
+                     : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the keys of %d ranks",
+                                 part->size);
 
     if (!kind) {
         proxy_lock(part);
         if (window >= 0 && window < MPIX_PROXY_WINDOWS)
             proxy_part_window_drop(part, window);
-        kind = proxy_window_register(part, window, base, bytes, blobs + blob_bytes * (size_t)part->size);
+        kind = proxy_window_register(part, window, base, bytes,
+                                     blobs + blob_bytes * (size_t)part->size);
         proxy_unlock(part);
     }
     kind = mpix_boot_agree(part->boot, kind);
     if (!kind)
-        kind = mpix_boot_allgather(part->boot, blobs + blob_bytes * (size_t)part->size, blob_bytes, blobs);
+        kind = mpix_boot_allgather(part->boot, blobs + blob_bytes * (size_t)part->size, blob_bytes,
+                                   blobs);
     if (!kind) {
         proxy_lock(part);
         kind = proxy_window_open(part, window, blobs, blob_bytes);
@@ -342,7 +368,7 @@ int proxy_part_window(proxy_part *part, int window, void *base, size_t bytes) {
     return kind;
 }
 
-/* ---- the end ----------------------------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 int proxy_part_end(proxy_part *part) {
     int kind = 0;

@@ -1,15 +1,16 @@
 /*
- * proxy_queue.c - the producers' side: puts and signals are checked, admitted to their lane, and queued. Any number of
- * threads.
+ * proxy_queue.c - the producers' side: puts and signals are checked, admitted to their lane, and
+ * queued. Any number of threads.
  *
- * Admission. A lane's ring in the proxy holds `depth` commands from the time they are taken to the time they are
- * complete. A producer enters only while fewer than that are between its admission and their completion, so the proxy
- * can always take what is in the FIFO: a lane without credit, or a peer that does not answer, never holds up the
- * commands for others behind it.
+ * Admission. A lane's ring in the proxy holds `depth` commands from the time they are taken to the
+ * time they are complete. A producer enters only while fewer than that are between its admission
+ * and their completion, so the proxy can always take what is in the FIFO: a lane without credit, or
+ * a peer that does not answer, never holds up the commands for others behind it.
  *
- * Numbers. A command's number is its position in the FIFO of its lane's part, plus one. Positions are the order in which commands are
- * taken, and a lane completes in that order; so "all of this lane up to number n" means the same to all producers, with
- * no counter that would have to be increased together with the push.
+ * Numbers. A command's number is its position in the FIFO of its lane's part, plus one. Positions
+ * are the order in which commands are taken, and a lane completes in that order; so "all of this
+ * lane up to number n" means the same to all producers, with no counter that would have to be
+ * increased together with the push.
  */
 #include "config.h"
 
@@ -18,9 +19,9 @@
 #include "proxy/proxy_internal.h"
 
 /*
- * admitted counts before retired is compared, so two producers can't take the last place both. A copy of retired that
- * is too low refuses too early, and then the real one is read. Acquire: what the retired command occupied is free for
- * us.
+ * admitted counts before retired is compared, so two producers can't take the last place both. A
+ * copy of retired that is too low refuses too early, and then the real one is read. Acquire: what
+ * the retired command occupied is free for us.
  */
 int proxy_admit(proxy_part *part, proxy_lane *lane, uint64_t n) {
     uint64_t admitted = atomic_load_explicit(&lane->admitted, memory_order_relaxed);
@@ -33,8 +34,8 @@ int proxy_admit(proxy_part *part, proxy_lane *lane, uint64_t n) {
             if ((int64_t)(admitted + n - retired) > (int64_t)part->depth)
                 return 0;
         }
-    } while (!atomic_compare_exchange_weak_explicit(&lane->admitted, &admitted, admitted + n, memory_order_relaxed,
-                                                    memory_order_relaxed));
+    } while (!atomic_compare_exchange_weak_explicit(&lane->admitted, &admitted, admitted + n,
+                                                    memory_order_relaxed, memory_order_relaxed));
     return 1;
 }
 
@@ -68,10 +69,12 @@ leave:
     return 0;
 }
 
-static int queue_refuse(const char *what, int peer, int lane, int win, uint64_t off, uint64_t len, uint64_t limit) {
+static int queue_refuse(const char *what, int peer, int lane, int win, uint64_t off, uint64_t len,
+                        uint64_t limit) {
     return -mpix_fail(MPIX_ERRK_INTERNAL, NULL,
-                      "%s: rank %d lane %d window %d: [%" PRIu64 ", + %" PRIu64 ") of %" PRIu64 " bytes", what, peer,
-                      lane, win, off, len, limit);
+                      "%s: rank %d lane %d window %d: [%" PRIu64 ", + %" PRIu64 ") of %" PRIu64
+                      " bytes",
+                      what, peer, lane, win, off, len, limit);
 }
 
 /* The kind with which commands for a lost peer are refused, 0: it is not lost. */
@@ -84,27 +87,33 @@ static int queue_failed(const mpix_proxy *proxy, int peer) {
     return lost->failed;
 }
 
-/* 0, or -kind: a range that does not exist (a defect of the library), or the peer's failure. *out: the lane's part. */
-static int queue_check(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff, uint64_t len, uint32_t counter, int last,
-                       proxy_part **out) {
-    proxy_part *part = lane < 0 || peer < 0 ? proxy->part[0] : proxy->part[proxy_part_of(proxy, peer, lane)];
+/* 0, or -kind: a range that does not exist (a defect of the library), or the peer's failure. *out:
+ * the lane's part. */
+static int queue_check(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff, uint64_t len,
+                       uint32_t counter, int last, proxy_part **out) {
+    proxy_part *part = lane < 0 || peer < 0 ? proxy->part[0]
+                                            : proxy->part[proxy_part_of(proxy, peer, lane)];
     const proxy_peer *p;
 
     *out = part;
-    if (peer < 0 || peer >= proxy->size || (lane >= 0 && lane < proxy->nlanes && !part->peers[peer].lanes))
-        return -mpix_fail(MPIX_ERRK_INTERNAL, NULL, "a command for rank %d, which the proxy does not reach", peer);
+    if (peer < 0 || peer >= proxy->size ||
+        (lane >= 0 && lane < proxy->nlanes && !part->peers[peer].lanes))
+        return -mpix_fail(MPIX_ERRK_INTERNAL, NULL,
+                          "a command for rank %d, which the proxy does not reach", peer);
     p = &part->peers[peer];
-    if (lane < 0 || lane >= proxy->nlanes || rwin < 0 || rwin >= MPIX_PROXY_WINDOWS || !p->rmem[rwin] ||
-        len > p->rbytes[rwin] || roff > p->rbytes[rwin] - len)
+    if (lane < 0 || lane >= proxy->nlanes || rwin < 0 || rwin >= MPIX_PROXY_WINDOWS ||
+        !p->rmem[rwin] || len > p->rbytes[rwin] || roff > p->rbytes[rwin] - len)
         return queue_refuse("remote side of a command", peer, lane, rwin, roff, len,
                             rwin >= 0 && rwin < MPIX_PROXY_WINDOWS ? p->rbytes[rwin] : 0);
     if (part->counted && counter >= (uint32_t)part->counters)
         return -mpix_fail(MPIX_ERRK_INTERNAL, NULL, "counter %u of %d", counter, part->counters);
-    return last && !atomic_load_explicit(&p->broken, memory_order_relaxed) ? 0 : -queue_failed(proxy, peer);
+    return last && !atomic_load_explicit(&p->broken, memory_order_relaxed)
+               ? 0
+               : -queue_failed(proxy, peer);
 }
 
-int mpix_proxy_put(mpix_proxy *proxy, int peer, int lane, int lwin, uint64_t loff, int rwin, uint64_t roff,
-                   uint64_t len, uint32_t counter, uint64_t *seq) {
+int mpix_proxy_put(mpix_proxy *proxy, int peer, int lane, int lwin, uint64_t loff, int rwin,
+                   uint64_t roff, uint64_t len, uint32_t counter, uint64_t *seq) {
     proxy_part *part;
     int kind = queue_check(proxy, peer, lane, rwin, roff, len, counter, 0, &part);
     mpix_request r;
@@ -128,8 +137,9 @@ int mpix_proxy_put(mpix_proxy *proxy, int peer, int lane, int lwin, uint64_t lof
 }
 
 /* last: whether the object was abandoned does not matter. */
-static int queue_signal(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff, uint64_t value, uint32_t counter, uint32_t writes,
-                        int last, uint64_t *seq) {
+static int queue_signal(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff,
+                        uint64_t value, uint32_t counter, uint32_t writes, int last,
+                        uint64_t *seq) {
     proxy_part *part;
     int kind = queue_check(proxy, peer, lane, rwin, roff, 8, counter, last, &part);
     mpix_request r;
@@ -152,12 +162,13 @@ static int queue_signal(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_
     return queue_push(part, &r, seq);
 }
 
-int mpix_proxy_signal(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff, uint64_t value, uint32_t counter,
-                      uint32_t writes, uint64_t *seq) {
+int mpix_proxy_signal(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff,
+                      uint64_t value, uint32_t counter, uint32_t writes, uint64_t *seq) {
     return queue_signal(proxy, peer, lane, rwin, roff, value, counter, writes, 0, seq);
 }
 
-int mpix_proxy_last_word(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff, uint64_t value, uint32_t counter) {
+int mpix_proxy_last_word(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff,
+                         uint64_t value, uint32_t counter) {
     uint64_t seq;
 
     return queue_signal(proxy, peer, lane, rwin, roff, value, counter, 0, 1, &seq);
@@ -190,11 +201,13 @@ uint64_t mpix_proxy_handed(const mpix_proxy *proxy, int peer, int lane) {
 
     if (part->threaded)
         return UINT64_MAX;
-    return atomic_load_explicit(part->net->caps.posted_lands ? &l->posted_seq : &l->completed, memory_order_acquire);
+    return atomic_load_explicit(part->net->caps.posted_lands ? &l->posted_seq : &l->completed,
+                                memory_order_acquire);
 }
 
 uint64_t mpix_proxy_completed(const mpix_proxy *proxy, int peer, int lane) {
     const proxy_part *part = proxy->part[proxy_part_of(proxy, peer, lane)];
 
-    return atomic_load_explicit(&part->peers[peer].lanes[proxy_lane_in_part(proxy, lane)].completed, memory_order_acquire);
+    return atomic_load_explicit(&part->peers[peer].lanes[proxy_lane_in_part(proxy, lane)].completed,
+                                memory_order_acquire);
 }

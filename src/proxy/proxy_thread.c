@@ -1,13 +1,14 @@
 /*
  * proxy_thread.c - a part's own thread: turns while there is work, then spins, yields, and sleeps.
  *
- * Sleep. The thread announces itself (sleeping = 1), fences, arms the net, makes one more turn, and only if that did
- * nothing polls the net's descriptor and its eventfd. A producer queues its command, fences, and writes the eventfd if
- * it sees the announcement. Both put a sequentially consistent fence between their store and their load: either the
- * producer sees the announcement, and the eventfd ends the sleep, or the thread's last turn sees the command. What
- * arrives from the network after the net was armed makes its descriptor readable. A sleep is bounded all the same, for
- * what no descriptor tells: a queue at the peer that has room again, the death of a process; and it is short where
- * kernels queue commands, for they can't make system calls.
+ * Sleep. The thread announces itself (sleeping = 1), fences, arms the net, makes one more turn, and
+ * only if that did nothing polls the net's descriptor and its eventfd. A producer queues its
+ * command, fences, and writes the eventfd if it sees the announcement. Both put a sequentially
+ * consistent fence between their store and their load: either the producer sees the announcement,
+ * and the eventfd ends the sleep, or the thread's last turn sees the command. What arrives from the
+ * network after the net was armed makes its descriptor readable. A sleep is bounded all the same,
+ * for what no descriptor tells: a queue at the peer that has room again, the death of a process;
+ * and it is short where kernels queue commands, for they can't make system calls.
  */
 #include "config.h"
 
@@ -33,10 +34,11 @@ enum {
     THREAD_YIELD_NS = 200000, /* then others may have the core */
     THREAD_SLICE_NS = 100000, /* the shortest there is */
     THREAD_SLEEP_MS = 50,     /* nothing to do */
-    THREAD_BLOCKED_MS = 1,    /* work that the net does not take now, a net without a descriptor, or kernels, which can't wake anybody */
+    THREAD_BLOCKED_MS = 1,    /* work that the net does not take now, a net without a descriptor, or
+                               * kernels, which can't wake anybody */
     THREAD_GPU_US = 50,       /* the same, as long as kernels have queued something in the last */
     THREAD_GPU_BUSY_MS = 20,
-    THREAD_SPINS = 64         /* turns between two looks at the clock */
+    THREAD_SPINS = 64 /* turns between two looks at the clock */
 };
 
 static inline void thread_relax(void) {
@@ -48,8 +50,9 @@ static inline void thread_relax(void) {
 }
 
 /*
- * Some 0.1 us after a turn that found work. A consumer on the heels of its producer reads the cache line that is being
- * written, which costs both more than it gains: 20 instead of 16 million commands/s between distant cores.
+ * Some 0.1 us after a turn that found work. A consumer on the heels of its producer reads the cache
+ * line that is being written, which costs both more than it gains: 20 instead of 16 million
+ * commands/s between distant cores.
  */
 static void thread_let_produce(void) {
     for (int i = 0; i < 6; i++)
@@ -109,7 +112,9 @@ static void thread_doze(proxy_part *part, uint64_t idle_ns) {
 
     if (!happened && !atomic_load_explicit(&part->stop, memory_order_acquire)) {
         mpix_trace_begin("proxy", "sleep", (uint64_t)(uintptr_t)part, -1, -1);
-        struct timespec nap = {0, gpu && idle_ns < THREAD_GPU_BUSY_MS * 1000000u ? THREAD_GPU_US * 1000 : THREAD_BLOCKED_MS * 1000000};
+        struct timespec nap = {0, gpu && idle_ns < THREAD_GPU_BUSY_MS * 1000000u
+                                      ? THREAD_GPU_US * 1000
+                                      : THREAD_BLOCKED_MS * 1000000};
         (void)(blocked ? ppoll(fds, 2, &nap, NULL) : poll(fds, 2, THREAD_SLEEP_MS));
         mpix_trace_end("proxy", "sleep", (uint64_t)(uintptr_t)part);
     }
@@ -125,7 +130,8 @@ static void thread_doze(proxy_part *part, uint64_t idle_ns) {
 static void *thread_main(void *arg) {
     proxy_part *part = arg;
     uint64_t idle_since = 0;
-    /* Where a turn is a system call, 64 of them would keep the core from others for longer than it is meant to spin. */
+    /* Where a turn is a system call, 64 of them would keep the core from others for longer than it
+     * is meant to spin. */
     unsigned idle = 0, spins = part->net->caps.target_works ? 1 : THREAD_SPINS;
 
     while (!atomic_load_explicit(&part->stop, memory_order_acquire)) {
@@ -155,10 +161,10 @@ static void *thread_main(void *arg) {
 }
 
 /*
- * A thread that wakes for one command and sleeps again should not wait for the end of another's slice of the core. From
- * Linux 6.12 a thread may ask for short slices of its own, which puts it before others when it wakes (measured: 30 us
- * from the command to its completion, without it 950 us when the scheduler wakes it on the producer's core). Older
- * kernels ignore it.
+ * A thread that wakes for one command and sleeps again should not wait for the end of another's
+ * slice of the core. From Linux 6.12 a thread may ask for short slices of its own, which puts it
+ * before others when it wakes (measured: 30 us from the command to its completion, without it 950
+ * us when the scheduler wakes it on the producer's core). Older kernels ignore it.
  */
 static void thread_ask_short_slices(void) {
 #ifdef SYS_sched_setattr
@@ -182,7 +188,8 @@ typedef struct thread_start {
     int main_pu;
 } thread_start;
 
-/* A rank that is bound to a part of its host knows where it runs, and its helpers get other PUs of that part. */
+/* A rank that is bound to a part of its host knows where it runs, and its helpers get other PUs
+ * of that part. */
 static void *thread_begin(void *arg) {
     const thread_start start = *(thread_start *)arg;
     int pu = mpix_topo_bind_helper(start.main_pu, start.part->index);
@@ -208,11 +215,15 @@ int proxy_thread_start(proxy_part *part, const mpix_params *params) {
         free(start);
         return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "eventfd of the proxy's thread");
     }
-    part->spin_ns = params->spin_us >= 0 ? (uint64_t)params->spin_us * 1000u : crowded ? 0 : THREAD_SPIN_NS;
+    part->spin_ns = params->spin_us >= 0 ? (uint64_t)params->spin_us * 1000u
+                    : crowded            ? 0
+                                         : THREAD_SPIN_NS;
     *start = (thread_start){part, topo->pus < topo->pus_host ? sched_getcpu() : -1};
     part->threaded = 1;
     snprintf(name, sizeof name, "mpixep-proxy%d", part->index);
-    kind = mpix_thread_start(&part->thread, name, "a thread of the proxy (parameters proxy, proxy_threads)", thread_begin, start);
+    kind = mpix_thread_start(&part->thread, name,
+                             "a thread of the proxy (parameters proxy, proxy_threads)",
+                             thread_begin, start);
     if (kind) {
         free(start);
         part->threaded = 0;
@@ -227,7 +238,8 @@ void proxy_thread_stop(proxy_part *part) {
         thread_ring(part);
         pthread_join(part->thread, NULL);
         part->threaded = 0;
-        atomic_store_explicit(&part->stop, 0, memory_order_relaxed); /* another thread may be started */
+        /* another thread may be started */
+        atomic_store_explicit(&part->stop, 0, memory_order_relaxed);
     }
     if (part->wake_fd >= 0)
         close(part->wake_fd);
