@@ -10,7 +10,8 @@ extern const mpix_net_ops mpix_net_chaos, mpix_net_null, mpix_net_shmem, mpix_ne
 extern const mpix_net_ops mpix_net_verbs;
 #endif
 
-/* A transport over another has a name that ends with a colon; the other's follows, and it finds it by itself in params->transport. */
+/* A transport over another has a name that ends with a colon; the other's follows, and it finds it
+ * by itself in params->transport. */
 static const struct {
     const char *name;
     const mpix_net_ops *ops;
@@ -19,17 +20,16 @@ static const struct {
 #ifdef HAVE_VERBS
     {"verbs", &mpix_net_verbs, 0},
 #endif
-    {"ucx", &mpix_net_ucx, 0},
-    {"shmem", &mpix_net_shmem, 0},
-    {"null", &mpix_net_null, 1},
-    {"chaos:", &mpix_net_chaos, 1},
+    {"ucx", &mpix_net_ucx, 0},     {"shmem", &mpix_net_shmem, 0},
+    {"null", &mpix_net_null, 1},   {"chaos:", &mpix_net_chaos, 1},
 };
 
 const mpix_net_ops *mpix_net_find(const char *name) {
     for (size_t i = 0; i < sizeof net_table / sizeof *net_table; i++) {
         size_t len = strlen(net_table[i].name);
-        if (net_table[i].name[len - 1] == ':' ? strncmp(name, net_table[i].name, len) == 0 && mpix_net_find(name + len) != NULL
-                                              : strcmp(name, net_table[i].name) == 0)
+        if (net_table[i].name[len - 1] == ':'
+                ? strncmp(name, net_table[i].name, len) == 0 && mpix_net_find(name + len) != NULL
+                : strcmp(name, net_table[i].name) == 0)
             return net_table[i].ops;
     }
     return NULL;

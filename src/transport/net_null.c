@@ -1,6 +1,6 @@
 /*
- * net_null.c - the transport that completes everything and moves nothing: what the rest costs, for benchmarks and unit
- * tests.
+ * net_null.c - the transport that completes everything and moves nothing: what the rest costs, for
+ * benchmarks and unit tests.
  */
 #include "config.h"
 
@@ -41,7 +41,8 @@ static int null_close(mpix_net *net) {
 
 extern const mpix_net_ops mpix_net_null;
 
-static int null_open(mpix_boot *boot, const mpix_params *params, const unsigned char *want, mpix_net **net) {
+static int null_open(mpix_boot *boot, const mpix_params *params, const unsigned char *want,
+                     mpix_net **net) {
     size_t lanes = (size_t)boot->size * (size_t)params->lanes;
     null_net *n = calloc(1, sizeof *n);
 
@@ -156,16 +157,14 @@ static int null_poll_arrivals(mpix_net *net, mpix_net_arrival *arrivals, int max
     return 0;
 }
 
-/* What was posted is complete at the next poll, and nothing ever arrives: a sleep is ended by commands only, and may be
- * long. */
+/* What was posted is complete at the next poll, and nothing ever arrives: a sleep is ended by
+ * commands only, and may be long. */
 static int null_arm(mpix_net *net, int *fd) {
     *fd = ((null_net *)net)->fd;
     return 0;
 }
 
-static void null_ack(mpix_net *net) {
-    (void)net;
-}
+static void null_ack(mpix_net *net) { (void)net; }
 
 const mpix_net_ops mpix_net_null = {
     .name = "null",

@@ -1,10 +1,11 @@
 /*
- * net_shmem.c - the transport shmem: the proxied protocols between ranks of one host, without a network. This file
- * opens and connects it and handles memory; net_shmem_post.c does the operations.
+ * net_shmem.c - the transport shmem: the proxied protocols between ranks of one host,
+ * without a network. This file opens and connects it and handles memory; net_shmem_post.c
+ * does the operations.
  *
- * A peer's memory is mapped where it is a file: windows of the library are. Other memory is written with
- * process_vm_writev, where the system allows that; then words are stored by the target itself, when it polls, for the
- * system call promises no store of 8 bytes in one.
+ * A peer's memory is mapped where it is a file: windows of the library are. Other memory is written
+ * with process_vm_writev, where the system allows that; then words are stored by the target itself,
+ * when it polls, for the system call promises no store of 8 bytes in one.
  */
 #include "config.h"
 
@@ -26,9 +27,7 @@
 
 extern const mpix_net_ops mpix_net_shmem;
 
-static size_t shmem_page_bytes(void) {
-    return (size_t)sysconf(_SC_PAGESIZE);
-}
+static size_t shmem_page_bytes(void) { return (size_t)sysconf(_SC_PAGESIZE); }
 
 static size_t shmem_ring_bytes(void) {
     size_t page = shmem_page_bytes();
@@ -36,9 +35,10 @@ static size_t shmem_ring_bytes(void) {
     return (sizeof(shmem_ring) + page - 1) / page * page;
 }
 
-/* ---- open -------------------------------------------------------------------------------------------------------- */
+/* ---- open ------------------------------------------------------------------------------------ */
 
-/* Memory of this rank that peers write by system calls is taken back. What they have mapped they may go on writing: it is not here. */
+/* Memory of this rank that peers write by system calls is taken back. What they have mapped they
+ * may go on writing: it is not here. */
 static int shmem_take_back(shmem_net *n) {
     int kind = 0;
 
@@ -49,8 +49,9 @@ static int shmem_take_back(shmem_net *n) {
         const shmem_peer *peer = &n->peers[r];
         if (peer->connected && !mpix_calls_quiet(&peer->in->calls, peer->pid, peer->pidfd))
             kind = mpix_fail_peer(MPIX_ERRK_TIMEOUT, r, n->hostnames[r],
-                                  "rank %d (process %ld) was stopped while it wrote memory of this rank, and has not woken: it may go on when it does", r,
-                                  (long)peer->pid);
+                                  "rank %d (process %ld) was stopped while it wrote memory of this "
+                                  "rank, and has not woken: it may go on when it does",
+                                  r, (long)peer->pid);
     }
     return kind;
 }
@@ -114,9 +115,11 @@ static int shmem_open_socket(shmem_net *n) {
     n->sock_len = sizeof n->sock_addr;
     if (n->sock < 0 || bind(n->sock, (struct sockaddr *)&any, sizeof any.sun_family) != 0 ||
         getsockname(n->sock, (struct sockaddr *)&n->sock_addr, &n->sock_len) != 0)
-        return mpix_fail_sys(MPIX_ERRK_TRANSPORT, errno, "the socket that wakes the transport shmem");
+        return mpix_fail_sys(MPIX_ERRK_TRANSPORT, errno,
+                             "the socket that wakes the transport shmem");
     if (n->sock_len - offsetof(struct sockaddr_un, sun_path) > sizeof((shmem_address *)0)->sock)
-        return mpix_fail(MPIX_ERRK_TRANSPORT, NULL, "a socket's address of %u bytes", (unsigned)n->sock_len);
+        return mpix_fail(MPIX_ERRK_TRANSPORT, NULL, "a socket's address of %u bytes",
+                         (unsigned)n->sock_len);
     return 0;
 }
 
@@ -131,16 +134,19 @@ static int shmem_open_rings(shmem_net *n) {
     n->map = map;
     n->page = map;
     for (int i = 0; i < n->nwanted; i++)
-        n->peers[n->wanted[i]].in =
-            (shmem_ring *)(void *)((char *)map + shmem_page_bytes() + (size_t)i * shmem_ring_bytes());
+        n->peers[n->wanted[i]].in = (shmem_ring *)(void *)((char *)map + shmem_page_bytes() +
+                                                           (size_t)i * shmem_ring_bytes());
     if (getrandom(n->page->token, sizeof n->page->token, 0) != (ssize_t)sizeof n->page->token)
         return mpix_fail_sys(MPIX_ERRK_TRANSPORT, errno, "getrandom");
     return 0;
 }
 
-static int shmem_open(mpix_boot *boot, const mpix_params *params, const unsigned char *want, mpix_net **net) {
+static int shmem_open(mpix_boot *boot, const mpix_params *params, const unsigned char *want,
+                      mpix_net **net) {
     shmem_net *n = shmem_new(boot, params, want);
-    int kind = n ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the transport shmem with %d ranks", boot->size);
+    int kind = n ? 0
+                 : mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                             "no memory for the transport shmem with %d ranks", boot->size);
 
     if (kind)
         return kind;
@@ -152,10 +158,11 @@ static int shmem_open(mpix_boot *boot, const mpix_params *params, const unsigned
         return kind;
     }
     n->net.ops = &mpix_net_shmem;
+    /* of memory that can be mapped: it is the processor's */
     n->net.caps = (mpix_net_caps){.ordered = 1,
                                   .counted = 1,
                                   .posted_lands = 1,
-                                  .add_coherent = 1, /* of memory that can be mapped: it is the processor's */
+                                  .add_coherent = 1,
                                   .lanes = params->lanes,
                                   .depth = SHMEM_DEPTH,
                                   .max_counter = 1u << 31,
@@ -167,7 +174,7 @@ static int shmem_open(mpix_boot *boot, const mpix_params *params, const unsigned
     return 0;
 }
 
-/* ---- connection -------------------------------------------------------------------------------------------------- */
+/* ---- connection ------------------------------------------------------------------------------ */
 
 static int shmem_address_of(mpix_net *net, int peer, void *blob) {
     shmem_net *n = (shmem_net *)net;
@@ -208,9 +215,10 @@ static int shmem_connect(mpix_net *net, int peer, const void *blob) {
     memcpy(&a, blob, sizeof a);
     fd = shmem_open_file(a.pid, a.fd, a.dev, a.ino, why, sizeof why);
     if (fd < 0)
-        return mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, peer, n->hostnames[peer],
-                              "shmem can't reach rank %d on %s: %s; it reaches ranks of the same host and user only",
-                              peer, n->hostnames[peer], why);
+        return mpix_fail_peer(
+            MPIX_ERRK_UNSUPPORTED, peer, n->hostnames[peer],
+            "shmem can't reach rank %d on %s: %s; it reaches ranks of the same host and user only",
+            peer, n->hostnames[peer], why);
     map = mmap(NULL, a.reserved, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     if (map == MAP_FAILED)
@@ -221,11 +229,12 @@ static int shmem_connect(mpix_net *net, int peer, const void *blob) {
     p->page = map;
     if (memcmp(p->page->token, a.token, sizeof a.token) != 0)
         return mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, peer, n->hostnames[peer],
-                              "shmem can't reach rank %d on %s: what was mapped is not its memory", peer,
-                              n->hostnames[peer]);
+                              "shmem can't reach rank %d on %s: what was mapped is not its memory",
+                              peer, n->hostnames[peer]);
     p->out = (shmem_ring *)(void *)((char *)map + a.ring_off);
     p->pid = a.pid;
-    p->pidfd = mpix_boot_watch_process(n->boot, peer); /* without it, kill(pid, 0) tells of deaths */
+    /* without it, kill(pid, 0) tells of deaths */
+    p->pidfd = mpix_boot_watch_process(n->boot, peer);
     p->sock.sun_family = AF_UNIX;
     p->sock_len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + (size_t)a.sock_len);
     memcpy(p->sock.sun_path, a.sock, (size_t)a.sock_len);
@@ -233,7 +242,7 @@ static int shmem_connect(mpix_net *net, int peer, const void *blob) {
     return 0;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------ */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static int shmem_mem_reg(mpix_net *net, void *base, size_t bytes, mpix_net_mem **out) {
     shmem_net *n = (shmem_net *)net;
@@ -259,7 +268,10 @@ static void shmem_mem_dereg(mpix_net *net, mpix_net_mem *mem) {
 }
 
 static void shmem_mem_key(mpix_net *net, const mpix_net_mem *mem, void *blob) {
-    shmem_key key = {.addr = (uint64_t)(uintptr_t)mem->base, .bytes = mem->bytes, .pid = (int32_t)getpid(), .fd = -1};
+    shmem_key key = {.addr = (uint64_t)(uintptr_t)mem->base,
+                     .bytes = mem->bytes,
+                     .pid = (int32_t)getpid(),
+                     .fd = -1};
     mpix_mem_file file;
     struct stat st;
 
@@ -274,18 +286,19 @@ static void shmem_mem_key(mpix_net *net, const mpix_net_mem *mem, void *blob) {
     memcpy(blob, &key, sizeof key);
 }
 
-/* Whether the system lets us at the peer's memory. EFAULT is what it says of memory that can't be read, as its owner can't. */
+/* Whether the system lets us at the peer's memory. EFAULT is what it says of memory that can't be
+ * read, as its owner can't. */
 static int shmem_probe_vm(const shmem_net *n, int peer, uint64_t addr) {
     char byte;
     struct iovec local = {&byte, 1}, remote = {(void *)(uintptr_t)addr, 1};
 
     if (process_vm_readv(n->peers[peer].pid, &local, 1, &remote, 1, 0) == 1 || errno == EFAULT)
         return 0;
-    return mpix_fail_peer(
-        MPIX_ERRK_UNSUPPORTED, peer, n->hostnames[peer],
-        "shmem can't reach this memory of rank %d: it is not a window of the library, and process_vm_readv says: %s "
-        "(kernel.yama.ptrace_scope above 0, or a container, forbids it)",
-        peer, strerror(errno));
+    return mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, peer, n->hostnames[peer],
+                          "shmem can't reach this memory of rank %d: it is not a window of the "
+                          "library, and process_vm_readv says: %s "
+                          "(kernel.yama.ptrace_scope above 0, or a container, forbids it)",
+                          peer, strerror(errno));
 }
 
 static int shmem_rmem_open(mpix_net *net, int peer, const void *blob, mpix_net_rmem **out) {
@@ -304,7 +317,8 @@ static int shmem_rmem_open(mpix_net *net, int peer, const void *blob, mpix_net_r
     if (key.fd >= 0)
         fd = shmem_open_file(key.pid, key.fd, key.dev, key.ino, why, sizeof why);
     if (fd >= 0) {
-        void *map = mmap(NULL, key.reserved, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+        void *map = mmap(NULL, key.reserved, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd,
+                         0);
         if (map == MAP_FAILED) {
             kind = mpix_fail_sys(MPIX_ERRK_NO_MEM, errno, "%llu bytes of rank %d can't be mapped",
                                  (unsigned long long)key.reserved, peer);
@@ -316,7 +330,8 @@ static int shmem_rmem_open(mpix_net *net, int peer, const void *blob, mpix_net_r
         close(fd);
     } else {
         if (why[0])
-            mpix_log(MPIX_LOG_INFO, "shmem: a window of rank %d is written by system calls: %s", peer, why);
+            mpix_log(MPIX_LOG_INFO, "shmem: a window of rank %d is written by system calls: %s",
+                     peer, why);
         kind = shmem_probe_vm(n, peer, key.addr);
     }
     if (kind) {

@@ -1,9 +1,9 @@
 /*
  * net_shmem.h - the state of the transport shmem, shared by its two files.
  *
- * Each rank owns a file of shared memory (memfd) with a page for itself and one ring per peer, into which only that
- * peer puts messages: arrivals of counted writes, and words and additions for memory that the peer can't map. Peers
- * open it through /proc, and map it.
+ * Each rank owns a file of shared memory (memfd) with a page for itself and one ring per peer, into
+ * which only that peer puts messages: arrivals of counted writes, and words and additions for
+ * memory that the peer can't map. Peers open it through /proc, and map it.
  */
 #ifndef MPIX_TRANSPORT_NET_SHMEM_H
 #define MPIX_TRANSPORT_NET_SHMEM_H
@@ -28,7 +28,8 @@ typedef struct shmem_message {
     uint64_t addr, value; /* WORD: where in the owner's address space */
 } shmem_message;
 
-/* One writer, one reader. Both run free and are compared; the difference is never more than SHMEM_RING. */
+/* One writer, one reader. Both run free and are compared; the difference is never more
+ * than SHMEM_RING. */
 typedef struct shmem_ring {
     _Alignas(64) _Atomic uint64_t head; /* the peer's */
     mpix_calls calls;                   /* the peer's, into the owner's memory */
@@ -36,7 +37,8 @@ typedef struct shmem_ring {
     _Alignas(64) shmem_message message[SHMEM_RING];
 } shmem_ring;
 
-/* The first page. token: a random number, by which a peer knows that it has got hold of the right process. */
+/* The first page. token: a random number, by which a peer knows that it has got hold of the
+ * right process. */
 typedef struct shmem_page {
     uint64_t token[2];
     mpix_revoked revoked; /* the owner takes its memory back: no system calls into it any more */
@@ -86,13 +88,13 @@ typedef struct shmem_net {
     struct sockaddr_un sock_addr;
     socklen_t sock_len;
     uint64_t deaths_ns;
-    struct pollfd *fds;    /* [nwanted] scratch */
-    int dirty, next_ring;  /* dirty: operations posted and not polled */
+    struct pollfd *fds;       /* [nwanted] scratch */
+    int dirty, next_ring;     /* dirty: operations posted and not polled */
     int next_peer, next_lane; /* where polling goes on; next_peer counts wanted ones */
     int stored;               /* words of peers were stored since it was told */
-    mpix_net_mem *mems;    /* list */
-    const mpix_boot *boot; /* lives longer */
-    char (*hostnames)[64]; /* its */
+    mpix_net_mem *mems;       /* list */
+    const mpix_boot *boot;    /* lives longer */
+    char (*hostnames)[64];    /* its */
 } shmem_net;
 
 struct mpix_net_mem {

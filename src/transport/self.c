@@ -14,7 +14,8 @@ static int self_probe(const mpix_boot *boot, int peer, char *why, size_t len) {
     return 0;
 }
 
-static int self_win_map(mpix_boot *boot, const mpix_params *params, mpix_win *win, int peer, const void *blob) {
+static int self_win_map(mpix_boot *boot, const mpix_params *params, mpix_win *win, int peer,
+                        const void *blob) {
     (void)boot;
     (void)params;
     (void)blob;
@@ -23,9 +24,7 @@ static int self_win_map(mpix_boot *boot, const mpix_params *params, mpix_win *wi
 }
 
 /* The memory itself goes with the window. */
-static void self_win_unmap(mpix_win *win, int peer) {
-    win->peer[peer] = NULL;
-}
+static void self_win_unmap(mpix_win *win, int peer) { win->peer[peer] = NULL; }
 
 const mpix_transport_ops mpix_transport_self = {
     .name = "self",

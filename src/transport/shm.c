@@ -1,6 +1,6 @@
 /*
- * shm.c - the transport between ranks of one host: the peer's memory is mapped, and written and read with plain stores
- * and loads.
+ * shm.c - the transport between ranks of one host: the peer's memory is mapped, and written and
+ * read with plain stores and loads.
  */
 #include "config.h"
 
@@ -9,8 +9,8 @@
 #include "mem/mem_internal.h"
 #include "transport/transport.h"
 
-/* Ranks of one host have found each other (boot/place.c). That the system lets this pair map memory shows when a window is
- * mapped. */
+/* Ranks of one host have found each other (boot/place.c). That the system lets this pair map memory
+ * shows when a window is mapped. */
 static int shm_probe(const mpix_boot *boot, int peer, char *why, size_t len) {
     if (boot->host_of[peer] == boot->host_of[boot->rank])
         return 1;
@@ -19,7 +19,8 @@ static int shm_probe(const mpix_boot *boot, int peer, char *why, size_t len) {
     return 0;
 }
 
-static int shm_win_map(mpix_boot *boot, const mpix_params *params, mpix_win *win, int peer, const void *blob) {
+static int shm_win_map(mpix_boot *boot, const mpix_params *params, mpix_win *win, int peer,
+                       const void *blob) {
     const mpix_win_blob *b = blob;
 
     if (b->bytes == 0)
@@ -27,9 +28,7 @@ static int shm_win_map(mpix_boot *boot, const mpix_params *params, mpix_win *win
     return mpix_win_map_fd(win, params, peer, boot->hostnames[peer], b);
 }
 
-static void shm_win_unmap(mpix_win *win, int peer) {
-    mpix_win_unmap_peer(win, peer);
-}
+static void shm_win_unmap(mpix_win *win, int peer) { mpix_win_unmap_peer(win, peer); }
 
 const mpix_transport_ops mpix_transport_shm = {
     .name = "shm",

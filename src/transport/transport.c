@@ -7,7 +7,8 @@
 
 #include <stdio.h>
 
-const mpix_transport_ops *const mpix_transports[] = {&mpix_transport_self, &mpix_transport_shm, &mpix_transport_proxied, NULL};
+const mpix_transport_ops *const mpix_transports[] = {&mpix_transport_self, &mpix_transport_shm,
+                                                     &mpix_transport_proxied, NULL};
 
 const char *mpix_reach_name(int reach) {
     switch (reach) {
@@ -18,7 +19,8 @@ const char *mpix_reach_name(int reach) {
     }
 }
 
-const mpix_transport_ops *mpix_transport_choose(const mpix_boot *boot, int peer, char *why, size_t len) {
+const mpix_transport_ops *mpix_transport_choose(const mpix_boot *boot, int peer, char *why,
+                                                size_t len) {
     size_t used = 0;
 
     if (len)
@@ -31,7 +33,8 @@ const mpix_transport_ops *mpix_transport_choose(const mpix_boot *boot, int peer,
             return *ops;
         }
         if (used < len)
-            used += (size_t)snprintf(why + used, len - used, "%s%s: %s", used ? "; " : "", (*ops)->name, reason);
+            used += (size_t)snprintf(why + used, len - used, "%s%s: %s", used ? "; " : "",
+                                     (*ops)->name, reason);
     }
     return NULL;
 }

@@ -1,4 +1,5 @@
-/* chaos.c - the transport chaos: opening it over another, memory, which is the other's, and failures on creation. */
+/* chaos.c - the transport chaos: opening it over another, memory, which is the other's, and
+ * failures on creation. */
 #include "config.h"
 
 #include <stdio.h>
@@ -29,7 +30,8 @@ static int chaos_close(mpix_net *net) {
     return kind;
 }
 
-/* What the inner net can do, less what chaos takes away. Again after each connection, which may lower it. */
+/* What the inner net can do, less what chaos takes away. Again after each connection, which
+ * may lower it. */
 static void chaos_caps(chaos_net *c) {
     mpix_net_caps *caps = &c->net.caps;
 
@@ -39,7 +41,8 @@ static void chaos_caps(chaos_net *c) {
         caps->depth = CHAOS_DEPTH;
     if (c->reorder) {
         caps->ordered = 0;
-        snprintf(caps->why, sizeof caps->why, "chaos_reorder=yes lets writes of a lane land in any order");
+        snprintf(caps->why, sizeof caps->why,
+                 "chaos_reorder=yes lets writes of a lane land in any order");
     }
 }
 
@@ -47,7 +50,8 @@ static void chaos_caps(chaos_net *c) {
 static int chaos_refuses(const chaos_net *c, int call, const char *what) {
     if (!c->chosen || c->params.chaos_fail_call != call)
         return 0;
-    return mpix_fail(MPIX_ERRK_TRANSPORT, NULL, "chaos: %s fails, as the parameter chaos_fail_call asks", what);
+    return mpix_fail(MPIX_ERRK_TRANSPORT, NULL,
+                     "chaos: %s fails, as the parameter chaos_fail_call asks", what);
 }
 
 static int chaos_lanes(chaos_net *c, const unsigned char *want) {
@@ -66,18 +70,22 @@ static int chaos_lanes(chaos_net *c, const unsigned char *want) {
     return 0;
 }
 
-static int chaos_open(mpix_boot *boot, const mpix_params *params, const unsigned char *want, mpix_net **net) {
+static int chaos_open(mpix_boot *boot, const mpix_params *params, const unsigned char *want,
+                      mpix_net **net) {
     const char *colon = strchr(params->transport, ':');
     const mpix_net_ops *inner = colon ? mpix_net_find(colon + 1) : NULL;
     chaos_net *c;
     int kind;
 
     if (!inner)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, "mpix_ep_transport",
-                         "transport %s: chaos stands over another, \"chaos:NAME\"; this build has %s",
-                         params->transport, mpix_net_names(1));
+        return mpix_fail(
+            MPIX_ERRK_UNSUPPORTED, "mpix_ep_transport",
+            "transport %s: chaos stands over another, \"chaos:NAME\"; this build has %s",
+            params->transport, mpix_net_names(1));
     if (params->chaos_stall_thread && params->chaos_stall_at && !params->chaos_stall_ms)
-        return mpix_fail(MPIX_ERRK_ARG, "mpix_ep_chaos_stall_ms", "mpix_ep_chaos_stall_thread=yes needs mpix_ep_chaos_stall_ms > 0: a thread that sleeps for good can't be ended");
+        return mpix_fail(MPIX_ERRK_ARG, "mpix_ep_chaos_stall_ms",
+                         "mpix_ep_chaos_stall_thread=yes needs mpix_ep_chaos_stall_ms > 0: a "
+                         "thread that sleeps for good can't be ended");
     c = calloc(1, sizeof *c);
     if (!c)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the transport chaos");
@@ -90,8 +98,9 @@ static int chaos_open(mpix_boot *boot, const mpix_params *params, const unsigned
     c->pieces = params->chaos_pieces;
     c->delay_ns = (uint64_t)params->chaos_delay_us * 1000u;
     c->chosen = params->chaos_rank < 0 || params->chaos_rank == boot->rank;
-    kind = chaos_lanes(c, want) ? mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the lanes of the transport chaos")
-                                : chaos_refuses(c, MPIX_CHAOS_OPEN, "open");
+    kind = chaos_lanes(c, want)
+               ? mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the lanes of the transport chaos")
+               : chaos_refuses(c, MPIX_CHAOS_OPEN, "open");
     if (!kind)
         kind = inner->open(boot, &c->params, want, &c->inner);
     if (kind) {

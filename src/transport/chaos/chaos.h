@@ -1,21 +1,23 @@
 /*
- * chaos.h - the state of the transport chaos, shared by its two files: chaos.c opens it over another transport and
- * hands memory through; chaos_move.c holds operations back and lets them go.
+ * chaos.h - the state of the transport chaos, shared by its two files: chaos.c opens it over
+ * another transport and hands memory through; chaos_move.c holds operations back and lets them go.
  *
  * What it may do is what a network may do that keeps net.h's contract and nothing more:
- *   - an operation reads its source at any time until it is reported as complete (here: late, when it is let go), so a
- *     buffer that is reused too early shows;
- *   - a write lands in pieces, in any order, at any time between post and completion; a counted write's arrival is
- *     told after all of it has landed (its last piece carries the counter and goes when the others are complete);
- *   - with reorder=yes operations of a lane land in any order, and then the net says that it is not ordered; without,
- *     those of one lane land in the order of posting and those of different lanes in any;
+ *   - an operation reads its source at any time until it is reported as complete (here: late, when
+ *     it is let go), so a buffer that is reused too early shows;
+ *   - a write lands in pieces, in any order, at any time between post and completion; a counted
+ *     write's arrival is told after all of it has landed (its last piece carries the counter and
+ *     goes when the others are complete);
+ *   - with reorder=yes operations of a lane land in any order, and then the net says that it is
+ *     not ordered; without, those of one lane land in the order of posting and those of
+ *     different lanes in any;
  *   - completions are told in the order of posting, arrivals in any order, both late;
- *   - an operation fails: what was posted before it completes, of itself a part may have landed, what comes after it on
- *     the lane never does.
+ *   - an operation fails: what was posted before it completes, of itself a part may have landed,
+ *     what comes after it on the lane never does.
  *
- * All choices are a hash of the seed, this rank, the lane and the operation's number on it, so they do not depend on
- * time; with chaos_delay_us=0 what is held back is held for a number of polls, and the order is the same in each run
- * that posts and polls alike.
+ * All choices are a hash of the seed, this rank, the lane and the operation's number on it, so they
+ * do not depend on time; with chaos_delay_us=0 what is held back is held for a number of polls, and
+ * the order is the same in each run that posts and polls alike.
  */
 #ifndef MPIX_TRANSPORT_CHAOS_H
 #define MPIX_TRANSPORT_CHAOS_H
@@ -32,9 +34,9 @@ enum {
 typedef struct chaos_op {
     mpix_net_op op;
     uint64_t cut[CHAOS_PIECES + 1]; /* piece i is [cut[i], cut[i + 1]) of the write */
-    uint64_t hash, number; /* number: of all operations of the net */
-    uint64_t ready_poll, ready_ns; /* not let go before */
-    uint64_t told_poll, told_ns;   /* not reported before, once complete */
+    uint64_t hash, number;          /* number: of all operations of the net */
+    uint64_t ready_poll, ready_ns;  /* not let go before */
+    uint64_t told_poll, told_ns;    /* not reported before, once complete */
     uint8_t pieces, posted, complete;
     uint8_t order[CHAOS_PIECES]; /* in which the pieces go */
     uint8_t doomed;
@@ -69,7 +71,8 @@ typedef struct chaos_net {
     chaos_arrival arrivals[CHAOS_ARRIVALS];
     int narrivals;
     uint64_t nops, narrived, polls, now; /* operations and arrivals so far */
-    int armed;                           /* the caller is about to sleep: what is complete is told at once */
+    int armed;                           /* the caller is about to sleep: what is complete
+                                          * is told at once */
     uint64_t stall_end;                  /* 0: no stall, UINT64_MAX: for good */
 } chaos_net;
 

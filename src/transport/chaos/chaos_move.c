@@ -1,13 +1,14 @@
 /*
- * chaos_move.c - operations of the transport chaos: each is held back for a number of polls and a time, cut into
- * pieces, and handed to the inner net; what the inner net completes is told late.
+ * chaos_move.c - operations of the transport chaos: each is held back for a number of polls and a
+ * time, cut into pieces, and handed to the inner net; what the inner net completes is told late.
  *
- * Why the order of a lane holds with reorder=no: only the oldest operation that is not wholly with the inner net may go,
- * so pieces of different operations are posted to the inner lane in the order of the operations, and the inner net
- * keeps the order of a lane, or else says that it is not ordered, and so does chaos.
+ * Why the order of a lane holds with reorder=no: only the oldest operation that is not wholly with
+ * the inner net may go, so pieces of different operations are posted to the inner lane in the order
+ * of the operations, and the inner net keeps the order of a lane, or else says that it is not
+ * ordered, and so does chaos.
  *
- * Why a counted write has landed when its arrival is told: its last piece, which carries the counter, is posted when
- * the inner net has reported the others as complete.
+ * Why a counted write has landed when its arrival is told: its last piece, which carries the
+ * counter, is posted when the inner net has reported the others as complete.
  */
 #include "config.h"
 
@@ -19,7 +20,8 @@
 #include "base/clock.h"
 #include "transport/chaos/chaos.h"
 
-_Static_assert(CHAOS_FLIGHT >= CHAOS_DEPTH * CHAOS_PIECES, "every piece of a lane finds room in the list");
+_Static_assert(CHAOS_FLIGHT >= CHAOS_DEPTH * CHAOS_PIECES,
+               "every piece of a lane finds room in the list");
 
 static uint64_t chaos_mix(uint64_t x) {
     x += 0x9e3779b97f4a7c15u;
@@ -45,7 +47,8 @@ static int chaos_due(const chaos_net *c, uint64_t poll, uint64_t ns) {
 /* With chaos_stall_thread this is where the thread does not get on. */
 static int chaos_stalled(chaos_net *c) {
     if (c->params.chaos_stall_thread && c->now < c->stall_end) {
-        const struct timespec rest = {(time_t)((c->stall_end - c->now) / 1000000000u), (long)((c->stall_end - c->now) % 1000000000u)};
+        const struct timespec rest = {(time_t)((c->stall_end - c->now) / 1000000000u),
+                                      (long)((c->stall_end - c->now) % 1000000000u)};
         (void)nanosleep(&rest, NULL);
         c->now = mpix_clock_ns();
     }
@@ -55,9 +58,10 @@ static int chaos_stalled(chaos_net *c) {
     return 0;
 }
 
-/* ---- posting ----------------------------------------------------------------------------------------------------- */
+/* ---- posting --------------------------------------------------------------------------------- */
 
-/* Cuts a write at random places; a counted one keeps its last piece for the end, the others go in any order. */
+/* Cuts a write at random places; a counted one keeps its last piece for the end, the others go
+ * in any order. */
 static void chaos_cut(const chaos_net *c, chaos_op *o) {
     uint64_t h = chaos_mix(o->hash), n = 1;
 
@@ -65,7 +69,8 @@ static void chaos_cut(const chaos_net *c, chaos_op *o) {
         n = 1 + h % (uint64_t)c->pieces;
     o->pieces = (uint8_t)(n < o->op.len || n == 1 ? n : o->op.len);
     o->cut[0] = 0;
-    for (int i = 1; i < o->pieces; i++) { /* ascending: each between the last one and what the rest needs */
+    /* ascending: each between the last one and what the rest needs */
+    for (int i = 1; i < o->pieces; i++) {
         uint64_t most = o->op.len - o->cut[i - 1] - (uint64_t)(o->pieces - i);
         h = chaos_mix(h);
         o->cut[i] = o->cut[i - 1] + 1 + h % most;
@@ -88,7 +93,9 @@ static int chaos_doom(chaos_net *c, uint64_t hash) {
     if (!c->chosen)
         return 0;
     if (c->params.chaos_stall_at && number == (uint64_t)c->params.chaos_stall_at)
-        c->stall_end = c->params.chaos_stall_ms ? c->now + (uint64_t)c->params.chaos_stall_ms * 1000000u : UINT64_MAX;
+        c->stall_end = c->params.chaos_stall_ms
+                           ? c->now + (uint64_t)c->params.chaos_stall_ms * 1000000u
+                           : UINT64_MAX;
     return number == (uint64_t)c->params.chaos_fail_at ||
            chaos_mix(hash + 1) % 1000000u < (uint64_t)c->params.chaos_fail_ppm;
 }
@@ -112,7 +119,8 @@ int chaos_post(mpix_net *net, const mpix_net_op *ops, int n) {
         o->number = c->nops;
         if (o->doomed && chaos_mix(hash) & 1) /* refused at once, or by completion */
             return -mpix_fail(MPIX_ERRK_TRANSPORT, NULL,
-                              "chaos: operation %" PRIu64 " is refused, as the parameters ask", c->nops);
+                              "chaos: operation %" PRIu64 " is refused, as the parameters ask",
+                              c->nops);
         chaos_cut(c, o);
         chaos_hold(c, hash, &o->ready_poll, &o->ready_ns);
         chaos_hold(c, chaos_mix(hash + 2), &o->told_poll, &o->told_ns);
@@ -122,7 +130,7 @@ int chaos_post(mpix_net *net, const mpix_net_op *ops, int n) {
     return i;
 }
 
-/* ---- letting go -------------------------------------------------------------------------------------------------- */
+/* ---- letting go ------------------------------------------------------------------------------ */
 
 /* Makes a piece of an operation into an operation of the inner net. */
 static void chaos_piece(const chaos_op *o, mpix_net_op *op) {
@@ -138,7 +146,8 @@ static void chaos_piece(const chaos_op *o, mpix_net_op *op) {
         op->counter = -1;
 }
 
-/* Hands pieces to the inner net, as far as they may go and fit. 1: all of the operation is there. */
+/* Hands pieces to the inner net, as far as they may go and fit. 1: all of the
+ * operation is there. */
 static int chaos_push(chaos_net *c, chaos_lane *lane, uint64_t number) {
     chaos_op *o = &lane->ring[number % CHAOS_DEPTH];
     int most = o->doomed ? o->pieces - 1 : o->pieces; /* of one that fails a part lands */
@@ -165,7 +174,8 @@ static int chaos_push(chaos_net *c, chaos_lane *lane, uint64_t number) {
 
 static void chaos_break(chaos_lane *lane, const chaos_op *o) {
     lane->broken = MPIX_ERRK_TRANSPORT;
-    snprintf(lane->text, sizeof lane->text, "chaos: operation %" PRIu64 " fails, as the parameters ask", o->number);
+    snprintf(lane->text, sizeof lane->text,
+             "chaos: operation %" PRIu64 " fails, as the parameters ask", o->number);
 }
 
 static void chaos_push_lane(chaos_net *c, chaos_lane *lane) {
@@ -181,7 +191,7 @@ static void chaos_push_lane(chaos_net *c, chaos_lane *lane) {
     }
 }
 
-/* ---- what the inner net tells ------------------------------------------------------------------------------------ */
+/* ---- what the inner net tells ---------------------------------------------------------------- */
 
 static void chaos_inner_done(chaos_net *c, const mpix_net_done *done) {
     chaos_lane *lane = &c->lanes[done->peer * c->params.lanes + done->lane];
@@ -203,13 +213,15 @@ static int chaos_tell(chaos_net *c, int index, mpix_net_done *done) {
         const chaos_op *o = &lane->ring[lane->done % CHAOS_DEPTH];
         if (o->doomed && !lane->broken && o->complete == o->pieces - 1)
             chaos_break(lane, o);
-        if (o->complete < o->pieces || (!c->armed && !lane->broken && !chaos_due(c, o->told_poll, o->told_ns)))
+        if (o->complete < o->pieces ||
+            (!c->armed && !lane->broken && !chaos_due(c, o->told_poll, o->told_ns)))
             break;
     }
     c->held -= n;
     if (n == 0 && (!lane->broken || lane->told))
         return 0;
-    *done = (mpix_net_done){.peer = index / c->params.lanes, .lane = index % c->params.lanes, .n = n};
+    *done =
+        (mpix_net_done){.peer = index / c->params.lanes, .lane = index % c->params.lanes, .n = n};
     if (lane->broken && !lane->told) {
         lane->told = 1;
         done->kind = lane->broken;
@@ -244,7 +256,7 @@ int chaos_poll(mpix_net *net, mpix_net_done *done, int max) {
     return stored;
 }
 
-/* ---- arrivals ---------------------------------------------------------------------------------------------------- */
+/* ---- arrivals -------------------------------------------------------------------------------- */
 
 static void chaos_take_arrivals(chaos_net *c) {
     mpix_net_arrival arrivals[CHAOS_ARRIVALS];
@@ -269,7 +281,8 @@ int chaos_poll_arrivals(mpix_net *net, mpix_net_arrival *arrivals, int max) {
         chaos_take_arrivals(c);
     for (int i = 0; i < c->narrivals; i++) {
         chaos_arrival *a = &c->arrivals[i];
-        if (stored < max && (c->armed || chaos_due(c, a->ready_poll, a->ready_ns)) && (c->reorder || kept == 0))
+        if (stored < max && (c->armed || chaos_due(c, a->ready_poll, a->ready_ns)) &&
+            (c->reorder || kept == 0))
             arrivals[stored++] = a->arrival;
         else
             c->arrivals[kept++] = *a;
@@ -278,9 +291,10 @@ int chaos_poll_arrivals(mpix_net *net, mpix_net_arrival *arrivals, int max) {
     return stored;
 }
 
-/* ---- sleeping ---------------------------------------------------------------------------------------------------- */
+/* ---- sleeping -------------------------------------------------------------------------------- */
 
-/* Nobody wakes a sleeper for what is held back here: then it sleeps by time. In the poll that follows nothing is held. */
+/* Nobody wakes a sleeper for what is held back here: then it sleeps by time. In the poll that
+ * follows nothing is held. */
 int chaos_arm(mpix_net *net, int *fd) {
     chaos_net *c = (chaos_net *)net;
     int kind = c->inner->ops->arm(c->inner, fd);

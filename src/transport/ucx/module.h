@@ -1,6 +1,7 @@
 /*
- * module.h - what the library and its module libmpixep_ucx.so know of each other. The transport is a module because libucp brings a
- * good deal with it (threads, handlers of signals, hooks of the allocator), which a program that needs no network should not get.
+ * module.h - what the library and its module libmpixep_ucx.so know of each other. The transport is
+ * a module because libucp brings a good deal with it (threads, handlers of signals, hooks of the
+ * allocator), which a program that needs no network should not get.
  */
 #ifndef MPIX_TRANSPORT_UCX_MODULE_H
 #define MPIX_TRANSPORT_UCX_MODULE_H
@@ -9,7 +10,8 @@
 enum {
     MPIX_UCX_ABI = 2,
     MPIX_UCX_ADDRESS_BYTES = 1536, /* of a worker; one with a dozen interfaces takes about 500 */
-    MPIX_UCX_KEY_BYTES = 320       /* of a window: a key of libucp with 8 bytes or so per memory domain */
+    MPIX_UCX_KEY_BYTES = 320       /* of a window: a key of libucp with 8 bytes or so per
+                                    * memory domain */
 };
 
 /* The library's functions that the module calls; the library is linked with hidden names. */

@@ -1,13 +1,16 @@
 /*
- * segment.c - the segments of libucp's TCP: the longest message that goes in one piece, and the longest that a process takes.
+ * segment.c - the segments of libucp's TCP: the longest message that goes in one piece, and the
+ * longest that a process takes.
  *
- * libucp takes for granted that all processes have the same: what is longer than the receiver's segment aborts the receiver. So each
- * rank tells its own in its address. The values in force, from variables and files, are read where libucp reads them, in libuct.
+ * libucp takes for granted that all processes have the same: what is longer than the receiver's
+ * segment aborts the receiver. So each rank tells its own in its address. The values in force, from
+ * variables and files, are read where libucp reads them, in libuct.
  *
- * libucp's default of 8 KiB costs a system call each (two namespaces of a host, puts of 1 MiB: 0.9 GB/s, with 256 KiB 3.2), so this
- * library's contexts get larger ones, unless the user has chosen some. ucp_config_modify passes a name that libucp does not know on to
- * the transports' configurations: it is TX_SEG_SIZE up to UCX 1.16, which no other transport has, and TCP_TX_SEG_SIZE from 1.17 on.
- * Which one is tried on a configuration that is thrown away.
+ * libucp's default of 8 KiB costs a system call each (two namespaces of a host, puts of 1 MiB: 0.9
+ * GB/s, with 256 KiB 3.2), so this library's contexts get larger ones, unless the user has chosen
+ * some. ucp_config_modify passes a name that libucp does not know on to the transports'
+ * configurations: it is TX_SEG_SIZE up to UCX 1.16, which no other transport has, and
+ * TCP_TX_SEG_SIZE from 1.17 on. Which one is tried on a configuration that is thrown away.
  */
 #include "config.h"
 
@@ -42,18 +45,22 @@ static uint64_t segment_get(uct_iface_config_t *config, const char *name, char *
     return uct_config_get(config, name, text, len) == UCS_OK ? segment_bytes(text) : 0;
 }
 
-/* The name under which this version knows a field; what it sets is there when it is asked for again. */
+/* The name under which this version knows a field; what it sets is there when it is
+ * asked for again. */
 static const char *segment_enlarge(uct_iface_config_t *config, const char *const names[2]) {
     char text[64];
 
     for (int i = 0; i < 2; i++)
-        if (uct_config_modify(config, names[i], UCX_SEGMENT) == UCS_OK && segment_get(config, names[0], text, sizeof text) == segment_bytes(UCX_SEGMENT))
+        if (uct_config_modify(config, names[i], UCX_SEGMENT) == UCS_OK &&
+            segment_get(config, names[0], text, sizeof text) == segment_bytes(UCX_SEGMENT))
             return names[i];
     return NULL;
 }
 
 static void segments_of(uct_iface_config_t *config, ucx_segments *segments) {
-    static const char *const tx[] = {"TX_SEG_SIZE", "TCP_TX_SEG_SIZE"}, *const rx[] = {"RX_SEG_SIZE", "TCP_RX_SEG_SIZE"};
+    static const char *const tx[] = {"TX_SEG_SIZE", "TCP_TX_SEG_SIZE"}, *const rx[] = {
+                                                                            "RX_SEG_SIZE",
+                                                                            "TCP_RX_SEG_SIZE"};
     char tx_text[64], rx_text[64];
 
     segments->tx = segment_get(config, tx[0], tx_text, sizeof tx_text);
@@ -71,7 +78,8 @@ static int segments_of_component(uct_component_h component, ucx_segments *segmen
     ucs_status_t status;
     uct_md_h md;
 
-    if (uct_component_query(component, &attr) != UCS_OK || strcmp(attr.name, "tcp") != 0 || uct_md_config_read(component, NULL, NULL, &md_config) != UCS_OK)
+    if (uct_component_query(component, &attr) != UCS_OK || strcmp(attr.name, "tcp") != 0 ||
+        uct_md_config_read(component, NULL, NULL, &md_config) != UCS_OK)
         return 0;
     status = uct_md_open(component, "tcp", md_config, &md);
     uct_config_release(md_config);

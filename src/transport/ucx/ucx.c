@@ -1,8 +1,9 @@
 /*
  * ucx.c - the transport's table, opening and closing, endpoints, and registered memory.
  *
- * What libucp may use is for its own variables to say: UCX_TLS and UCX_NET_DEVICES as in any program, and MPIXEP_UCX_TLS and so on,
- * which are this library's alone. One default is changed: segments of TCP (segment.c).
+ * What libucp may use is for its own variables to say: UCX_TLS and UCX_NET_DEVICES as in any
+ * program, and MPIXEP_UCX_TLS and so on, which are this library's alone. One default is changed:
+ * segments of TCP (segment.c).
  */
 #include "config.h"
 
@@ -15,28 +16,34 @@
 #include "base/clock.h"
 #include "transport/ucx/ucx.h"
 
-_Static_assert(sizeof(ucx_key) == MPIX_UCX_KEY_BYTES && sizeof(ucx_blob) == MPIX_UCX_ADDRESS_BYTES, "sizes of blobs");
+_Static_assert(sizeof(ucx_key) == MPIX_UCX_KEY_BYTES && sizeof(ucx_blob) == MPIX_UCX_ADDRESS_BYTES,
+               "sizes of blobs");
 
 const mpix_ucx_host *ucx_host;
 
-/* libucp keeps memory of its own in /dev/shm, which containers make small, or leave out; its status does not tell. */
+/* libucp keeps memory of its own in /dev/shm, which containers make small, or leave out; its status
+ * does not tell. */
 static const char *shm_hint(void) {
     struct statvfs fs;
 
     if (statvfs("/dev/shm", &fs) != 0 || access("/dev/shm", W_OK) != 0)
-        return "; libucp needs /dev/shm, which is not there or can't be written: mount it (tmpfs, mode 1777)";
+        return "; libucp needs /dev/shm, which is not there or can't be written: mount it (tmpfs, "
+               "mode 1777)";
     if ((uint64_t)fs.f_bavail * fs.f_frsize < UCX_SHM_LEAST)
-        return "; libucp needs /dev/shm, which is full: make it larger (containers: --shm-size), or remove what is left in it";
+        return "; libucp needs /dev/shm, which is full: make it larger (containers: --shm-size), "
+               "or remove what is left in it";
     return "";
 }
 
 static int ucx_fail(int kind, ucs_status_t status, const char *what) {
-    return ucx_host->fail(status == UCS_ERR_NO_MEMORY ? MPIX_ERRK_NO_MEM : kind, NULL, "libucp: %s: %s%s", what, ucs_status_string(status), shm_hint());
+    return ucx_host->fail(status == UCS_ERR_NO_MEMORY ? MPIX_ERRK_NO_MEM : kind, NULL,
+                          "libucp: %s: %s%s", what, ucs_status_string(status), shm_hint());
 }
 
-/* ---- opening ------------------------------------------------------------------------------------------------------------ */
+/* ---- opening --------------------------------------------------------------------------------- */
 
-/* Whether a context has TCP: a key that nobody takes makes libucp print a warning. It tells its resources to people only. */
+/* Whether a context has TCP: a key that nobody takes makes libucp print a warning. It tells its
+ * resources to people only. */
 static int has_tcp(ucp_context_h context) {
     char *text = NULL;
     size_t bytes;
@@ -82,14 +89,18 @@ static int any_transport(const ucp_config_t *config) {
 }
 
 /*
- * Between ranks of one host libucp would write a peer's memory by system calls (cma, knem) or by mapping it (xpmem). A peer that was stopped would do so when it wakes,
- * whoever has the memory by then, and only libucp stands between (mem/calls.h). Without them the target writes, as over TCP, and not after its end.
+ * Between ranks of one host libucp would write a peer's memory by system calls (cma, knem) or by
+ * mapping it (xpmem). A peer that was stopped would do so when it wakes, whoever has the memory by
+ * then, and only libucp stands between (mem/calls.h). Without them the target writes, as over TCP,
+ * and not after its end.
  */
 #define UCX_NOT "^cma,knem,xpmem"
 
 static int open_context(ucx_net *net, const mpix_params *params) {
-    ucp_params_t want = {.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS | UCP_PARAM_FIELD_NAME,
-                         .features = UCP_FEATURE_RMA | UCP_FEATURE_AMO64 | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+    ucp_params_t want = {.field_mask = UCP_PARAM_FIELD_FEATURES |
+                                       UCP_PARAM_FIELD_ESTIMATED_NUM_EPS | UCP_PARAM_FIELD_NAME,
+                         .features = UCP_FEATURE_RMA | UCP_FEATURE_AMO64 | UCP_FEATURE_AM |
+                                     UCP_FEATURE_WAKEUP,
                          .estimated_num_eps = (size_t)net->boot->size,
                          .name = "mpix-ep"};
     char seconds[32];
@@ -98,8 +109,10 @@ static int open_context(ucx_net *net, const mpix_params *params) {
 
     if (status != UCS_OK)
         return ucx_fail(MPIX_ERRK_TRANSPORT, status, "its configuration can't be read");
-    /* A silent peer that has ended is noticed by this; and additions must agree with the processors'. */
-    snprintf(seconds, sizeof seconds, "%lldms", (long long)(params->net_timeout * 500)); /* no point, which a locale may write otherwise */
+    /* A silent peer that has ended is noticed by this; and additions must agree with
+     * the processors'. */
+    /* no point, which a locale may write otherwise */
+    snprintf(seconds, sizeof seconds, "%lldms", (long long)(params->net_timeout * 500));
     status = ucp_config_modify(config, "KEEPALIVE_INTERVAL", seconds);
     if (status == UCS_OK)
         status = ucp_config_modify(config, "ATOMIC_MODE", "cpu");
@@ -113,16 +126,22 @@ static int open_context(ucx_net *net, const mpix_params *params) {
         net->context = NULL;
     ucp_config_release(config);
     if (status != UCS_OK)
-        return ucx_fail(MPIX_ERRK_TRANSPORT, status, "no context (is what UCX_TLS and UCX_NET_DEVICES name there?)");
+        return ucx_fail(MPIX_ERRK_TRANSPORT, status,
+                        "no context (is what UCX_TLS and UCX_NET_DEVICES name there?)");
     /* libucp itself aborts if its own messages do not fit. */
-    if ((net->segments.tx && net->segments.tx < UCX_SEGMENT_LEAST) || (net->segments.rx && net->segments.rx < UCX_SEGMENT_LEAST))
-        return ucx_host->fail(MPIX_ERRK_UNSUPPORTED, NULL, "UCX_TCP_TX_SEG_SIZE is %llu and UCX_TCP_RX_SEG_SIZE is %llu: at least %d bytes are needed",
-                              (unsigned long long)net->segments.tx, (unsigned long long)net->segments.rx, UCX_SEGMENT_LEAST);
+    if ((net->segments.tx && net->segments.tx < UCX_SEGMENT_LEAST) ||
+        (net->segments.rx && net->segments.rx < UCX_SEGMENT_LEAST))
+        return ucx_host->fail(MPIX_ERRK_UNSUPPORTED, NULL,
+                              "UCX_TCP_TX_SEG_SIZE is %llu and UCX_TCP_RX_SEG_SIZE is %llu: at "
+                              "least %d bytes are needed",
+                              (unsigned long long)net->segments.tx,
+                              (unsigned long long)net->segments.rx, UCX_SEGMENT_LEAST);
     return 0;
 }
 
 static int open_worker(ucx_net *net) {
-    ucp_worker_params_t want = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE, .thread_mode = UCS_THREAD_MODE_SERIALIZED};
+    ucp_worker_params_t want = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+                                .thread_mode = UCS_THREAD_MODE_SERIALIZED};
     ucs_status_t status = ucp_worker_create(net->context, &want, &net->worker);
 
     if (status != UCS_OK)
@@ -135,14 +154,16 @@ static int open_worker(ucx_net *net) {
         return ucx_fail(MPIX_ERRK_TRANSPORT, status, "no address");
     if (net->address_bytes > sizeof((ucx_blob *)0)->address)
         return ucx_host->fail(MPIX_ERRK_UNSUPPORTED, NULL,
-                              "the address of libucp's worker has %zu bytes, at most %zu are possible: name fewer devices in UCX_NET_DEVICES or "
+                              "the address of libucp's worker has %zu bytes, at most %zu are "
+                              "possible: name fewer devices in UCX_NET_DEVICES or "
                               "transports in UCX_TLS",
                               net->address_bytes, sizeof((ucx_blob *)0)->address);
     return 0;
 }
 
 /* The peer has closed its side: what breaks from now on was to be. */
-static ucs_status_t bye(void *arg, const void *header, size_t header_length, void *data, size_t length, const ucp_am_recv_param_t *param) {
+static ucs_status_t bye(void *arg, const void *header, size_t header_length, void *data,
+                        size_t length, const ucp_am_recv_param_t *param) {
     ucx_net *net = arg;
     uint32_t rank;
 
@@ -156,10 +177,13 @@ static ucs_status_t bye(void *arg, const void *header, size_t header_length, voi
 }
 
 static int open_handlers(ucx_net *net) {
-    static const ucp_am_recv_callback_t handlers[] = {ucx_store, bye, ucx_refused, ucx_asked, ucx_data};
+    static const ucp_am_recv_callback_t handlers[] = {ucx_store, bye, ucx_refused, ucx_asked,
+                                                      ucx_data};
 
     for (unsigned i = 0; i < sizeof handlers / sizeof *handlers; i++) {
-        ucp_am_handler_param_t param = {.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
+        ucp_am_handler_param_t param = {.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID |
+                                                      UCP_AM_HANDLER_PARAM_FIELD_CB |
+                                                      UCP_AM_HANDLER_PARAM_FIELD_ARG,
                                         .id = UCX_AM_STORE + i,
                                         .cb = handlers[i],
                                         .arg = net};
@@ -194,7 +218,8 @@ static int open_peers(ucx_net *net, const unsigned char *want) {
             continue;
         peer->lanes = calloc((size_t)net->nlanes, sizeof *peer->lanes);
         for (int l = 0; l < net->nlanes; l++) {
-            if (!peer->lanes || !(peer->lanes[l].ring = calloc(UCX_DEPTH, sizeof *peer->lanes[l].ring)))
+            if (!peer->lanes ||
+                !(peer->lanes[l].ring = calloc(UCX_DEPTH, sizeof *peer->lanes[l].ring)))
                 goto no_memory;
             peer->lanes[l].peer = peer;
             peer->lanes[l].index = l;
@@ -203,10 +228,11 @@ static int open_peers(ucx_net *net, const unsigned char *want) {
     return 0;
 
 no_memory:
-    return ucx_host->fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d lanes to each of %zu peers", net->nlanes, npeers);
+    return ucx_host->fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d lanes to each of %zu peers",
+                          net->nlanes, npeers);
 }
 
-/* ---- closing ------------------------------------------------------------------------------------------------------------ */
+/* ---- closing --------------------------------------------------------------------------------- */
 
 static void over(void *request, ucs_status_t status, void *arg) {
     (void)status;
@@ -228,11 +254,15 @@ static void begun(ucx_net *net, ucs_status_ptr_t result) {
 
 /* Peers are told, as far as that takes no waiting for them; then all is given up. */
 static void close_endpoints(ucx_net *net) {
-    ucp_request_param_t send = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
+    ucp_request_param_t send = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
+                                                UCP_OP_ATTR_FIELD_USER_DATA |
+                                                UCP_OP_ATTR_FIELD_FLAGS,
                                 .flags = UCP_AM_SEND_FLAG_EAGER,
                                 .cb.send = over,
                                 .user_data = net};
-    ucp_request_param_t close = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
+    ucp_request_param_t close = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
+                                                 UCP_OP_ATTR_FIELD_USER_DATA |
+                                                 UCP_OP_ATTR_FIELD_FLAGS,
                                  .flags = UCP_EP_CLOSE_FLAG_FORCE,
                                  .cb.send = over,
                                  .user_data = net};
@@ -240,7 +270,8 @@ static void close_endpoints(ucx_net *net) {
     net->closing = 1;
     for (int r = 0; r < net->boot->size; r++)
         if (net->peers[r].ep && net->peers[r].broken == UCS_OK)
-            begun(net, ucp_am_send_nbx(net->peers[r].ep, UCX_AM_BYE, &net->rank, sizeof net->rank, NULL, 0, &send));
+            begun(net, ucp_am_send_nbx(net->peers[r].ep, UCX_AM_BYE, &net->rank, sizeof net->rank,
+                                       NULL, 0, &send));
     wait_for(net);
     for (int r = 0; r < net->boot->size; r++)
         if (net->peers[r].ep)
@@ -248,7 +279,8 @@ static void close_endpoints(ucx_net *net) {
     wait_for(net);
 }
 
-/* libucp uses keys and registrations until its requests have ended, as they do with their endpoint; messages of a peer whose endpoint is closed are dropped. */
+/* libucp uses keys and registrations until its requests have ended, as they do with their endpoint;
+ * messages of a peer whose endpoint is closed are dropped. */
 static void ucx_shut(mpix_net *base) {
     ucx_net *net = (ucx_net *)base;
 
@@ -284,7 +316,8 @@ static int ucx_close(mpix_net *base) {
 
 extern const mpix_net_ops ucx_ops;
 
-static int ucx_open(mpix_boot *boot, const mpix_params *params, const unsigned char *want, mpix_net **out) {
+static int ucx_open(mpix_boot *boot, const mpix_params *params, const unsigned char *want,
+                    mpix_net **out) {
     ucx_net *net = calloc(1, sizeof *net);
     unsigned major, minor, release;
     int kind;
@@ -308,26 +341,32 @@ static int ucx_open(mpix_boot *boot, const mpix_params *params, const unsigned c
         return kind;
     }
     ucp_get_version(&major, &minor, &release);
-    net->net.caps = (mpix_net_caps){.ordered = 1,
-                                    .add_coherent = 1,
-                                    .target_works = 1,
-                                    .lanes = params->lanes,
-                                    .depth = UCX_DEPTH,
-                                    .max_op = net->enlarged ? UCX_LONG : (uint64_t)1 << 30,
-                                    .why = "a word follows the end of a flush, or is in one stream with the writes"};
-    snprintf(net->net.caps.device, sizeof net->net.caps.device, "libucp %u.%u.%u", major, minor, release);
-    snprintf(net->net.caps.address, sizeof net->net.caps.address, "worker address of %zu bytes", net->address_bytes);
+    net->net.caps = (mpix_net_caps){
+        .ordered = 1,
+        .add_coherent = 1,
+        .target_works = 1,
+        .lanes = params->lanes,
+        .depth = UCX_DEPTH,
+        .max_op = net->enlarged ? UCX_LONG : (uint64_t)1 << 30,
+        .why = "a word follows the end of a flush, or is in one stream with the writes"};
+    snprintf(net->net.caps.device, sizeof net->net.caps.device, "libucp %u.%u.%u", major, minor,
+             release);
+    snprintf(net->net.caps.address, sizeof net->net.caps.address, "worker address of %zu bytes",
+             net->address_bytes);
     *out = &net->net;
     return 0;
 }
 
-/* Blobs and keys come and go in messages, at any address: they are copied, not looked at where they are. */
+/* Blobs and keys come and go in messages, at any address: they are copied, not looked at
+ * where they are. */
 
-/* ---- connections -------------------------------------------------------------------------------------------------------- */
+/* ---- connections ----------------------------------------------------------------------------- */
 
 static int ucx_address(mpix_net *base, int peer, void *out) {
     ucx_net *net = (ucx_net *)base;
-    ucx_blob blob = {.len = (uint32_t)net->address_bytes, .tx = (uint32_t)net->segments.tx, .rx = (uint32_t)net->segments.rx};
+    ucx_blob blob = {.len = (uint32_t)net->address_bytes,
+                     .tx = (uint32_t)net->segments.tx,
+                     .rx = (uint32_t)net->segments.rx};
 
     (void)peer;
     memcpy(blob.address, net->address, net->address_bytes);
@@ -341,8 +380,9 @@ static void ep_failed(void *arg, ucp_ep_h ep, ucs_status_t status) {
 }
 
 /*
- * How many lanes libucp has to the peer, and how many of them are TCP: puts over TCP are emulated, copied into messages and answered by others. libucp tells
- * it to people only, one line per lane; what it says in another way is not TCP.
+ * How many lanes libucp has to the peer, and how many of them are TCP: puts over TCP are emulated,
+ * copied into messages and answered by others. libucp tells it to people only, one line per lane;
+ * what it says in another way is not TCP.
  */
 static int count_lanes(ucp_ep_h ep, int *tcp) {
     char *text = NULL, *line, *rest = NULL;
@@ -364,9 +404,10 @@ static int count_lanes(ucp_ep_h ep, int *tcp) {
 }
 
 /*
- * What goes over TCP in one piece: no more than both this rank's segment and the peer's. If the peer takes less than libucp here sends, no put may be left to
- * libucp, which would cut it by its own segment; then each write is a message of ours, no longer than the peer takes. If the peer sends more than is
- * taken here, no get may be answered by more than fits.
+ * What goes over TCP in one piece: no more than both this rank's segment and the peer's. If the
+ * peer takes less than libucp here sends, no put may be left to libucp, which would cut it by its
+ * own segment; then each write is a message of ours, no longer than the peer takes. If the peer
+ * sends more than is taken here, no get may be answered by more than fits.
  */
 static void fit_segments(ucx_net *net, int peer, const ucx_blob *blob) {
     ucx_peer *p = &net->peers[peer];
@@ -376,7 +417,8 @@ static void fit_segments(ucx_net *net, int peer, const ucx_blob *blob) {
 
     p->tcp = lanes > 0 && tcp == lanes;
     p->message = UCX_SHORT;
-    if (!tcp || own->tx < UCX_SEGMENT_LEAST || own->rx < UCX_SEGMENT_LEAST || blob->tx < UCX_SEGMENT_LEAST || blob->rx < UCX_SEGMENT_LEAST)
+    if (!tcp || own->tx < UCX_SEGMENT_LEAST || own->rx < UCX_SEGMENT_LEAST ||
+        blob->tx < UCX_SEGMENT_LEAST || blob->rx < UCX_SEGMENT_LEAST)
         return;
     if (most > UCX_LONG)
         most = UCX_LONG;
@@ -384,7 +426,8 @@ static void fit_segments(ucx_net *net, int peer, const ucx_blob *blob) {
         p->message = most;
     if ((narrow || tcp == lanes) && most < net->net.caps.max_op)
         net->net.caps.max_op = most;
-    if (blob->tx > own->rx && (!net->net.caps.read_op || own->rx - UCX_HEADS < net->net.caps.read_op))
+    if (blob->tx > own->rx &&
+        (!net->net.caps.read_op || own->rx - UCX_HEADS < net->net.caps.read_op))
         net->net.caps.read_op = own->rx - UCX_HEADS;
 }
 
@@ -392,7 +435,9 @@ static void fit_segments(ucx_net *net, int peer, const ucx_blob *blob) {
 static int ucx_connect(mpix_net *base, int peer, const void *in) {
     ucx_net *net = (ucx_net *)base;
     ucx_blob blob;
-    ucp_ep_params_t want = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER,
+    ucp_ep_params_t want = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
+                                          UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                                          UCP_EP_PARAM_FIELD_ERR_HANDLER,
                             .address = (const ucp_address_t *)blob.address,
                             .err_mode = UCP_ERR_HANDLING_MODE_PEER,
                             .err_handler = {ep_failed, &net->peers[peer]}};
@@ -400,7 +445,8 @@ static int ucx_connect(mpix_net *base, int peer, const void *in) {
 
     memcpy(&blob, in, sizeof blob);
     if (blob.len > sizeof blob.address)
-        return ucx_host->fail_peer(MPIX_ERRK_INTERNAL, peer, net->boot->hostnames[peer], "the address of rank %d is damaged", peer);
+        return ucx_host->fail_peer(MPIX_ERRK_INTERNAL, peer, net->boot->hostnames[peer],
+                                   "the address of rank %d is damaged", peer);
     status = ucp_ep_create(net->worker, &want, &net->peers[peer].ep);
     if (status == UCS_OK) {
         fit_segments(net, peer, &blob);
@@ -408,16 +454,18 @@ static int ucx_connect(mpix_net *base, int peer, const void *in) {
     }
     net->peers[peer].ep = NULL;
     return ucx_host->fail_peer(MPIX_ERRK_TRANSPORT, peer, net->boot->hostnames[peer],
-                               "libucp: no endpoint to rank %d on %s: %s (have both hosts a transport of UCX_TLS in common?)", peer,
-                               net->boot->hostnames[peer], ucs_status_string(status));
+                               "libucp: no endpoint to rank %d on %s: %s (have both hosts a "
+                               "transport of UCX_TLS in common?)",
+                               peer, net->boot->hostnames[peer], ucs_status_string(status));
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static void ranges_reach(ucx_net *net, size_t from) {
     for (size_t i = from; i < net->nmems; i++) {
         const mpix_net_mem *mem = net->mems[i].mem;
-        uint64_t end = (uint64_t)(uintptr_t)mem->base + mem->bytes, before = i ? net->mems[i - 1].reach : 0;
+        uint64_t end = (uint64_t)(uintptr_t)mem->base + mem->bytes,
+                 before = i ? net->mems[i - 1].reach : 0;
         net->mems[i].reach = end > before ? end : before;
     }
 }
@@ -460,8 +508,10 @@ static void ucx_mem_dereg(mpix_net *base, mpix_net_mem *mem) {
 
 static int ucx_mem_reg(mpix_net *base, void *start, size_t bytes, mpix_net_mem **out) {
     ucx_net *net = (ucx_net *)base;
-    ucp_mem_map_params_t want = {
-        .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH, .address = start, .length = bytes};
+    ucp_mem_map_params_t want = {.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS |
+                                               UCP_MEM_MAP_PARAM_FIELD_LENGTH,
+                                 .address = start,
+                                 .length = bytes};
     mpix_net_mem *mem = calloc(1, sizeof *mem);
     void *packed;
     size_t len = 0;
@@ -490,10 +540,14 @@ static int ucx_mem_reg(mpix_net *base, void *start, size_t bytes, mpix_net_mem *
     }
     ucx_mem_dereg(base, mem);
     if (status == UCS_OK)
-        return ucx_host->fail(MPIX_ERRK_UNSUPPORTED, NULL, "libucp's key of memory has %zu bytes, at most %zu are possible: name fewer transports in UCX_TLS",
+        return ucx_host->fail(MPIX_ERRK_UNSUPPORTED, NULL,
+                              "libucp's key of memory has %zu bytes, at most %zu are possible: "
+                              "name fewer transports in UCX_TLS",
                               len, sizeof((ucx_key *)0)->packed);
-    return ucx_host->fail(status == UCS_ERR_NO_MEMORY ? MPIX_ERRK_NO_MEM : MPIX_ERRK_TRANSPORT, NULL,
-                          "libucp: %zu bytes of memory at %p can't be registered: %s (ulimit -l?)", bytes, start, ucs_status_string(status));
+    return ucx_host->fail(status == UCS_ERR_NO_MEMORY ? MPIX_ERRK_NO_MEM : MPIX_ERRK_TRANSPORT,
+                          NULL,
+                          "libucp: %zu bytes of memory at %p can't be registered: %s (ulimit -l?)",
+                          bytes, start, ucs_status_string(status));
 }
 
 /* Without a guard what comes for it is refused. */
@@ -507,7 +561,9 @@ static void ucx_mem_foreign(mpix_net *base, mpix_net_mem *mem) {
 
 static void ucx_mem_key(mpix_net *base, const mpix_net_mem *mem, void *out) {
     ucx_net *net = (ucx_net *)base;
-    ucx_key key = {.addr = (uint64_t)(uintptr_t)mem->base, .bytes = mem->bytes, .foreign = (uint32_t)mem->foreign};
+    ucx_key key = {.addr = (uint64_t)(uintptr_t)mem->base,
+                   .bytes = mem->bytes,
+                   .foreign = (uint32_t)mem->foreign};
     void *packed;
     size_t len;
 
@@ -534,14 +590,16 @@ static int ucx_rmem_open(mpix_net *base, int peer, const void *in, mpix_net_rmem
     rmem->bytes = key.bytes;
     rmem->foreign = (int)key.foreign;
     if (key.bytes)
-        status = net->peers[peer].ep && key.len && key.len <= sizeof key.packed ? ucp_ep_rkey_unpack(net->peers[peer].ep, key.packed, &rmem->rkey)
-                                                                                     : UCS_ERR_INVALID_PARAM;
+        status = net->peers[peer].ep && key.len && key.len <= sizeof key.packed
+                     ? ucp_ep_rkey_unpack(net->peers[peer].ep, key.packed, &rmem->rkey)
+                     : UCS_ERR_INVALID_PARAM;
     if (status == UCS_OK) {
         *out = rmem;
         return 0;
     }
     free(rmem);
-    return ucx_host->fail_peer(MPIX_ERRK_TRANSPORT, peer, net->boot->hostnames[peer], "libucp: the key of memory of rank %d can't be used: %s", peer,
+    return ucx_host->fail_peer(MPIX_ERRK_TRANSPORT, peer, net->boot->hostnames[peer],
+                               "libucp: the key of memory of rank %d can't be used: %s", peer,
                                ucs_status_string(status));
 }
 
@@ -552,7 +610,7 @@ static void ucx_rmem_close(mpix_net *base, mpix_net_rmem *rmem) {
     free(rmem);
 }
 
-/* ---- the table ---------------------------------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 const mpix_net_ops ucx_ops = {
     .name = "ucx",
@@ -579,8 +637,8 @@ const mpix_net_ops ucx_ops = {
 MPIX_EXPORT const mpix_net_ops *mpix_ucx_module(const mpix_ucx_host *host);
 
 const mpix_net_ops *mpix_ucx_module(const mpix_ucx_host *host) {
-    if (host->abi != MPIX_UCX_ABI || host->boot_bytes != sizeof(mpix_boot) || host->params_bytes != sizeof(mpix_params) ||
-        host->op_bytes != sizeof(mpix_net_op))
+    if (host->abi != MPIX_UCX_ABI || host->boot_bytes != sizeof(mpix_boot) ||
+        host->params_bytes != sizeof(mpix_params) || host->op_bytes != sizeof(mpix_net_op))
         return NULL;
     ucx_host = host;
     return &ucx_ops;

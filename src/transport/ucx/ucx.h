@@ -1,12 +1,15 @@
 /*
- * ucx.h - the state of the transport ucx, shared by its two files: ucx.c opens, connects and registers; ucx_move.c posts and polls.
+ * ucx.h - the state of the transport ucx, shared by its two files: ucx.c opens, connects and
+ * registers; ucx_move.c posts and polls.
  *
- * libucp (UCX 1.12 or later) carries puts and gets over whatever it finds between two processes: RDMA devices, TCP, shared memory. It
- * does not say in which order a target sees them, so a word goes only when a flush of the endpoint has shown that the writes before it
- * are there; and it goes as an active message, which the target's turn stores. Short writes go the same way, in order with the words,
- * and need no flush; so do all writes to peers that only TCP reaches, where libucp would copy puts into messages of its own (it sends ours from where they
- * lie) and wait for answers. Over TCP the target's processor takes part in puts, gets and flushes too: each rank's proxy must run all the time
- * (caps.target_works).
+ * libucp (UCX 1.12 or later) carries puts and gets over whatever it finds between two processes:
+ * RDMA devices, TCP, shared memory. It does not say in which order a target sees them, so a word
+ * goes only when a flush of the endpoint has shown that the writes before it are there; and it goes
+ * as an active message, which the target's turn stores. Short writes go the same way, in order with
+ * the words, and need no flush; so do all writes to peers that only TCP reaches, where libucp would
+ * copy puts into messages of its own (it sends ours from where they lie) and wait for answers. Over
+ * TCP the target's processor takes part in puts, gets and flushes too: each rank's proxy must run
+ * all the time (caps.target_works).
  */
 #ifndef MPIX_TRANSPORT_UCX_H
 #define MPIX_TRANSPORT_UCX_H
@@ -17,30 +20,35 @@
 #include "transport/ucx/module.h"
 
 enum {
-    UCX_DEPTH = 256,       /* operations that may be incomplete per lane; a power of two */
-    UCX_SHORT = 512,       /* longest write that travels as a message: one fragment over every transport of libucp */
-    UCX_LONG = 256 << 10,  /* the same to peers that only TCP reaches, if segments are long enough */
+    UCX_DEPTH = 256,          /* operations that may be incomplete per lane; a power of two */
+    UCX_SHORT = 512,          /* longest write that travels as a message: one fragment over every
+                               * transport of libucp */
+    UCX_LONG = 256 << 10,     /* the same to peers that only TCP reaches, if segments
+                               * are long enough */
     UCX_SEGMENT_LEAST = 4096, /* of TCP: libucp's message with a worker's address fits */
-    UCX_SHM_LEAST = 1 << 20, /* free in /dev/shm: with less an error names it */
-    UCX_HEADS = 1024,      /* of a segment: for libucp's headers, ours and UCX_PAD */
-    UCX_PAD = 64,          /* ucx_move.c */
-    UCX_FLUSHES = 8,       /* under way per lane */
-    UCX_ROUNDS = 16,       /* of progress in a poll, at most */
-    UCX_CLOSE_NS = 50000000 /* for the messages that announce the end; nobody is waited for */
+    UCX_SHM_LEAST = 1 << 20,  /* free in /dev/shm: with less an error names it */
+    UCX_HEADS = 1024,         /* of a segment: for libucp's headers, ours and UCX_PAD */
+    UCX_PAD = 64,             /* ucx_move.c */
+    UCX_FLUSHES = 8,          /* under way per lane */
+    UCX_ROUNDS = 16,          /* of progress in a poll, at most */
+    UCX_CLOSE_NS = 50000000   /* for the messages that announce the end; nobody is waited for */
 };
 
 #define UCX_SEGMENT "260k" /* UCX_LONG and heads */
 
-enum { UCX_AM_STORE = 7, UCX_AM_BYE, UCX_AM_REFUSED, UCX_AM_READ, UCX_AM_DATA }; /* ids of active messages */
+/* ids of active messages */
+enum { UCX_AM_STORE = 7, UCX_AM_BYE, UCX_AM_REFUSED, UCX_AM_READ, UCX_AM_DATA };
 
-/* What a message is: a word, or a write. seq: of all messages on this lane, in order. Of a long write it is the beginning of the data. */
+/* What a message is: a word, or a write. seq: of all messages on this lane, in order. Of a long
+ * write it is the beginning of the data. */
 typedef struct ucx_header {
     uint32_t rank, seq;
-    uint32_t lane, word; /* word: value is stored, else the data are copied */
+    uint32_t lane, word;  /* word: value is stored, else the data are copied */
     uint64_t addr, value; /* long write: bytes before what is written */
 } ucx_header;
 
-/* A read of memory that its owner may have unmapped, to a peer that only TCP reaches; and its answer, for the same operation: bytes from `off` on, or a failure. */
+/* A read of memory that its owner may have unmapped, to a peer that only TCP reaches; and its
+ * answer, for the same operation: bytes from `off` on, or a failure. */
 typedef struct ucx_read {
     uint32_t rank, lane;
     uint64_t number, addr, len, off;
@@ -51,16 +59,17 @@ enum { UCX_HELD = 1, UCX_ISSUED, UCX_READING };
 
 typedef struct ucx_op {
     mpix_net_op op;
-    ucx_header header; /* of a message: libucp may read it until the message is complete */
-    ucx_read read;     /* the same of a read; off: bytes that are here */
+    ucx_header header;     /* of a message: libucp may read it until the message is complete */
+    ucx_read read;         /* the same of a read; off: bytes that are here */
     ucp_dt_iov_t parts[3]; /* of a long write */
     int state;
     uint64_t need; /* a message goes when the lane's operations before this number are flushed */
 } ucx_op;
 
 /*
- * Numbers of operations: [done, head) are posted and not reported; those below `flushed` are complete, those below `issued` are with
- * libucp without a gap (others beyond a held message may be too). `puts`: after the last one that is no message.
+ * Numbers of operations: [done, head) are posted and not reported; those below `flushed` are
+ * complete, those below `issued` are with libucp without a gap (others beyond a held message may be
+ * too). `puts`: after the last one that is no message.
  */
 typedef struct ucx_lane {
     ucx_op *ring; /* [UCX_DEPTH] */
@@ -78,7 +87,7 @@ typedef struct ucx_peer {
     ucp_ep_h ep;
     uint64_t message;    /* longest write that travels as a message */
     int tcp;             /* it is reached by TCP alone */
-    ucx_lane *lanes; /* NULL: not wanted */
+    ucx_lane *lanes;     /* NULL: not wanted */
     ucs_status_t broken; /* UCS_OK: not */
     int told, bye;       /* bye: it has closed its side, and what breaks now is no failure */
     char text[96];
@@ -91,14 +100,15 @@ typedef struct ucx_flush {
     struct ucx_flush *next; /* in the list of free ones */
 } ucx_flush;
 
-/* Registered memory, by its beginning. It may overlap: reach is the end of what reaches furthest among this one and those before. */
+/* Registered memory, by its beginning. It may overlap: reach is the end of what reaches furthest
+ * among this one and those before. */
 typedef struct ucx_range {
     const mpix_net_mem *mem;
     uint64_t reach;
 } ucx_range;
 
-/* Bytes of a TCP segment that this process sends and takes, 0: not known. The keys are ucp_config_modify's; NULL: the user has chosen, or the
- * version does not know them. */
+/* Bytes of a TCP segment that this process sends and takes, 0: not known. The keys are
+ * ucp_config_modify's; NULL: the user has chosen, or the version does not know them. */
 typedef struct ucx_segments {
     uint64_t tx, rx;
     const char *tx_key, *rx_key;
@@ -111,15 +121,15 @@ typedef struct ucx_net {
     ucp_worker_h worker;
     ucp_address_t *address;
     size_t address_bytes;
-    ucx_peer *peers; /* [size] */
+    ucx_peer *peers;   /* [size] */
     ucx_lane **active; /* lanes with operations that are not complete */
     int nlanes, nactive, fd;
     ucx_segments segments;
-    int enlarged; /* those of TCP are ours */
+    int enlarged;      /* those of TCP are ours */
     int closing, open; /* open: requests of the end under way */
     uint32_t rank;
-    int broken;                    /* peers that broke and were not told of */
-    int stored;                    /* messages were taken in since it was told */
+    int broken; /* peers that broke and were not told of */
+    int stored; /* messages were taken in since it was told */
     ucx_flush *flushes, *free_flush;
     ucx_range *mems; /* [nmems] */
     size_t nmems;
@@ -160,9 +170,13 @@ int ucx_poll_arrivals(mpix_net *net, mpix_net_arrival *arrivals, int max);
 int ucx_arm(mpix_net *net, int *fd);
 void ucx_ack(mpix_net *net);
 void ucx_break(ucx_peer *peer, ucs_status_t status, const char *what);
-ucs_status_t ucx_store(void *arg, const void *header, size_t header_length, void *data, size_t length, const ucp_am_recv_param_t *param);
+ucs_status_t ucx_store(void *arg, const void *header, size_t header_length, void *data,
+                       size_t length, const ucp_am_recv_param_t *param);
 /* What came by UCX_AM_REFUSED, UCX_AM_READ and UCX_AM_DATA. */
-ucs_status_t ucx_refused(void *arg, const void *header, size_t header_length, void *data, size_t length, const ucp_am_recv_param_t *param);
-ucs_status_t ucx_asked(void *arg, const void *header, size_t header_length, void *data, size_t length, const ucp_am_recv_param_t *param);
-ucs_status_t ucx_data(void *arg, const void *header, size_t header_length, void *data, size_t length, const ucp_am_recv_param_t *param);
+ucs_status_t ucx_refused(void *arg, const void *header, size_t header_length, void *data,
+                         size_t length, const ucp_am_recv_param_t *param);
+ucs_status_t ucx_asked(void *arg, const void *header, size_t header_length, void *data,
+                       size_t length, const ucp_am_recv_param_t *param);
+ucs_status_t ucx_data(void *arg, const void *header, size_t header_length, void *data,
+                      size_t length, const ucp_am_recv_param_t *param);
 #endif

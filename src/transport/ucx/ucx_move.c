@@ -1,8 +1,9 @@
 /*
  * ucx_move.c - operations of the transport ucx.
  *
- * Complete means flushed: a flush of the endpoint that began after an operation has ended. Flushes begin by themselves, one for all
- * that was posted since the last; a second and third only when a message waits for what the first does not cover.
+ * Complete means flushed: a flush of the endpoint that began after an operation has ended. Flushes
+ * begin by themselves, one for all that was posted since the last; a second and third only when a
+ * message waits for what the first does not cover.
  */
 #include "config.h"
 
@@ -26,7 +27,7 @@ void ucx_break(ucx_peer *peer, ucs_status_t status, const char *what) {
     peer->net->broken += !peer->bye;
 }
 
-/* ---- handing over ------------------------------------------------------------------------------------------------------- */
+/* ---- handing over ---------------------------------------------------------------------------- */
 
 static void sent(void *request, ucs_status_t status, void *arg) {
     if (status != UCS_OK)
@@ -41,9 +42,12 @@ static void begun(ucx_peer *peer, ucs_status_ptr_t result, const char *what) {
 }
 
 /*
- * A long write goes from where it lies, behind its header. The kernel copies it with `rep movsb`, which on some processors (an AMD EPYC: 3.5 instead of 55 GB/s) is slow
- * if the target is 1 to 15 bytes behind the source, modulo 4096. What is sent into an empty socket begins a page, with some 13 bytes of libucp's. So data at the beginning
- * of a page, as most are, would meet just that, call after call, without our header between; and data just behind such a place would with it: then more is put between.
+ * A long write goes from where it lies, behind its header. The kernel copies it with `rep movsb`,
+ * which on some processors (an AMD EPYC: 3.5 instead of 55 GB/s) is slow if the target is 1 to 15
+ * bytes behind the source, modulo 4096. What is sent into an empty socket begins a page, with some
+ * 13 bytes of libucp's. So data at the beginning of a page, as most are, would meet just that, call
+ * after call, without our header between; and data just behind such a place would with it: then
+ * more is put between.
  */
 static size_t issue_pad(const void *from) {
     size_t at = ((uintptr_t)from - sizeof(ucx_header)) % 4096;
@@ -55,7 +59,9 @@ static void issue_long(ucx_lane *lane, ucx_op *o) {
     static const char pad[UCX_PAD];
     ucx_peer *peer = lane->peer;
     size_t between = issue_pad(o->op.local), n = 0;
-    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_DATATYPE,
+    ucp_request_param_t param = {.op_attr_mask =
+                                     UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                                     UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_DATATYPE,
                                  .flags = UCP_AM_SEND_FLAG_EAGER,
                                  .cb.send = sent,
                                  .user_data = peer,
@@ -66,12 +72,15 @@ static void issue_long(ucx_lane *lane, ucx_op *o) {
     if (between)
         o->parts[n++] = (ucp_dt_iov_t){(void *)(uintptr_t)pad, between};
     o->parts[n++] = (ucp_dt_iov_t){o->op.local, o->op.len};
-    begun(peer, ucp_am_send_nbx(peer->ep, UCX_AM_STORE, NULL, 0, o->parts, n, &param), "a message was refused");
+    begun(peer, ucp_am_send_nbx(peer->ep, UCX_AM_STORE, NULL, 0, o->parts, n, &param),
+          "a message was refused");
 }
 
 static void issue_message(ucx_lane *lane, ucx_op *o) {
     ucx_peer *peer = lane->peer;
-    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
+    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
+                                                 UCP_OP_ATTR_FIELD_USER_DATA |
+                                                 UCP_OP_ATTR_FIELD_FLAGS,
                                  .flags = UCP_AM_SEND_FLAG_EAGER,
                                  .cb.send = sent,
                                  .user_data = peer};
@@ -88,34 +97,48 @@ static void issue_message(ucx_lane *lane, ucx_op *o) {
         issue_long(lane, o);
     else
         begun(peer,
-              ucp_am_send_nbx(peer->ep, UCX_AM_STORE, &o->header, sizeof o->header, word ? NULL : o->op.local, word ? 0 : o->op.len, &param),
+              ucp_am_send_nbx(peer->ep, UCX_AM_STORE, &o->header, sizeof o->header,
+                              word ? NULL : o->op.local, word ? 0 : o->op.len, &param),
               "a message was refused");
 }
 
 static void issue(ucx_lane *lane, ucx_op *o) {
     ucx_peer *peer = lane->peer;
     const mpix_net_op *op = &o->op;
-    ucp_request_param_t param = {
-        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA, .cb.send = sent, .user_data = peer};
+    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
+                                                 UCP_OP_ATTR_FIELD_USER_DATA,
+                                 .cb.send = sent,
+                                 .user_data = peer};
     uint64_t there = op->rmem->addr + op->roff;
 
     o->state = UCX_ISSUED;
     if (op->kind == MPIX_NET_READ && op->len > 0 && op->rmem->foreign && peer->tcp) {
         o->state = UCX_READING;
         lane->reading++;
-        o->read = (ucx_read){.rank = peer->net->rank, .lane = (uint32_t)lane->index, .number = lane->head - 1, .addr = there, .len = op->len};
+        o->read = (ucx_read){.rank = peer->net->rank,
+                             .lane = (uint32_t)lane->index,
+                             .number = lane->head - 1,
+                             .addr = there,
+                             .len = op->len};
         param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
         param.flags = UCP_AM_SEND_FLAG_EAGER;
-        begun(peer, ucp_am_send_nbx(peer->ep, UCX_AM_READ, &o->read, sizeof o->read, NULL, 0, &param), "a read was refused");
+        begun(peer,
+              ucp_am_send_nbx(peer->ep, UCX_AM_READ, &o->read, sizeof o->read, NULL, 0, &param),
+              "a read was refused");
     } else if (op->kind == MPIX_NET_WRITE && op->len > 0) {
-        begun(peer, ucp_put_nbx(peer->ep, op->local, op->len, there, op->rmem->rkey, &param), "a put was refused");
+        begun(peer, ucp_put_nbx(peer->ep, op->local, op->len, there, op->rmem->rkey, &param),
+              "a put was refused");
     } else if (op->kind == MPIX_NET_READ && op->len > 0) {
-        begun(peer, ucp_get_nbx(peer->ep, op->local, op->len, there, op->rmem->rkey, &param), "a get was refused");
+        begun(peer, ucp_get_nbx(peer->ep, op->local, op->len, there, op->rmem->rkey, &param),
+              "a get was refused");
     } else if (op->kind == MPIX_NET_ADD) {
-        param.op_attr_mask |= UCP_OP_ATTR_FIELD_DATATYPE | (op->local ? UCP_OP_ATTR_FIELD_REPLY_BUFFER : 0);
+        param.op_attr_mask |= UCP_OP_ATTR_FIELD_DATATYPE |
+                              (op->local ? UCP_OP_ATTR_FIELD_REPLY_BUFFER : 0);
         param.datatype = ucp_dt_make_contig(8);
         param.reply_buffer = op->local;
-        begun(peer, ucp_atomic_op_nbx(peer->ep, UCP_ATOMIC_OP_ADD, &o->op.value, 1, there, op->rmem->rkey, &param),
+        begun(peer,
+              ucp_atomic_op_nbx(peer->ep, UCP_ATOMIC_OP_ADD, &o->op.value, 1, there, op->rmem->rkey,
+                                &param),
               "an addition was refused");
     }
 }
@@ -140,12 +163,15 @@ int ucx_post(mpix_net *base, const mpix_net_op *ops, int count) {
         const mpix_net_op *op = &ops[i];
         ucx_lane *lane = &net->peers[op->peer].lanes[op->lane];
         uint64_t len = op->kind == MPIX_NET_WORD || op->kind == MPIX_NET_ADD ? 8 : op->len;
-        int message = op->kind == MPIX_NET_WORD || (op->kind == MPIX_NET_WRITE && op->len > 0 && op->len <= lane->peer->message);
+        int message = op->kind == MPIX_NET_WORD ||
+                      (op->kind == MPIX_NET_WRITE && op->len > 0 && op->len <= lane->peer->message);
         ucx_op *o;
         if (lane->head - lane->done == UCX_DEPTH)
             break;
         if (len > op->rmem->bytes || op->roff > op->rmem->bytes - len)
-            return -ucx_host->fail(MPIX_ERRK_INTERNAL, NULL, "an operation on [%" PRIu64 ", + %" PRIu64 ") of %" PRIu64 " bytes of rank %d",
+            return -ucx_host->fail(MPIX_ERRK_INTERNAL, NULL,
+                                   "an operation on [%" PRIu64 ", + %" PRIu64 ") of %" PRIu64
+                                   " bytes of rank %d",
                                    op->roff, len, op->rmem->bytes, op->peer);
         o = lane_op(lane, lane->head++);
         *o = (ucx_op){.op = *op, .state = UCX_HELD, .need = lane->puts};
@@ -164,7 +190,7 @@ int ucx_post(mpix_net *base, const mpix_net_op *ops, int count) {
     return i;
 }
 
-/* ---- flushes ------------------------------------------------------------------------------------------------------------ */
+/* ---- flushes --------------------------------------------------------------------------------- */
 
 static void flush_over(ucx_flush *flush, ucs_status_t status) {
     ucx_lane *lane = flush->lane;
@@ -187,8 +213,10 @@ static void flushed(void *request, ucs_status_t status, void *arg) {
 static void flush_begin(ucx_lane *lane) {
     ucx_net *net = lane->peer->net;
     ucx_flush *flush = net->free_flush;
-    ucp_request_param_t param = {
-        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA, .cb.send = flushed, .user_data = flush};
+    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
+                                                 UCP_OP_ATTR_FIELD_USER_DATA,
+                                 .cb.send = flushed,
+                                 .user_data = flush};
     ucs_status_ptr_t result;
 
     net->free_flush = flush->next;
@@ -213,7 +241,7 @@ static void lane_step(ucx_lane *lane) {
     } while (lane->nflushes == 0); /* it was over at once */
 }
 
-/* ---- polling ------------------------------------------------------------------------------------------------------------ */
+/* ---- polling --------------------------------------------------------------------------------- */
 
 static int tell_broken(ucx_net *net, mpix_net_done *done, int max) {
     int stored = 0;
@@ -224,7 +252,9 @@ static int tell_broken(ucx_net *net, mpix_net_done *done, int max) {
             continue;
         peer->told = 1;
         net->broken--;
-        done[stored] = (mpix_net_done){.peer = r, .kind = peer->broken == UCS_ERR_NO_MEMORY ? MPIX_ERRK_NO_MEM : MPIX_ERRK_PEER};
+        done[stored] = (mpix_net_done){.peer = r,
+                                       .kind = peer->broken == UCS_ERR_NO_MEMORY ? MPIX_ERRK_NO_MEM
+                                                                                 : MPIX_ERRK_PEER};
         memcpy(done[stored++].text, peer->text, sizeof peer->text);
     }
     return stored;
@@ -252,7 +282,9 @@ int ucx_poll(mpix_net *base, mpix_net_done *done, int max) {
         lane_step(lane);
         uint64_t upto = complete_upto(lane);
         if (upto > lane->done) {
-            done[stored++] = (mpix_net_done){.peer = lane->peer->rank, .lane = lane->index, .n = (int)(upto - lane->done)};
+            done[stored++] = (mpix_net_done){.peer = lane->peer->rank,
+                                             .lane = lane->index,
+                                             .n = (int)(upto - lane->done)};
             lane->done = upto;
         }
         if (lane->done == lane->head) {
@@ -263,7 +295,8 @@ int ucx_poll(mpix_net *base, mpix_net_done *done, int max) {
     return stored + tell_broken(net, done + stored, max - stored);
 }
 
-/* There are no counted writes. Messages were stored by the progress of poll; that some were is told. */
+/* There are no counted writes. Messages were stored by the progress of poll; that some
+ * were is told. */
 int ucx_poll_arrivals(mpix_net *base, mpix_net_arrival *arrivals, int max) {
     ucx_net *net = (ucx_net *)base;
 
@@ -282,20 +315,20 @@ int ucx_arm(mpix_net *base, int *fd) {
     while ((status = ucp_worker_arm(net->worker)) == UCS_ERR_BUSY)
         (void)ucp_worker_progress(net->worker);
     if (status != UCS_OK)
-        return ucx_host->fail(MPIX_ERRK_TRANSPORT, NULL, "libucp can't wait for events: %s", ucs_status_string(status));
+        return ucx_host->fail(MPIX_ERRK_TRANSPORT, NULL, "libucp can't wait for events: %s",
+                              ucs_status_string(status));
     *fd = net->fd;
     return 0;
 }
 
-void ucx_ack(mpix_net *base) {
-    (void)base;
-}
+void ucx_ack(mpix_net *base) { (void)base; }
 
-/* ---- messages that arrive ----------------------------------------------------------------------------------------------- */
+/* ---- messages that arrive -------------------------------------------------------------------- */
 
 /* It names memory that is registered, or else it is not for us. */
 static const mpix_net_mem *store_place(const ucx_net *net, uint64_t addr, uint64_t len) {
-    size_t low = 0, high = net->nmems; /* of those that begin behind addr the first is in [low, high] */
+    /* of those that begin behind addr the first is in [low, high] */
+    size_t low = 0, high = net->nmems;
 
     while (low < high) {
         size_t middle = (low + high) / 2;
@@ -314,27 +347,38 @@ static const mpix_net_mem *store_place(const ucx_net *net, uint64_t addr, uint64
 }
 
 static ucx_peer *peer_of(ucx_net *net, uint32_t rank, uint32_t lane) {
-    return rank < (uint32_t)net->boot->size && net->peers[rank].lanes && lane < (uint32_t)net->nlanes ? &net->peers[rank] : NULL;
+    return rank < (uint32_t)net->boot->size && net->peers[rank].lanes &&
+                   lane < (uint32_t)net->nlanes
+               ? &net->peers[rank]
+               : NULL;
 }
 
-/* ---- memory of the program's -------------------------------------------------------------------------------------------- */
+/* ---- memory of the program's ----------------------------------------------------------------- */
 
 /*
- * It may be unmapped, or its file cut short, while it is registered. libucp's emulation of puts and gets over TCP would end the process by that. So what goes there
- * is a message, what is wanted from there is asked for by one, and both are moved with a guard. A write that fails has been complete for its
- * origin, as with a device whose peer refuses; the origin is told, and its connection is broken.
+ * It may be unmapped, or its file cut short, while it is registered. libucp's emulation of puts
+ * and gets over TCP would end the process by that. So what goes there is a message, what is wanted
+ * from there is asked for by one, and both are moved with a guard. A write that fails has been
+ * complete for its origin, as with a device whose peer refuses; the origin is told, and its
+ * connection is broken.
  */
 static void refuse(ucx_peer *peer) {
-    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
+    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
+                                                 UCP_OP_ATTR_FIELD_USER_DATA |
+                                                 UCP_OP_ATTR_FIELD_FLAGS,
                                  .flags = UCP_AM_SEND_FLAG_EAGER,
                                  .cb.send = sent,
                                  .user_data = peer};
 
     if (peer->broken == UCS_OK && !peer->net->closing)
-        begun(peer, ucp_am_send_nbx(peer->ep, UCX_AM_REFUSED, &peer->net->rank, sizeof peer->net->rank, NULL, 0, &param), "a message was refused");
+        begun(peer,
+              ucp_am_send_nbx(peer->ep, UCX_AM_REFUSED, &peer->net->rank, sizeof peer->net->rank,
+                              NULL, 0, &param),
+              "a message was refused");
 }
 
-ucs_status_t ucx_refused(void *arg, const void *header, size_t header_length, void *data, size_t length, const ucp_am_recv_param_t *param) {
+ucs_status_t ucx_refused(void *arg, const void *header, size_t header_length, void *data,
+                         size_t length, const ucp_am_recv_param_t *param) {
     ucx_net *net = arg;
     ucx_peer *peer;
     uint32_t rank;
@@ -345,7 +389,8 @@ ucs_status_t ucx_refused(void *arg, const void *header, size_t header_length, vo
     memcpy(&rank, header, sizeof rank);
     peer = peer_of(net, rank, 0);
     if (peer)
-        ucx_break(peer, UCS_ERR_INVALID_ADDR, "memory of the peer's program is not mapped as it was registered");
+        ucx_break(peer, UCS_ERR_INVALID_ADDR,
+                  "memory of the peer's program is not mapped as it was registered");
     return UCS_OK;
 }
 
@@ -364,9 +409,12 @@ static void reply_sent(void *request, ucs_status_t status, void *arg) {
     ucp_request_free(request);
 }
 
-static void answer(ucx_peer *peer, const ucx_read *asked, const mpix_net_mem *mem, uint64_t off, uint64_t len) {
+static void answer(ucx_peer *peer, const ucx_read *asked, const mpix_net_mem *mem, uint64_t off,
+                   uint64_t len) {
     reply *r = malloc(sizeof *r + len);
-    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
+    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
+                                                 UCP_OP_ATTR_FIELD_USER_DATA |
+                                                 UCP_OP_ATTR_FIELD_FLAGS,
                                  .flags = UCP_AM_SEND_FLAG_EAGER,
                                  .cb.send = reply_sent,
                                  .user_data = r};
@@ -380,15 +428,19 @@ static void answer(ucx_peer *peer, const ucx_read *asked, const mpix_net_mem *me
     r->read = *asked;
     r->read.off = off;
     r->read.rank = peer->net->rank;
-    r->read.failed = !mem || !peer->net->guard || mpix_guard_read(peer->net->guard, r->data, (const void *)(uintptr_t)(asked->addr + off), len) != 0;
-    result = ucp_am_send_nbx(peer->ep, UCX_AM_DATA, &r->read, sizeof r->read, r->data, r->read.failed ? 0 : len, &param);
+    r->read.failed = !mem || !peer->net->guard ||
+                     mpix_guard_read(peer->net->guard, r->data,
+                                     (const void *)(uintptr_t)(asked->addr + off), len) != 0;
+    result = ucp_am_send_nbx(peer->ep, UCX_AM_DATA, &r->read, sizeof r->read, r->data,
+                             r->read.failed ? 0 : len, &param);
     if (!UCS_PTR_IS_PTR(result))
         free(r);
     begun(peer, result, "an answer was refused");
 }
 
 /* No piece is longer than a message may be. */
-ucs_status_t ucx_asked(void *arg, const void *header, size_t header_length, void *data, size_t length, const ucp_am_recv_param_t *param) {
+ucs_status_t ucx_asked(void *arg, const void *header, size_t header_length, void *data,
+                       size_t length, const ucp_am_recv_param_t *param) {
     ucx_net *net = arg;
     const mpix_net_mem *mem;
     ucx_peer *peer;
@@ -409,7 +461,8 @@ ucs_status_t ucx_asked(void *arg, const void *header, size_t header_length, void
     return UCS_OK;
 }
 
-ucs_status_t ucx_data(void *arg, const void *header, size_t header_length, void *data, size_t length, const ucp_am_recv_param_t *param) {
+ucs_status_t ucx_data(void *arg, const void *header, size_t header_length, void *data,
+                      size_t length, const ucp_am_recv_param_t *param) {
     ucx_net *net = arg;
     ucx_peer *peer;
     ucx_lane *lane;
@@ -426,7 +479,8 @@ ucs_status_t ucx_data(void *arg, const void *header, size_t header_length, void 
     if (!o || o->state != UCX_READING)
         return UCS_OK;
     if (h.failed) {
-        ucx_break(peer, UCS_ERR_INVALID_ADDR, "memory of the peer's program is not mapped as it was registered");
+        ucx_break(peer, UCS_ERR_INVALID_ADDR,
+                  "memory of the peer's program is not mapped as it was registered");
         return UCS_OK;
     }
     if (h.off > o->op.len || length > o->op.len - h.off)
@@ -440,10 +494,11 @@ ucs_status_t ucx_data(void *arg, const void *header, size_t header_length, void 
     return UCS_OK;
 }
 
-/* ---- messages that are stored ------------------------------------------------------------------------------------------- */
+/* ---- messages that are stored ---------------------------------------------------------------- */
 
 /* libucp delivers messages of one fragment in the order of sending; that it does is checked. */
-ucs_status_t ucx_store(void *arg, const void *header, size_t header_length, void *data, size_t length, const ucp_am_recv_param_t *param) {
+ucs_status_t ucx_store(void *arg, const void *header, size_t header_length, void *data,
+                       size_t length, const ucp_am_recv_param_t *param) {
     ucx_net *net = arg;
     ucx_header h;
     const mpix_net_mem *mem;
@@ -471,11 +526,13 @@ ucs_status_t ucx_store(void *arg, const void *header, size_t header_length, void
     mem = store_place(net, h.addr, h.word ? 8 : length);
     if (!mem || (h.word && h.addr % 8 != 0)) {
         /* Memory that was deregistered with writes under way: as with a device, they are lost. */
-        ucx_host->log(MPIX_LOG_INFO, "ucx: a message of rank %u names memory that is not registered", h.rank);
+        ucx_host->log(MPIX_LOG_INFO,
+                      "ucx: a message of rank %u names memory that is not registered", h.rank);
         return UCS_OK;
     }
     if (mem->foreign) { /* writes only: words lie in windows */
-        if (h.word || !net->guard || mpix_guard_write(net->guard, (void *)(uintptr_t)h.addr, data, length))
+        if (h.word || !net->guard ||
+            mpix_guard_write(net->guard, (void *)(uintptr_t)h.addr, data, length))
             refuse(peer);
     } else if (h.word)
         atomic_store_explicit((_Atomic uint64_t *)(uintptr_t)h.addr, h.value, memory_order_release);

@@ -1,12 +1,13 @@
 /*
  * device.c - which devices and ports a rank uses.
  *
- * A port can be used when it is active, of an InfiniBand or Ethernet link, has an address (a LID or a GID) and its
- * device speaks the InfiniBand protocol (iWARP connects by other means). Without the parameter net_devices the rank
- * takes one port: of the best kind of address (routable first), then the fastest. All ranks have to reach each other,
- * so among ports that are alike in this only those on the network of the first are candidates; of these a rank takes
- * one on its own NUMA node, and ranks of a host are dealt out over what is still alike. With net_devices it takes those
- * it names, in that order.
+ * A port can be used when it is active, of an InfiniBand or Ethernet link, has an address (a LID
+ * or a GID) and its device speaks the InfiniBand protocol (iWARP connects by other means). Without
+ * the parameter net_devices the rank takes one port: of the best kind of address (routable first),
+ * then the fastest. All ranks have to reach each other, so among ports that are alike in this only
+ * those on the network of the first are candidates; of these a rank takes one on its own NUMA
+ * node, and ranks of a host are dealt out over what is still alike. With net_devices it takes
+ * those it names, in that order.
  */
 #include "config.h"
 
@@ -38,11 +39,12 @@ static void text_append(char *buf, size_t len, const char *separator, const char
     snprintf(buf + n, len - n, "%s%s", n ? separator : "", text);
 }
 
-/* ---- the parameter net_devices ---------------------------------------------------------------------------------- */
+/* ---- the parameter net_devices --------------------------------------------------------------- */
 
 static int names_refuse(const char *list, const char *what) {
     return mpix_fail(MPIX_ERRK_ARG, "mpix_ep_net_devices",
-                     "net_devices=\"%.80s\": %s; takes up to %d names like mlx5_0 or mlx5_0:1, separated by commas",
+                     "net_devices=\"%.80s\": %s; takes up to %d names like mlx5_0 or mlx5_0:1, "
+                     "separated by commas",
                      list, what, VERBS_MAX_DEVICES);
 }
 
@@ -80,7 +82,7 @@ static int names_want(const device_name *names, int n, const char *name, int por
     return n == 0;
 }
 
-/* ---- what there is ---------------------------------------------------------------------------------------------- */
+/* ---- what there is --------------------------------------------------------------------------- */
 
 static double port_gbps(const struct ibv_port_attr *attr) {
     static const struct {
@@ -144,7 +146,8 @@ static int port_look(verbs_port *port, int gid_index, char *why, size_t len) {
     if (ibv_query_gid_ex(port->context, (uint32_t)port->port, 0, &entry, 0) == 0)
         snprintf(port->network, sizeof port->network, "IB subnet %016llx",
                  (unsigned long long)be64toh(entry.gid.global.subnet_prefix));
-    if (gid_index >= 0 || (port->port_attr.flags & IBV_QPF_GRH_REQUIRED)) { /* a global header, as between subnets */
+    /* a global header, as between subnets */
+    if (gid_index >= 0 || (port->port_attr.flags & IBV_QPF_GRH_REQUIRED)) {
         if (verbs_gid_choose(port, gid_index < 0 ? 0 : gid_index, why, len))
             return -1;
         port->gid_class = 0;
@@ -178,14 +181,16 @@ static void search_refuse(device_search *search, const char *name, const char *w
     text_append(search->refused, sizeof search->refused, "; ", line);
 }
 
-/* Each usable port gets a context of its own, so that one port is closed without regard to another. */
-static int search_device(device_search *search, struct ibv_device *device, const device_name *names, int nnames,
-                         int gid_index) {
+/* Each usable port gets a context of its own, so that one port is closed without
+ * regard to another. */
+static int search_device(device_search *search, struct ibv_device *device, const device_name *names,
+                         int nnames, int gid_index) {
     int kind = 0, ports = 1;
 
     if (device->transport_type != IBV_TRANSPORT_IB) {
-        search_refuse(search, ibv_get_device_name(device),
-                      "its protocol is not InfiniBand's (iWARP and others have no such connections)");
+        search_refuse(
+            search, ibv_get_device_name(device),
+            "its protocol is not InfiniBand's (iWARP and others have no such connections)");
         return 0;
     }
     for (int p = 1; p <= ports && !kind; p++) {
@@ -200,7 +205,8 @@ static int search_device(device_search *search, struct ibv_device *device, const
         port.context = ibv_open_device(device);
         if (!port.context) {
             err = errno;
-            snprintf(why, sizeof why, "it can't be opened: %s%s", err ? strerror(err) : "unknown reason",
+            snprintf(why, sizeof why, "it can't be opened: %s%s",
+                     err ? strerror(err) : "unknown reason",
                      err == EACCES || err == EPERM ? " (access to /dev/infiniband)" : "");
             search_refuse(search, port.name, why);
             break;
@@ -222,8 +228,8 @@ static int search_device(device_search *search, struct ibv_device *device, const
             ibv_close_device(port.context);
             continue;
         }
-        mpix_log(MPIX_LOG_DEBUG, "verbs: %s can be used: %s, %.0f Gbit/s, NUMA node %d", port.name, port.address,
-                 port.gbps, port.numa);
+        mpix_log(MPIX_LOG_DEBUG, "verbs: %s can be used: %s, %.0f Gbit/s, NUMA node %d", port.name,
+                 port.address, port.gbps, port.numa);
         kind = search_add(search, &port);
         if (kind)
             ibv_close_device(port.context);
@@ -244,14 +250,15 @@ static int search_all(device_search *search, const device_name *names, int nname
     if (list)
         ibv_free_device_list(list);
     if (!kind && n == 0)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL,
-                         "transport verbs: no RDMA device on this host%s%s; load its driver, or add soft-RoCE: "
-                         "`rdma link add rxe0 type rxe netdev eth0`",
-                         err ? ": " : "", err ? strerror(err) : "");
+        return mpix_fail(
+            MPIX_ERRK_UNSUPPORTED, NULL,
+            "transport verbs: no RDMA device on this host%s%s; load its driver, or add soft-RoCE: "
+            "`rdma link add rxe0 type rxe netdev eth0`",
+            err ? ": " : "", err ? strerror(err) : "");
     return kind;
 }
 
-/* ---- the choice ------------------------------------------------------------------------------------------------- */
+/* ---- the choice ------------------------------------------------------------------------------ */
 
 static int port_beats(const verbs_port *a, const verbs_port *b) {
     return a->gid_class != b->gid_class ? a->gid_class < b->gid_class : a->gbps > b->gbps;
@@ -262,9 +269,9 @@ static void take(verbs_net *net, device_search *search, int index) {
     search->ports[index].context = NULL; /* not to be closed */
 }
 
-/* From one address of a host to another of the same host packets take a way inside it that devices do not know; so
- * ranks that talk to each other over the network within a host (on request: usually they map their memory) stay on one
- * device. */
+/* From one address of a host to another of the same host packets take a way inside it that devices
+ * do not know; so ranks that talk to each other over the network within a host (on request: usually
+ * they map their memory) stay on one device. */
 static int spread_of(const verbs_net *net, const unsigned char *want) {
     const mpix_boot *boot = net->boot;
 
@@ -303,29 +310,35 @@ static void choose_best(verbs_net *net, device_search *search, const unsigned ch
     free(group);
     if (elsewhere)
         mpix_log(MPIX_LOG_INFO,
-                 "verbs: %d ports as good as %s are on other networks than %s: to use them give net_devices", elsewhere,
-                 net->devices[0].port.name, net->devices[0].port.network);
+                 "verbs: %d ports as good as %s are on other networks than %s: to use them give "
+                 "net_devices",
+                 elsewhere, net->devices[0].port.name, net->devices[0].port.network);
     snprintf(net->net.caps.why, sizeof net->net.caps.why, "best of %d usable, %d alike", search->n,
              near ? near : alike);
 }
 
-static int choose_named(verbs_net *net, device_search *search, const device_name *names, int nnames) {
+static int choose_named(verbs_net *net, device_search *search, const device_name *names,
+                        int nnames) {
     for (int k = 0; k < nnames; k++) {
         int found = -1;
         for (int i = 0; i < search->n && found < 0; i++) {
             const verbs_port *port = &search->ports[i];
             size_t len = strlen(names[k].name);
-            if (port->context && strncmp(port->name, names[k].name, len) == 0 && port->name[len] == ':' &&
-                (!names[k].port || names[k].port == port->port))
+            if (port->context && strncmp(port->name, names[k].name, len) == 0 &&
+                port->name[len] == ':' && (!names[k].port || names[k].port == port->port))
                 found = i;
         }
         if (found < 0)
             return mpix_fail(MPIX_ERRK_UNSUPPORTED, "mpix_ep_net_devices",
-                             "net_devices: %s can't be used (%s); devices of this host: %s", names[k].name,
-                             search->refused[0] ? search->refused : "it is not there", search->present);
+                             "net_devices: %s can't be used (%s); devices of this host: %s",
+                             names[k].name,
+                             search->refused[0] ? search->refused : "it is not there",
+                             search->present);
         if (net->ndevices == net->nlanes) {
-            mpix_log(MPIX_LOG_WARN, "verbs: net_devices names %d devices, but there are only %d lanes: %s is not used",
-                     nnames, net->nlanes, search->ports[found].name);
+            mpix_log(
+                MPIX_LOG_WARN,
+                "verbs: net_devices names %d devices, but there are only %d lanes: %s is not used",
+                nnames, net->nlanes, search->ports[found].name);
             break;
         }
         take(net, search, found);
@@ -346,7 +359,8 @@ int verbs_devices_choose(verbs_net *net, const mpix_params *params, const unsign
     else if (!kind && search.n)
         choose_best(net, &search, want);
     else if (!kind)
-        kind = mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "transport verbs: no usable port (%s)", search.refused);
+        kind = mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "transport verbs: no usable port (%s)",
+                         search.refused);
     for (int i = 0; i < search.n; i++)
         if (search.ports[i].context)
             ibv_close_device(search.ports[i].context);
@@ -355,9 +369,11 @@ int verbs_devices_choose(verbs_net *net, const mpix_params *params, const unsign
         const verbs_port *port = &net->devices[d].port;
         text_append(net->net.caps.device, sizeof net->net.caps.device, ",", port->name);
         text_append(net->net.caps.address, sizeof net->net.caps.address, ", ", port->address);
-        mpix_log(MPIX_LOG_INFO, "verbs: uses %s, %s, network %s, %.0f Gbit/s, MTU %d, NUMA node %d (%s)", port->name,
-                 port->address, port->network[0] ? port->network : "unknown", port->gbps,
-                 verbs_mtu_bytes(port->port_attr.active_mtu), port->numa, net->net.caps.why);
+        mpix_log(MPIX_LOG_INFO,
+                 "verbs: uses %s, %s, network %s, %.0f Gbit/s, MTU %d, NUMA node %d (%s)",
+                 port->name, port->address, port->network[0] ? port->network : "unknown",
+                 port->gbps, verbs_mtu_bytes(port->port_attr.active_mtu), port->numa,
+                 net->net.caps.why);
     }
     return kind;
 }

@@ -1,15 +1,19 @@
 /*
- * event.c - asynchronous events of devices, and sleeping until a completion, an arrival or such an event.
+ * event.c - asynchronous events of devices, and sleeping until a completion, an arrival
+ * or such an event.
  *
- * All descriptors are nonblocking and hang on one epoll descriptor, which is what the proxy sleeps on.
+ * All descriptors are nonblocking and hang on one epoll descriptor, which is what the
+ * proxy sleeps on.
  *
- * A port that goes down may come back: until net_timeout has passed since then only the device's own repetitions are at
- * work, afterwards its lanes are broken, also those that have nothing under way and would never notice.
+ * A port that goes down may come back: until net_timeout has passed since then only the device's
+ * own repetitions are at work, afterwards its lanes are broken, also those that have nothing under
+ * way and would never notice.
  *
- * A connection that sends nothing does not notice the end of its peer either, and a rank that only waits sends nothing.
- * So every half net_timeout a lane on which nothing was sent since the last time writes nothing (post.c): the peer's
- * device acknowledges it as long as the peer's process lives, stopped or not. Together with the device's repetitions
- * an end is known after two net_timeouts at most, whatever the caller's own limit.
+ * A connection that sends nothing does not notice the end of its peer either, and a rank that only
+ * waits sends nothing. So every half net_timeout a lane on which nothing was sent since the last
+ * time writes nothing (post.c): the peer's device acknowledges it as long as the peer's process
+ * lives, stopped or not. Together with the device's repetitions an end is known after two
+ * net_timeouts at most, whatever the caller's own limit.
  */
 #include "config.h"
 
@@ -30,7 +34,8 @@ static int watch(verbs_net *net, int d, int fd) {
 
     if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 ||
         epoll_ctl(net->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0)
-        return mpix_fail_sys(MPIX_ERRK_TRANSPORT, errno, "%s: its event descriptor %d can't be watched",
+        return mpix_fail_sys(MPIX_ERRK_TRANSPORT, errno,
+                             "%s: its event descriptor %d can't be watched",
                              net->devices[d].port.name, fd);
     return 0;
 }
@@ -55,7 +60,8 @@ void verbs_device_break(verbs_net *net, int d, const char *why) {
         return;
     for (int i = 0; i < net->npeers * net->nlanes; i++)
         if (net->lanes[i].device == d)
-            verbs_lane_break(net, &net->lanes[i], MPIX_ERRK_TRANSPORT, "%s: %s", net->devices[d].port.name, why);
+            verbs_lane_break(net, &net->lanes[i], MPIX_ERRK_TRANSPORT, "%s: %s",
+                             net->devices[d].port.name, why);
     net->devices[d].failed = 1;
 }
 
@@ -67,7 +73,8 @@ static void event_port(verbs_net *net, int d, const struct ibv_async_event *even
     if (event->event_type == IBV_EVENT_PORT_ERR) {
         device->down_since = mpix_clock_ns();
         mpix_log(MPIX_LOG_WARN,
-                 "verbs: %s is down; its connections break unless it is back in %.3g s (parameter net_timeout)",
+                 "verbs: %s is down; its connections break unless it is back in %.3g s (parameter "
+                 "net_timeout)",
                  device->port.name, (double)net->retry_ns / 1e9);
     } else {
         device->down_since = 0;
@@ -109,8 +116,10 @@ void verbs_events(verbs_net *net) {
             event_take(net, d, &event);
             ibv_ack_async_event(&event);
         }
-        if (device->down_since && !device->failed && mpix_clock_ns() - device->down_since > net->retry_ns)
-            verbs_device_break(net, d, "port is down and did not come back in time (parameter net_timeout)");
+        if (device->down_since && !device->failed &&
+            mpix_clock_ns() - device->down_since > net->retry_ns)
+            verbs_device_break(
+                net, d, "port is down and did not come back in time (parameter net_timeout)");
     }
 }
 
@@ -127,7 +136,7 @@ void verbs_look(verbs_net *net) {
     verbs_probe(net);
 }
 
-/* ---- sleeping --------------------------------------------------------------------------------------------------- */
+/* ---- sleeping -------------------------------------------------------------------------------- */
 
 int verbs_arm(mpix_net *base, int *fd) {
     verbs_net *net = (verbs_net *)base;
@@ -140,7 +149,8 @@ int verbs_arm(mpix_net *base, int *fd) {
         if (!net->devices[d].failed && !(err = ibv_req_notify_cq(net->devices[d].send_cq, 0)))
             err = ibv_req_notify_cq(net->devices[d].recv_cq, 0);
         if (err)
-            return mpix_fail_sys(MPIX_ERRK_TRANSPORT, err, "%s: notification of completions was refused",
+            return mpix_fail_sys(MPIX_ERRK_TRANSPORT, err,
+                                 "%s: notification of completions was refused",
                                  net->devices[d].port.name);
     }
     *fd = net->epoll_fd;

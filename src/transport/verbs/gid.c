@@ -1,9 +1,10 @@
 /*
  * gid.c - which GID of an Ethernet port is used, and how it is written for people.
  *
- * RoCE v2 packets are UDP over IP, so a v2 GID works wherever its IP address does; v1 never leaves the Ethernet
- * segment. A link-local address (169.254/16, fe80::/10) is not routed either, and two hosts' link-local networks need
- * not be one. IPv4 comes before IPv6 as that is what such networks are configured with.
+ * RoCE v2 packets are UDP over IP, so a v2 GID works wherever its IP address does; v1 never leaves
+ * the Ethernet segment. A link-local address (169.254/16, fe80::/10) is not routed either, and two
+ * hosts' link-local networks need not be one. IPv4 comes before IPv6 as that is what such networks
+ * are configured with.
  */
 #include "config.h"
 
@@ -57,8 +58,8 @@ void verbs_gid_text(const union ibv_gid *gid, char *buf, size_t len) {
 /* Ones at the beginning of the netmask of the interface that has this address, or -1. */
 static int gid_prefix(const struct ifaddrs *list, int family, const void *address, size_t bytes) {
     for (const struct ifaddrs *i = list; i; i = i->ifa_next) {
-        size_t at =
-            family == AF_INET ? offsetof(struct sockaddr_in, sin_addr) : offsetof(struct sockaddr_in6, sin6_addr);
+        size_t at = family == AF_INET ? offsetof(struct sockaddr_in, sin_addr)
+                                      : offsetof(struct sockaddr_in6, sin6_addr);
         const uint8_t *mask;
         int ones = 0;
 
@@ -74,9 +75,9 @@ static int gid_prefix(const struct ifaddrs *list, int family, const void *addres
 }
 
 /*
- * The network of an address, as text. Networks with room for two hosts at most are links to a router, as in routed
- * fabrics with a network per cable: what hangs on such links reaches each other by routing, or nothing would reach
- * anything, so all of these are one network here.
+ * The network of an address, as text. Networks with room for two hosts at most are links to a
+ * router, as in routed fabrics with a network per cable: what hangs on such links reaches each
+ * other by routing, or nothing would reach anything, so all of these are one network here.
  */
 void verbs_gid_network(const union ibv_gid *gid, char *buf, size_t len) {
     int v4 = gid_is_ipv4(gid), bits = v4 ? 32 : 128, prefix;
@@ -84,7 +85,9 @@ void verbs_gid_network(const union ibv_gid *gid, char *buf, size_t len) {
     union ibv_gid network = *gid;
     struct ifaddrs *list = NULL;
 
-    prefix = getifaddrs(&list) == 0 ? gid_prefix(list, v4 ? AF_INET : AF_INET6, gid->raw + first, bytes) : -1;
+    prefix = getifaddrs(&list) == 0
+                 ? gid_prefix(list, v4 ? AF_INET : AF_INET6, gid->raw + first, bytes)
+                 : -1;
     if (list)
         freeifaddrs(list);
     if (prefix < 0)
@@ -94,7 +97,7 @@ void verbs_gid_network(const union ibv_gid *gid, char *buf, size_t len) {
         return;
     }
     for (int i = prefix; i < bits; i++)
-        network.raw[first + (size_t)i / 8] &= (uint8_t)~(0x80 >> i % 8);
+        network.raw[first + (size_t)i / 8] &= (uint8_t) ~(0x80 >> i % 8);
     verbs_gid_text(&network, buf, len);
     used = strlen(buf);
     snprintf(buf + used, len - used, "/%d", prefix);
@@ -150,13 +153,16 @@ int verbs_gid_choose(verbs_port *port, int forced, char *why, size_t len) {
         snprintf(why, len, "its GID table can't be read: %s", strerror((int)-n));
     for (ssize_t i = 0; i < n; i++) {
         int class = gid_class(&table[i]);
-        if ((int)table[i].port_num == port->port && class < best && table[i].gid_index <= UINT8_MAX) { /* what a queue pair can name */
+        /* what a queue pair can name */
+        if ((int)table[i].port_num == port->port && class < best &&
+            table[i].gid_index <= UINT8_MAX) {
             best = class;
             gid_take(port, &table[i], class);
         }
     }
     free(table);
     if (best == GID_UNUSABLE && n >= 0)
-        snprintf(why, len, "it has no usable GID: has its network interface an IP address and is it up?");
+        snprintf(why, len,
+                 "it has no usable GID: has its network interface an IP address and is it up?");
     return best == GID_UNUSABLE ? -1 : 0;
 }

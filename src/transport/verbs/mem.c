@@ -1,12 +1,13 @@
 /*
- * mem.c - registration of memory, with every device that the lanes use, and the keys that let peers address it.
+ * mem.c - registration of memory, with every device that the lanes use, and the keys that let
+ * peers address it.
  *
- * A device may limit the length of one registration (max_mr_size): longer memory is registered in pieces of equal
- * length, the same for all devices, and operations are cut at their edges (post.c). Relaxed ordering is never asked
- * for, since the order of writes may carry a signal.
+ * A device may limit the length of one registration (max_mr_size): longer memory is registered in
+ * pieces of equal length, the same for all devices, and operations are cut at their edges (post.c).
+ * Relaxed ordering is never asked for, since the order of writes may carry a signal.
  *
- * Fork. With ibv_fork_init (or a kernel that copies registered pages at fork, when it is not needed) a child does not
- * take the parent's pages away from the device.
+ * Fork. With ibv_fork_init (or a kernel that copies registered pages at fork, when it is not
+ * needed) a child does not take the parent's pages away from the device.
  */
 #include "config.h"
 
@@ -30,10 +31,13 @@ void verbs_memlock_text(char *buf, size_t len) {
     struct rlimit limit;
 
     if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
-        snprintf(buf, len, "RLIMIT_MEMLOCK is unlimited, so memory or a table of the device ran out");
+        snprintf(buf, len,
+                 "RLIMIT_MEMLOCK is unlimited, so memory or a table of the device ran out");
     else
-        snprintf(buf, len, "RLIMIT_MEMLOCK is %llu KiB: raise it, `ulimit -l unlimited` or memlock in limits.conf",
-                 (unsigned long long)limit.rlim_cur / 1024);
+        snprintf(
+            buf, len,
+            "RLIMIT_MEMLOCK is %llu KiB: raise it, `ulimit -l unlimited` or memlock in limits.conf",
+            (unsigned long long)limit.rlim_cur / 1024);
 }
 
 int verbs_reg_error(const verbs_net *net, int err, uint64_t bytes, const char *what) {
@@ -41,17 +45,18 @@ int verbs_reg_error(const verbs_net *net, int err, uint64_t bytes, const char *w
 
     verbs_memlock_text(limit, sizeof limit);
     if (err == ENOMEM || err == EAGAIN)
-        return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "%s can't register %s of %llu bytes: %s", net->net.caps.device,
-                             what, (unsigned long long)bytes, limit);
+        return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "%s can't register %s of %llu bytes: %s",
+                             net->net.caps.device, what, (unsigned long long)bytes, limit);
     if (err == EPERM)
-        return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "%s may not lock %s of %llu bytes: %s", net->net.caps.device, what,
-                             (unsigned long long)bytes, limit);
+        return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "%s may not lock %s of %llu bytes: %s",
+                             net->net.caps.device, what, (unsigned long long)bytes, limit);
     if (err == EFAULT)
-        return mpix_fail_sys(MPIX_ERRK_TRANSPORT, err,
-                             "%s can't register %s of %llu bytes: it is not memory that this process may write",
-                             net->net.caps.device, what, (unsigned long long)bytes);
-    return mpix_fail_sys(MPIX_ERRK_TRANSPORT, err, "%s refuses to register %s of %llu bytes", net->net.caps.device,
-                         what, (unsigned long long)bytes);
+        return mpix_fail_sys(
+            MPIX_ERRK_TRANSPORT, err,
+            "%s can't register %s of %llu bytes: it is not memory that this process may write",
+            net->net.caps.device, what, (unsigned long long)bytes);
+    return mpix_fail_sys(MPIX_ERRK_TRANSPORT, err, "%s refuses to register %s of %llu bytes",
+                         net->net.caps.device, what, (unsigned long long)bytes);
 }
 
 /* Pieces begin at multiples of 4 KiB, so that no aligned word lies across an edge. */
@@ -71,13 +76,15 @@ static void pieces_dereg(mpix_net_mem *mem) {
         for (int i = 0; i < VERBS_MAX_PIECES; i++) {
             int err = mem->mr[d][i] ? ibv_dereg_mr(mem->mr[d][i]) : 0;
             if (err)
-                mpix_log(MPIX_LOG_WARN, "verbs: a registration could not be undone: %s", strerror(err));
+                mpix_log(MPIX_LOG_WARN, "verbs: a registration could not be undone: %s",
+                         strerror(err));
             mem->mr[d][i] = NULL;
         }
     }
 }
 
-int verbs_reg_pieces(verbs_net *net, mpix_net_mem *mem, void *base, int dmabuf_fd, uint64_t dmabuf_offset) {
+int verbs_reg_pieces(verbs_net *net, mpix_net_mem *mem, void *base, int dmabuf_fd,
+                     uint64_t dmabuf_offset) {
     for (int d = 0; d < net->ndevices; d++) {
         for (int i = 0; i < mem->npieces; i++) {
             uint64_t offset = (uint64_t)i * mem->piece;
@@ -87,8 +94,8 @@ int verbs_reg_pieces(verbs_net *net, mpix_net_mem *mem, void *base, int dmabuf_f
 
             errno = 0;
             if (dmabuf_fd >= 0)
-                mem->mr[d][i] = ibv_reg_dmabuf_mr(net->devices[d].pd, dmabuf_offset + offset, len, (uintptr_t)start,
-                                                  dmabuf_fd, access);
+                mem->mr[d][i] = ibv_reg_dmabuf_mr(net->devices[d].pd, dmabuf_offset + offset, len,
+                                                  (uintptr_t)start, dmabuf_fd, access);
             else
                 mem->mr[d][i] = ibv_reg_mr(net->devices[d].pd, start, len, access);
             if (!mem->mr[d][i]) {
@@ -113,10 +120,12 @@ int verbs_mem_new(const verbs_net *net, void *address, size_t bytes, mpix_net_me
     mem->piece = verbs_piece(net, bytes);
     pieces = bytes ? mem->piece ? (bytes + mem->piece - 1) / mem->piece : UINT64_MAX : 0;
     if (pieces > VERBS_MAX_PIECES) {
-        kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL,
-                         "%s registers at most %llu bytes at once; %zu bytes would take more than %d "
-                         "registrations: use smaller windows",
-                         net->net.caps.device, (unsigned long long)mem->piece, bytes, VERBS_MAX_PIECES);
+        kind =
+            mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                      "%s registers at most %llu bytes at once; %zu bytes would take more than %d "
+                      "registrations: use smaller windows",
+                      net->net.caps.device, (unsigned long long)mem->piece, bytes,
+                      VERBS_MAX_PIECES);
         free(mem);
         return kind;
     }
@@ -138,7 +147,8 @@ int verbs_mem_reg(mpix_net *base, void *address, size_t bytes, mpix_net_mem **ou
         return verbs_reg_error(net, err, bytes, "memory");
     }
     if (mem->npieces > 1)
-        mpix_log(MPIX_LOG_INFO, "verbs: %zu bytes registered in %d pieces, the device takes %llu at once", bytes,
+        mpix_log(MPIX_LOG_INFO,
+                 "verbs: %zu bytes registered in %d pieces, the device takes %llu at once", bytes,
                  mem->npieces, (unsigned long long)mem->piece);
     *out = mem;
     return 0;
@@ -175,15 +185,17 @@ int verbs_rmem_open(mpix_net *base, int peer, const void *blob, mpix_net_rmem **
 
     memcpy(&key, blob, sizeof key);
     if (key.ndevices > VERBS_MAX_DEVICES || key.npieces > VERBS_MAX_PIECES ||
-        (key.bytes && (key.piece == 0 || (key.bytes - 1) / key.piece >= key.npieces)) || key.base + key.bytes < key.base)
+        (key.bytes && (key.piece == 0 || (key.bytes - 1) / key.piece >= key.npieces)) ||
+        key.base + key.bytes < key.base)
         return mpix_fail_peer(MPIX_ERRK_TRANSPORT, peer, net->boot->hostnames[peer],
                               "the key of a window of rank %d is damaged", peer);
     /* An operation cut at the peer's pieces must fit in a send queue. */
     if (key.bytes > key.piece && base->caps.max_op / key.piece + 3 > (uint64_t)net->depth / 2)
-        return mpix_fail_peer(
-            MPIX_ERRK_UNSUPPORTED, peer, net->boot->hostnames[peer],
-            "rank %d registers in pieces of %llu bytes, too short for operations of %llu bytes: set net_depth higher",
-            peer, (unsigned long long)key.piece, (unsigned long long)base->caps.max_op);
+        return mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, peer, net->boot->hostnames[peer],
+                              "rank %d registers in pieces of %llu bytes, too short for operations "
+                              "of %llu bytes: set net_depth higher",
+                              peer, (unsigned long long)key.piece,
+                              (unsigned long long)base->caps.max_op);
     rmem = malloc(sizeof *rmem);
     if (!rmem)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the keys of rank %d", peer);

@@ -1,9 +1,10 @@
 /*
  * poll.c - completions of this rank's operations, and arrivals of peers' counted writes.
  *
- * The two have queues of their own, so that a flood of one kind never holds up the other. A receive is posted again as
- * soon as its completion was taken, in batches: as long as this rank polls, the shared receive queue has as many receives
- * as peers can have counted writes under way (verbs.c says what happens while it does not).
+ * The two have queues of their own, so that a flood of one kind never holds up the other. A receive
+ * is posted again as soon as its completion was taken, in batches: as long as this rank polls, the
+ * shared receive queue has as many receives as peers can have counted writes under way (verbs.c
+ * says what happens while it does not).
  */
 #include "config.h"
 
@@ -32,7 +33,7 @@ void verbs_lane_break(verbs_net *net, verbs_lane *lane, int kind, const char *fm
              net->boot->hostnames[lane->peer], lane->text);
 }
 
-/* ---- completions ------------------------------------------------------------------------------------------------ */
+/* ---- completions ----------------------------------------------------------------------------- */
 
 /* Whether the peer or the way to it is to blame, or this rank's device. */
 static int kind_of(enum ibv_wc_status status) {
@@ -53,13 +54,14 @@ static int kind_of(enum ibv_wc_status status) {
 static void break_by_completion(verbs_net *net, verbs_lane *lane, const struct ibv_wc *wc) {
     const verbs_device *device = &net->devices[lane->device];
 
-    verbs_lane_break(net, lane, kind_of(wc->status), "%s: %s (status %d, vendor 0x%x)%s%s", device->port.name,
-                     ibv_wc_status_str(wc->status), (int)wc->status, wc->vendor_err,
-                     device->down_since ? "; port is down" : "",
+    verbs_lane_break(net, lane, kind_of(wc->status), "%s: %s (status %d, vendor 0x%x)%s%s",
+                     device->port.name, ibv_wc_status_str(wc->status), (int)wc->status,
+                     wc->vendor_err, device->down_since ? "; port is down" : "",
                      wc->status == IBV_WC_RETRY_EXC_ERR ? "; peer or network gone?" : "");
 }
 
-/* Adds n completed operations of lane to done[stored - 1] or a new one. Returns the number stored. */
+/* Adds n completed operations of lane to done[stored - 1] or a new one. Returns the
+ * number stored. */
 static int tell(mpix_net_done *done, int stored, const verbs_lane *lane, int n) {
     mpix_net_done *last = &done[stored - 1];
 
@@ -80,7 +82,8 @@ static int complete(verbs_net *net, const struct ibv_wc *wc, mpix_net_done *done
 
     if (lane->told)
         return stored;
-    if (wc->status != IBV_WC_SUCCESS) { /* all before it are complete, itself and the rest never will be */
+    /* all before it are complete, itself and the rest never will be */
+    if (wc->status != IBV_WC_SUCCESS) {
         op -= ((op - lane->op_done) & VERBS_SEQ_MASK) != 0; /* a probe is no operation */
         wr--;
     }
@@ -119,7 +122,9 @@ int verbs_poll(mpix_net *base, mpix_net_done *done, int max) {
         for (;;) {
             struct ibv_wc wc[VERBS_POLL];
             int want = max - stored < VERBS_POLL ? max - stored : VERBS_POLL;
-            int n = want > 0 && !net->devices[d].failed ? ibv_poll_cq(net->devices[d].send_cq, want, wc) : 0;
+            int n = want > 0 && !net->devices[d].failed
+                        ? ibv_poll_cq(net->devices[d].send_cq, want, wc)
+                        : 0;
 
             for (int i = 0; i < n; i++)
                 stored = complete(net, &wc[i], done, stored);
@@ -134,16 +139,18 @@ int verbs_poll(mpix_net *base, mpix_net_done *done, int max) {
     return net->broken ? tell_broken(net, done, stored, max) : stored;
 }
 
-/* ---- arrivals --------------------------------------------------------------------------------------------------- */
+/* ---- arrivals -------------------------------------------------------------------------------- */
 
 int verbs_recv_fill(verbs_net *net, verbs_device *device, int n) {
     device->recv_missing += n;
     while (device->recv_missing > 0) {
-        int count = device->recv_missing < VERBS_POLL ? device->recv_missing : VERBS_POLL, posted = count, err;
+        int count = device->recv_missing < VERBS_POLL ? device->recv_missing : VERBS_POLL,
+            posted = count, err;
         struct ibv_recv_wr *bad = NULL;
 
         for (int i = 0; i < count; i++)
-            net->recv[i] = (struct ibv_recv_wr){.wr_id = 0, .next = i + 1 < count ? &net->recv[i + 1] : NULL};
+            net->recv[i] = (struct ibv_recv_wr){.wr_id = 0,
+                                                .next = i + 1 < count ? &net->recv[i + 1] : NULL};
         err = ibv_post_srq_recv(device->srq, net->recv, &bad);
         if (err)
             posted = bad ? (int)(bad - net->recv) : 0;
@@ -154,7 +161,8 @@ int verbs_recv_fill(verbs_net *net, verbs_device *device, int n) {
     return 0;
 }
 
-static int arrive(verbs_net *net, int d, const struct ibv_wc *wc, mpix_net_arrival *arrivals, int stored) {
+static int arrive(verbs_net *net, int d, const struct ibv_wc *wc, mpix_net_arrival *arrivals,
+                  int stored) {
     verbs_lane *lane = verbs_hash_find(net, d, wc->qp_num);
 
     if (!lane) {

@@ -1,13 +1,15 @@
 /*
  * post.c - operations become work requests, chained per lane, one doorbell per lane and call.
  *
- * An operation is one work request, or several where it crosses the edge of a piece of a registration on either side.
- * Only few are signalled: the last one of each chain, since its completion must be seen, and one in every quarter of
- * the send queue. RC completes in order, so a signalled request tells of all before it.
+ * An operation is one work request, or several where it crosses the edge of a piece of a
+ * registration on either side. Only few are signalled: the last one of each chain, since its
+ * completion must be seen, and one in every quarter of the send queue. RC completes in order, so a
+ * signalled request tells of all before it.
  *
- * A device may refuse requests although its send queue has room (ENOMEM, EAGAIN). Those stay in the net's array, in
- * their chains, and are tried again by the next post or poll; until they are gone nothing new is taken. That is only
- * done while the lane has requests in flight: a refusal with none in flight will not end, and is an error.
+ * A device may refuse requests although its send queue has room (ENOMEM, EAGAIN). Those stay in the
+ * net's array, in their chains, and are tried again by the next post or poll; until they are gone
+ * nothing new is taken. That is only done while the lane has requests in flight: a refusal with
+ * none in flight will not end, and is an error.
  */
 #include "config.h"
 
@@ -21,10 +23,11 @@
 
 static uint64_t wr_id_of(const verbs_net *net, const verbs_lane *lane) {
     return (uint64_t)(lane - net->lanes) << (2 * VERBS_SEQ_BITS) |
-           (uint64_t)(lane->op_seq & VERBS_SEQ_MASK) << VERBS_SEQ_BITS | (lane->wr_seq & VERBS_SEQ_MASK);
+           (uint64_t)(lane->op_seq & VERBS_SEQ_MASK) << VERBS_SEQ_BITS |
+           (lane->wr_seq & VERBS_SEQ_MASK);
 }
 
-/* ---- doorbells -------------------------------------------------------------------------------------------------- */
+/* ---- doorbells ------------------------------------------------------------------------------- */
 
 /* 1: the chain is gone (handed over, or dropped with the lane); 0: some of it remains. */
 static int lane_ring(verbs_net *net, verbs_lane *lane) {
@@ -45,7 +48,8 @@ static int lane_ring(verbs_net *net, verbs_lane *lane) {
     }
     if (bad)
         lane->head = bad;
-    in_flight = (uint32_t)((lane->head->wr_id & VERBS_SEQ_MASK) - 1 - lane->wr_done) & VERBS_SEQ_MASK;
+    in_flight = (uint32_t)((lane->head->wr_id & VERBS_SEQ_MASK) - 1 - lane->wr_done) &
+                VERBS_SEQ_MASK;
     if ((err == ENOMEM || err == EAGAIN) && in_flight > 0)
         return 0;
     verbs_lane_break(net, lane, MPIX_ERRK_TRANSPORT, "%s: post to rank %d was refused: %s",
@@ -68,18 +72,22 @@ void verbs_flush(verbs_net *net) {
     if (left == 0)
         net->nwr = 0;
     else
-        net->net.caps.posted_lands = 0; /* such a device: what it refused for now goes with a later call, so only completions tell */
+        /* such a device: what it refused for now goes with a later call, so only
+         * completions tell */
+        net->net.caps.posted_lands = 0;
 }
 
-/* ---- building --------------------------------------------------------------------------------------------------- */
+/* ---- building -------------------------------------------------------------------------------- */
 
 /* Bytes from both offsets to the next edge of a piece, at most left. */
 static uint64_t step_of(const mpix_net_op *op, uint64_t loff, uint64_t roff, uint64_t left) {
     uint64_t to_edge;
 
-    if (op->mem && op->mem->npieces > 1 && (to_edge = op->mem->piece - loff % op->mem->piece) < left)
+    if (op->mem && op->mem->npieces > 1 &&
+        (to_edge = op->mem->piece - loff % op->mem->piece) < left)
         left = to_edge;
-    if (op->rmem->bytes > op->rmem->piece && (to_edge = op->rmem->piece - roff % op->rmem->piece) < left)
+    if (op->rmem->bytes > op->rmem->piece &&
+        (to_edge = op->rmem->piece - roff % op->rmem->piece) < left)
         left = to_edge;
     return left;
 }
@@ -117,15 +125,16 @@ static struct ibv_send_wr *wr_new(verbs_net *net, verbs_lane *lane) {
     return wr;
 }
 
-static void wr_local(const verbs_lane *lane, struct ibv_send_wr *wr, const mpix_net_mem *mem, uint64_t loff,
-                     uint64_t len) {
+static void wr_local(const verbs_lane *lane, struct ibv_send_wr *wr, const mpix_net_mem *mem,
+                     uint64_t loff, uint64_t len) {
     wr->sg_list->addr = (uintptr_t)mem->base + loff;
     wr->sg_list->length = (uint32_t)len;
     wr->sg_list->lkey = mem->mr[lane->device][loff / mem->piece]->lkey;
 }
 
 static uint32_t rkey_of(const verbs_lane *lane, const mpix_net_rmem *rmem, uint64_t roff) {
-    return rmem->rkey[lane->remote_device][rmem->piece && roff < rmem->bytes ? roff / rmem->piece : 0];
+    return rmem
+        ->rkey[lane->remote_device][rmem->piece && roff < rmem->bytes ? roff / rmem->piece : 0];
 }
 
 static void build_moves(verbs_net *net, verbs_lane *lane, const mpix_net_op *op, uint64_t loff) {
@@ -144,7 +153,8 @@ static void build_moves(verbs_net *net, verbs_lane *lane, const mpix_net_op *op,
             wr->num_sge = 0;
         else
             wr_local(lane, wr, op->mem, loff + done, len);
-        /* What is small goes with the request: the device need not fetch it. GPU memory can't be read from here. */
+        /* What is small goes with the request: the device need not fetch it. GPU memory can't be
+         * read from here. */
         if (op->kind == MPIX_NET_WRITE && len > 0 && len <= (uint64_t)device->max_inline &&
             op->mem->how == VERBS_MEM_HOST)
             wr->send_flags |= IBV_SEND_INLINE;
@@ -161,7 +171,8 @@ static void build_word(verbs_net *net, verbs_lane *lane, const mpix_net_op *op) 
     struct ibv_send_wr *wr = wr_new(net, lane);
     uint64_t *word = &net->word[wr - net->wr];
 
-    if (device->max_inline < (int)sizeof *word) { /* a slot is free again when its request is complete */
+    /* a slot is free again when its request is complete */
+    if (device->max_inline < (int)sizeof *word) {
         word = &device->scratch[(size_t)(lane - net->lanes) * (size_t)net->depth +
                                 (lane->wr_seq & (uint32_t)(net->depth - 1))];
         wr->sg_list->lkey = device->scratch_mr->lkey;
@@ -188,9 +199,9 @@ static void build_add(verbs_net *net, verbs_lane *lane, const mpix_net_op *op, u
 }
 
 /*
- * A write of no bytes needs no key and touches no memory, but is acknowledged. One lane per device tells about a peer.
- * It is a request and no operation: its completion says nothing to the caller unless it fails (poll.c). With nothing
- * else under way there is room for it.
+ * A write of no bytes needs no key and touches no memory, but is acknowledged. One lane per device
+ * tells about a peer. It is a request and no operation: its completion says nothing to the caller
+ * unless it fails (poll.c). With nothing else under way there is room for it.
  */
 void verbs_probe(verbs_net *net) {
     for (int i = 0; i < net->npeers * net->nlanes && net->nqueued == 0; i++) {
@@ -210,24 +221,27 @@ void verbs_probe(verbs_net *net) {
 }
 
 /* Mistakes of the caller are found here, as the device would only break the connection. */
-static int check(const verbs_net *net, const verbs_lane *lane, const mpix_net_op *op, uint64_t loff) {
+static int check(const verbs_net *net, const verbs_lane *lane, const mpix_net_op *op,
+                 uint64_t loff) {
     int word = op->kind == MPIX_NET_WORD || op->kind == MPIX_NET_ADD;
     uint64_t len = word ? sizeof(uint64_t) : op->len;
 
-    if (!lane->connected || op->roff > op->rmem->bytes || len > op->rmem->bytes - op->roff || (word && op->roff % 8) ||
-        (!word && op->len > net->net.caps.max_op) ||
-        (op->kind != MPIX_NET_WORD && len && (loff > op->mem->bytes || len > op->mem->bytes - loff)))
-        return mpix_fail(
-            MPIX_ERRK_INTERNAL, NULL,
-            "verbs: operation %d of %llu bytes at offset %llu to rank %d is outside of its memory or limits", op->kind,
-            (unsigned long long)len, (unsigned long long)op->roff, op->peer);
+    if (!lane->connected || op->roff > op->rmem->bytes || len > op->rmem->bytes - op->roff ||
+        (word && op->roff % 8) || (!word && op->len > net->net.caps.max_op) ||
+        (op->kind != MPIX_NET_WORD && len &&
+         (loff > op->mem->bytes || len > op->mem->bytes - loff)))
+        return mpix_fail(MPIX_ERRK_INTERNAL, NULL,
+                         "verbs: operation %d of %llu bytes at offset %llu to rank %d is outside "
+                         "of its memory or limits",
+                         op->kind, (unsigned long long)len, (unsigned long long)op->roff, op->peer);
     if (op->kind == MPIX_NET_ADD && !net->devices[lane->device].atomics)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "%s has no atomic operations",
                          net->devices[lane->device].port.name);
     if (op->counter >= 0 && !net->net.caps.counted)
-        return mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL,
-                         "%s: counted writes need a shared receive queue, which it or rank %d has not",
-                         net->devices[lane->device].port.name, op->peer);
+        return mpix_fail(
+            MPIX_ERRK_UNSUPPORTED, NULL,
+            "%s: counted writes need a shared receive queue, which it or rank %d has not",
+            net->devices[lane->device].port.name, op->peer);
     return 0;
 }
 
@@ -240,7 +254,8 @@ static int build(verbs_net *net, const mpix_net_op *op) {
     int word = op->kind == MPIX_NET_WORD || op->kind == MPIX_NET_ADD, kind, n;
 
     if (lane->kind)
-        return -mpix_fail_peer(lane->kind, op->peer, net->boot->hostnames[op->peer], "%s", lane->text);
+        return -mpix_fail_peer(lane->kind, op->peer, net->boot->hostnames[op->peer], "%s",
+                               lane->text);
     if ((kind = check(net, lane, op, loff)))
         return -kind;
     n = word ? 1 : wrs_of(op, loff);

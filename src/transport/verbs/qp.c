@@ -1,9 +1,10 @@
 /*
- * qp.c - queue pairs: made for a peer when its address blob is asked for, connected with the peer's.
+ * qp.c - queue pairs: made for a peer when its address blob is asked for, connected
+ * with the peer's.
  *
- * The blob has what the other end needs to send to each lane: queue pair number, first packet number, and the address
- * of the device; and what both ends have to agree on: MTU, depth and reads in flight become the lower of both, the
- * number of lanes must be the same.
+ * The blob has what the other end needs to send to each lane: queue pair number, first packet
+ * number, and the address of the device; and what both ends have to agree on: MTU, depth and reads
+ * in flight become the lower of both, the number of lanes must be the same.
  */
 #include "config.h"
 
@@ -18,7 +19,9 @@
 #include "base/clock.h"
 #include "base/log.h"
 
-int verbs_mtu_bytes(enum ibv_mtu mtu) { return mtu >= IBV_MTU_256 && mtu <= IBV_MTU_4096 ? 128 << mtu : 0; }
+int verbs_mtu_bytes(enum ibv_mtu mtu) {
+    return mtu >= IBV_MTU_256 && mtu <= IBV_MTU_4096 ? 128 << mtu : 0;
+}
 
 enum ibv_mtu verbs_mtu_floor(int bytes) {
     int mtu = IBV_MTU_4096;
@@ -27,7 +30,7 @@ enum ibv_mtu verbs_mtu_floor(int bytes) {
     return (enum ibv_mtu)mtu;
 }
 
-/* ---- queue pair number to lane ---------------------------------------------------------------------------------- */
+/* ---- queue pair number to lane --------------------------------------------------------------- */
 
 static uint32_t hash_of(uint32_t qpn) { return qpn * 2654435761u >> 8; }
 
@@ -49,7 +52,7 @@ verbs_lane *verbs_hash_find(verbs_net *net, int device, uint32_t qpn) {
     return NULL; /* the table has twice as many slots as lanes, so an empty one ends the search */
 }
 
-/* ---- making ----------------------------------------------------------------------------------------------------- */
+/* ---- making ---------------------------------------------------------------------------------- */
 
 static int qp_create(verbs_net *net, verbs_lane *lane) {
     verbs_device *device = &net->devices[lane->device];
@@ -80,8 +83,10 @@ static int qp_create(verbs_net *net, verbs_lane *lane) {
         char limit[128];
         verbs_memlock_text(limit, sizeof limit);
         return mpix_fail_sys(err == ENOMEM ? MPIX_ERRK_NO_MEM : MPIX_ERRK_TRANSPORT, err,
-                             "%s: queue pair of %d requests for rank %d was refused (parameters net_depth, lanes; %s)",
-                             device->port.name, net->depth, lane->peer, err == ENOMEM ? limit : "device limit");
+                             "%s: queue pair of %d requests for rank %d was refused (parameters "
+                             "net_depth, lanes; %s)",
+                             device->port.name, net->depth, lane->peer,
+                             err == ENOMEM ? limit : "device limit");
     }
     device->max_inline = (int)attr.cap.max_inline_data;
     lane->depth = net->depth;
@@ -96,15 +101,19 @@ static int qp_init(verbs_net *net, verbs_lane *lane) {
         .port_num = (uint8_t)device->port.port,
         .qp_access_flags = (unsigned)verbs_access(device) & ~(unsigned)IBV_ACCESS_LOCAL_WRITE,
     };
-    int err = ibv_modify_qp(lane->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+    int err = ibv_modify_qp(lane->qp, &attr,
+                            IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 
     if (err)
-        return mpix_fail_sys(MPIX_ERRK_TRANSPORT, err, "%s: queue pair for rank %d can't be initialised",
-                             device->port.name, lane->peer);
+        return mpix_fail_sys(MPIX_ERRK_TRANSPORT, err,
+                             "%s: queue pair for rank %d can't be initialised", device->port.name,
+                             lane->peer);
     return 0;
 }
 
-static int rd_atomic(int limit) { return limit < 0 ? 0 : limit < VERBS_RDMA_ATOMIC ? limit : VERBS_RDMA_ATOMIC; }
+static int rd_atomic(int limit) {
+    return limit < 0 ? 0 : limit < VERBS_RDMA_ATOMIC ? limit : VERBS_RDMA_ATOMIC;
+}
 
 /* Queue pairs of a peer are made once, however often its blob is asked for. */
 int verbs_address(mpix_net *base, int peer, void *out) {
@@ -123,16 +132,18 @@ int verbs_address(mpix_net *base, int peer, void *out) {
     blob.depth = (uint32_t)net->depth;
     for (int d = 0; d < net->ndevices; d++) {
         const verbs_port *port = &net->devices[d].port;
-        blob.device[d] = (blob_device){
-            .gid = port->gid,
-            .lid = port->port_attr.lid,
-            .link_layer = port->port_attr.link_layer,
-            .flags = (uint8_t)((port->gid_index >= 0 ? BLOB_GLOBAL : 0) | (net->net.caps.ordered ? BLOB_ORDERED : 0) |
-                               (net->net.caps.counted ? BLOB_COUNTED : 0)),
-            .max_dest_rd_atomic = (uint8_t)rd_atomic(port->attr.max_qp_rd_atom),
-            .mtu = (uint8_t)(verbs_mtu_bytes(port->port_attr.active_mtu) < verbs_mtu_bytes((enum ibv_mtu)net->mtu)
-                                 ? port->port_attr.active_mtu
-                                 : (enum ibv_mtu)net->mtu)};
+        blob.device[d] =
+            (blob_device){.gid = port->gid,
+                          .lid = port->port_attr.lid,
+                          .link_layer = port->port_attr.link_layer,
+                          .flags = (uint8_t)((port->gid_index >= 0 ? BLOB_GLOBAL : 0) |
+                                             (net->net.caps.ordered ? BLOB_ORDERED : 0) |
+                                             (net->net.caps.counted ? BLOB_COUNTED : 0)),
+                          .max_dest_rd_atomic = (uint8_t)rd_atomic(port->attr.max_qp_rd_atom),
+                          .mtu = (uint8_t)(verbs_mtu_bytes(port->port_attr.active_mtu) <
+                                                   verbs_mtu_bytes((enum ibv_mtu)net->mtu)
+                                               ? port->port_attr.active_mtu
+                                               : (enum ibv_mtu)net->mtu)};
     }
     for (int l = 0; l < net->nlanes; l++) {
         verbs_lane *lane = verbs_lane_of(net, peer, l);
@@ -145,15 +156,19 @@ int verbs_address(mpix_net *base, int peer, void *out) {
             if (kind)
                 return kind;
             /* Packets of an earlier connection with this number must not look like ours. */
-            lane->psn = (uint32_t)(mpix_clock_ns() >> 8 ^ (uint64_t)getpid() << 12 ^ lane->qp->qp_num) & 0xffffff;
+            lane->psn = (uint32_t)(mpix_clock_ns() >> 8 ^ (uint64_t)getpid() << 12 ^
+                                   lane->qp->qp_num) &
+                        0xffffff;
         }
-        blob.lane[l] = (blob_lane){.qpn = lane->qp->qp_num, .psn = lane->psn, .device = (uint32_t)lane->device};
+        blob.lane[l] = (blob_lane){.qpn = lane->qp->qp_num,
+                                   .psn = lane->psn,
+                                   .device = (uint32_t)lane->device};
     }
     memcpy(out, &blob, sizeof blob);
     return 0;
 }
 
-/* ---- connecting ------------------------------------------------------------------------------------------------- */
+/* ---- connecting ------------------------------------------------------------------------------ */
 
 static int connect_fail(const verbs_net *net, const verbs_lane *lane, int err, const char *state,
                         const blob_device *remote) {
@@ -164,11 +179,12 @@ static int connect_fail(const verbs_net *net, const verbs_lane *lane, int err, c
         verbs_gid_text(&remote->gid, text, sizeof text);
     else
         snprintf(text, sizeof text, "lid %u", remote->lid);
-    (void)mpix_fail_sys(MPIX_ERRK_TRANSPORT, err,
-                        "%s (%s) can't be connected to rank %d on %s at %s, state %s (network route? "
-                        "parameters net_devices, gid_index)",
-                        device->port.name, device->port.address, lane->peer, net->boot->hostnames[lane->peer], text,
-                        state);
+    (void)
+        mpix_fail_sys(MPIX_ERRK_TRANSPORT, err,
+                      "%s (%s) can't be connected to rank %d on %s at %s, state %s (network route? "
+                      "parameters net_devices, gid_index)",
+                      device->port.name, device->port.address, lane->peer,
+                      net->boot->hostnames[lane->peer], text, state);
     return MPIX_ERRK_TRANSPORT;
 }
 
@@ -176,12 +192,14 @@ static int lane_connect(verbs_net *net, verbs_lane *lane, const verbs_blob *blob
     verbs_device *device = &net->devices[lane->device];
     const blob_lane *far = &blob->lane[lane->lane];
     const blob_device *remote = &blob->device[far->device];
-    int own_mtu = verbs_mtu_bytes(device->port.port_attr.active_mtu), mtu = verbs_mtu_bytes((enum ibv_mtu)remote->mtu);
+    int own_mtu = verbs_mtu_bytes(device->port.port_attr.active_mtu),
+        mtu = verbs_mtu_bytes((enum ibv_mtu)remote->mtu);
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR};
     int err;
 
     mtu = mtu < own_mtu ? mtu : own_mtu;
-    mtu = mtu < verbs_mtu_bytes((enum ibv_mtu)net->mtu) ? mtu : verbs_mtu_bytes((enum ibv_mtu)net->mtu);
+    mtu = mtu < verbs_mtu_bytes((enum ibv_mtu)net->mtu) ? mtu
+                                                        : verbs_mtu_bytes((enum ibv_mtu)net->mtu);
     attr.path_mtu = verbs_mtu_floor(mtu);
     attr.dest_qp_num = far->qpn;
     attr.rq_psn = far->psn;
@@ -198,8 +216,8 @@ static int lane_connect(verbs_net *net, verbs_lane *lane, const verbs_blob *blob
                                                      .traffic_class = (uint8_t)net->traffic_class};
     }
     err = ibv_modify_qp(lane->qp, &attr,
-                        IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                            IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+                        IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+                            IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
     if (err)
         return connect_fail(net, lane, err, "RTR", remote);
 
@@ -207,15 +225,16 @@ static int lane_connect(verbs_net *net, verbs_lane *lane, const verbs_blob *blob
     attr.qp_state = IBV_QPS_RTS;
     attr.timeout = (uint8_t)net->retry_exponent;
     attr.retry_cnt = VERBS_REPEATS;
-    attr.rnr_retry =
-        7; /* without end: a peer that is slow to post receives is not dead, and the layers above watch the time */
+    /* without end: a peer that is slow to post receives is not dead, and the layers above
+     * watch the time */
+    attr.rnr_retry = 7;
     attr.sq_psn = lane->psn;
     attr.max_rd_atomic = (uint8_t)rd_atomic(device->port.attr.max_qp_init_rd_atom);
     if (attr.max_rd_atomic > remote->max_dest_rd_atomic)
         attr.max_rd_atomic = remote->max_dest_rd_atomic;
     err = ibv_modify_qp(lane->qp, &attr,
-                        IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-                            IBV_QP_MAX_QP_RD_ATOMIC);
+                        IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                            IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
     if (err)
         return connect_fail(net, lane, err, "RTS", remote);
 
@@ -229,7 +248,8 @@ static int lane_connect(verbs_net *net, verbs_lane *lane, const verbs_blob *blob
         net->net.caps.counted = 0;
     if (!(remote->flags & BLOB_ORDERED) && net->net.caps.ordered) {
         net->net.caps.ordered = 0;
-        snprintf(net->net.caps.why, sizeof net->net.caps.why, "not ordered: rank %d says so of its device", lane->peer);
+        snprintf(net->net.caps.why, sizeof net->net.caps.why,
+                 "not ordered: rank %d says so of its device", lane->peer);
     }
     return 0;
 }
@@ -242,18 +262,21 @@ int verbs_connect(mpix_net *base, int peer, const void *in) {
         return 0;
     memcpy(&blob, in, sizeof blob);
     if (blob.magic != BLOB_MAGIC || blob.version != BLOB_VERSION)
-        return mpix_fail_peer(MPIX_ERRK_TRANSPORT, peer, net->boot->hostnames[peer],
-                              "rank %d speaks another version of the transport verbs, or does not want this rank",
-                              peer);
+        return mpix_fail_peer(
+            MPIX_ERRK_TRANSPORT, peer, net->boot->hostnames[peer],
+            "rank %d speaks another version of the transport verbs, or does not want this rank",
+            peer);
     if ((int)blob.nlanes != net->nlanes || blob.ndevices < 1 || blob.ndevices > VERBS_MAX_DEVICES)
-        return mpix_fail_peer(MPIX_ERRK_TRANSPORT, peer, net->boot->hostnames[peer],
-                              "%d lanes here, %u at rank %d: the parameter lanes must be the same on all ranks",
-                              net->nlanes, blob.nlanes, peer);
+        return mpix_fail_peer(
+            MPIX_ERRK_TRANSPORT, peer, net->boot->hostnames[peer],
+            "%d lanes here, %u at rank %d: the parameter lanes must be the same on all ranks",
+            net->nlanes, blob.nlanes, peer);
     for (int l = 0; l < net->nlanes; l++)
         if (blob.lane[l].device >= blob.ndevices)
-            return mpix_fail_peer(MPIX_ERRK_TRANSPORT, peer, net->boot->hostnames[peer],
-                                  "rank %d says that lane %d is of its device %u, and that it has %u", peer, l,
-                                  blob.lane[l].device, blob.ndevices);
+            return mpix_fail_peer(
+                MPIX_ERRK_TRANSPORT, peer, net->boot->hostnames[peer],
+                "rank %d says that lane %d is of its device %u, and that it has %u", peer, l,
+                blob.lane[l].device, blob.ndevices);
     for (int l = 0; l < net->nlanes; l++) {
         verbs_lane *lane = verbs_lane_of(net, peer, l);
         const verbs_device *device = &net->devices[lane->device];
@@ -262,16 +285,18 @@ int verbs_connect(mpix_net *base, int peer, const void *in) {
 
         if (remote->link_layer != device->port.port_attr.link_layer ||
             !!(remote->flags & BLOB_GLOBAL) != (device->port.gid_index >= 0))
-            return mpix_fail_peer(MPIX_ERRK_TRANSPORT, peer, net->boot->hostnames[peer],
-                                  "lane %d: %s and the device of rank %d are not of one network "
-                                  "(InfiniBand or Ethernet, with or without GID; parameter net_devices)",
-                                  l, device->port.name, peer);
+            return mpix_fail_peer(
+                MPIX_ERRK_TRANSPORT, peer, net->boot->hostnames[peer],
+                "lane %d: %s and the device of rank %d are not of one network "
+                "(InfiniBand or Ethernet, with or without GID; parameter net_devices)",
+                l, device->port.name, peer);
         kind = lane_connect(net, lane, &blob);
         if (kind)
             return kind;
-        mpix_log(MPIX_LOG_INFO, "verbs: rank %d lane %d: %s qp %u to qp %u, MTU %d, depth %d, inline %d", peer, l,
-                 device->port.name, lane->qp->qp_num, blob.lane[l].qpn, net->net.caps.mtu, lane->depth,
-                 device->max_inline);
+        mpix_log(MPIX_LOG_INFO,
+                 "verbs: rank %d lane %d: %s qp %u to qp %u, MTU %d, depth %d, inline %d", peer, l,
+                 device->port.name, lane->qp->qp_num, blob.lane[l].qpn, net->net.caps.mtu,
+                 lane->depth, device->max_inline);
     }
     return 0;
 }

@@ -1,14 +1,16 @@
 /*
- * verbs.c - the transport's table, opening and closing: protection domain, completion queues, shared receive queue, and
- * the limits of the devices.
+ * verbs.c - the transport's table, opening and closing: protection domain, completion queues,
+ * shared receive queue, and the limits of the devices.
  *
- * Depth. A lane has `depth` slots in its send queue; the send completion queue of a device has room for all slots of
- * all its lanes, since after an error each of them completes. The shared receive queue holds as many receives, one for
- * each counted write that peers may have under way, and its completion queue as many completions, so neither can
- * overflow. The receive queue can run dry for a while: a sender's slot is free when this device has acknowledged the write,
- * a receive is there again when this rank's proxy has polled. A rank that computes, with proxy=caller, lets its peers' further
- * counted writes be refused (RNR) and repeated every 10 us, without end: late, but nothing is lost. A proxy's thread
- * avoids that. Where the device's limits are lower the depth is lowered for all lanes alike.
+ * Depth. A lane has `depth` slots in its send queue; the send completion queue of a device has room
+ * for all slots of all its lanes, since after an error each of them completes. The shared receive
+ * queue holds as many receives, one for each counted write that peers may have under way, and its
+ * completion queue as many completions, so neither can overflow. The receive queue can run dry for
+ * a while: a sender's slot is free when this device has acknowledged the write, a receive is there
+ * again when this rank's proxy has polled. A rank that computes, with proxy=caller, lets its peers'
+ * further counted writes be refused (RNR) and repeated every 10 us, without end: late, but nothing
+ * is lost. A proxy's thread avoids that. Where the device's limits are lower the depth is lowered
+ * for all lanes alike.
  */
 #include "config.h"
 
@@ -26,21 +28,23 @@
 
 enum { DEPTH_MIN = 8 };
 
-/* Before any other call of libibverbs. The kernel may not need it; a failure only matters to programs that fork. */
+/* Before any other call of libibverbs. The kernel may not need it; a failure only matters to
+ * programs that fork. */
 static void fork_safe(void) {
     enum ibv_fork_status status = ibv_is_fork_initialized();
     int err = status == IBV_FORK_DISABLED ? ibv_fork_init() : 0;
 
     if (err)
-        mpix_log(MPIX_LOG_INFO, "verbs: no protection of registered memory at fork: %s", strerror(err));
+        mpix_log(MPIX_LOG_INFO, "verbs: no protection of registered memory at fork: %s",
+                 strerror(err));
 }
 
-/* ---- limits ----------------------------------------------------------------------------------------------------- */
+/* ---- limits ---------------------------------------------------------------------------------- */
 
 static int lower(int *value, long limit, const char *device, const char *what) {
     if (limit < *value) {
-        mpix_log(MPIX_LOG_INFO, "verbs: %s: %s allows a depth of %ld operations per lane, not %d", device, what, limit,
-                 *value);
+        mpix_log(MPIX_LOG_INFO, "verbs: %s: %s allows a depth of %ld operations per lane, not %d",
+                 device, what, limit, *value);
         *value = (int)(limit > 0 ? limit : 0);
     }
     return *value;
@@ -61,8 +65,9 @@ static int limits(verbs_net *net, const mpix_params *params) {
             device->lanes = 1; /* nobody to talk to: memory can be registered all the same */
         if (device->lanes > attr->max_qp)
             return mpix_fail(MPIX_ERRK_NO_MEM, NULL,
-                             "%s has %d queue pairs, %d peers with %d lanes need more: lower the parameter lanes", name,
-                             attr->max_qp, net->npeers, net->nlanes);
+                             "%s has %d queue pairs, %d peers with %d lanes need more: lower the "
+                             "parameter lanes",
+                             name, attr->max_qp, net->npeers, net->nlanes);
         device->atomics = attr->atomic_cap != IBV_ATOMIC_NONE;
         lower(&net->depth, attr->max_qp_wr, name, "max_qp_wr");
         lower(&net->depth, attr->max_cqe / device->lanes, name, "max_cqe");
@@ -70,13 +75,13 @@ static int limits(verbs_net *net, const mpix_params *params) {
             lower(&net->depth, attr->max_srq_wr / device->lanes, name, "max_srq_wr");
     }
     if (net->depth < DEPTH_MIN)
-        return mpix_fail(
-            MPIX_ERRK_NO_MEM, NULL,
-            "%s: its limits leave a depth of %d operations for each of %d peers and %d lanes, %d are needed: "
-            "lower lanes",
-            name, net->depth, net->npeers, net->nlanes, DEPTH_MIN);
-    while (net->depth &
-           (net->depth - 1)) /* slots of the ring of words are numbered by the low bits of a sequence that wraps */
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL,
+                         "%s: its limits leave a depth of %d operations for each of %d peers and "
+                         "%d lanes, %d are needed: "
+                         "lower lanes",
+                         name, net->depth, net->npeers, net->nlanes, DEPTH_MIN);
+    /* slots of the ring of words are numbered by the low bits of a sequence that wraps */
+    while (net->depth & (net->depth - 1))
         net->depth &= net->depth - 1;
     net->signal_every = net->depth / 4;
     return 0;
@@ -130,23 +135,24 @@ static void set_caps(verbs_net *net, const mpix_params *params) {
         if (params->signal != MPIX_SIGNAL_COUNTED && net->boot->local_rank == 0)
             verbs_order_warn(&net->devices[d].port.attr, net->devices[d].port.name);
     snprintf(caps->why, sizeof caps->why, "%s; %.80s", device, order);
-    mpix_log(MPIX_LOG_INFO, "verbs: %d peers, %d lanes, depth %d, counted %s, %s", net->npeers, net->nlanes, net->depth,
-             caps->counted ? "yes" : "no (no SRQ)", order);
+    mpix_log(MPIX_LOG_INFO, "verbs: %d peers, %d lanes, depth %d, counted %s, %s", net->npeers,
+             net->nlanes, net->depth, caps->counted ? "yes" : "no (no SRQ)", order);
 }
 
-/* ---- open and close --------------------------------------------------------------------------------------------- */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 static int device_fail(const verbs_device *device, int err, const char *what, int size) {
     char limit[128];
 
     verbs_memlock_text(limit, sizeof limit);
     return mpix_fail_sys(err == ENOMEM ? MPIX_ERRK_NO_MEM : MPIX_ERRK_TRANSPORT, err,
-                         "%s: %s (size %d) can't be made%s%s", device->port.name, what, size, err == ENOMEM ? "; " : "",
-                         err == ENOMEM ? limit : "");
+                         "%s: %s (size %d) can't be made%s%s", device->port.name, what, size,
+                         err == ENOMEM ? "; " : "", err == ENOMEM ? limit : "");
 }
 
 static int device_open(verbs_net *net, verbs_device *device) {
-    int size = device->lanes * net->depth, words = (net->npeers * net->nlanes + 1) * net->depth, err;
+    int size = device->lanes * net->depth, words = (net->npeers * net->nlanes + 1) * net->depth,
+        err;
     struct ibv_srq_init_attr srq = {.attr = {.max_wr = (uint32_t)size, .max_sge = 1}};
 
     errno = 0;
@@ -167,9 +173,11 @@ static int device_open(verbs_net *net, verbs_device *device) {
     device->scratch = calloc((size_t)words, sizeof *device->scratch);
     if (!device->scratch)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d words", words);
-    if (!(device->scratch_mr =
-              ibv_reg_mr(device->pd, device->scratch, (size_t)words * sizeof *device->scratch, IBV_ACCESS_LOCAL_WRITE)))
-        return verbs_reg_error(net, errno, (uint64_t)words * sizeof *device->scratch, "a ring of words");
+    if (!(device->scratch_mr = ibv_reg_mr(device->pd, device->scratch,
+                                          (size_t)words * sizeof *device->scratch,
+                                          IBV_ACCESS_LOCAL_WRITE)))
+        return verbs_reg_error(net, errno, (uint64_t)words * sizeof *device->scratch,
+                               "a ring of words");
     return 0;
 }
 
@@ -179,14 +187,15 @@ static int lanes_init(verbs_net *net, const unsigned char *want) {
     net->slot_of = malloc((size_t)net->boot->size * sizeof *net->slot_of);
     net->lanes = calloc((size_t)net->npeers * (size_t)net->nlanes + 1, sizeof *net->lanes);
     if (!net->slot_of || !net->lanes)
-        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d lanes to each of %d peers", net->nlanes,
-                         net->npeers);
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d lanes to each of %d peers",
+                         net->nlanes, net->npeers);
     while (slots < 2 * (size_t)net->npeers * (size_t)net->nlanes)
         slots *= 2;
     net->hash_mask = (uint32_t)slots - 1;
     for (int d = 0; d < net->ndevices; d++)
         if (!(net->hash[d] = calloc(slots, sizeof **net->hash)))
-            return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a table of %zu queue pairs", slots);
+            return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a table of %zu queue pairs",
+                             slots);
     for (int peer = 0, slot = 0; peer < net->boot->size; peer++) {
         net->slot_of[peer] = want[peer] ? slot++ : -1;
         for (int l = 0; want[peer] && l < net->nlanes; l++) {
@@ -213,15 +222,16 @@ static int verbs_close(mpix_net *base) {
         int err = 0;
 
         err |= device->srq ? ibv_destroy_srq(device->srq) : 0;
-        err |= device->send_cq ? ibv_destroy_cq(device->send_cq)
-                               : 0; /* all events were acknowledged when they were taken: this does not wait */
+        /* all events were acknowledged when they were taken: this does not wait */
+        err |= device->send_cq ? ibv_destroy_cq(device->send_cq) : 0;
         err |= device->recv_cq ? ibv_destroy_cq(device->recv_cq) : 0;
         err |= device->channel ? ibv_destroy_comp_channel(device->channel) : 0;
         err |= device->scratch_mr ? ibv_dereg_mr(device->scratch_mr) : 0;
         err |= device->pd ? ibv_dealloc_pd(device->pd) : 0;
         err |= ibv_close_device(device->port.context);
         if (err)
-            mpix_log(MPIX_LOG_WARN, "verbs: %s was not closed in order (%s): memory is still registered with it?",
+            mpix_log(MPIX_LOG_WARN,
+                     "verbs: %s was not closed in order (%s): memory is still registered with it?",
                      device->port.name, strerror(err));
         free(device->scratch);
         free(net->hash[d]);
@@ -235,7 +245,8 @@ static int verbs_close(mpix_net *base) {
 }
 
 static void set_options(verbs_net *net, const mpix_params *params) {
-    double each = params->net_timeout / (1 + VERBS_REPEATS) / 4.096e-6; /* an attempt lasts 4.096 us * 2^exponent */
+    /* an attempt lasts 4.096 us * 2^exponent */
+    double each = params->net_timeout / (1 + VERBS_REPEATS) / 4.096e-6;
 
     net->nlanes = params->lanes;
     net->mtu = params->net_mtu ? verbs_mtu_floor(params->net_mtu) : IBV_MTU_4096;
@@ -260,7 +271,8 @@ static int verbs_present(char *why, size_t len) {
     return list && n > 0;
 }
 
-static int verbs_open(mpix_boot *boot, const mpix_params *params, const unsigned char *want, mpix_net **out) {
+static int verbs_open(mpix_boot *boot, const mpix_params *params, const unsigned char *want,
+                      mpix_net **out) {
     verbs_net *net = calloc(1, sizeof *net);
     int kind;
 
@@ -274,7 +286,8 @@ static int verbs_open(mpix_boot *boot, const mpix_params *params, const unsigned
         net->npeers += want[peer] != 0;
     set_options(net, params);
     if ((long)net->npeers * net->nlanes > VERBS_MAX_LANES_TOTAL) {
-        kind = mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "%d peers with %d lanes: at most %d lanes in all", net->npeers,
+        kind = mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL,
+                         "%d peers with %d lanes: at most %d lanes in all", net->npeers,
                          net->nlanes, VERBS_MAX_LANES_TOTAL);
         goto undo;
     }

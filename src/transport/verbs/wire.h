@@ -1,10 +1,16 @@
-/* wire.h - what the transport verbs exchanges over MPI: the address blob of a pair and the key blob of a window. Same
- * byte order on all hosts. */
+/* wire.h - what the transport verbs exchanges over MPI: the address blob of a pair and the key blob
+ * of a window. Same byte order on all hosts. */
 #ifndef MPIX_VERBS_WIRE_H
 #define MPIX_VERBS_WIRE_H
 #include "transport/verbs/verbs.h"
 
-enum { BLOB_MAGIC = 0x6d707876, BLOB_VERSION = 1, BLOB_GLOBAL = 1, BLOB_ORDERED = 2, BLOB_COUNTED = 4 };
+enum {
+    BLOB_MAGIC = 0x6d707876,
+    BLOB_VERSION = 1,
+    BLOB_GLOBAL = 1,
+    BLOB_ORDERED = 2,
+    BLOB_COUNTED = 4
+};
 
 typedef struct blob_device {
     union ibv_gid gid;
@@ -22,8 +28,8 @@ typedef struct verbs_blob {
     blob_lane lane[VERBS_MAX_LANES];
 } verbs_blob;
 
-/* base is an address of the owner; piece i of the window begins at i * piece and has a key for each device of the
- * owner. */
+/* base is an address of the owner; piece i of the window begins at i * piece and has a key for each
+ * device of the owner. */
 typedef struct verbs_key {
     uint64_t base, bytes, piece;
     uint32_t ndevices, npieces;
