@@ -22,7 +22,9 @@ static int xfer_check(MPIX_Xfer xfer) {
         return 0;
     if (mpix_live_inherited(xfer, MPIX_LIVE_XFER))
         return mpix_live_need(xfer, MPIX_LIVE_XFER, "xfer", "");
-    return mpix_fail(MPIX_ERRK_ARG, "xfer", "transfer %p is not in flight (already completed, or not a transfer)", (void *)xfer);
+    return mpix_fail(MPIX_ERRK_ARG, "xfer",
+                     "transfer %p is not in flight (already completed, or not a transfer)",
+                     (void *)xfer);
 }
 
 static int xfers_check(int n, MPIX_Xfer xfers[]) {
@@ -91,7 +93,8 @@ int PMPIX_Xfer_waitall(int n, MPIX_Xfer xfers[], int codes[]) {
 }
 MPIX_WEAK_ALIAS(Xfer_waitall);
 
-/* The first done transfer, -1: none yet. *live counts those in flight; *busy: there is work to go on with at once. */
+/* The first done transfer, -1: none yet. *live counts those in flight; *busy: there is work to go
+ * on with at once. */
 static int xfers_poll(int n, MPIX_Xfer xfers[], int *live, int *busy) {
     *live = *busy = 0;
     for (int i = 0; i < n; i++) {
@@ -127,7 +130,8 @@ int PMPIX_Xfer_waitany(int n, MPIX_Xfer xfers[], int *index) {
         return mpix_boot_raise(NULL, kind);
     *index = xfers_poll(n, xfers, &live, &busy);
     if (*index < 0 && live > 0) {
-        /* Transfers of several objects share no doorbell: timed sleeps, unless there is only one. */
+        /* Transfers of several objects share no doorbell: timed sleeps, unless
+         * there is only one. */
         mpix_wait wait;
         for (int i = 0; i < n; i++) {
             if (xfers[i]) {
