@@ -1,8 +1,8 @@
 /*
  * convert.h - conversions of one element, exact to IEEE rounding, by integer arithmetic.
  *
- * They define what every variant computes. A NaN stays a quiet NaN: the sign and the leading bits of the payload are
- * kept, the quiet bit is set.
+ * They define what every variant computes. A NaN stays a quiet NaN: the sign and the leading bits
+ * of the payload are kept, the quiet bit is set.
  */
 #ifndef MPIX_KERNELS_HOST_CONVERT_H
 #define MPIX_KERNELS_HOST_CONVERT_H
@@ -38,25 +38,33 @@ static inline int mpix_f32_isnan(float x) { return (mpix_f32_bits(x) & 0x7ffffff
 static inline int mpix_f64_isnan(double x) {
     return (mpix_f64_bits(x) & 0x7fffffffffffffffull) > 0x7ff0000000000000ull;
 }
-static inline float mpix_f32_quiet(float x) { return mpix_f32_of_bits(mpix_f32_bits(x) | 0x00400000u); }
-static inline double mpix_f64_quiet(double x) { return mpix_f64_of_bits(mpix_f64_bits(x) | 0x0008000000000000ull); }
+static inline float mpix_f32_quiet(float x) {
+    return mpix_f32_of_bits(mpix_f32_bits(x) | 0x00400000u);
+}
+static inline double mpix_f64_quiet(double x) {
+    return mpix_f64_of_bits(mpix_f64_bits(x) | 0x0008000000000000ull);
+}
 
-/* ---- widening: exact ---- */
+/* ---- widening: exact ------------------------------------------------------------------------- */
 
 static inline float mpix_f32_from_bf16(uint16_t h) { return mpix_f32_of_bits((uint32_t)h << 16); }
 
 static inline float mpix_f32_from_f16(uint16_t h) {
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16, a = h & 0x7fffu;
     if (a >= 0x7c00u) /* infinity, or NaN with its payload */
-        return mpix_f32_of_bits(sign | 0x7f800000u | (a & 0x3ffu) << 13 | (a > 0x7c00u ? 0x00400000u : 0));
+        return mpix_f32_of_bits(sign | 0x7f800000u | (a & 0x3ffu) << 13 |
+                                (a > 0x7c00u ? 0x00400000u : 0));
     if (a >= 0x0400u)
         return mpix_f32_of_bits(sign | (a + 0x1c000u) << 13);
     /* A denormal counts units of 2^-24; both factors and the product are normal floats. */
     return mpix_f32_of_bits(sign | mpix_f32_bits((float)a * 0x1p-24f));
 }
 
-/* The formats of fp8 are cut-down f16: e5m2 is its upper byte, e4m3's exponent has a bias that is 8 smaller. */
-static inline float mpix_f32_from_f8e5m2(uint8_t b) { return mpix_f32_from_f16((uint16_t)(b << 8)); }
+/* The formats of fp8 are cut-down f16: e5m2 is its upper byte, e4m3's exponent has a bias that
+ * is 8 smaller. */
+static inline float mpix_f32_from_f8e5m2(uint8_t b) {
+    return mpix_f32_from_f16((uint16_t)(b << 8));
+}
 
 static inline float mpix_f32_from_f8e4m3(uint8_t b) {
     uint32_t sign = (uint32_t)(b & 0x80u) << 24, a = b & 0x7fu;
@@ -73,7 +81,7 @@ static inline float mpix_f32_from_ue8m0(uint8_t e) {
 /* The compiler's conversion is exact and quiets a NaN. */
 static inline double mpix_f64_from_f32(float x) { return (double)x; }
 
-/* ---- narrowing: to nearest, ties to even, beyond the range to infinity ---- */
+/* ---- narrowing: to nearest, ties to even, beyond the range to infinity ----------------------- */
 
 static inline uint16_t mpix_bf16_from_f32(float x) {
     uint32_t u = mpix_f32_bits(x);
@@ -88,7 +96,8 @@ static inline uint16_t mpix_f16_from_f32(float x) {
         return (uint16_t)(sign | 0x7e00u | (a >> 13 & 0x3ffu));
     if (a >= 0x477ff000u) /* 65520, halfway between the largest f16 and the next power of two */
         return (uint16_t)(sign | 0x7c00u);
-    if (a >= 0x38800000u) /* 2^-14, the smallest normal: a carry out of the fraction goes to the exponent */
+    /* 2^-14, the smallest normal: a carry out of the fraction goes to the exponent */
+    if (a >= 0x38800000u)
         return (uint16_t)(sign | (a - 0x38000000u + 0xfffu + (a >> 13 & 1u)) >> 13);
     if (a < 0x33000000u) /* below 2^-25, half of the smallest denormal */
         return (uint16_t)sign;
@@ -101,10 +110,10 @@ static inline uint16_t mpix_f16_from_f32(float x) {
 static inline float mpix_f32_from_f64(double x) { return (float)x; }
 
 /*
- * Rounds to odd: the neighbour nearer to zero, with its last bit set if x lies between. A second rounding to a format
- * with at least two bits less then gives what one rounding would have given, since the odd bit remembers on which side
- * of a tie x was. (float)x is one of the two neighbours; where it is the larger one (infinity included) its bits minus
- * one are the other.
+ * Rounds to odd: the neighbour nearer to zero, with its last bit set if x lies between. A second
+ * rounding to a format with at least two bits less then gives what one rounding would have given,
+ * since the odd bit remembers on which side of a tie x was. (float)x is one of the two neighbours;
+ * where it is the larger one (infinity included) its bits minus one are the other.
  */
 static inline float mpix_f32_odd_from_f64(double x) {
     float r = (float)x;
@@ -117,8 +126,12 @@ static inline float mpix_f32_odd_from_f64(double x) {
     return mpix_f32_of_bits(u | 1u);
 }
 
-static inline uint16_t mpix_bf16_from_f64(double x) { return mpix_bf16_from_f32(mpix_f32_odd_from_f64(x)); }
-static inline uint16_t mpix_f16_from_f64(double x) { return mpix_f16_from_f32(mpix_f32_odd_from_f64(x)); }
+static inline uint16_t mpix_bf16_from_f64(double x) {
+    return mpix_bf16_from_f32(mpix_f32_odd_from_f64(x));
+}
+static inline uint16_t mpix_f16_from_f64(double x) {
+    return mpix_f16_from_f32(mpix_f32_odd_from_f64(x));
+}
 
 /* The scale of column c in a row's scales: bytes (UE8M0) or floats, at any alignment. */
 static inline float mpix_scale_of_column(const void *scales, int ue8m0, size_t c) {

@@ -1,10 +1,11 @@
 /*
- * copy_impl.h - copies and zeros of rows, written in the operations of a vec_*.h; included once per variant.
+ * copy_impl.h - copies and zeros of rows, written in the operations of a vec_*.h; included
+ * once per variant.
  *
- * A row that goes to several destinations is cut into blocks that stay in the first-level cache: a block comes from
- * memory for the first destination and from the cache for the others. Blocks of a destination begin at its own cache
- * line boundaries, so that between the two ends of a row only whole lines are written, one line after another: that is
- * what write-combining buffers want.
+ * A row that goes to several destinations is cut into blocks that stay in the first-level cache: a
+ * block comes from memory for the first destination and from the cache for the others. Blocks of a
+ * destination begin at its own cache line boundaries, so that between the two ends of a row only
+ * whole lines are written, one line after another: that is what write-combining buffers want.
  */
 #include <string.h>
 
@@ -22,7 +23,8 @@ MPIX_ALWAYS_INLINE void copy_stream_vectors(char *dst, const char *src, size_t n
         vb_stream(dst + i, vb_load(src + i));
 }
 
-/* One piece for one destination: ordinary stores up to its first line boundary and from its last one on. */
+/* One piece for one destination: ordinary stores up to its first line boundary and from
+ * its last one on. */
 MPIX_ALWAYS_INLINE void copy_stream_piece(char *dst, const char *src, size_t n) {
     size_t head = -(uintptr_t)dst % COPY_LINE;
     if (head > 0) {
@@ -35,7 +37,8 @@ MPIX_ALWAYS_INLINE void copy_stream_piece(char *dst, const char *src, size_t n) 
         memcpy(dst + head + body, src + head + body, n - head - body);
 }
 
-/* Where the source's block at offset b begins for this destination: at b, or at the line boundary before it. */
+/* Where the source's block at offset b begins for this destination: at b, or at the line
+ * boundary before it. */
 MPIX_ALWAYS_INLINE size_t copy_block_start(const char *dst, size_t b) {
     return b == 0 ? 0 : b - ((uintptr_t)dst + b) % COPY_LINE;
 }
@@ -46,7 +49,8 @@ static void rows_copy(const void *src, size_t n, void *const dst[], int ndst, in
         for (int d = 0; d < ndst; d++) {
             char *to = dst[d];
             if (streaming) {
-                size_t from = copy_block_start(to, b), end = last ? n : copy_block_start(to, b + COPY_BLOCK);
+                size_t from = copy_block_start(to, b),
+                       end = last ? n : copy_block_start(to, b + COPY_BLOCK);
                 copy_stream_piece(to + from, (const char *)src + from, end - from);
             } else {
                 memcpy(to + b, (const char *)src + b, last ? n - b : COPY_BLOCK);

@@ -1,18 +1,24 @@
 /*
- * quant_impl.h - quantisation of a row to fp8 with a scale per 128 columns, written in the operations of a vec_*.h;
- * included once per variant. What is computed is defined in rows.h, operation by operation, so that every variant gives
- * the same bytes.
+ * quant_impl.h - quantisation of a row to fp8 with a scale per 128 columns, written in the
+ * operations of a vec_*.h; included once per variant. What is computed is defined in rows.h,
+ * operation by operation, so that every variant gives the same bytes.
  */
 enum { QUANT_GROUP = 128 };
 
 #define QUANT_TINY 0x1p-110f /* keeps scales and their inverses normal */
 
-/* Largest number, smallest normal one, difference of the exponents' biases, bits dropped, 2^23 units of denormals. */
-V_INLINE void vf_store_f8e4m3(char *p, vf x) { v_store_fp8(p, x, 0x43e00000, 0x3c800000, 0x3c000000, 20, 0x1p14f); }
-V_INLINE void vf_store_f8e5m2(char *p, vf x) { v_store_fp8(p, x, 0x47600000, 0x38800000, 0x38000000, 21, 0x1p7f); }
+/* Largest number, smallest normal one, difference of the exponents' biases, bits dropped, 2^23
+ * units of denormals. */
+V_INLINE void vf_store_f8e4m3(char *p, vf x) {
+    v_store_fp8(p, x, 0x43e00000, 0x3c800000, 0x3c000000, 20, 0x1p14f);
+}
+V_INLINE void vf_store_f8e5m2(char *p, vf x) {
+    v_store_fp8(p, x, 0x47600000, 0x38800000, 0x38000000, 21, 0x1p7f);
+}
 
 /* One group of columns, as floats, zeros behind its end. */
-V_INLINE void quant_group(const float f[QUANT_GROUP], int e5m2, int ue8m0, uint8_t q[QUANT_GROUP], void *scale) {
+V_INLINE void quant_group(const float f[QUANT_GROUP], int e5m2, int ue8m0, uint8_t q[QUANT_GROUP],
+                          void *scale) {
     vf most = vf_set1(QUANT_TINY);
     for (int i = 0; i < QUANT_GROUP; i += 16)
         most = vf_larger(most, vf_load_f32((const char *)(f + i)));
@@ -56,8 +62,8 @@ V_INLINE void quant_load(int dtype, const char *x, size_t c, size_t hidden, floa
         vf_store_f32((char *)(f + i), vf_load(dtype, last + (size_t)i * size), 0);
 }
 
-MPIX_ALWAYS_INLINE void quant_row(const char *x, int xdtype, uint8_t *q, int e5m2, char *scales, int ue8m0,
-                                  size_t hidden) {
+MPIX_ALWAYS_INLINE void quant_row(const char *x, int xdtype, uint8_t *q, int e5m2, char *scales,
+                                  int ue8m0, size_t hidden) {
     float f[QUANT_GROUP];
     for (size_t c = 0; c < hidden; c += QUANT_GROUP, scales += ue8m0 ? 1 : 4) {
         quant_load(xdtype, x, c, hidden, f);
@@ -71,7 +77,8 @@ MPIX_ALWAYS_INLINE void quant_row(const char *x, int xdtype, uint8_t *q, int e5m
     }
 }
 
-static void rows_quantize(const void *x, int xdtype, void *q, int qdtype, void *scales, int scale_kind, size_t hidden) {
+static void rows_quantize(const void *x, int xdtype, void *q, int qdtype, void *scales,
+                          int scale_kind, size_t hidden) {
     unsigned mode = mpix_fp_enter();
     int ue8m0 = scale_kind == MPIX_EP_SCALES_UE8M0;
     if (qdtype == MPIX_EP_F8E5M2)

@@ -8,7 +8,8 @@
 #if MPIX_ROWS_X86
 #include <cpuid.h>
 
-/* __builtin_cpu_supports also asks whether the system saves the wide registers. Not every compiler's knows F16C. */
+/* __builtin_cpu_supports also asks whether the system saves the wide registers. Not every
+ * compiler's knows F16C. */
 static int rows_have_avx2(void) {
     unsigned a, b, c, d;
     __builtin_cpu_init();
@@ -16,8 +17,9 @@ static int rows_have_avx2(void) {
 }
 
 static int rows_have_avx512(void) {
-    return rows_have_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    return rows_have_avx2() && __builtin_cpu_supports("avx512f") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq");
 }
 #endif
 
@@ -35,13 +37,18 @@ static const struct {
     size_t size;
     const char *name;
 } dtypes[] = {
-    [MPIX_EP_BYTES] = {1, "bytes"},   [MPIX_EP_F64] = {8, "f64"},   [MPIX_EP_F32] = {4, "f32"},
-    [MPIX_EP_F16] = {2, "f16"},       [MPIX_EP_BF16] = {2, "bf16"}, [MPIX_EP_F8E4M3] = {1, "f8e4m3"},
+    [MPIX_EP_BYTES] = {1, "bytes"},   [MPIX_EP_F64] = {8, "f64"},
+    [MPIX_EP_F32] = {4, "f32"},       [MPIX_EP_F16] = {2, "f16"},
+    [MPIX_EP_BF16] = {2, "bf16"},     [MPIX_EP_F8E4M3] = {1, "f8e4m3"},
     [MPIX_EP_F8E5M2] = {1, "f8e5m2"},
 };
 
-static int dtype_known(int dtype) { return dtype > 0 && dtype < (int)(sizeof dtypes / sizeof *dtypes); }
+static int dtype_known(int dtype) {
+    return dtype > 0 && dtype < (int)(sizeof dtypes / sizeof *dtypes);
+}
 
 size_t mpix_dtype_size(int dtype) { return dtype_known(dtype) ? dtypes[dtype].size : 0; }
 
-const char *mpix_dtype_name(int dtype) { return dtype_known(dtype) ? dtypes[dtype].name : "unknown"; }
+const char *mpix_dtype_name(int dtype) {
+    return dtype_known(dtype) ? dtypes[dtype].name : "unknown";
+}

@@ -1,21 +1,17 @@
 /*
- * variant_impl.h - one variant of the row kernels, made of the operations of a vec_*.h that was included before.
- * Included once per variant, by a file that has raised the instruction set for what follows. VARIANT_OPS defines its
- * table.
+ * variant_impl.h - one variant of the row kernels, made of the operations of a vec_*.h that was
+ * included before. Included once per variant, by a file that has raised the instruction set for
+ * what follows. VARIANT_OPS defines its table.
  */
 #include "kernels/host/copy_impl.h"
 
 /* Sixteen elements of any dtype that y and the bias rows may have. */
 V_INLINE vf vf_load(int dtype, const char *p) {
     switch (dtype) {
-    case MPIX_EP_F64:
-        return vf_from_vd(vd_load_f64(p));
-    case MPIX_EP_F32:
-        return vf_load_f32(p);
-    case MPIX_EP_F16:
-        return vf_load_f16(p);
-    default:
-        return vf_load_bf16(p);
+    case MPIX_EP_F64: return vf_from_vd(vd_load_f64(p));
+    case MPIX_EP_F32: return vf_load_f32(p);
+    case MPIX_EP_F16: return vf_load_f16(p);
+    default: return vf_load_bf16(p);
     }
 }
 
@@ -29,32 +25,20 @@ V_INLINE void vf_store(int dtype, char *p, const vf a[], int nv, int nt) {
     case MPIX_EP_F64:
         MPIX_EACH(nv, VF_VECS, vd_store_f64(p + v * 128, vd_from_vf(a[v]), nt));
         break;
-    case MPIX_EP_F32:
-        MPIX_EACH(nv, VF_VECS, vf_store_f32(p + v * 64, a[v], nt));
-        break;
-    case MPIX_EP_F16:
-        MPIX_EACH(nv, VF_VECS, vf_store_f16(p + v * 32, a[v], nt));
-        break;
-    default:
-        MPIX_EACH(nv, VF_VECS, vf_store_bf16(p + v * 32, a[v], nt));
-        break;
+    case MPIX_EP_F32: MPIX_EACH(nv, VF_VECS, vf_store_f32(p + v * 64, a[v], nt)); break;
+    case MPIX_EP_F16: MPIX_EACH(nv, VF_VECS, vf_store_f16(p + v * 32, a[v], nt)); break;
+    default: MPIX_EACH(nv, VF_VECS, vf_store_bf16(p + v * 32, a[v], nt)); break;
     }
 }
 
 V_INLINE void vd_store(int dtype, char *p, const vd a[], int nv, int nt) {
     switch (dtype) {
-    case MPIX_EP_F64:
-        MPIX_EACH(nv, VD_VECS, vd_store_f64(p + v * 128, a[v], nt));
-        break;
-    case MPIX_EP_F32:
-        MPIX_EACH(nv, VD_VECS, vf_store_f32(p + v * 64, vf_from_vd(a[v]), nt));
-        break;
+    case MPIX_EP_F64: MPIX_EACH(nv, VD_VECS, vd_store_f64(p + v * 128, a[v], nt)); break;
+    case MPIX_EP_F32: MPIX_EACH(nv, VD_VECS, vf_store_f32(p + v * 64, vf_from_vd(a[v]), nt)); break;
     case MPIX_EP_F16: /* rounded to odd first, so that the second rounding gives what one would */
         MPIX_EACH(nv, VD_VECS, vf_store_f16(p + v * 32, vf_odd_from_vd(a[v]), nt));
         break;
-    default:
-        MPIX_EACH(nv, VD_VECS, vf_store_bf16(p + v * 32, vf_odd_from_vd(a[v]), nt));
-        break;
+    default: MPIX_EACH(nv, VD_VECS, vf_store_bf16(p + v * 32, vf_odd_from_vd(a[v]), nt)); break;
     }
 }
 
@@ -81,9 +65,9 @@ static int sum_shape(const mpix_row_sum *sum) {
 }
 
 /*
- * How far ahead, in bytes, the reads of a row are announced. Less than a pass is best (measured on Zen 4): rows of many
- * terms often lie at equal places modulo the size of a cache's way, and what is fetched too early throws out what is
- * needed now.
+ * How far ahead, in bytes, the reads of a row are announced. Less than a pass is best (measured on
+ * Zen 4): rows of many terms often lie at equal places modulo the size of a cache's way, and what
+ * is fetched too early throws out what is needed now.
  */
 #define SUM_AHEAD 128
 
@@ -166,10 +150,12 @@ static int sum_shape(const mpix_row_sum *sum) {
 #define X_SAME sum_body_f64
 #include "kernels/host/sum_impl.h"
 
-static void rows_sum(const mpix_row_sum *sum, int xdtype, int scale_kind, int ydtype, size_t hidden, int streaming) {
+static void rows_sum(const mpix_row_sum *sum, int xdtype, int scale_kind, int ydtype, size_t hidden,
+                     int streaming) {
     static void (*const by_dtype[])(const mpix_row_sum *, int, int, size_t, int) = {
-        [MPIX_EP_F64] = sum_row_f64,   [MPIX_EP_F32] = sum_row_f32,       [MPIX_EP_F16] = sum_row_f16,
-        [MPIX_EP_BF16] = sum_row_bf16, [MPIX_EP_F8E4M3] = sum_row_f8e4m3, [MPIX_EP_F8E5M2] = sum_row_f8e5m2,
+        [MPIX_EP_F64] = sum_row_f64,       [MPIX_EP_F32] = sum_row_f32,
+        [MPIX_EP_F16] = sum_row_f16,       [MPIX_EP_BF16] = sum_row_bf16,
+        [MPIX_EP_F8E4M3] = sum_row_f8e4m3, [MPIX_EP_F8E5M2] = sum_row_f8e5m2,
     };
     unsigned mode = mpix_fp_enter();
     by_dtype[xdtype](sum, scale_kind, ydtype, hidden, streaming);

@@ -1,8 +1,10 @@
 /*
- * vec_portable.h - sixteen columns in the compiler's vectors of 16 bytes, which every processor with vectors has: the
- * operations that sum_impl.h and copy_impl.h are written in. The rules are those of vec_avx512.h.
+ * vec_portable.h - sixteen columns in the compiler's vectors of 16 bytes, which every processor
+ * with vectors has: the operations that sum_impl.h and copy_impl.h are written in. The rules are
+ * those of vec_avx512.h.
  *
- * Conversions do in vectors what convert.h does for one element, with a choice between results instead of branches.
+ * Conversions do in vectors what convert.h does for one element, with a choice between results
+ * instead of branches.
  */
 #include "kernels/host/convert.h"
 
@@ -80,9 +82,11 @@ MPIX_ALWAYS_INLINE int vd_any_nan(vd a, vd b) {
 }
 
 /* mask ? a : b; masks are all ones or zero, as comparisons give them. */
-MPIX_ALWAYS_INLINE v4u v_select(v4i mask, v4u a, v4u b) { return (a & (v4u)mask) | (b & ~(v4u)mask); }
+MPIX_ALWAYS_INLINE v4u v_select(v4i mask, v4u a, v4u b) {
+    return (a & (v4u)mask) | (b & ~(v4u)mask);
+}
 
-/* ---- between float and double: element by element, which is rare ---- */
+/* ---- between float and double: element by element, which is rare ----------------------------- */
 
 MPIX_ALWAYS_INLINE vd vd_from_vf(vf a) {
     vd r;
@@ -105,7 +109,7 @@ MPIX_ALWAYS_INLINE vf vf_odd_from_vd(vd a) {
     return r;
 }
 
-/* ---- loads of sixteen elements ---- */
+/* ---- loads of sixteen elements --------------------------------------------------------------- */
 
 MPIX_ALWAYS_INLINE vf vf_load_f32(const char *p) {
     vf a;
@@ -146,7 +150,8 @@ MPIX_ALWAYS_INLINE v4f v_of_f16(v4u h) {
 }
 
 MPIX_ALWAYS_INLINE v4f v_of_f8e4m3(v4u u) {
-    v4u a = u & 0x7f, sign = (u & 0x80) << 24, nan = {0x7fc00000, 0x7fc00000, 0x7fc00000, 0x7fc00000};
+    v4u a = u & 0x7f, sign = (u & 0x80) << 24,
+        nan = {0x7fc00000, 0x7fc00000, 0x7fc00000, 0x7fc00000};
     return (v4f)(sign | v_select((v4i)a == 0x7f, nan, (v4u)((v4f)(a << 20) * 0x1p120f)));
 }
 
@@ -161,7 +166,7 @@ V_LOAD(vf_load_bf16, (v4f)(v_widen16(p + 8 * v) << 16))
 V_LOAD(vf_load_f8e4m3, v_of_f8e4m3(v_widen8(p + 4 * v)))
 V_LOAD(vf_load_f8e5m2, v_of_f16(v_widen8(p + 4 * v) << 8))
 
-/* ---- quantisation: see vec_avx512.h ---- */
+/* ---- quantisation: see vec_avx512.h ---------------------------------------------------------- */
 
 MPIX_ALWAYS_INLINE vf vf_larger(vf a, vf b) {
     MPIX_EACH(4, 4, {
@@ -182,7 +187,8 @@ MPIX_ALWAYS_INLINE v4u v_to_fp8(v4f x, int top, int normal, int bias, int drop, 
     return v_select(all > 0x7f800000, (v4u)nan, r);
 }
 
-MPIX_ALWAYS_INLINE void v_store_fp8(char *p, vf x, int top, int normal, int bias, int drop, float beside) {
+MPIX_ALWAYS_INLINE void v_store_fp8(char *p, vf x, int top, int normal, int bias, int drop,
+                                    float beside) {
     MPIX_EACH(4, 4, {
         v4u r = v_to_fp8(x.q[v], top, normal, bias, drop, beside);
         for (int i = 0; i < 4; i++)
@@ -190,7 +196,7 @@ MPIX_ALWAYS_INLINE void v_store_fp8(char *p, vf x, int top, int normal, int bias
     });
 }
 
-/* ---- bytes, for copies: what the base instruction set of x86-64 has; elsewhere ordinary stores ---- */
+/* ---- bytes, for copies: what any x86-64 has; elsewhere ordinary stores ----------------------- */
 
 #if MPIX_ROWS_X86
 typedef __m128i vb;
@@ -216,7 +222,7 @@ MPIX_ALWAYS_INLINE void v_fence(void) { __atomic_thread_fence(__ATOMIC_RELEASE);
 #endif
 MPIX_ALWAYS_INLINE void v_prefetch(const char *p) { __builtin_prefetch(p); }
 
-/* ---- stores of sixteen elements ---- */
+/* ---- stores of sixteen elements -------------------------------------------------------------- */
 
 /* bytes is a multiple of 16, a constant. */
 MPIX_ALWAYS_INLINE void v_store(char *p, const void *from, size_t bytes, int nt) {
@@ -242,9 +248,11 @@ MPIX_ALWAYS_INLINE v4u v_to_bf16(v4f a) {
 }
 
 MPIX_ALWAYS_INLINE v4u v_to_f16(v4f x) {
-    v4u u = (v4u)x, sign = u >> 16 & 0x8000, a = u & 0x7fffffff, infinity = {0x7c00, 0x7c00, 0x7c00, 0x7c00};
+    v4u u = (v4u)x, sign = u >> 16 & 0x8000, a = u & 0x7fffffff,
+        infinity = {0x7c00, 0x7c00, 0x7c00, 0x7c00};
     v4u normal = (a - 0x38000000 + 0xfff + (a >> 13 & 1)) >> 13;
-    /* Beside 0.5 the unit in the last place is f16's smallest denormal: the addition rounds to it. */
+    /* Beside 0.5 the unit in the last place is f16's smallest denormal: the addition
+     * rounds to it. */
     v4u denormal = (v4u)((v4f)a + 0.5f) - 0x3f000000;
     v4u finite = v_select((v4i)a < 0x38800000, denormal, normal);
     return sign | v_select((v4i)a >= 0x477ff000, infinity, finite);
@@ -252,7 +260,8 @@ MPIX_ALWAYS_INLINE v4u v_to_f16(v4f x) {
 
 #define V_STORE(name, convert) \
     MPIX_ALWAYS_INLINE void name(char *p, vf a, int nt) { \
-        v8h h[2] = {v_narrow16(convert(a.q[0]), convert(a.q[1])), v_narrow16(convert(a.q[2]), convert(a.q[3]))}; \
+        v8h h[2] = {v_narrow16(convert(a.q[0]), convert(a.q[1])), \
+                    v_narrow16(convert(a.q[2]), convert(a.q[3]))}; \
         v_store(p, h, sizeof h, nt); \
     }
 V_STORE(vf_store_f16, v_to_f16)
