@@ -1,9 +1,10 @@
 /*
- * baseline_mpi.c - the same work by MPI_Alltoallv, as a competent user would write it: buffers are made once, a token
- * is packed once for each rank that needs it, its ids and weights lie behind the row so that one exchange carries both,
- * and a row is one element of an MPI datatype, so that counts do not overflow. COMPACT rows then lie where they
- * arrived; EXPERT rows are expanded from there. On the way back COMPACT rows are exchanged where they lie and summed;
- * EXPERT rows are summed per token on the experts' rank first.
+ * baseline_mpi.c - the same work by MPI_Alltoallv, as a competent user would write it: buffers are
+ * made once, a token is packed once for each rank that needs it, its ids and weights lie behind the
+ * row so that one exchange carries both, and a row is one element of an MPI datatype, so that
+ * counts do not overflow. COMPACT rows then lie where they arrived; EXPERT rows are expanded from
+ * there. On the way back COMPACT rows are exchanged where they lie and summed; EXPERT rows are
+ * summed per token on the experts' rank first.
  */
 #include "config.h"
 
@@ -12,9 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static size_t base_align(size_t n) {
-    return (n + 15) / 16 * 16;
-}
+static size_t base_align(size_t n) { return (n + 15) / 16 * 16; }
 
 static MPI_Datatype base_type(const bench *b, size_t bytes) {
     MPI_Datatype type;
@@ -32,7 +31,8 @@ static void *base_array(const bench *b, size_t count, size_t size) {
     return p;
 }
 
-void bench_base_create(const bench *b, const bench_ours *o, long n, long capacity, long recv_capacity, bench_base *m) {
+void bench_base_create(const bench *b, const bench_ours *o, long n, long capacity,
+                       long recv_capacity, bench_base *m) {
     size_t size = (size_t)b->size, k = (size_t)b->opt.topk, local = (size_t)bench_local_experts(b);
     int expert = b->opt.layout == MPIX_EP_EXPERT, fp8 = b->elem == 1;
     memset(m, 0, sizeof *m);
@@ -59,7 +59,8 @@ void bench_base_create(const bench *b, const bench_ours *o, long n, long capacit
     m->x = o->x;
     m->x_scales = o->x_scales;
     m->local_ids = base_array(b, (size_t)recv_capacity * k, sizeof(int));
-    m->weights = base_array(b, (size_t)(expert ? capacity : recv_capacity * (long)k), sizeof(float));
+    m->weights = base_array(b, (size_t)(expert ? capacity : recv_capacity * (long)k),
+                            sizeof(float));
     if (expert) {
         m->out = bench_alloc(b, (size_t)capacity * b->row_bytes);
         m->out_scales = bench_alloc(b, (size_t)capacity * b->scale_bytes);
@@ -138,7 +139,8 @@ static void base_pack(const bench *b, bench_base *m, const bench_plan *plan) {
             unsigned char *to = m->send + (size_t)(m->send_at[r] + place) * m->record;
             memcpy(to, x, b->row_bytes);
             if (b->scale_bytes)
-                memcpy(to + b->row_bytes, (unsigned char *)m->x_scales + (size_t)t * b->scale_bytes, b->scale_bytes);
+                memcpy(to + b->row_bytes, (unsigned char *)m->x_scales + (size_t)t * b->scale_bytes,
+                       b->scale_bytes);
             if (carry_ids)
                 memcpy(to + m->meta_at, plan->ids + t * plan->k, meta);
             if (b->opt.metadata)
@@ -164,16 +166,19 @@ static void base_unpack_compact(const bench *b, bench_base *m, const bench_plan 
         return;
     for (long i = 0; i < m->recv_rows; i++) {
         base_local_ids(b, m, plan, i);
-        memcpy(m->weights + (size_t)i * k, m->recv + (size_t)i * m->record + m->meta_at + k * 4, k * 4);
+        memcpy(m->weights + (size_t)i * k, m->recv + (size_t)i * m->record + m->meta_at + k * 4,
+               k * 4);
     }
 }
 
 static void base_zero(const bench *b, bench_base *m, long from, long to) {
     if (from >= to)
         return;
-    memset((unsigned char *)m->out + (size_t)from * b->row_bytes, 0, (size_t)(to - from) * b->row_bytes);
+    memset((unsigned char *)m->out + (size_t)from * b->row_bytes, 0,
+           (size_t)(to - from) * b->row_bytes);
     if (b->scale_bytes)
-        memset((unsigned char *)m->out_scales + (size_t)from * b->scale_bytes, 0, (size_t)(to - from) * b->scale_bytes);
+        memset((unsigned char *)m->out_scales + (size_t)from * b->scale_bytes, 0,
+               (size_t)(to - from) * b->scale_bytes);
     memset(m->weights + from, 0, (size_t)(to - from) * sizeof(float));
 }
 
@@ -203,8 +208,8 @@ static void base_unpack_expert(const bench *b, bench_base *m, const bench_plan *
             m->row_place[i * k + j] = (int)row;
             memcpy((unsigned char *)m->out + (size_t)row * b->row_bytes, from, b->row_bytes);
             if (b->scale_bytes)
-                memcpy((unsigned char *)m->out_scales + (size_t)row * b->scale_bytes, from + b->row_bytes,
-                       b->scale_bytes);
+                memcpy((unsigned char *)m->out_scales + (size_t)row * b->scale_bytes,
+                       from + b->row_bytes, b->scale_bytes);
             if (b->opt.metadata)
                 memcpy(m->weights + row, from + m->meta_at + (size_t)(k + j) * 4, sizeof(float));
         }
@@ -212,11 +217,12 @@ static void base_unpack_expert(const bench *b, bench_base *m, const bench_plan *
 }
 
 void bench_base_bare(const bench *b, bench_base *m) {
-    MPI_Alltoallv(m->send, m->send_counts, m->send_at, m->record_type, m->recv, m->recv_counts, m->recv_at,
-                  m->record_type, b->comm);
+    MPI_Alltoallv(m->send, m->send_counts, m->send_at, m->record_type, m->recv, m->recv_counts,
+                  m->recv_at, m->record_type, b->comm);
 }
 
-void bench_base_dispatch(const bench *b, bench_base *m, const bench_plan *plan, double phases[BASE_DISPATCH_PHASES]) {
+void bench_base_dispatch(const bench *b, bench_base *m, const bench_plan *plan,
+                         double phases[BASE_DISPATCH_PHASES]) {
     double t0 = bench_now_us();
     base_counts(b, m, plan);
     double t1 = bench_now_us();
@@ -235,8 +241,8 @@ void bench_base_dispatch(const bench *b, bench_base *m, const bench_plan *plan, 
 }
 
 /* EXPERT: one row per token goes back, the weighted sum of its rows here. */
-static void base_local_reduce(const bench *b, bench_base *m, const bench_plan *plan, const void **rows,
-                              const void **scales, float *w) {
+static void base_local_reduce(const bench *b, bench_base *m, const bench_plan *plan,
+                              const void **rows, const void **scales, float *w) {
     int k = plan->k;
     for (long i = 0; i < m->recv_rows; i++) {
         int n = 0;
@@ -248,8 +254,9 @@ static void base_local_reduce(const bench *b, bench_base *m, const bench_plan *p
             scales[n] = (const unsigned char *)rows[n] + b->row_bytes;
             w[n++] = m->weights[row];
         }
-        bench_reduce_row(b->opt.dtype, b->opt.scale_kind, m->wire, (size_t)b->opt.hidden, n, rows, scales,
-                         b->opt.metadata ? w : NULL, m->back_send + (size_t)i * m->back_record);
+        bench_reduce_row(b->opt.dtype, b->opt.scale_kind, m->wire, (size_t)b->opt.hidden, n, rows,
+                         scales, b->opt.metadata ? w : NULL,
+                         m->back_send + (size_t)i * m->back_record);
     }
 }
 
@@ -265,12 +272,13 @@ static void base_reduce(const bench *b, bench_base *m, const void **rows, const 
             scales[n] = (const unsigned char *)rows[n] + b->row_bytes;
             n++;
         }
-        bench_reduce_row(m->wire, scale_kind, b->ydtype, (size_t)b->opt.hidden, n, rows, scales, NULL,
-                         (unsigned char *)m->y + (size_t)t * b->y_bytes);
+        bench_reduce_row(m->wire, scale_kind, b->ydtype, (size_t)b->opt.hidden, n, rows, scales,
+                         NULL, (unsigned char *)m->y + (size_t)t * b->y_bytes);
     }
 }
 
-void bench_base_combine(const bench *b, bench_base *m, const bench_plan *plan, double phases[BASE_COMBINE_PHASES]) {
+void bench_base_combine(const bench *b, bench_base *m, const bench_plan *plan,
+                        double phases[BASE_COMBINE_PHASES]) {
     size_t terms = (size_t)(b->size > plan->k ? b->size : plan->k) + 1;
     const void *rows[terms], *scales[terms]; /* a few thousand pointers at most */
     float w[terms];
@@ -278,8 +286,8 @@ void bench_base_combine(const bench *b, bench_base *m, const bench_plan *plan, d
     if (b->opt.layout == MPIX_EP_EXPERT)
         base_local_reduce(b, m, plan, rows, scales, w);
     double t1 = bench_now_us();
-    MPI_Alltoallv(m->back_send, m->recv_counts, m->recv_at, m->back_type, m->back_recv, m->send_counts, m->send_at,
-                  m->back_type, b->comm);
+    MPI_Alltoallv(m->back_send, m->recv_counts, m->recv_at, m->back_type, m->back_recv,
+                  m->send_counts, m->send_at, m->back_type, b->comm);
     double t2 = bench_now_us();
     base_reduce(b, m, rows, scales);
     phases[BASE_REDUCE] = bench_now_us() - t2;

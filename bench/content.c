@@ -1,8 +1,8 @@
 /*
- * content.c - what rows hold. Dispatched rows are bytes that follow from (round, rank, token) alone, so a receiver can
- * tell every wrong byte. Combine's input are elements drawn from a table of 256 values of the dtype, whose worth is
- * known in double. Conversions here are written apart from the library's: through ldexp and nearbyint, not through
- * bits.
+ * content.c - what rows hold. Dispatched rows are bytes that follow from (round, rank, token)
+ * alone, so a receiver can tell every wrong byte. Combine's input are elements drawn from a table
+ * of 256 values of the dtype, whose worth is known in double. Conversions here are written apart
+ * from the library's: through ldexp and nearbyint, not through bits.
  */
 #include "config.h"
 
@@ -20,7 +20,8 @@ uint64_t bench_mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-static uint64_t content_row_seed(const bench *b, int round, int kind, long major, long rank, long token) {
+static uint64_t content_row_seed(const bench *b, int round, int kind, long major, long rank,
+                                 long token) {
     uint64_t h = bench_mix(b->opt.seed ^ (uint64_t)kind << 56 ^ (uint64_t)round << 40);
     h = bench_mix(h ^ (uint64_t)major);
     h = bench_mix(h ^ (uint64_t)rank << 32);
@@ -172,7 +173,8 @@ void bench_values_make(const bench *b, int exact, bench_values *v) {
     memset(v, 0, sizeof *v);
     for (int i = 0; i < 256; i++) {
         uint64_t h = bench_mix(b->opt.seed + (uint64_t)i * 77 + (uint64_t)exact * 1000003);
-        double x = exact ? (double)((int)(h % 5) - 2) : ((double)(h >> 11) * 0x1p-53 * 2 - 1) * (i % 16 ? 1 : 0x1p-6);
+        double x = exact ? (double)((int)(h % 5) - 2)
+                         : ((double)(h >> 11) * 0x1p-53 * 2 - 1) * (i % 16 ? 1 : 0x1p-6);
         v->value[i] = bench_round(dtype, x);
         v->bits[i] = content_encode(dtype, v->value[i]);
         h = bench_mix(h);
@@ -188,7 +190,8 @@ void bench_values_make(const bench *b, int exact, bench_values *v) {
     }
 }
 
-void bench_values_row(const bench *b, const bench_values *v, uint64_t seed, void *row, void *scales) {
+void bench_values_row(const bench *b, const bench_values *v, uint64_t seed, void *row,
+                      void *scales) {
     size_t n = (size_t)b->opt.hidden;
     uint32_t s = (uint32_t)seed;
     switch (b->elem) {
@@ -217,7 +220,8 @@ void bench_values_row(const bench *b, const bench_values *v, uint64_t seed, void
     }
 }
 
-void bench_values_add(const bench *b, const bench_values *v, uint64_t seed, double w, double *sum, double *mag) {
+void bench_values_add(const bench *b, const bench_values *v, uint64_t seed, double w, double *sum,
+                      double *mag) {
     size_t n = (size_t)b->opt.hidden;
     uint32_t s = (uint32_t)seed;
     for (size_t c0 = 0; c0 < n; c0 += 128) {
@@ -237,19 +241,22 @@ void bench_fill_tokens(const bench *b, const bench_plan *plan, int round, void *
         uint64_t seed = bench_token_seed(b, round, b->rank, t);
         bench_bytes_fill((unsigned char *)x + (size_t)t * b->row_bytes, b->row_bytes, seed);
         if (b->scale_bytes)
-            bench_bytes_fill((unsigned char *)scales + (size_t)t * b->scale_bytes, b->scale_bytes, ~seed);
+            bench_bytes_fill((unsigned char *)scales + (size_t)t * b->scale_bytes, b->scale_bytes,
+                             ~seed);
     }
 }
 
-void bench_fill_experts(const bench *b, const bench_plan *plan, int round, const bench_values *v, void *x,
-                        size_t stride, void *scales, size_t scale_stride) {
+void bench_fill_experts(const bench *b, const bench_plan *plan, int round, const bench_values *v,
+                        void *x, size_t stride, void *scales, size_t scale_stride) {
     if (!stride)
         stride = b->row_bytes;
     if (!scale_stride)
         scale_stride = b->scale_bytes;
     for (long i = 0; i < plan->rows; i++) {
         unsigned char *row = (unsigned char *)x + (size_t)i * stride;
-        unsigned char *row_scales = b->scale_bytes ? (unsigned char *)scales + (size_t)i * scale_stride : NULL;
+        unsigned char *row_scales = b->scale_bytes
+                                        ? (unsigned char *)scales + (size_t)i * scale_stride
+                                        : NULL;
         if (plan->row_rank[i] < 0) { /* padding is nobody's: all ones are a NaN in every dtype */
             memset(row, 0xff, b->row_bytes);
             if (row_scales)
@@ -258,7 +265,8 @@ void bench_fill_experts(const bench *b, const bench_plan *plan, int round, const
         }
         /* A row is told by its expert, or in COMPACT layout by the rank it is on. */
         int place = b->opt.layout == MPIX_EP_EXPERT ? plan->row_expert[i] : b->rank;
-        bench_values_row(b, v, bench_expert_seed(b, round, place, plan->row_rank[i], plan->row_token[i]), row,
-                         row_scales);
+        bench_values_row(b, v,
+                         bench_expert_seed(b, round, place, plan->row_rank[i], plan->row_token[i]),
+                         row, row_scales);
     }
 }

@@ -1,6 +1,6 @@
 /*
- * copy.c - the yardstick of dispatch: rows copied with streaming stores by this process alone, no routing, no peers, no
- * waiting.
+ * copy.c - the yardstick of dispatch: rows copied with streaming stores by this process alone, no
+ * routing, no peers, no waiting.
  */
 #include "config.h"
 
@@ -11,9 +11,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-const char *bench_copy_name(void) {
-    return "streaming stores";
-}
+const char *bench_copy_name(void) { return "streaming stores"; }
 
 /* Whole cache lines are streamed; what sticks out at either end is copied plainly. */
 static void copy_row(unsigned char *dst, const unsigned char *src, size_t n) {
@@ -35,9 +33,7 @@ static void copy_row(unsigned char *dst, const unsigned char *src, size_t n) {
     memcpy(dst + at, src + at, n - at);
 }
 #else
-const char *bench_copy_name(void) {
-    return "memcpy";
-}
+const char *bench_copy_name(void) { return "memcpy"; }
 
 static void copy_row(unsigned char *dst, const unsigned char *src, size_t n) {
     memcpy(dst, src, n);
@@ -46,8 +42,8 @@ static void copy_row(unsigned char *dst, const unsigned char *src, size_t n) {
 
 void bench_copy_rows(void *dst, const void *src, size_t row_bytes, long rows, const int32_t *map) {
     for (long i = 0; i < rows; i++)
-        copy_row((unsigned char *)dst + (size_t)i * row_bytes, (const unsigned char *)src + (size_t)map[i] * row_bytes,
-                 row_bytes);
+        copy_row((unsigned char *)dst + (size_t)i * row_bytes,
+                 (const unsigned char *)src + (size_t)map[i] * row_bytes, row_bytes);
 #if defined(__x86_64__)
     _mm_sfence();
 #endif

@@ -1,8 +1,9 @@
 /*
- * cuda.c - mpix_ep_bench in GPU memory: a context, its buffers, a baseline; verification; times of two kinds. Whole calls are timed by
- * the host's clock around blocking calls, as in host memory. GPU times are those of calls on a stream between two events, behind a route
- * that lines the ranks' GPUs up, so that they do not count how far the hosts are apart; for dispatch and combine the routing is cached,
- * and the baseline's counts are known.
+ * cuda.c - mpix_ep_bench in GPU memory: a context, its buffers, a baseline; verification; times of
+ * two kinds. Whole calls are timed by the host's clock around blocking calls, as in host memory.
+ * GPU times are those of calls on a stream between two events, behind a route that lines the ranks'
+ * GPUs up, so that they do not count how far the hosts are apart; for dispatch and combine the
+ * routing is cached, and the baseline's counts are known.
  */
 #include "config.h"
 
@@ -47,18 +48,47 @@ const char *bench_cuda_open(bench *b) {
     return b->opt.baseline == BENCH_NCCL ? bench_nccl_load(&b->nccl_version) : NULL;
 }
 
-/* ---- times ---- */
+/* ---- times ----------------------------------------------------------------------------------- */
 
-enum { OP_DISPATCH, OP_BASE_DISPATCH, OP_COMBINE, OP_BASE_COMBINE, OP_TOTAL, OP_BASE_TOTAL, OP_GPU_ROUTE, OP_GPU_DISPATCH, OP_GPU_BASE_DISPATCH,
-       OP_GPU_COMBINE, OP_GPU_BASE_COMBINE, OP_GPU_TOTAL, OP_GPU_BARE, OPS };
+enum {
+    OP_DISPATCH,
+    OP_BASE_DISPATCH,
+    OP_COMBINE,
+    OP_BASE_COMBINE,
+    OP_TOTAL,
+    OP_BASE_TOTAL,
+    OP_GPU_ROUTE,
+    OP_GPU_DISPATCH,
+    OP_GPU_BASE_DISPATCH,
+    OP_GPU_COMBINE,
+    OP_GPU_BASE_COMBINE,
+    OP_GPU_TOTAL,
+    OP_GPU_BARE,
+    OPS
+};
 enum { PHASES = 4 };
-static const char *const op_names[OPS] = {"route, dispatch", "baseline: counts, dispatch", "combine", "baseline: combine", "total", "baseline: total",
-    "GPU: route", "GPU: dispatch", "GPU: baseline dispatch", "GPU: combine", "GPU: baseline combine", "GPU: total", "GPU: bare all-to-all-v"};
+static const char *const op_names[OPS] = {"route, dispatch",
+                                          "baseline: counts, dispatch",
+                                          "combine",
+                                          "baseline: combine",
+                                          "total",
+                                          "baseline: total",
+                                          "GPU: route",
+                                          "GPU: dispatch",
+                                          "GPU: baseline dispatch",
+                                          "GPU: combine",
+                                          "GPU: baseline combine",
+                                          "GPU: total",
+                                          "GPU: bare all-to-all-v"};
 
 static int op_wanted(const cuda_run *x, int op) {
-    int base = op == OP_BASE_DISPATCH || op == OP_BASE_COMBINE || op == OP_BASE_TOTAL, gpu = op == OP_GPU_BASE_DISPATCH || op == OP_GPU_BASE_COMBINE || op == OP_GPU_BARE;
-    int sums = op == OP_COMBINE || op == OP_BASE_COMBINE || op == OP_GPU_COMBINE || op == OP_GPU_BASE_COMBINE || op == OP_TOTAL || op == OP_BASE_TOTAL || op == OP_GPU_TOTAL;
-    return (!base || x->has_base) && (!gpu || (x->has_base && x->base.nccl)) && (!sums || x->b->has_combine);
+    int base = op == OP_BASE_DISPATCH || op == OP_BASE_COMBINE || op == OP_BASE_TOTAL,
+        gpu = op == OP_GPU_BASE_DISPATCH || op == OP_GPU_BASE_COMBINE || op == OP_GPU_BARE;
+    int sums = op == OP_COMBINE || op == OP_BASE_COMBINE || op == OP_GPU_COMBINE ||
+               op == OP_GPU_BASE_COMBINE || op == OP_TOTAL || op == OP_BASE_TOTAL ||
+               op == OP_GPU_TOTAL;
+    return (!base || x->has_base) && (!gpu || (x->has_base && x->base.nccl)) &&
+           (!sums || x->b->has_combine);
 }
 
 static void op_start(cuda_run *x, int op) {
@@ -166,8 +196,14 @@ static void measure(cuda_run *x, bench_result *r) {
     r->gpu_base_bare = s[OP_GPU_BARE][whole];
 }
 
-void bench_cuda_size(const bench *b, const bench_plan *plans, int rounds, long capacity, long recv_capacity, bench_result *r) {
-    cuda_run run = {.b = b, .plan = &plans[0], .n = plans[0].n, .capacity = capacity, .has_base = b->opt.baseline != BENCH_NO_BASELINE}, *x = &run;
+void bench_cuda_size(const bench *b, const bench_plan *plans, int rounds, long capacity,
+                     long recv_capacity, bench_result *r) {
+    cuda_run run = {.b = b,
+                    .plan = &plans[0],
+                    .n = plans[0].n,
+                    .capacity = capacity,
+                    .has_base = b->opt.baseline != BENCH_NO_BASELINE},
+             *x = &run;
     r->tokens = plans[0].n;
     r->sms = b->sms;
     r->verified = b->opt.validate ? 1 : -1;
@@ -220,18 +256,18 @@ const char *bench_cuda_available(int nccl) {
     (void)nccl;
     return "this build has no GPU memory (nvcc was not found when it was configured)";
 }
-int bench_cuda_default(void) {
-    return BENCH_MPI;
-}
+int bench_cuda_default(void) { return BENCH_MPI; }
 const char *bench_cuda_open(bench *b) {
     (void)b;
     return bench_cuda_available(0);
 }
-void bench_cuda_size(const bench *b, const bench_plan *plans, int rounds, long capacity, long recv_capacity, bench_result *r) {
+void bench_cuda_size(const bench *b, const bench_plan *plans, int rounds, long capacity,
+                     long recv_capacity, bench_result *r) {
     (void)plans, (void)rounds, (void)capacity, (void)recv_capacity, (void)r;
     bench_die(b, "no GPU memory");
 }
-int bench_cuda_ll_size(const bench *b, const bench_plan *plans, int rounds, long capacity, long recv_capacity, bench_result *r) {
+int bench_cuda_ll_size(const bench *b, const bench_plan *plans, int rounds, long capacity,
+                       long recv_capacity, bench_result *r) {
     (void)plans, (void)rounds, (void)capacity, (void)recv_capacity, (void)r;
     bench_die(b, "no GPU memory");
 }

@@ -1,4 +1,5 @@
-/* cuda.h - GPU memory for mpix_ep_bench: the CUDA runtime and NCCL behind functions that end the job on an error. */
+/* cuda.h - GPU memory for mpix_ep_bench: the CUDA runtime and NCCL behind functions that end the
+ * job on an error. */
 #ifndef BENCH_CUDA_H
 #define BENCH_CUDA_H
 #include "bench/bench.h"
@@ -19,9 +20,9 @@ typedef struct cuda_base {
 typedef struct cuda_run {
     const bench *b;
     const bench_plan *plan; /* in use */
-    int ll;           /* the mode; the layout COMPACT stands for SLOTS then */
-    int chained;      /* sums can come rounded, from other hosts */
-    long n, capacity; /* capacity: rows that out has room for */
+    int ll;                 /* the mode; the layout COMPACT stands for SLOTS then */
+    int chained;            /* sums can come rounded, from other hosts */
+    long n, capacity;       /* capacity: rows that out has room for */
     MPIX_Ep ep;
     MPIX_Ep_handle handle;
     void *stream, *event[4];
@@ -33,9 +34,14 @@ typedef struct cuda_run {
     cuda_base base;
 } cuda_run;
 
-/* ---- cuda_run.c ---- */
+/* ---- cuda_run.c ------------------------------------------------------------------------------ */
 enum { CUDA_ON_STREAM, CUDA_BLOCKING };
-enum { CUDA_LEAN, CUDA_ALL, CUDA_TO_FP8 }; /* outputs: what a layer needs; all; that, and rows become fp8 with float scales on their way */
+enum {
+    CUDA_LEAN,
+    CUDA_ALL,
+    CUDA_TO_FP8
+}; /* outputs: what a layer needs; all; that, and rows
+    * become fp8 with float scales on their way */
 void cuda_run_create(cuda_run *x);
 void cuda_run_free(cuda_run *x);
 void cuda_ours_route(cuda_run *x, int how);
@@ -46,16 +52,17 @@ void cuda_fill(cuda_run *x, int round, int exact);
 int cuda_verify_ours(cuda_run *x, int round, int exact);
 int cuda_verify_base(cuda_run *x, int round, int exact);
 
-/* ---- cuda_base.c ---- */
+/* ---- cuda_base.c ----------------------------------------------------------------------------- */
 void cuda_base_create(cuda_run *x, long recv_capacity);
 void cuda_base_free(cuda_run *x);
 void cuda_base_counts(cuda_run *x);
-/* On the stream; events 1 and 2 stand between the phases. Staged MPI waits for the host in between. */
+/* On the stream; events 1 and 2 stand between the phases. Staged MPI waits for the
+ * host in between. */
 void cuda_base_dispatch(cuda_run *x);
 void cuda_base_combine(cuda_run *x);
 void cuda_base_bare(cuda_run *x); /* all-to-all-v of packed rows, those of the own rank too */
 
-/* ---- cuda.c ---- */
+/* ---- cuda.c ---------------------------------------------------------------------------------- */
 void cuda_check(const bench *b, int err, const char *call);
 double cuda_elapsed(cuda_run *x, int from, int to); /* between two events, us */
 #define CUDA(call) cuda_check(x->b, (int)(call), #call)

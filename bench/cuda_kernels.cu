@@ -1,6 +1,7 @@
 /*
- * cuda_kernels.cu - what surrounds NCCL or MPI in a baseline: placing, packing, unpacking, summing; each one pass over the data, with
- * accesses of 16 bytes where rows allow them, and as many blocks as fill the GPU.
+ * cuda_kernels.cu - what surrounds NCCL or MPI in a baseline: placing, packing, unpacking, summing;
+ * each one pass over the data, with accesses of 16 bytes where rows allow them, and as many blocks
+ * as fill the GPU.
  */
 #include "cuda_kernels.h"
 
@@ -14,7 +15,8 @@ enum { COUNT_THREADS = 1024, THREADS = 512, BLOCKS = 528 };
 
 /* Block r: tokens that go to rank r, 1024 at a time. */
 __global__ void __launch_bounds__(COUNT_THREADS)
-    count_kernel(const int32_t *ids, const int32_t *owner, int64_t n, int k, int size, int32_t *place, int32_t *counts) {
+    count_kernel(const int32_t *ids, const int32_t *owner, int64_t n, int k, int size,
+                 int32_t *place, int32_t *counts) {
     __shared__ int warps[32];
     int r = blockIdx.x, lane = threadIdx.x % 32, w = threadIdx.x / 32, base = 0;
     for (int64_t t0 = 0; t0 < n; t0 += COUNT_THREADS) {
@@ -43,7 +45,8 @@ __global__ void __launch_bounds__(COUNT_THREADS)
 }
 
 /* n bytes from one place to several, by a warp. */
-template <typename V> __device__ static void warp_copy(const char *src, char *const *to, int nto, int64_t n, int lane) {
+template <typename V>
+__device__ static void warp_copy(const char *src, char *const *to, int nto, int64_t n, int lane) {
     constexpr int DEPTH = 8;
     for (int64_t i0 = 0; i0 < n; i0 += 32 * DEPTH * (int64_t)sizeof(V)) {
         V v[DEPTH];
@@ -111,17 +114,37 @@ __global__ void __launch_bounds__(THREADS) unpack_kernel(const __grid_constant__
 }
 
 template <int D> struct element;
-template <> struct element<F64> { typedef double type; typedef double sum; };
-template <> struct element<F32> { typedef float type; typedef float sum; };
-template <> struct element<F16> { typedef __half type; typedef float sum; };
-template <> struct element<BF16> { typedef __nv_bfloat16 type; typedef float sum; };
-template <> struct element<F8E4M3> { typedef __nv_fp8_e4m3 type; typedef float sum; };
-template <> struct element<F8E5M2> { typedef __nv_fp8_e5m2 type; typedef float sum; };
+template <> struct element<F64> {
+    typedef double type;
+    typedef double sum;
+};
+template <> struct element<F32> {
+    typedef float type;
+    typedef float sum;
+};
+template <> struct element<F16> {
+    typedef __half type;
+    typedef float sum;
+};
+template <> struct element<BF16> {
+    typedef __nv_bfloat16 type;
+    typedef float sum;
+};
+template <> struct element<F8E4M3> {
+    typedef __nv_fp8_e4m3 type;
+    typedef float sum;
+};
+template <> struct element<F8E5M2> {
+    typedef __nv_fp8_e5m2 type;
+    typedef float sum;
+};
 
 template <typename T, int V> struct __align__(sizeof(T) * V) pieces { T v[V]; };
 
-/* One warp per token and span of columns, V elements a thread; the first two ranks' rows are asked for together. */
-template <int D, int Y, int V> __global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ bench_sum s) {
+/* One warp per token and span of columns, V elements a thread; the first two ranks' rows are asked
+ * for together. */
+template <int D, int Y, int V>
+__global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ bench_sum s) {
     typedef typename element<D>::type X;
     typedef typename element<D>::sum S;
     typedef typename element<Y>::type O;
@@ -162,7 +185,9 @@ template <int D, int Y, int V> __global__ void __launch_bounds__(THREADS) sum_ke
 }
 
 template <int D, int Y> static int sum_launch(const bench_sum *s, cudaStream_t stream) {
-    constexpr int V = 16 / sizeof(typename element<D>::type) > 8 ? 8 : 16 / sizeof(typename element<D>::type);
+    constexpr int V = 16 / sizeof(typename element<D>::type) > 8
+                          ? 8
+                          : 16 / sizeof(typename element<D>::type);
     uint64_t bits = (uint64_t)s->y | (uint64_t)s->stride;
     for (int r = 0; r < s->size; r++)
         bits |= (uint64_t)s->from[r];
@@ -173,8 +198,10 @@ template <int D, int Y> static int sum_launch(const bench_sum *s, cudaStream_t s
     return cudaGetLastError();
 }
 
-int bench_cuda_count(const int32_t *ids, const int32_t *owner, int64_t n, int k, int size, int32_t *place, int32_t *counts, void *stream) {
-    count_kernel<<<size, COUNT_THREADS, 0, (cudaStream_t)stream>>>(ids, owner, n, k, size, place, counts);
+int bench_cuda_count(const int32_t *ids, const int32_t *owner, int64_t n, int k, int size,
+                     int32_t *place, int32_t *counts, void *stream) {
+    count_kernel<<<size, COUNT_THREADS, 0, (cudaStream_t)stream>>>(ids, owner, n, k, size, place,
+                                                                   counts);
     return cudaGetLastError();
 }
 int bench_cuda_pack(const bench_pack *p, void *stream) {

@@ -1,12 +1,15 @@
 /*
- * cuda_ll.c - --mode ll in GPU memory: the low-latency mode beside HT and NCCL, GPU times, in one run.
+ * cuda_ll.c - --mode ll in GPU memory: the low-latency mode beside HT and NCCL, GPU
+ * times, in one run.
  *
- * A call by itself: events around it on its stream, behind one call of its kind that lines the ranks' GPUs up, so that it does not count how
- * far the hosts are apart; it contains what the events and the start of a kernel cost. Blocks of ten of each kind alternate as in measure.c.
- * In a graph: a replay of a graph of IN_GRAPH calls between events, and a call's mean share of it; replays of all kinds alternate. LL's dispatch
- * is measured with a routing that is there, and with its route, as a layer calls it whose router has just chosen; HT's comes with its route,
- * which exchanges the counts that LL does not need. The baseline's counts are known, and it is not put into graphs. A route is never last before
- * a combine, which needs a dispatch.
+ * A call by itself: events around it on its stream, behind one call of its kind that lines the
+ * ranks' GPUs up, so that it does not count how far the hosts are apart; it contains what the
+ * events and the start of a kernel cost. Blocks of ten of each kind alternate as in measure.c. In a
+ * graph: a replay of a graph of IN_GRAPH calls between events, and a call's mean share of it;
+ * replays of all kinds alternate. LL's dispatch is measured with a routing that is there, and with
+ * its route, as a layer calls it whose router has just chosen; HT's comes with its route, which
+ * exchanges the counts that LL does not need. The baseline's counts are known, and it is not put
+ * into graphs. A route is never last before a combine, which needs a dispatch.
  */
 #include "config.h"
 
@@ -22,22 +25,42 @@
 
 enum { IN_GRAPH = 20, LEAST_REPLAYS = 10 };
 enum { ROUTE = 1, DISPATCH = 2, COMBINE = 4, FP8 = 8, BASE = 16 };
-enum { LL_ROUTE, LL_DISPATCH, LL_COMBINE, LL_BOTH, LL_FP8, LL_ROUTED, LL_ROUTED_FP8, LL_ALL, HT_DISPATCH, HT_COMBINE, HT_BOTH, BASE_DISPATCH, BASE_COMBINE, KINDS };
+enum {
+    LL_ROUTE,
+    LL_DISPATCH,
+    LL_COMBINE,
+    LL_BOTH,
+    LL_FP8,
+    LL_ROUTED,
+    LL_ROUTED_FP8,
+    LL_ALL,
+    HT_DISPATCH,
+    HT_COMBINE,
+    HT_BOTH,
+    BASE_DISPATCH,
+    BASE_COMBINE,
+    KINDS
+};
 
-static const struct kind { const char *name, *in_graph; int what; } kinds[KINDS] = {
-    {"ll route", "ll route, graph", ROUTE},
-    {"ll dispatch", "ll dispatch, graph", DISPATCH},
-    {"ll combine", "ll combine, graph", COMBINE},
-    {"ll dispatch + combine", "ll dispatch + combine, graph", DISPATCH | COMBINE},
-    {"ll dispatch to fp8", "ll dispatch to fp8, graph", DISPATCH | FP8},
-    {"ll route + dispatch", "ll route + dispatch, graph", ROUTE | DISPATCH},
-    {"ll route + dispatch to fp8", "ll route + dispatch to fp8, graph", ROUTE | DISPATCH | FP8},
-    {"ll route + dispatch + combine", "ll route + dispatch + combine, graph", ROUTE | DISPATCH | COMBINE},
-    {"ht route + dispatch", "ht route + dispatch, graph", ROUTE | DISPATCH},
-    {"ht combine", "ht combine, graph", COMBINE},
-    {"ht route + dispatch + combine", "ht route + dispatch + combine, graph", ROUTE | DISPATCH | COMBINE},
-    {"nccl dispatch", NULL, BASE | DISPATCH},
-    {"nccl combine", NULL, BASE | COMBINE}};
+static const struct kind {
+    const char *name, *in_graph;
+    int what;
+} kinds[KINDS] = {{"ll route", "ll route, graph", ROUTE},
+                  {"ll dispatch", "ll dispatch, graph", DISPATCH},
+                  {"ll combine", "ll combine, graph", COMBINE},
+                  {"ll dispatch + combine", "ll dispatch + combine, graph", DISPATCH | COMBINE},
+                  {"ll dispatch to fp8", "ll dispatch to fp8, graph", DISPATCH | FP8},
+                  {"ll route + dispatch", "ll route + dispatch, graph", ROUTE | DISPATCH},
+                  {"ll route + dispatch to fp8", "ll route + dispatch to fp8, graph",
+                   ROUTE | DISPATCH | FP8},
+                  {"ll route + dispatch + combine", "ll route + dispatch + combine, graph",
+                   ROUTE | DISPATCH | COMBINE},
+                  {"ht route + dispatch", "ht route + dispatch, graph", ROUTE | DISPATCH},
+                  {"ht combine", "ht combine, graph", COMBINE},
+                  {"ht route + dispatch + combine", "ht route + dispatch + combine, graph",
+                   ROUTE | DISPATCH | COMBINE},
+                  {"nccl dispatch", NULL, BASE | DISPATCH},
+                  {"nccl combine", NULL, BASE | COMBINE}};
 
 typedef struct ll_times {
     const bench *b;
@@ -127,7 +150,7 @@ static void measure_graphs(ll_times *l) {
         }
 }
 
-/* ---- rows that became fp8: the values and their scales by the definition in mpix_ep.h ---- */
+/* ---- rows that became fp8: the values and their scales by the definition in mpix_ep.h -------- */
 
 /* To nearest even; 448 is the largest, below 2^-6 steps are of 2^-9. */
 static double to_e4m3(double v) {
@@ -149,7 +172,8 @@ static void quantised(const bench *b, const unsigned char *x, long n, float *sca
     }
 }
 
-static int row_is_quantised(const bench *b, const unsigned char *x, const unsigned char *got, const float *scales) {
+static int row_is_quantised(const bench *b, const unsigned char *x, const unsigned char *got,
+                            const float *scales) {
     double value[128];
     float scale;
     int wrong = 0;
@@ -166,14 +190,17 @@ static int row_is_quantised(const bench *b, const unsigned char *x, const unsign
 static int verify_fp8(cuda_run *x) {
     const bench *b = x->b;
     const bench_plan *p = x->plan;
-    size_t groups = ((size_t)b->opt.hidden + 127) / 128, rows = (size_t)x->capacity, hidden = (size_t)b->opt.hidden;
-    unsigned char *row = bench_alloc(b, (size_t)p->n * b->row_bytes + b->row_bytes), *out = bench_alloc(b, rows * hidden);
+    size_t groups = ((size_t)b->opt.hidden + 127) / 128, rows = (size_t)x->capacity,
+           hidden = (size_t)b->opt.hidden;
+    unsigned char *row = bench_alloc(b, (size_t)p->n * b->row_bytes + b->row_bytes),
+                  *out = bench_alloc(b, rows * hidden);
     float *scales = bench_alloc(b, rows * groups * sizeof *scales);
     bench_values values;
     int good = 1, all;
     bench_values_make(b, 0, &values);
     for (long t = 0; t < p->n; t++)
-        bench_values_row(b, &values, bench_token_seed(b, 0, b->rank, t), row + (size_t)t * b->row_bytes, NULL);
+        bench_values_row(b, &values, bench_token_seed(b, 0, b->rank, t),
+                         row + (size_t)t * b->row_bytes, NULL);
     CUDA(cudaMemcpy(x->x, row, (size_t)p->n * b->row_bytes, cudaMemcpyHostToDevice));
     CUDA(cudaMemset(x->out, 0xa5, rows * b->row_bytes));
     CUDA(cudaMemset(x->out_scales, 0xa5, rows * groups * sizeof *scales));
@@ -188,18 +215,21 @@ static int verify_fp8(cuda_run *x) {
     for (long i = 0; i < p->rows && good; i++) {
         if (p->row_rank[i] < 0)
             continue;
-        bench_values_row(b, &values, bench_token_seed(b, 0, p->row_rank[i], p->row_token[i]), row, NULL);
+        bench_values_row(b, &values, bench_token_seed(b, 0, p->row_rank[i], p->row_token[i]), row,
+                         NULL);
         good = row_is_quantised(b, row, out + (size_t)i * hidden, scales + (size_t)i * groups);
         if (!good)
-            fprintf(stderr, "mpix_ep_bench: rank %d: ll: row %ld (of rank %d, token %ld) is not its token's fp8\n", b->rank, i,
-                    p->row_rank[i], p->row_token[i]);
+            fprintf(stderr,
+                    "mpix_ep_bench: rank %d: ll: row %ld (of rank %d, token %ld) is not its "
+                    "token's fp8\n",
+                    b->rank, i, p->row_rank[i], p->row_token[i]);
     }
     free(row), free(out), free(scales);
     MPI_Allreduce(&good, &all, 1, MPI_INT, MPI_MIN, b->comm);
     return all;
 }
 
-/* ---- one number of tokens ---- */
+/* ---- one number of tokens -------------------------------------------------------------------- */
 
 static void times_report(ll_times *l, bench_result *r) {
     const bench *b = l->b;
@@ -210,8 +240,10 @@ static void times_report(ll_times *l, bench_result *r) {
     for (int kind = 0; kind < KINDS; kind++) {
         if (!wanted(l, kind))
             continue;
-        int base = kind == LL_DISPATCH ? BASE_DISPATCH : BASE_COMBINE, against = (kind == LL_DISPATCH || kind == LL_COMBINE) && l->ht.has_base;
-        bench_ll_line(b, l->low.n, kinds[kind].name, &alone[kind], against ? alone[base].median : 0, r);
+        int base = kind == LL_DISPATCH ? BASE_DISPATCH : BASE_COMBINE,
+            against = (kind == LL_DISPATCH || kind == LL_COMBINE) && l->ht.has_base;
+        bench_ll_line(b, l->low.n, kinds[kind].name, &alone[kind], against ? alone[base].median : 0,
+                      r);
         if (!kinds[kind].in_graph)
             continue;
         bench_stats graph = bench_stats_of(b, l->graph[kind], l->replays);
@@ -220,14 +252,25 @@ static void times_report(ll_times *l, bench_result *r) {
     fflush(stdout);
 }
 
-int bench_cuda_ll_size(const bench *b, const bench_plan *plans, int rounds, long capacity, long recv_capacity, bench_result *r) {
+int bench_cuda_ll_size(const bench *b, const bench_plan *plans, int rounds, long capacity,
+                       long recv_capacity, bench_result *r) {
     int blocks = (b->opt.iterations + BENCH_BLOCK - 1) / BENCH_BLOCK, good = 1;
     int replays = b->opt.iterations / IN_GRAPH;
-    ll_times times = {.b = b, .samples = blocks * BENCH_KEEP, .replays = replays > LEAST_REPLAYS ? replays : LEAST_REPLAYS};
+    ll_times times = {.b = b,
+                      .samples = blocks * BENCH_KEEP,
+                      .replays = replays > LEAST_REPLAYS ? replays : LEAST_REPLAYS};
     ll_times *l = &times;
     long n = plans[0].n;
-    l->low = (cuda_run){.b = b, .plan = plans, .ll = 1, .n = n, .capacity = b->opt.layout == MPIX_EP_COMPACT ? n * b->size : capacity};
-    l->ht = (cuda_run){.b = b, .plan = plans, .n = n, .capacity = capacity, .has_base = b->opt.baseline == BENCH_NCCL};
+    l->low = (cuda_run){.b = b,
+                        .plan = plans,
+                        .ll = 1,
+                        .n = n,
+                        .capacity = b->opt.layout == MPIX_EP_COMPACT ? n * b->size : capacity};
+    l->ht = (cuda_run){.b = b,
+                       .plan = plans,
+                       .n = n,
+                       .capacity = capacity,
+                       .has_base = b->opt.baseline == BENCH_NCCL};
     *r = (bench_result){.tokens = n, .samples = l->samples, .sms = b->sms};
     if (b->rank == 0)
         printf("# SMs: %d\n", b->sms);

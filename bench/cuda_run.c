@@ -1,5 +1,6 @@
 /*
- * cuda_run.c - mpix_ep_bench in GPU memory: a context of either mode, its buffers, the library's calls, and what they deliver.
+ * cuda_run.c - mpix_ep_bench in GPU memory: a context of either mode, its buffers, the library's
+ * calls, and what they deliver.
  */
 #include "config.h"
 
@@ -12,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- context and buffers ---- */
+/* ---- context and buffers --------------------------------------------------------------------- */
 
 static void *plain(cuda_run *x, size_t bytes) {
     void *p;
@@ -22,14 +23,17 @@ static void *plain(cuda_run *x, size_t bytes) {
 }
 static void *shared(cuda_run *x, size_t bytes) { /* collective */
     void *p;
-    bench_check(x->b, MPIX_Ep_alloc(x->ep, (MPI_Count)bytes + 64, MPI_INFO_NULL, &p), "MPIX_Ep_alloc");
+    bench_check(x->b, MPIX_Ep_alloc(x->ep, (MPI_Count)bytes + 64, MPI_INFO_NULL, &p),
+                "MPIX_Ep_alloc");
     return p;
 }
 
 void cuda_run_create(cuda_run *x) {
     const bench *b = x->b;
-    size_t n = (size_t)x->n, rows = (size_t)x->capacity + 1, k = (size_t)b->opt.topk, row = b->row_bytes + b->scale_bytes;
-    size_t wire = b->y_bytes, fp8_scales = ((size_t)b->opt.hidden + 127) / 128 * sizeof(float), fp8 = (size_t)b->opt.hidden + fp8_scales;
+    size_t n = (size_t)x->n, rows = (size_t)x->capacity + 1, k = (size_t)b->opt.topk,
+           row = b->row_bytes + b->scale_bytes;
+    size_t wire = b->y_bytes, fp8_scales = ((size_t)b->opt.hidden + 127) / 128 * sizeof(float),
+           fp8 = (size_t)b->opt.hidden + fp8_scales;
     cudaStream_t stream;
     MPIX_Ep_config config;
     MPI_Info info = MPI_INFO_NULL;
@@ -80,7 +84,8 @@ void cuda_run_create(cuda_run *x) {
 }
 
 void cuda_run_free(cuda_run *x) {
-    void *const all[] = {x->ids, x->weights, x->x, x->x_scales, x->y, x->local_ids, x->out_weights, x->src_rank, x->src_token};
+    void *const all[] = {x->ids,       x->weights,     x->x,        x->x_scales, x->y,
+                         x->local_ids, x->out_weights, x->src_rank, x->src_token};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         CUDA(cudaFree(all[i]));
     CUDA(cudaStreamDestroy(x->stream));
@@ -89,7 +94,7 @@ void cuda_run_free(cuda_run *x) {
     bench_check(x->b, MPIX_Ep_free(&x->ep), "MPIX_Ep_free");
 }
 
-/* ---- the library's calls ---- */
+/* ---- the library's calls --------------------------------------------------------------------- */
 
 void cuda_ours_route(cuda_run *x, int how) {
     MPIX_Ep_routing routing;
@@ -101,7 +106,9 @@ void cuda_ours_route(cuda_run *x, int how) {
     routing.topk = x->b->opt.topk;
     routing.ids = x->n && x->b->opt.topk ? x->ids : NULL;
     counts.recv_total = &total;
-    bench_check(x->b, how == CUDA_BLOCKING ? MPIX_Ep_route(x->handle, &routing, x->ll ? NULL : &counts) : MPIX_Ep_route_enqueue(x->handle, &routing, NULL, x->stream),
+    bench_check(x->b,
+                how == CUDA_BLOCKING ? MPIX_Ep_route(x->handle, &routing, x->ll ? NULL : &counts)
+                                     : MPIX_Ep_route_enqueue(x->handle, &routing, NULL, x->stream),
                 "MPIX_Ep_route");
     if (how == CUDA_BLOCKING && !x->ll && total != x->plan->rows)
         bench_die(x->b, "recv_total is %lld, expected %ld", (long long)total, x->plan->rows);
@@ -114,9 +121,11 @@ void cuda_ours_dispatch(cuda_run *x, int how, int what) {
     MPIX_INIT(&in);
     MPIX_INIT(&out);
     in.hidden = b->opt.hidden;
-    in.x = (MPIX_Ep_rows){x->x, 0, b->opt.dtype, b->opt.scale_kind, b->scale_bytes ? x->x_scales : NULL, 0};
+    in.x = (MPIX_Ep_rows){
+        x->x, 0, b->opt.dtype, b->opt.scale_kind, b->scale_bytes ? x->x_scales : NULL, 0};
     out.capacity_rows = x->ll ? x->capacity : x->plan->rows;
-    out.x = (MPIX_Ep_rows){x->out, 0, b->opt.dtype, b->opt.scale_kind, b->scale_bytes ? x->out_scales : NULL, 0};
+    out.x = (MPIX_Ep_rows){
+        x->out, 0, b->opt.dtype, b->opt.scale_kind, b->scale_bytes ? x->out_scales : NULL, 0};
     if (b->opt.metadata) {
         in.topk_weights = x->weights;
         out.topk_weights = x->out_weights;
@@ -128,7 +137,9 @@ void cuda_ours_dispatch(cuda_run *x, int how, int what) {
         out.src_rank = x->src_rank;
         out.src_token = x->src_token;
     }
-    bench_check(b, how == CUDA_BLOCKING ? MPIX_Ep_dispatch(x->handle, &in, &out) : MPIX_Ep_dispatch_enqueue(x->handle, &in, &out, x->stream),
+    bench_check(b,
+                how == CUDA_BLOCKING ? MPIX_Ep_dispatch(x->handle, &in, &out)
+                                     : MPIX_Ep_dispatch_enqueue(x->handle, &in, &out, x->stream),
                 "MPIX_Ep_dispatch");
 }
 
@@ -139,19 +150,25 @@ void cuda_ours_combine(cuda_run *x, int how) {
     MPIX_INIT(&in);
     MPIX_INIT(&out);
     in.hidden = b->opt.hidden;
-    in.x = (MPIX_Ep_rows){x->ein, 0, b->opt.dtype, b->opt.scale_kind, b->scale_bytes ? x->ein_scales : NULL, 0};
+    in.x = (MPIX_Ep_rows){
+        x->ein, 0, b->opt.dtype, b->opt.scale_kind, b->scale_bytes ? x->ein_scales : NULL, 0};
     if (b->opt.layout == MPIX_EP_EXPERT && b->opt.metadata && x->ll)
         in.row_weights = x->out_weights; /* as dispatch brought them */
     else if (b->opt.layout == MPIX_EP_EXPERT && b->opt.metadata)
         in.topk_weights = x->weights;
     out.y.data = x->y;
     out.y.dtype = b->ydtype;
-    bench_check(b, how == CUDA_BLOCKING ? MPIX_Ep_combine(x->handle, &in, &out) : MPIX_Ep_combine_enqueue(x->handle, &in, &out, x->stream), "MPIX_Ep_combine");
+    bench_check(b,
+                how == CUDA_BLOCKING ? MPIX_Ep_combine(x->handle, &in, &out)
+                                     : MPIX_Ep_combine_enqueue(x->handle, &in, &out, x->stream),
+                "MPIX_Ep_combine");
 }
 
-/* ---- contents and verification ---- */
+/* ---- contents and verification --------------------------------------------------------------- */
 
-static void upload(cuda_run *x, void *to, const void *from, size_t bytes) { CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice)); }
+static void upload(cuda_run *x, void *to, const void *from, size_t bytes) {
+    CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
+}
 static void *download(cuda_run *x, const void *from, size_t bytes) {
     void *p = bench_alloc(x->b, bytes);
     CUDA(cudaMemcpy(p, from, bytes, cudaMemcpyDeviceToHost));
@@ -176,7 +193,8 @@ void cuda_fill(cuda_run *x, int round, int exact) {
     const bench *b = x->b;
     const bench_plan *p = x->plan;
     size_t n = (size_t)p->n, rows = (size_t)p->rows, stride = (size_t)x->base.ein_stride;
-    char *rows_host = bench_alloc(b, n * b->row_bytes), *scales = bench_alloc(b, n * b->scale_bytes);
+    char *rows_host = bench_alloc(b, n * b->row_bytes),
+         *scales = bench_alloc(b, n * b->scale_bytes);
     bench_fill_tokens(b, p, round, rows_host, scales);
     upload(x, x->x, rows_host, n * b->row_bytes);
     upload(x, x->x_scales, scales, n * b->scale_bytes);
@@ -194,7 +212,8 @@ void cuda_fill(cuda_run *x, int round, int exact) {
     fill_slots(x, x->ein_scales, scales, b->scale_bytes);
     for (size_t i = 0; x->has_base && i < 2 && rows > 0; i++)
         if (i == 0 || b->scale_bytes)
-            CUDA(cudaMemcpy2D(x->base.ein + (i ? x->base.scale_at : 0), stride, i ? scales : rows_host, i ? b->scale_bytes : b->row_bytes,
+            CUDA(cudaMemcpy2D(x->base.ein + (i ? x->base.scale_at : 0), stride,
+                              i ? scales : rows_host, i ? b->scale_bytes : b->row_bytes,
                               i ? b->scale_bytes : b->row_bytes, rows, cudaMemcpyHostToDevice));
     free(rows_host);
     free(scales);
@@ -203,12 +222,14 @@ void cuda_fill(cuda_run *x, int round, int exact) {
 int cuda_verify_ours(cuda_run *x, int round, int exact) {
     const bench *b = x->b;
     const bench_plan *p = x->plan;
-    size_t rows = is_slots(x) ? (size_t)x->capacity : (size_t)p->rows, k = (size_t)p->k, choices = b->opt.layout == MPIX_EP_COMPACT ? k : 1;
+    size_t rows = is_slots(x) ? (size_t)x->capacity : (size_t)p->rows, k = (size_t)p->k,
+           choices = b->opt.layout == MPIX_EP_COMPACT ? k : 1;
     CUDA(cudaMemset(x->out, 0xa5, rows * b->row_bytes + 64));
     CUDA(cudaMemset(x->y, 0xa5, (size_t)p->n * b->y_bytes));
     cuda_ours_route(x, CUDA_BLOCKING);
     cuda_ours_dispatch(x, CUDA_BLOCKING, CUDA_ALL);
-    void *out = download(x, x->out, rows * b->row_bytes + 64), *scales = download(x, x->out_scales, rows * b->scale_bytes);
+    void *out = download(x, x->out, rows * b->row_bytes + 64),
+         *scales = download(x, x->out_scales, rows * b->scale_bytes);
     int *ids = download(x, x->local_ids, rows * k * 4), *src = download(x, x->src_rank, rows * 4);
     float *weights = download(x, x->out_weights, rows * choices * 4);
     MPI_Count *token = download(x, x->src_token, rows * sizeof(MPI_Count));
@@ -225,15 +246,19 @@ int cuda_verify_ours(cuda_run *x, int round, int exact) {
         bench_ll_squeeze(p, token, sizeof *token, 0, token);
         bench_ll_squeeze(p, weights, k * sizeof *weights, 0, weights);
     }
-    int good = bench_verify_received(b, p, x->ll ? "ll" : "MPIX_Ep", out, b->row_bytes, scales, b->scale_bytes,
-                                     b->opt.metadata && b->opt.layout == MPIX_EP_COMPACT ? ids : NULL, src, token, b->opt.metadata ? weights : NULL, round);
+    int good = bench_verify_received(b, p, x->ll ? "ll" : "MPIX_Ep", out, b->row_bytes, scales,
+                                     b->scale_bytes,
+                                     b->opt.metadata && b->opt.layout == MPIX_EP_COMPACT ? ids
+                                                                                         : NULL,
+                                     src, token, b->opt.metadata ? weights : NULL, round);
     free(out), free(scales), free(ids), free(src), free(weights), free(token);
     if (b->has_combine) {
         cuda_ours_combine(x, CUDA_BLOCKING);
         void *y = download(x, x->y, (size_t)p->n * b->y_bytes);
         /* The sums of a rank are rounded on their way, which only exact ones do not show. */
         if (!x->ll || exact)
-            good &= bench_verify_sums(b, p, x->ll ? "ll" : "MPIX_Ep", y, round, exact, !x->chained, x->chained || (!x->ll && b->opt.layout == MPIX_EP_EXPERT));
+            good &= bench_verify_sums(b, p, x->ll ? "ll" : "MPIX_Ep", y, round, exact, !x->chained,
+                                      x->chained || (!x->ll && b->opt.layout == MPIX_EP_EXPERT));
         free(y);
     }
     return good && !beyond;
@@ -251,7 +276,8 @@ int cuda_verify_base(cuda_run *x, int round, int exact) {
     char *out = download(x, m->recv, rows * (size_t)m->record);
     int *ids = download(x, m->local_ids, rows * k * 4);
     float *weights = download(x, m->weights, rows * k * 4);
-    int good = bench_verify_received(b, p, "baseline", out, (size_t)m->record, out + m->scale_at, (size_t)m->record, b->opt.metadata ? ids : NULL, NULL, NULL,
+    int good = bench_verify_received(b, p, "baseline", out, (size_t)m->record, out + m->scale_at,
+                                     (size_t)m->record, b->opt.metadata ? ids : NULL, NULL, NULL,
                                      b->opt.metadata ? weights : NULL, round);
     free(out), free(ids), free(weights);
     if (b->has_combine) {

@@ -1,5 +1,6 @@
 /*
- * curves.c - what mpix_ep_bench --plot draws: medians of whole calls over the tokens of a rank, the baseline's dashed.
+ * curves.c - what mpix_ep_bench --plot draws: medians of whole calls over the tokens of a rank, the
+ * baseline's dashed.
  */
 #include "config.h"
 
@@ -9,7 +10,8 @@
 #include <errno.h>
 #include <string.h>
 
-static void curves_point(plot *p, const bench *b, const bench_result *r, const char *name, int dashed, const bench_stats *s) {
+static void curves_point(plot *p, const bench *b, const bench_result *r, const char *name,
+                         int dashed, const bench_stats *s) {
     char text[64];
     if (b->opt.nsms > 1 && !dashed)
         snprintf(text, sizeof text, "%s, %d SMs", name, r->sms);
@@ -24,10 +26,11 @@ void bench_curves_write(const bench *b, const bench_result *r, int n, char *err,
     const char *base = o->baseline == BENCH_NCCL ? "NCCL" : "MPI";
     char name[64];
     memset(&p, 0, sizeof p);
-    snprintf(p.title, sizeof p.title, "mpix_ep_bench: %d ranks, %s memory, layout %s", b->size, o->cuda ? "GPU" : "host",
-             o->layout == MPIX_EP_EXPERT ? "expert" : "compact");
-    snprintf(p.subtitle, sizeof p.subtitle, "%s, hidden %ld, top-%d of %d experts; %s", bench_dtype_name(o->dtype), o->hidden, o->topk,
-             o->num_experts, o->cuda ? b->gpu : b->cpu_model);
+    snprintf(p.title, sizeof p.title, "mpix_ep_bench: %d ranks, %s memory, layout %s", b->size,
+             o->cuda ? "GPU" : "host", o->layout == MPIX_EP_EXPERT ? "expert" : "compact");
+    snprintf(p.subtitle, sizeof p.subtitle, "%s, hidden %ld, top-%d of %d experts; %s",
+             bench_dtype_name(o->dtype), o->hidden, o->topk, o->num_experts,
+             o->cuda ? b->gpu : b->cpu_model);
     p.xlabel = "tokens of each rank";
     p.ylabel = "time of a call (median, slowest rank)";
     for (int i = 0; i < n; i++) {

@@ -1,5 +1,6 @@
 /*
- * ep_bench.c - mpix_ep_bench: what MPIX_Ep_route, dispatch and combine cost, and whether they deliver what they should.
+ * ep_bench.c - mpix_ep_bench: what MPIX_Ep_route, dispatch and combine cost, and whether they
+ * deliver what they should.
  */
 #include "config.h"
 
@@ -16,7 +17,7 @@
 
 enum { BENCH_ROUNDS = 3, BENCH_RESULTS = 200 };
 
-/* ---- what all parts use ---- */
+/* ---- what all parts use ---------------------------------------------------------------------- */
 
 void bench_die(const bench *b, const char *fmt, ...) {
     char text[512];
@@ -90,7 +91,7 @@ double bench_now_us(void) {
     return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
 }
 
-/* ---- setting up ---- */
+/* ---- setting up ------------------------------------------------------------------------------ */
 
 /* Agreement: if any rank's text is not empty, the first such rank prints it. 1: somebody failed. */
 static int bench_refused(const bench *b, const char *text) {
@@ -112,7 +113,8 @@ static void bench_compare_options(const bench *b, char *err, size_t errlen) {
 }
 
 /* Before an hour is spent, not after it. */
-static void bench_probe_file(const bench *b, const char *option, const char *path, char *err, size_t errlen) {
+static void bench_probe_file(const bench *b, const char *option, const char *path, char *err,
+                             size_t errlen) {
     if (b->rank || !*path || *err)
         return;
     FILE *f = fopen(path, "a");
@@ -139,7 +141,8 @@ static void bench_load_file(bench *b, char *err, size_t errlen) {
     if (b->rank)
         b->file.ids = bench_alloc(b, count * sizeof(int32_t));
     for (size_t at = 0; at < count; at += 1 << 20)
-        MPI_Bcast(b->file.ids + at, (int)(count - at < 1 << 20 ? count - at : 1 << 20), MPI_INT32_T, 0, b->comm);
+        MPI_Bcast(b->file.ids + at, (int)(count - at < 1 << 20 ? count - at : 1 << 20), MPI_INT32_T,
+                  0, b->comm);
 }
 
 static void bench_judge_ids(const bench *b, char *err, size_t errlen) {
@@ -149,14 +152,15 @@ static void bench_judge_ids(const bench *b, char *err, size_t errlen) {
             int32_t id = f->ids[t * f->k + i];
             if (id >= b->opt.num_experts) {
                 snprintf(err, errlen,
-                         "routing file %s: token %lld chooses expert %d; --num-experts %d does not cover it",
+                         "routing file %s: token %lld chooses expert %d; --num-experts %d does not "
+                         "cover it",
                          b->opt.routing_path, (long long)t, id, b->opt.num_experts);
                 return;
             }
             for (int j = 0; j < i && id >= 0; j++)
                 if (f->ids[t * f->k + j] == id) {
-                    snprintf(err, errlen, "routing file %s: token %lld chooses expert %d twice", b->opt.routing_path,
-                             (long long)t, id);
+                    snprintf(err, errlen, "routing file %s: token %lld chooses expert %d twice",
+                             b->opt.routing_path, (long long)t, id);
                     return;
                 }
         }
@@ -166,14 +170,15 @@ static void bench_judge_ids(const bench *b, char *err, size_t errlen) {
 static void bench_judge_file(bench *b, char *err, size_t errlen) {
     bench_options *o = &b->opt;
     if (o->topk_given && o->topk != b->file.k)
-        snprintf(err, errlen, "routing file %s has %d choices per token, but --num-topk is %d", o->routing_path,
-                 b->file.k, o->topk);
+        snprintf(err, errlen, "routing file %s has %d choices per token, but --num-topk is %d",
+                 o->routing_path, b->file.k, o->topk);
     else if (o->tokens_max > b->file.tokens / b->size)
-        snprintf(err, errlen, "routing file %s has %lld tokens; %d ranks of %ld need %lld", o->routing_path,
-                 (long long)b->file.tokens, b->size, o->tokens_max, (long long)b->size * o->tokens_max);
+        snprintf(err, errlen, "routing file %s has %lld tokens; %d ranks of %ld need %lld",
+                 o->routing_path, (long long)b->file.tokens, b->size, o->tokens_max,
+                 (long long)b->size * o->tokens_max);
     else if (b->file.k > o->num_experts)
-        snprintf(err, errlen, "routing file %s has %d choices per token, but --num-experts is %d", o->routing_path,
-                 b->file.k, o->num_experts);
+        snprintf(err, errlen, "routing file %s has %d choices per token, but --num-experts is %d",
+                 o->routing_path, b->file.k, o->num_experts);
     else
         bench_judge_ids(b, err, errlen);
     o->topk = b->file.k;
@@ -194,7 +199,9 @@ static void bench_derive(bench *b) {
     const bench_options *o = &b->opt;
     b->elem = bench_dtype_size(o->dtype);
     b->row_bytes = (size_t)o->hidden * b->elem;
-    b->scale_elem = o->scale_kind == MPIX_EP_SCALES_F32 ? 4 : o->scale_kind == MPIX_EP_SCALES_UE8M0 ? 1 : 0;
+    b->scale_elem = o->scale_kind == MPIX_EP_SCALES_F32     ? 4
+                    : o->scale_kind == MPIX_EP_SCALES_UE8M0 ? 1
+                                                            : 0;
     b->scale_bytes = ((size_t)o->hidden + 127) / 128 * b->scale_elem;
     b->has_combine = o->dtype != MPIX_EP_BYTES;
     b->ydtype = b->elem == 1 ? MPIX_EP_BF16 : o->dtype;
@@ -212,7 +219,8 @@ static void bench_describe(bench *b) {
     while (f && fgets(line, sizeof line, f)) {
         char *colon = strchr(line, ':');
         if (colon && !strncmp(line, "model name", 10)) {
-            snprintf(b->cpu_model, sizeof b->cpu_model, "%.*s", (int)strcspn(colon + 2, "\n"), colon + 2);
+            snprintf(b->cpu_model, sizeof b->cpu_model, "%.*s", (int)strcspn(colon + 2, "\n"),
+                     colon + 2);
             break;
         }
     }
@@ -230,7 +238,7 @@ static void bench_describe(bench *b) {
     MPI_Allreduce(&first, &b->hosts, 1, MPI_INT, MPI_SUM, b->comm);
 }
 
-/* ---- one size ---- */
+/* ---- one size -------------------------------------------------------------------------------- */
 
 typedef struct bench_plans {
     bench_plan plan[BENCH_ROUNDS];
@@ -253,8 +261,8 @@ static void bench_plans_make(const bench *b, long n, bench_plans *p) {
     p->recv_capacity = most[1];
 }
 
-static void bench_verify_round(const bench *b, const bench_plans *p, int round, bench_ours *o, bench_base *m,
-                               bench_result *r) {
+static void bench_verify_round(const bench *b, const bench_plans *p, int round, bench_ours *o,
+                               bench_base *m, bench_result *r) {
     int exact = round % 2 == 0;
     bench_progress(b, "%ld tokens: verification, round %d", p->plan[round].n, round);
     for (int buf = 0; buf < o->nbuf; buf++)
@@ -274,7 +282,8 @@ static void bench_fill(const bench *b, const bench_plan *plan, bench_ours *o, be
     for (int i = 0; i < o->nbuf; i++)
         bench_fill_experts(b, plan, 0, &values, o->buf[i].ein, 0, o->buf[i].ein_scales, 0);
     if (m)
-        bench_fill_experts(b, plan, 0, &values, m->ein, m->ein_stride, m->ein + b->row_bytes, m->ein_stride);
+        bench_fill_experts(b, plan, 0, &values, m->ein, m->ein_stride, m->ein + b->row_bytes,
+                           m->ein_stride);
 }
 
 static int bench_size_ll(const bench *b, long n, bench_result *r) {
@@ -299,7 +308,8 @@ static void bench_size(const bench *b, long n, bench_result *r) {
             bench_plan_free(&p.plan[i]);
         return;
     }
-    bench_ours_create(b, n, p.capacity, b->opt.buffers, b->opt.progress_thread ? "thread" : NULL, &o);
+    bench_ours_create(b, n, p.capacity, b->opt.buffers, b->opt.progress_thread ? "thread" : NULL,
+                      &o);
     if (m)
         bench_base_create(b, &o, n, p.capacity, p.recv_capacity, m);
     r->verified = b->opt.validate ? 1 : -1;
@@ -360,7 +370,8 @@ int main(int argc, char **argv) {
     MPI_Comm_dup(MPI_COMM_WORLD, &b.comm);
     MPI_Comm_rank(b.comm, &b.rank);
     MPI_Comm_size(b.comm, &b.size);
-    int parsed = bench_options_parse(argc, argv, &b.opt, err, sizeof err), help = parsed == BENCH_OPTIONS_HELP, any;
+    int parsed = bench_options_parse(argc, argv, &b.opt, err, sizeof err),
+        help = parsed == BENCH_OPTIONS_HELP, any;
     MPI_Allreduce(&help, &any, 1, MPI_INT, MPI_MAX, b.comm);
     if (any) {
         if (b.rank == 0)
@@ -384,7 +395,8 @@ int main(int argc, char **argv) {
         if (bench_refused(&b, err))
             goto finalize;
     }
-    /* The library's errors are reported by this program. MPI's own end the job, as they do by default. */
+    /* The library's errors are reported by this program. MPI's own end the job, as they
+     * do by default. */
     MPI_Comm_dup(MPI_COMM_WORLD, &b.ep_comm);
     MPI_Comm_set_errhandler(b.ep_comm, MPI_ERRORS_RETURN);
     bench_derive(&b);

@@ -1,18 +1,22 @@
 /*
- * ep_gpu_bench.c - GPU time of dispatch, combine and of a whole turn, by number of SMs; a tool of its own beside mpix_ep_bench because
- * it needs the CUDA runtime.
+ * ep_gpu_bench.c - GPU time of dispatch, combine and of a whole turn, by number of SMs; a tool of
+ * its own beside mpix_ep_bench because it needs the CUDA runtime.
  *
  *   mpix_ep_gpu_bench [expert] [tokens hidden topk experts [iterations [sms ...]]]
  *
- * expert: the EXPERT layout, whose default is all SMs (sms 0); combine once with partial sums in the rows' dtype, once in float.
+ * expert: the EXPERT layout, whose default is all SMs (sms 0); combine once with partial sums in
+ * the rows' dtype, once in float.
  *
- * Events around each call on each rank's stream; the time of a call is the maximum over ranks, the figure the median over calls. The
- * rows that came are verified after the last call of each line. GB/s count received rows, those of the own rank included.
+ * Events around each call on each rank's stream; the time of a call is the maximum over ranks, the
+ * figure the median over calls. The rows that came are verified after the last call of each line.
+ * GB/s count received rows, those of the own rank included.
  *
- * Where peers are reached through the proxy (MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem on one host) it measures beforehand what bounds them: the link
- * between GPU and host memory, both ways at once, and copies between two memories by as many threads of each rank as its proxy has, in pieces of the parameter
- * chunk_bytes' default: of memory that nobody has touched lately, and of what the GPU has just written, the faster counts. Each line then has
- * what went over the proxy per rank and second, and its part of the slower of the two.
+ * Where peers are reached through the proxy (MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem on one
+ * host) it measures beforehand what bounds them: the link between GPU and host memory, both ways at
+ * once, and copies between two memories by as many threads of each rank as its proxy has, in pieces
+ * of the parameter chunk_bytes' default: of memory that nobody has touched lately, and of what the
+ * GPU has just written, the faster counts. Each line then has what went over the proxy per rank and
+ * second, and its part of the slower of the two.
  */
 #define _GNU_SOURCE
 #include "../tests/gpu/gpu.h"
@@ -41,7 +45,8 @@ static float measure(bench *b, int what, int iterations) {
     CU(cudaEventCreate(&e1));
     for (int i = -5; i < iterations; i++) {
         MPI_Barrier(MPI_COMM_WORLD);
-        /* A first call lines the GPUs up, so that the measured one does not count how far the hosts are apart. */
+        /* A first call lines the GPUs up, so that the measured one does not count how far the
+         * hosts are apart. */
         EP(MPIX_Ep_route_enqueue(b->h, &b->r, NULL, b->stream));
         CU(cudaEventRecord(e0, b->stream));
         if (what & ROUTE)
@@ -79,7 +84,8 @@ static struct {
 } team;
 
 static void copy_share(int index) {
-    for (size_t at = (size_t)index * BOUND_PIECE; at < team.bytes; at += (size_t)team.n * BOUND_PIECE)
+    for (size_t at = (size_t)index * BOUND_PIECE; at < team.bytes;
+         at += (size_t)team.n * BOUND_PIECE)
         memcpy(team.to + at, team.from + at, BOUND_PIECE);
 }
 
@@ -101,7 +107,8 @@ static void copy_together(char *to, const char *from, size_t bytes) {
     pthread_barrier_wait(&team.gate);
 }
 
-/* GB/s each way over the link, and of copies by so many threads of each rank; of the slowest rank, all at once. */
+/* GB/s each way over the link, and of copies by so many threads of each rank; of the slowest
+ * rank, all at once. */
 static void bounds(int threads, double *link, double *copy) {
     pthread_t others[MOST_COPIERS];
     team.n = threads < 1 ? 1 : threads > MOST_COPIERS ? MOST_COPIERS : threads;
@@ -180,7 +187,8 @@ int main(int argc, char **argv) {
     int rank, size, devices = 0;
     int expert = argc > 1 && !strcmp(argv[1], "expert");
     argc -= expert, argv += expert;
-    long T = argc > 4 ? atol(argv[1]) : 4096, H = argc > 4 ? atol(argv[2]) : 7168, K = argc > 4 ? atol(argv[3]) : 8, E = argc > 4 ? atol(argv[4]) : 256;
+    long T = argc > 4 ? atol(argv[1]) : 4096, H = argc > 4 ? atol(argv[2]) : 7168,
+         K = argc > 4 ? atol(argv[3]) : 8, E = argc > 4 ? atol(argv[4]) : 256;
     int iterations = argc > 5 ? atoi(argv[5]) : 30;
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -190,8 +198,11 @@ int main(int argc, char **argv) {
     struct cudaDeviceProp prop;
     CU(cudaGetDeviceProperties(&prop, rank % devices));
     if (rank == 0)
-        printf("# mpix_ep_gpu_bench: %d ranks, %s, %ld tokens, hidden %ld, top-%ld of %ld, median of %d calls\n"
-               "# dtype  sms  dispatch_us  GB/s  combine_us  GB/s  route+dispatch+combine_us  dispatch+meta_us  verified\n", size, prop.name, T, H, K, E, iterations);
+        printf("# mpix_ep_gpu_bench: %d ranks, %s, %ld tokens, hidden %ld, top-%ld of %ld, median "
+               "of %d calls\n"
+               "# dtype  sms  dispatch_us  GB/s  combine_us  GB/s  route+dispatch+combine_us  "
+               "dispatch+meta_us  verified\n",
+               size, prop.name, T, H, K, E, iterations);
     int32_t *ids = malloc((size_t)(T * K) * 4), *one = malloc((size_t)K * 4);
     static const int some[] = {8, 10, 12, 14, 16, 18, 20, 24, 32, 64};
     int sms[32], nsms = 0;
@@ -203,9 +214,11 @@ int main(int argc, char **argv) {
         sms[nsms++] = some[i];
     int bad = 0;
     double link = 0, copy = 0;
-    for (int mode = 0; mode < 3; mode++) { /* bf16; fp8; bf16 that becomes fp8 on the way, whose bytes the tests check */
+    /* bf16; fp8; bf16 that becomes fp8 on the way, whose bytes the tests check */
+    for (int mode = 0; mode < 3; mode++) {
         int fp8 = mode > 0, quant = mode == 2;
-        size_t xrow = (size_t)H * (mode == 1 ? 1 : 2), row = (size_t)H * (fp8 ? 1 : 2), scale = fp8 ? (size_t)(H + 127) / 128 * 4 : 0;
+        size_t xrow = (size_t)H * (mode == 1 ? 1 : 2), row = (size_t)H * (fp8 ? 1 : 2),
+               scale = fp8 ? (size_t)(H + 127) / 128 * 4 : 0;
         for (int i = 0; i < nsms; i++) {
             if (quant && sms[i] < 0) /* copy engines move rows as they are */
                 continue;
@@ -237,9 +250,11 @@ int main(int argc, char **argv) {
             char *hx = malloc((size_t)T * xrow), *hs = malloc((size_t)T * scale + 4);
             for (long t = 0; t < T; t++) {
                 g_ids(99, rank, t, (int)K, (int)E, 0, ids + t * K);
-                g_row(5, (uint64_t)rank, (uint64_t)t, mode == 1 ? MPIX_EP_F8E4M3 : MPIX_EP_BF16, H, hx + (size_t)t * xrow);
+                g_row(5, (uint64_t)rank, (uint64_t)t, mode == 1 ? MPIX_EP_F8E4M3 : MPIX_EP_BF16, H,
+                      hx + (size_t)t * xrow);
                 if (scale)
-                    g_row(6, (uint64_t)rank, (uint64_t)t, MPIX_EP_F32, (H + 127) / 128, hs + (size_t)t * scale);
+                    g_row(6, (uint64_t)rank, (uint64_t)t, MPIX_EP_F32, (H + 127) / 128,
+                          hs + (size_t)t * scale);
             }
             CU(cudaMemcpy(x, hx, (size_t)T * xrow, cudaMemcpyDefault));
             CU(cudaMemcpy(s, hs, (size_t)T * scale, cudaMemcpyDefault));
@@ -260,7 +275,9 @@ int main(int argc, char **argv) {
             if (most > 0 && link == 0) {
                 bounds(threads, &link, &copy);
                 if (rank == 0)
-                    printf("# the link %.1f GB/s each way at once, copies by %d thread%s of each rank %.1f GB/s\n", link, threads, threads == 1 ? "" : "s", copy);
+                    printf("# the link %.1f GB/s each way at once, copies by %d thread%s of each "
+                           "rank %.1f GB/s\n",
+                           link, threads, threads == 1 ? "" : "s", copy);
             }
             EP(MPIX_Ep_alloc(ep, (MPI_Count)((size_t)total * row), MPI_INFO_NULL, &o));
             EP(MPIX_Ep_alloc(ep, (MPI_Count)((size_t)total * scale + 4), MPI_INFO_NULL, &os));
@@ -272,7 +289,12 @@ int main(int argc, char **argv) {
             MPIX_INIT(&b.ci);
             MPIX_INIT(&b.co);
             b.in.hidden = b.ci.hidden = H;
-            b.in.x = (MPIX_Ep_rows){x, 0, fp8 ? MPIX_EP_F8E4M3 : MPIX_EP_BF16, fp8 ? MPIX_EP_SCALES_F32 : 0, fp8 ? s : NULL, 0};
+            b.in.x = (MPIX_Ep_rows){x,
+                                    0,
+                                    fp8 ? MPIX_EP_F8E4M3 : MPIX_EP_BF16,
+                                    fp8 ? MPIX_EP_SCALES_F32 : 0,
+                                    fp8 ? s : NULL,
+                                    0};
             b.out.capacity_rows = total;
             b.out.x = b.in.x;
             if (quant)
@@ -288,7 +310,8 @@ int main(int argc, char **argv) {
             long at = 0;
             int wrong = 0;
             char *want = malloc(row);
-            if (expert && !quant) { /* what came says where from; the tests hold that against the host's */
+            /* what came says where from; the tests hold that against the host's */
+            if (expert && !quant) {
                 b.out.src_token = (MPI_Count *)st;
                 b.out.src_rank = lid;
                 EP(MPIX_Ep_dispatch(b.h, &b.in, &b.out));
@@ -297,7 +320,8 @@ int main(int argc, char **argv) {
                 CU(cudaMemcpy(sr, lid, (size_t)total * 4, cudaMemcpyDefault));
                 CU(cudaMemcpy(tok, st, (size_t)total * 8, cudaMemcpyDefault));
                 for (at = 0; at < total; at += 1 + at % 13) {
-                    g_row(5, (uint64_t)sr[at], (uint64_t)tok[at], fp8 ? MPIX_EP_F8E4M3 : MPIX_EP_BF16, H, want);
+                    g_row(5, (uint64_t)sr[at], (uint64_t)tok[at],
+                          fp8 ? MPIX_EP_F8E4M3 : MPIX_EP_BF16, H, want);
                     wrong += memcmp(want, got + (size_t)at * row, row) != 0;
                 }
                 at = total;
@@ -311,7 +335,8 @@ int main(int argc, char **argv) {
                     for (long k = 0; k < K; k++)
                         here |= one[k] / (E / size) == rank;
                     if (here && at % 16 == 0) {
-                        g_row(5, (uint64_t)r, (uint64_t)t, fp8 ? MPIX_EP_F8E4M3 : MPIX_EP_BF16, H, want);
+                        g_row(5, (uint64_t)r, (uint64_t)t, fp8 ? MPIX_EP_F8E4M3 : MPIX_EP_BF16, H,
+                              want);
                         wrong += at >= total || memcmp(want, got + (size_t)at * row, row) != 0;
                     }
                     at += here;
@@ -332,19 +357,34 @@ int main(int argc, char **argv) {
             m = measure(&b, DISPATCH, iterations);
             double bytes = (double)total * (double)(row + scale);
             if (rank == 0) {
-                printf("%-6s %4d %9.1f %6.0f %9.1f %6.0f %9.1f %9.1f  %s\n", quant ? "to fp8" : fp8 ? "fp8" : "bf16", sms[i], d, bytes / d / 1e3, cb, cb > 0 ? bytes / cb / 1e3 : 0.0, turn, m,
-                       wrong ? "NO" : quant ? "-" : "yes");
+                printf("%-6s %4d %9.1f %6.0f %9.1f %6.0f %9.1f %9.1f  %s\n",
+                       quant ? "to fp8"
+                       : fp8 ? "fp8"
+                             : "bf16",
+                       sms[i], d, bytes / d / 1e3, cb, cb > 0 ? bytes / cb / 1e3 : 0.0, turn, m,
+                       wrong   ? "NO"
+                       : quant ? "-"
+                               : "yes");
                 double slower = link < copy ? link : copy, wire = most * (double)(row + scale);
                 if (most > 0)
-                    printf("# through the proxy: dispatch %.1f GB/s, %.2f of the slower; combine %.1f GB/s, %.2f\n", wire / d / 1e3, wire / d / 1e3 / slower,
-                           cb > 0 ? wire / cb / 1e3 : 0.0, cb > 0 ? wire / cb / 1e3 / slower : 0.0);
+                    printf("# through the proxy: dispatch %.1f GB/s, %.2f of the slower; combine "
+                           "%.1f GB/s, %.2f\n",
+                           wire / d / 1e3, wire / d / 1e3 / slower, cb > 0 ? wire / cb / 1e3 : 0.0,
+                           cb > 0 ? wire / cb / 1e3 / slower : 0.0);
                 if (exact > 0)
                     printf("# combine with partial sums in float: %.1f us\n", exact);
                 fflush(stdout);
             }
             EP(MPIX_Ep_free(&ep));
             CU(cudaStreamDestroy(b.stream));
-            CU(cudaFree(x)); CU(cudaFree(s)); CU(cudaFree(y)); CU(cudaFree(di)); CU(cudaFree(w)); CU(cudaFree(lid)); CU(cudaFree(ow)); CU(cudaFree(st));
+            CU(cudaFree(x));
+            CU(cudaFree(s));
+            CU(cudaFree(y));
+            CU(cudaFree(di));
+            CU(cudaFree(w));
+            CU(cudaFree(lid));
+            CU(cudaFree(ow));
+            CU(cudaFree(st));
             free(hx), free(hs), free(got), free(want);
         }
     }

@@ -1,10 +1,13 @@
 /*
- * ep_gpu_overlap.c - the halves of a call and a matrix product between them: how long each takes, and what the product loses.
+ * ep_gpu_overlap.c - the halves of a call and a matrix product between them: how long each takes,
+ * and what the product loses.
  *
- *   mpix_ep_gpu_overlap [tokens hidden topk experts [iterations [sms ...]]]        (sms -1: MPIX_EP_SMS_NONE)
+ *   mpix_ep_gpu_overlap [tokens hidden topk experts [iterations [sms ...]]]
+ *       sms -1: MPIX_EP_SMS_NONE
  *
- * On one stream: begin, a bf16 matrix product (cuBLAS, 4096 x 4096 x 4096), end; times by events, the maximum over ranks, medians. The
- * product alone is timed in the same loop, in turn. Rows and sums are checked at the end.
+ * On one stream: begin, a bf16 matrix product (cuBLAS, 4096 x 4096 x 4096), end; times by events,
+ * the maximum over ranks, medians. The product alone is timed in the same loop, in turn. Rows and
+ * sums are checked at the end.
  */
 #include "../tests/gpu/gpu.h"
 
@@ -18,8 +21,10 @@ static struct {
     cublasHandle_t handle;
     cublasStatus_t (*create)(cublasHandle_t *);
     cublasStatus_t (*set_stream)(cublasHandle_t, cudaStream_t);
-    cublasStatus_t (*gemm)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int, int, int, const void *, const void *, cudaDataType, int, const void *,
-                           cudaDataType, int, const void *, void *, cudaDataType, int, cublasComputeType_t, cublasGemmAlgo_t);
+    cublasStatus_t (*gemm)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int, int, int,
+                           const void *, const void *, cudaDataType, int, const void *,
+                           cudaDataType, int, const void *, void *, cudaDataType, int,
+                           cublasComputeType_t, cublasGemmAlgo_t);
     char *a, *b, *c;
 } blas;
 
@@ -65,8 +70,9 @@ static void blas_open(cudaStream_t stream) {
 
 static void product(void) {
     static const float one = 1.0f, zero = 0.0f;
-    if (blas.gemm(blas.handle, CUBLAS_OP_N, CUBLAS_OP_N, N, N, N, &one, blas.a, CUDA_R_16BF, N, blas.b, CUDA_R_16BF, N, &zero, blas.c, CUDA_R_16BF, N,
-                  CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT)) {
+    if (blas.gemm(blas.handle, CUBLAS_OP_N, CUBLAS_OP_N, N, N, N, &one, blas.a, CUDA_R_16BF, N,
+                  blas.b, CUDA_R_16BF, N, &zero, blas.c, CUDA_R_16BF, N, CUBLAS_COMPUTE_32F,
+                  CUBLAS_GEMM_DEFAULT)) {
         fprintf(stderr, "cublasGemmEx failed\n");
         MPI_Abort(MPI_COMM_WORLD, 1);
     }
@@ -105,7 +111,8 @@ static void measure(work *w, int combine, int iterations, float result[HOWS][SPA
         for (int how = 0; how < HOWS; how++) {
             MPI_Barrier(MPI_COMM_WORLD);
             EP(MPIX_Ep_route(w->h, &w->r, NULL));
-            EP(MPIX_Ep_dispatch_enqueue(w->h, &w->in, &w->out, w->stream)); /* lines the GPUs up, and lets the host know the counts */
+            /* lines the GPUs up, and lets the host know the counts */
+            EP(MPIX_Ep_dispatch_enqueue(w->h, &w->in, &w->out, w->stream));
             CU(cudaEventRecord(e[0], w->stream));
             if (how != ALONE && combine)
                 EP(MPIX_Ep_combine_begin_enqueue(w->h, &w->ci, &w->co, w->stream));
@@ -122,7 +129,8 @@ static void measure(work *w, int combine, int iterations, float result[HOWS][SPA
             CU(cudaEventRecord(e[3], w->stream));
             CU(cudaStreamSynchronize(w->stream));
             for (int s = 0; s < SPANS && i >= 0; s++) {
-                CU(cudaEventElapsedTime(&us[how][s][i], e[s == WHOLE ? 0 : s], e[s == WHOLE ? 3 : s + 1]));
+                CU(cudaEventElapsedTime(&us[how][s][i], e[s == WHOLE ? 0 : s],
+                                        e[s == WHOLE ? 3 : s + 1]));
                 us[how][s][i] *= 1000;
             }
         }
@@ -136,7 +144,8 @@ static void measure(work *w, int combine, int iterations, float result[HOWS][SPA
 
 int main(int argc, char **argv) {
     int rank, size, devices = 0, bad = 0;
-    long T = argc > 4 ? atol(argv[1]) : 4096, H = argc > 4 ? atol(argv[2]) : 7168, K = argc > 4 ? atol(argv[3]) : 8, E = argc > 4 ? atol(argv[4]) : 256;
+    long T = argc > 4 ? atol(argv[1]) : 4096, H = argc > 4 ? atol(argv[2]) : 7168,
+         K = argc > 4 ? atol(argv[3]) : 8, E = argc > 4 ? atol(argv[4]) : 256;
     int iterations = argc > 5 ? atoi(argv[5]) : 20;
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -147,8 +156,11 @@ int main(int argc, char **argv) {
     CU(cudaStreamCreateWithFlags(&w.stream, cudaStreamNonBlocking));
     blas_open(w.stream);
     if (rank == 0)
-        printf("# mpix_ep_gpu_overlap: %d ranks, %ld tokens, hidden %ld bf16, top-%ld of %ld, product %d^3, medians of %d, us\n"
-               "# what sms | product alone | with a product between: begin product end, slower by %% | without: begin end whole\n", size, T, H, K, E, (int)N, iterations);
+        printf("# mpix_ep_gpu_overlap: %d ranks, %ld tokens, hidden %ld bf16, top-%ld of %ld, "
+               "product %d^3, medians of %d, us\n"
+               "# what sms | product alone | with a product between: begin product end, slower by "
+               "%% | without: begin end whole\n",
+               size, T, H, K, E, (int)N, iterations);
     for (int i = 6; i < (argc > 6 ? argc : 8); i++) {
         int sms = argc > 6 ? atoi(argv[i]) : i == 6 ? MPIX_EP_SMS_NONE : 0;
         MPIX_Ep_config c;
@@ -174,7 +186,11 @@ int main(int argc, char **argv) {
         CU(cudaMalloc((void **)&di, (size_t)(T * K) * 4));
         CU(cudaMemcpy(x, hx, (size_t)(T * H) * 2, cudaMemcpyDefault));
         CU(cudaMemcpy(di, ids, (size_t)(T * K) * 4, cudaMemcpyDefault));
-        MPIX_INIT(&w.r); MPIX_INIT(&w.in); MPIX_INIT(&w.out); MPIX_INIT(&w.ci); MPIX_INIT(&w.co);
+        MPIX_INIT(&w.r);
+        MPIX_INIT(&w.in);
+        MPIX_INIT(&w.out);
+        MPIX_INIT(&w.ci);
+        MPIX_INIT(&w.co);
         w.r.num_tokens = T, w.r.topk = (int)K, w.r.ids = di;
         MPI_Count total = 0;
         MPIX_Ep_counts counts;
@@ -192,10 +208,14 @@ int main(int argc, char **argv) {
             CU(cudaMemset(combine ? y : o, 0xA5, (size_t)(combine ? T : total) * (size_t)H * 2));
             measure(&w, combine, iterations, t);
             if (rank == 0)
-                printf("%-8s %3d | %7.1f | %7.1f %7.1f %7.1f %6.1f%% | %7.1f %7.1f %7.1f\n", combine ? "combine" : "dispatch", sms, t[ALONE][PRODUCT], t[BETWEEN][BEGIN],
-                       t[BETWEEN][PRODUCT], t[BETWEEN][END], 100 * (t[BETWEEN][PRODUCT] / t[ALONE][PRODUCT] - 1), t[WITHOUT][BEGIN], t[WITHOUT][END], t[WITHOUT][WHOLE]);
+                printf("%-8s %3d | %7.1f | %7.1f %7.1f %7.1f %6.1f%% | %7.1f %7.1f %7.1f\n",
+                       combine ? "combine" : "dispatch", sms, t[ALONE][PRODUCT], t[BETWEEN][BEGIN],
+                       t[BETWEEN][PRODUCT], t[BETWEEN][END],
+                       100 * (t[BETWEEN][PRODUCT] / t[ALONE][PRODUCT] - 1), t[WITHOUT][BEGIN],
+                       t[WITHOUT][END], t[WITHOUT][WHOLE]);
         }
-        /* Experts gave back what they got: a token's sum is its row times the ranks that it went to, a small number, rounded once. */
+        /* Experts gave back what they got: a token's sum is its row times the ranks that it went
+         * to, a small number, rounded once. */
         CU(cudaMemcpy(hy, y, (size_t)(T * H) * 2, cudaMemcpyDefault));
         long wrong = 0;
         for (long t = 0; t < T; t++) {
@@ -205,8 +225,10 @@ int main(int argc, char **argv) {
                 n += !seen[owner];
                 seen[owner] = 1;
             }
-            for (long j = t * H; j < (t + 1) * H && (n & (n - 1)) == 0; j++) { /* powers of two are exact */
-                uint32_t a = (uint32_t)((uint16_t *)hx)[j] << 16, b = (uint32_t)((uint16_t *)hy)[j] << 16;
+            /* powers of two are exact */
+            for (long j = t * H; j < (t + 1) * H && (n & (n - 1)) == 0; j++) {
+                uint32_t a = (uint32_t)((uint16_t *)hx)[j] << 16,
+                         b = (uint32_t)((uint16_t *)hy)[j] << 16;
                 float fa, fb;
                 memcpy(&fa, &a, 4), memcpy(&fb, &b, 4);
                 wrong += fb != (float)n * fa;
@@ -216,7 +238,9 @@ int main(int argc, char **argv) {
             fprintf(stderr, "rank %d, %d SMs: %ld elements of sums are wrong\n", rank, sms, wrong);
         bad |= wrong != 0;
         EP(MPIX_Ep_free(&ep));
-        CU(cudaFree(x)); CU(cudaFree(y)); CU(cudaFree(di));
+        CU(cudaFree(x));
+        CU(cudaFree(y));
+        CU(cudaFree(di));
         free(hx), free(hy), free(ids);
     }
     MPI_Finalize();
@@ -224,7 +248,8 @@ int main(int argc, char **argv) {
 }
 #else
 int main(void) {
-    puts("mpix_ep_gpu_overlap: this build has no cuBLAS (cublas_v2.h was not found when it was configured)");
+    puts("mpix_ep_gpu_overlap: this build has no cuBLAS (cublas_v2.h was not found when it was "
+         "configured)");
     return 77;
 }
 #endif

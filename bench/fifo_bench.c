@@ -1,12 +1,12 @@
 /*
- * fifo_bench.c - what a command costs: rate and latency of the proxy's queue with a network that moves nothing, wake-up
- * from sleep, and what an idle proxy uses.
+ * fifo_bench.c - what a command costs: rate and latency of the proxy's queue with a network that
+ * moves nothing, wake-up from sleep, and what an idle proxy uses.
  *
  * usage: mpix_fifo_bench [-t SECONDS] [-p PRODUCERS] [-r]
  *
- * One rank, which is its own peer over the transport null. -r: threads have real-time priority, to measure one producer
- * on a machine that others use too; needs the right to that, two PUs, and only as many producers as leave one PU to the
- * proxy.
+ * One rank, which is its own peer over the transport null. -r: threads have real-time priority, to
+ * measure one producer on a machine that others use too; needs the right to that, two PUs, and only
+ * as many producers as leave one PU to the proxy.
  */
 #include "config.h"
 
@@ -74,7 +74,7 @@ static int list_pus(int *pus, int max) {
     return n;
 }
 
-/* ---- the queue alone --------------------------------------------------------------------------------------------- */
+/* ---- the queue alone ------------------------------------------------------------------------- */
 
 static mpix_fifo fifo;
 
@@ -166,7 +166,7 @@ static double fifo_rate(int n, double seconds, const int *pus, int npus) {
     return (double)taken / (double)ns * 1e9;
 }
 
-/* ---- the proxy --------------------------------------------------------------------------------------------------- */
+/* ---- the proxy ------------------------------------------------------------------------------- */
 
 static char *buffer;
 
@@ -196,8 +196,8 @@ static void proxy_close(void) {
     proxy = NULL;
 }
 
-/* Thread mode: the proxy's thread consumes, this thread only looks at the clock. Commands per second that were
- * completed. */
+/* Thread mode: the proxy's thread consumes, this thread only looks at the clock. Commands per
+ * second that were completed. */
 static double proxy_rate(mpix_boot *boot, int n, double seconds, const int *pus, int npus) {
     static producer p[MAX_PRODUCERS];
     uint64_t start, ns, before, commands, messages, bytes;
@@ -249,8 +249,8 @@ static int by_size(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* From the put to its completion, us: median and p99 of samples with a pause between them, during which the thread goes
- * to sleep if it is long enough. */
+/* From the put to its completion, us: median and p99 of samples with a pause between them, during
+ * which the thread goes to sleep if it is long enough. */
 static void proxy_latency(useconds_t pause, double *median, double *p99) {
     static uint64_t ns[SAMPLES];
     uint64_t seq;
@@ -280,9 +280,11 @@ static double cpu_seconds(void) {
 }
 
 static void report_rates(mpix_boot *boot, int producers, double seconds, const int *pus, int npus) {
-    printf("# commands per second, millions\n%-12s %12s %20s\n", "# producers", "queue", "proxy, net null");
+    printf("# commands per second, millions\n%-12s %12s %20s\n", "# producers", "queue",
+           "proxy, net null");
     for (int n = 1; n <= producers; n *= 2) {
-        double alone = fifo_rate(n, seconds, pus, npus), whole = proxy_rate(boot, n, seconds, pus, npus);
+        double alone = fifo_rate(n, seconds, pus, npus),
+               whole = proxy_rate(boot, n, seconds, pus, npus);
         printf("%-12d %12.1f %20.1f\n", n, alone / 1e6, whole / 1e6);
         fflush(stdout);
     }
@@ -302,8 +304,8 @@ static void report_latency(mpix_boot *boot, double seconds) {
         if (i) {
             sleeps = proxy->part[0]->sleeps;
             proxy_latency(3000, &median, &p99);
-            printf("%-28s %10.2f %10.2f   (slept %llu times in %d)\n", "proxy=thread, from sleep", median, p99,
-                   (unsigned long long)(proxy->part[0]->sleeps - sleeps), SAMPLES);
+            printf("%-28s %10.2f %10.2f   (slept %llu times in %d)\n", "proxy=thread, from sleep",
+                   median, p99, (unsigned long long)(proxy->part[0]->sleeps - sleeps), SAMPLES);
         }
         proxy_close();
     }
@@ -314,7 +316,8 @@ static void report_latency(mpix_boot *boot, double seconds) {
         start = mpix_clock_ns();
         usleep((useconds_t)(seconds * 4e6));
         cpu = (cpu_seconds() - cpu) / ((double)(mpix_clock_ns() - start) / 1e9);
-        printf("%-28s %9.3f %%\n", i ? "idle thread over shmem, CPU" : "idle thread over null, CPU", 100 * cpu);
+        printf("%-28s %9.3f %%\n", i ? "idle thread over shmem, CPU" : "idle thread over null, CPU",
+               100 * cpu);
         proxy_close();
     }
 }
@@ -351,7 +354,8 @@ int main(int argc, char **argv) {
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
     buffer = calloc(1, BUFFER);
-    printf("# mpix_fifo_bench %s, %d PUs of %d\n", PACKAGE_VERSION, npus, mpix_topo_get()->pus_host);
+    printf("# mpix_fifo_bench %s, %d PUs of %d\n", PACKAGE_VERSION, npus,
+           mpix_topo_get()->pus_host);
     report_rates(boot, producers, seconds, pus, npus);
     report_latency(boot, seconds);
     free(buffer);

@@ -1,11 +1,13 @@
 /*
- * gpu_fifo_bench.c - what a command of a GPU's kernels to the proxy costs: commands a second and round trips, by number of producing
- * warps. With -c: the check of the queue that make check-gpu runs.
+ * gpu_fifo_bench.c - what a command of a GPU's kernels to the proxy costs: commands a
+ * second and round trips, by number of producing warps. With -c: the check of the queue
+ * that make check-gpu runs.
  *
  * usage: mpix_gpu_fifo_bench [-c] [-t SECONDS]
  *
- * Three consumers: `queue`, threads that only take; `proxy`, whole proxies over the transport null, which moves nothing; and for round trips
- * also `flag`, a word to a thread that sends it back, which is the least that a round trip can cost. Everything is counted on both sides.
+ * Three consumers: `queue`, threads that only take; `proxy`, whole proxies over the transport null,
+ * which moves nothing; and for round trips also `flag`, a word to a thread that sends it back,
+ * which is the least that a round trip can cost. Everything is counted on both sides.
  */
 #include "config.h"
 
@@ -27,11 +29,11 @@ enum { MAX_PROXIES = 4, BUFFER = 1 << 16, SLOTS = 2048, BATCH = 64 };
 static int failures, sms;
 static mpix_boot *boot;
 
-#define BAD(...)                                                                                                                           \
-    do {                                                                                                                                   \
-        fprintf(stderr, __VA_ARGS__);                                                                                                      \
-        fputc('\n', stderr);                                                                                                               \
-        failures++;                                                                                                                        \
+#define BAD(...) \
+    do { \
+        fprintf(stderr, __VA_ARGS__); \
+        fputc('\n', stderr); \
+        failures++; \
     } while (0)
 
 static void relax(void) {
@@ -40,7 +42,7 @@ static void relax(void) {
 #endif
 }
 
-/* ---- consumers that only take ---------------------------------------------------------------------------------------------- */
+/* ---- consumers that only take ---------------------------------------------------------------- */
 
 typedef struct consumer {
     pthread_t thread;
@@ -49,7 +51,7 @@ typedef struct consumer {
     _Atomic uint64_t *done[GF_FIFOS]; /* gets the tail, for round trips; NULL: nothing */
     int nfifos;
     uint64_t taken, wrong;
-    uint64_t *expect; /* [warps] the next command of each, NULL: not checked */
+    uint64_t *expect;              /* [warps] the next command of each, NULL: not checked */
     _Atomic uint64_t *flag, *echo; /* bare round trips: [nflags][8] */
     int nflags;
     _Atomic int *stop, *stall;
@@ -70,7 +72,8 @@ static void consumer_one(consumer *c, int i) {
     }
     mpix_fifo_advance(&c->fifo[i], n);
     uint64_t tail = atomic_load_explicit(&c->fifo[i].tail, memory_order_relaxed);
-    atomic_store_explicit((_Atomic uint64_t *)(uintptr_t)c->dev[i]->tail, tail, memory_order_release);
+    atomic_store_explicit((_Atomic uint64_t *)(uintptr_t)c->dev[i]->tail, tail,
+                          memory_order_release);
     if (c->done[i])
         atomic_store_explicit(c->done[i], tail, memory_order_release);
     c->taken += (uint64_t)n;
@@ -110,7 +113,8 @@ static consumer consumers[GF_FIFOS];
 static _Atomic int stop, stall;
 
 /* nfifos queues shared out to so many threads; flags: round trips without a queue. */
-static void consumers_start(mpix_dev_fifo *fifos, int nfifos, int threads, _Atomic uint64_t *done, uint64_t *expect, const gf_trip *flags) {
+static void consumers_start(mpix_dev_fifo *fifos, int nfifos, int threads, _Atomic uint64_t *done,
+                            uint64_t *expect, const gf_trip *flags) {
     atomic_store(&stop, 0);
     memset(consumers, 0, sizeof consumers);
     for (int i = 0; i < nfifos; i++)
@@ -154,7 +158,7 @@ static uint64_t sent_sum(const gf_run *r, uint64_t *late) {
     return n;
 }
 
-/* ---- the check ------------------------------------------------------------------------------------------------------------- */
+/* ---- the check ------------------------------------------------------------------------------- */
 
 static void check_heads(const gf_run *r, uint64_t sent, const char *what) {
     uint64_t all = 0;
@@ -163,23 +167,33 @@ static void check_heads(const gf_run *r, uint64_t sent, const char *what) {
         unsigned long long reserved, head;
         gf_fifo_heads(&r->fifo[i], &reserved, &head);
         if (reserved != head || head != *(volatile const unsigned long long *)r->fifo[i].tail)
-            BAD("%s: queue %d: %llu let in, %llu given out, %llu taken", what, i, reserved, head, *r->fifo[i].tail);
+            BAD("%s: queue %d: %llu let in, %llu given out, %llu taken", what, i, reserved, head,
+                *r->fifo[i].tail);
         all += head;
     }
     if (all != sent)
-        BAD("%s: %llu commands sent, %llu places given out", what, (unsigned long long)sent, (unsigned long long)all);
+        BAD("%s: %llu commands sent, %llu places given out", what, (unsigned long long)sent,
+            (unsigned long long)all);
 }
 
 /*
- * Producers on every SM, queues much smaller than what they send; then the same while nobody takes: each producer gives up, having left no
- * hole, so that what was queued and what comes after it are taken in order.
+ * Producers on every SM, queues much smaller than what they send; then the same while nobody
+ * takes: each producer gives up, having left no hole, so that what was queued and what comes after
+ * it are taken in order.
  */
 static void check_one(int lanes, int nfifos, int slots, int warps, int give_up) {
     char what[96];
-    gf_run r = {.blocks = sms, .warps = warps, .lanes = lanes, .nfifos = nfifos, .each = give_up ? 1 << 20 : 3200, .numbered = 1, .fence = 1};
+    gf_run r = {.blocks = sms,
+                .warps = warps,
+                .lanes = lanes,
+                .nfifos = nfifos,
+                .each = give_up ? 1 << 20 : 3200,
+                .numbered = 1,
+                .fence = 1};
     uint64_t *expect = calloc(GF_MAX_WARPS, sizeof *expect), sent, late, start = mpix_clock_ns();
 
-    snprintf(what, sizeof what, "%d commands a claim, %d queues of %d, %d warps%s", lanes, nfifos, slots, sms * warps, give_up ? ", stalled" : "");
+    snprintf(what, sizeof what, "%d commands a claim, %d queues of %d, %d warps%s", lanes, nfifos,
+             slots, sms * warps, give_up ? ", stalled" : "");
     r.timeout_ns = give_up ? 2000000 : 2000000000u;
     r.give_up = give_up;
     r.sent = gf_pinned((size_t)(sms * warps) * sizeof *r.sent);
@@ -196,9 +210,11 @@ static void check_one(int lanes, int nfifos, int slots, int warps, int give_up) 
     }
     sent = sent_sum(&r, &late);
     if (give_up && (sent != (uint64_t)nfifos * (uint64_t)slots || late != (uint64_t)(sms * warps)))
-        BAD("%s: %llu commands in full queues, %llu producers gave up", what, (unsigned long long)sent, (unsigned long long)late);
+        BAD("%s: %llu commands in full queues, %llu producers gave up", what,
+            (unsigned long long)sent, (unsigned long long)late);
     if (!give_up && (late || sent != r.each * (uint64_t)(sms * warps)))
-        BAD("%s: %llu commands sent, %llu late", what, (unsigned long long)sent, (unsigned long long)late);
+        BAD("%s: %llu commands sent, %llu late", what, (unsigned long long)sent,
+            (unsigned long long)late);
     atomic_store(&stall, 0);
     for (int i = 0; i < 2000 && consumers_taken(nfifos) < sent; i++)
         usleep(1000);
@@ -206,11 +222,14 @@ static void check_one(int lanes, int nfifos, int slots, int warps, int give_up) 
     consumers_end(nfifos);
     for (int i = 0; i < nfifos; i++)
         if (consumers[i].wrong)
-            BAD("%s: queue %d: %llu commands out of order", what, i, (unsigned long long)consumers[i].wrong);
+            BAD("%s: queue %d: %llu commands out of order", what, i,
+                (unsigned long long)consumers[i].wrong);
     if (consumers_taken(nfifos) != sent)
-        BAD("%s: %llu sent, %llu taken", what, (unsigned long long)sent, (unsigned long long)consumers_taken(nfifos));
+        BAD("%s: %llu sent, %llu taken", what, (unsigned long long)sent,
+            (unsigned long long)consumers_taken(nfifos));
     check_heads(&r, sent, what);
-    printf("# %s: %llu commands in %.0f ms\n", what, (unsigned long long)sent, (double)(mpix_clock_ns() - start) / 1e6);
+    printf("# %s: %llu commands in %.0f ms\n", what, (unsigned long long)sent,
+           (double)(mpix_clock_ns() - start) / 1e6);
     for (int i = 0; i < nfifos; i++)
         gf_fifo_free(&r.fifo[i]);
     gf_pinned_free(r.sent);
@@ -226,7 +245,7 @@ static void check(void) {
         }
 }
 
-/* ---- whole proxies --------------------------------------------------------------------------------------------------------- */
+/* ---- whole proxies --------------------------------------------------------------------------- */
 
 static mpix_proxy *proxies[MAX_PROXIES];
 static mpix_gpu_queues *queues[MAX_PROXIES];
@@ -249,15 +268,20 @@ static void proxies_open(int n, int each, mpix_dev_fifo *fifos, const unsigned l
     must(mpix_params_set(&params, "proxy_threads", "1"));
     must(mpix_params_set(&params, "transport", "null"));
     for (int i = 0; i < n; i++) {
-        mpix_gpu_queues_config config = {.queues = each, .slots = SLOTS, .counters = 1, .window = 0};
+        mpix_gpu_queues_config config = {.queues = each,
+                                         .slots = SLOTS,
+                                         .counters = 1,
+                                         .window = 0};
         mpix_dev_state state;
         mpix_dev_peer peer;
         buffers[i] = calloc(1, BUFFER);
         must(mpix_proxy_create(boot, &params, &want, 1, 0, NULL, &proxies[i]));
         must(mpix_proxy_window(proxies[i], 0, buffers[i], BUFFER));
         must(mpix_gpu_queues_open(proxies[i], &gpu, &config, &queues[i]));
-        mpix_gpu_queues_local(queues[i], 0, mpix_proxy_window_mem(proxies[i], 0), buffers[i], BUFFER);
-        mpix_gpu_queues_remote(queues[i], 0, 0, mpix_proxy_window_rmem(proxies[i], 0, 0), 0, BUFFER, 0);
+        mpix_gpu_queues_local(queues[i], 0, mpix_proxy_window_mem(proxies[i], 0), buffers[i],
+                              BUFFER);
+        mpix_gpu_queues_remote(queues[i], 0, 0, mpix_proxy_window_rmem(proxies[i], 0, 0), 0, BUFFER,
+                               0);
         mpix_gpu_queues_describe(queues[i], &state);
         mpix_gpu_queues_describe_peer(queues[i], 0, 0, &peer);
         for (int k = 0; k < each; k++) { /* neighbouring warps use different proxies */
@@ -288,11 +312,17 @@ static uint64_t proxies_posted(int n) {
 /* A put of 1 KiB, whose words any slot can have. */
 static const uint64_t put_word0 = MPIX_DEV_CMD_PUT | (uint64_t)1024 << 31;
 
-/* ---- rates ----------------------------------------------------------------------------------------------------------------- */
+/* ---- rates ----------------------------------------------------------------------------------- */
 
 /* Commands per second, millions. proxy: whole proxies, so many as there are threads. */
-static double rate(int whole, int nfifos, int threads, int warps, int lanes, int fence, double seconds) {
-    gf_run r = {.blocks = warps < sms ? warps : sms, .lanes = lanes, .nfifos = nfifos, .fence = fence, .timeout_ns = 2000000000u, .word0 = put_word0};
+static double rate(int whole, int nfifos, int threads, int warps, int lanes, int fence,
+                   double seconds) {
+    gf_run r = {.blocks = warps < sms ? warps : sms,
+                .lanes = lanes,
+                .nfifos = nfifos,
+                .fence = fence,
+                .timeout_ns = 2000000000u,
+                .word0 = put_word0};
     const unsigned long long *done[GF_FIFOS];
     uint64_t sent = 0, late, ns, guess = 4000000;
 
@@ -313,7 +343,8 @@ static double rate(int whole, int nfifos, int threads, int warps, int lanes, int
         start = mpix_clock_ns();
         gf_send(&r);
         sent = r.each * (uint64_t)(r.blocks * r.warps);
-        while ((whole ? proxies_posted(threads) : consumers_taken(threads)) - before < sent && mpix_clock_ns() - start < 10000000000u)
+        while ((whole ? proxies_posted(threads) : consumers_taken(threads)) - before < sent &&
+               mpix_clock_ns() - start < 10000000000u)
             relax();
         ns = mpix_clock_ns() - start;
         while (gf_busy() && mpix_clock_ns() - start < 20000000000u)
@@ -342,22 +373,24 @@ static void report_rates(double seconds) {
 
     for (int whole = 0; whole < 2; whole++)
         for (int lanes = 1; lanes <= 32; lanes += 31) {
-            printf("# millions of commands/s, %s, %s claim, a fence each; queues/threads\n%-8s", whole ? "proxies over null" : "taken by threads",
-                   lanes == 1 ? "one a" : "32 a", "# warps");
+            printf("# millions of commands/s, %s, %s claim, a fence each; queues/threads\n%-8s",
+                   whole ? "proxies over null" : "taken by threads", lanes == 1 ? "one a" : "32 a",
+                   "# warps");
             for (int s = 0; s < 4; s++)
                 printf("      %d/%d", shapes[s][0], shapes[s][1]);
             printf("   4/4, no fence\n");
             for (size_t w = 0; w < sizeof warps / sizeof *warps; w++) {
                 printf("%-8d", warps[w]);
                 for (int s = 0; s < 4; s++)
-                    printf(" %8.2f", rate(whole, shapes[s][0], shapes[s][1], warps[w], lanes, 1, seconds));
+                    printf(" %8.2f",
+                           rate(whole, shapes[s][0], shapes[s][1], warps[w], lanes, 1, seconds));
                 printf(" %15.2f\n", rate(whole, 4, 4, warps[w], lanes, 0, seconds));
                 fflush(stdout);
             }
         }
 }
 
-/* ---- round trips ----------------------------------------------------------------------------------------------------------- */
+/* ---- round trips ----------------------------------------------------------------------------- */
 
 enum { TRIP_FLAG, TRIP_QUEUE, TRIP_PROXY };
 
@@ -369,7 +402,12 @@ static int by_size(const void *a, const void *b) {
 
 /* p50, p99, p99.9 in us. rate: of all warps together, 0: one after the other without a pause. */
 static void trips(int way, int warps, double rate_per_us, double out[3]) {
-    gf_trip t = {.blocks = warps, .warps = 1, .nfifos = 1, .bare = way == TRIP_FLAG, .each = 20000 / (unsigned)warps + 2000, .timeout_ns = 1000000000u};
+    gf_trip t = {.blocks = warps,
+                 .warps = 1,
+                 .nfifos = 1,
+                 .bare = way == TRIP_FLAG,
+                 .each = 20000 / (unsigned)warps + 2000,
+                 .timeout_ns = 1000000000u};
     size_t all = (size_t)warps * t.each;
     _Atomic uint64_t *done = gf_pinned(64 * GF_FIFOS);
 
@@ -413,7 +451,10 @@ static void trips(int way, int warps, double rate_per_us, double out[3]) {
 
 static void report_trips(void) {
     static const char *const names[] = {"flag", "queue", "proxy, null"};
-    static const struct { int warps; double rate; } loads[] = {{1, 0}, {8, 1}, {16, 1}, {64, 1}, {64, 4}, {64, 0}};
+    static const struct {
+        int warps;
+        double rate;
+    } loads[] = {{1, 0}, {8, 1}, {16, 1}, {64, 1}, {64, 4}, {64, 0}};
 
     printf("# round trip, us: p50 p99 p99.9\n%-28s", "# warps, all at");
     for (int way = 0; way < 3; way++)
@@ -446,7 +487,9 @@ int main(int argc, char **argv) {
         switch (option) {
         case 'c': only_check = 1; break;
         case 't': seconds = atof(optarg); break;
-        default: fprintf(stderr, "usage: mpix_gpu_fifo_bench [-c] [-t SECONDS]\n"); return option == 'h' ? 0 : 2;
+        default:
+            fprintf(stderr, "usage: mpix_gpu_fifo_bench [-c] [-t SECONDS]\n");
+            return option == 'h' ? 0 : 2;
         }
     if (seconds < 0.001 || seconds > 10) {
         fprintf(stderr, "mpix_gpu_fifo_bench: -t takes 0.001 to 10\n");

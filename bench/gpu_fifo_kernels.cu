@@ -38,7 +38,8 @@ template <int LANES> __global__ void send_kernel(const __grid_constant__ gf_run 
         }
         if (r.fence)
             mpix_dev_fence_sys();
-        mpix_dev_store(f, at + (LANES > 1 ? lane : 0), r.numbered ? warp : r.word0, r.numbered ? sent + (LANES > 1 ? lane : 0) : 0);
+        mpix_dev_store(f, at + (LANES > 1 ? lane : 0), r.numbered ? warp : r.word0,
+                       r.numbered ? sent + (LANES > 1 ? lane : 0) : 0);
         if (lane == 0)
             mpix_dev_refresh(f, at, LANES);
         sent += LANES;
@@ -56,7 +57,8 @@ __global__ void trip_kernel(const __grid_constant__ gf_trip t) {
         return;
     const mpix_dev_fifo &f = t.fifo[warp % t.nfifos];
     const unsigned long long *done = t.bare ? t.echo + 8 * warp : t.done[warp % t.nfifos];
-    unsigned long long start_ns = mpix_dev_now(), next = start_ns + t.period_ns * warp / (gridDim.x * t.warps), failed = 0;
+    unsigned long long start_ns = mpix_dev_now(),
+                       next = start_ns + t.period_ns * warp / (gridDim.x * t.warps), failed = 0;
     long long start = clock64();
     for (unsigned long long i = 0; i < t.each && !failed; i++) {
         while (t.period_ns && mpix_dev_now() < next)
@@ -65,7 +67,8 @@ __global__ void trip_kernel(const __grid_constant__ gf_trip t) {
         long long begin = clock64();
         unsigned long long at = i;
         if (t.bare) {
-            asm volatile("st.relaxed.sys.u64 [%0], %1;" ::"l"(t.flag + 8 * warp), "l"(i + 1) : "memory");
+            asm volatile("st.relaxed.sys.u64 [%0], %1;" ::"l"(t.flag + 8 * warp), "l"(i + 1)
+                         : "memory");
         } else {
             if (!mpix_dev_claim(f, 1, t.timeout_ns, &at)) {
                 failed = 1;
@@ -74,7 +77,8 @@ __global__ void trip_kernel(const __grid_constant__ gf_trip t) {
             mpix_dev_store(f, at, t.word0, 0);
         }
         unsigned long long *copy = t.copies + 32 * (warp % t.nfifos);
-        if (t.bare ? mpix_dev_await(done, at + 1, nullptr, t.timeout_ns) : mpix_dev_await_shared(done, copy, copy + 16, at + 1, nullptr, t.timeout_ns))
+        if (t.bare ? mpix_dev_await(done, at + 1, nullptr, t.timeout_ns)
+                   : mpix_dev_await_shared(done, copy, copy + 16, at + 1, nullptr, t.timeout_ns))
             failed = 1;
         t.cycles[warp * t.each + i] = (unsigned)(clock64() - begin);
     }
@@ -119,7 +123,8 @@ extern "C" void gf_fifo_free(mpix_dev_fifo *f) {
     cudaFree(f->reserved);
     cudaFreeHost((void *)f->tail);
 }
-extern "C" void gf_fifo_heads(const mpix_dev_fifo *f, unsigned long long *reserved, unsigned long long *head) {
+extern "C" void gf_fifo_heads(const mpix_dev_fifo *f, unsigned long long *reserved,
+                              unsigned long long *head) {
     must(cudaMemcpy(reserved, f->reserved, 8, cudaMemcpyDeviceToHost), "reading a counter");
     must(cudaMemcpy(head, f->head, 8, cudaMemcpyDeviceToHost), "reading a counter");
 }

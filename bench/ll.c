@@ -1,12 +1,14 @@
 /*
- * ll.c - --mode ll: the low-latency mode beside HT, MPI and a bare copy with a flag, all in one run.
+ * ll.c - --mode ll: the low-latency mode beside HT, MPI and a bare copy with a
+ * flag, all in one run.
  *
- * Blocks of ten calls of each kind alternate as in measure.c. A kind is a whole call or a pair of calls; of the library's calls also the
- * first half: what the nonblocking form takes until it returns: until this rank has sent, and taken what was there by then.
+ * Blocks of ten calls of each kind alternate as in measure.c. A kind is a whole call or a pair of
+ * calls; of the library's calls also the first half: what the nonblocking form takes until it
+ * returns: until this rank has sent, and taken what was there by then.
  *
- * Before each call, outside its time, every rank writes its inputs anew and reads its outputs, as a layer does: otherwise lines that nobody
- * touches between calls stay in the cache of whoever wrote or read them last, and the kinds that move rows by one copy would seem to move them
- * by none.
+ * Before each call, outside its time, every rank writes its inputs anew and reads its outputs, as a
+ * layer does: otherwise lines that nobody touches between calls stay in the cache of whoever wrote
+ * or read them last, and the kinds that move rows by one copy would seem to move them by none.
  */
 #include "config.h"
 
@@ -17,19 +19,45 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LL_ROUTE, LL_DISPATCH, LL_BOTH, LL_ROUTED, LL_COMBINE, LL_ALL, HT_DISPATCH, HT_COMBINE, HT_BOTH, MPI_DISPATCH, MPI_COMBINE, MPI_BOTH, COPY_FLAG, KINDS };
+enum {
+    LL_ROUTE,
+    LL_DISPATCH,
+    LL_BOTH,
+    LL_ROUTED,
+    LL_COMBINE,
+    LL_ALL,
+    HT_DISPATCH,
+    HT_COMBINE,
+    HT_BOTH,
+    MPI_DISPATCH,
+    MPI_COMBINE,
+    MPI_BOTH,
+    COPY_FLAG,
+    KINDS
+};
 
-static const char *const kind_names[] = {"ll route", "ll dispatch", "ll dispatch + combine", "ll route + dispatch", "ll combine",
-                                         "ll route + dispatch + combine", "ht route + dispatch", "ht combine",
-                                         "ht route + dispatch + combine", "mpi dispatch", "mpi combine", "mpi dispatch + combine",
+static const char *const kind_names[] = {"ll route",
+                                         "ll dispatch",
+                                         "ll dispatch + combine",
+                                         "ll route + dispatch",
+                                         "ll combine",
+                                         "ll route + dispatch + combine",
+                                         "ht route + dispatch",
+                                         "ht combine",
+                                         "ht route + dispatch + combine",
+                                         "mpi dispatch",
+                                         "mpi combine",
+                                         "mpi dispatch + combine",
                                          "copies with flags, there and back"};
 /* What MPI does for the same: its dispatch begins with the routing, too. */
-static int against(int kind) { return kind >= LL_ROUTED && kind <= HT_BOTH ? MPI_DISPATCH + (kind - LL_ROUTED) % 3 : -1; }
+static int against(int kind) {
+    return kind >= LL_ROUTED && kind <= HT_BOTH ? MPI_DISPATCH + (kind - LL_ROUTED) % 3 : -1;
+}
 
 /* Two areas of a rank that its neighbour writes: rows and a flag each. */
 typedef struct ll_wire {
     MPI_Win win;
-    size_t bytes;         /* of the rows that this rank sends */
+    size_t bytes; /* of the rows that this rank sends */
     unsigned char *mine, *next, *prev;
     uint64_t round;
 } ll_wire;
@@ -39,7 +67,7 @@ typedef struct ll {
     const bench_plan *plan;
     MPIX_Ep ep;
     MPIX_Ep_handle handle;
-    long rows;            /* of the layout, at most */
+    long rows;                                     /* of the layout, at most */
     void *out, *out_scales, *ein, *ein_scales, *y; /* from MPIX_Ep_alloc, as ht's, but y */
     int *local_ids, *src_rank;
     MPI_Count *src_token;
@@ -61,7 +89,8 @@ static void *ll_alloc(ll *l, size_t bytes) {
 static void ll_create(ll *l, long n, long capacity) {
     const bench *b = l->b;
     MPIX_Ep_config config;
-    size_t wire = 2 * (size_t)b->opt.hidden, row = b->row_bytes + b->scale_bytes, k = (size_t)b->opt.topk;
+    size_t wire = 2 * (size_t)b->opt.hidden, row = b->row_bytes + b->scale_bytes,
+           k = (size_t)b->opt.topk;
     MPIX_INIT(&config);
     config.mode = MPIX_EP_LL;
     config.layout = is_slots(l) ? MPIX_EP_SLOTS : MPIX_EP_EXPERT;
@@ -93,7 +122,7 @@ static void ll_free(ll *l) {
         free(all[i]);
 }
 
-/* ---- calls -------------------------------------------------------------------------------------------------------------- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
 static void ll_route(ll *l, const bench_plan *plan) {
     MPIX_Ep_routing routing;
@@ -114,10 +143,16 @@ static double ll_dispatch(ll *l, const bench_plan *plan, int all) {
     MPIX_INIT(&in);
     MPIX_INIT(&out);
     in.hidden = b->opt.hidden;
-    in.x = (MPIX_Ep_rows){.data = l->o->x, .dtype = b->opt.dtype, .scale_kind = b->opt.scale_kind, .scales = b->scale_bytes ? l->o->x_scales : NULL};
+    in.x = (MPIX_Ep_rows){.data = l->o->x,
+                          .dtype = b->opt.dtype,
+                          .scale_kind = b->opt.scale_kind,
+                          .scales = b->scale_bytes ? l->o->x_scales : NULL};
     in.topk_weights = b->opt.metadata ? plan->weights : NULL;
     out.capacity_rows = l->rows;
-    out.x = (MPIX_Ep_rows){.data = l->out, .dtype = b->opt.dtype, .scale_kind = b->opt.scale_kind, .scales = b->scale_bytes ? l->out_scales : NULL};
+    out.x = (MPIX_Ep_rows){.data = l->out,
+                           .dtype = b->opt.dtype,
+                           .scale_kind = b->opt.scale_kind,
+                           .scales = b->scale_bytes ? l->out_scales : NULL};
     if (b->opt.metadata) {
         out.topk_weights = l->weights;
         out.local_ids = is_slots(l) ? l->local_ids : NULL;
@@ -141,7 +176,10 @@ static double ll_combine(ll *l) {
     MPIX_INIT(&in);
     MPIX_INIT(&out);
     in.hidden = b->opt.hidden;
-    in.x = (MPIX_Ep_rows){.data = l->ein, .dtype = b->opt.dtype, .scale_kind = b->opt.scale_kind, .scales = b->scale_bytes ? l->ein_scales : NULL};
+    in.x = (MPIX_Ep_rows){.data = l->ein,
+                          .dtype = b->opt.dtype,
+                          .scale_kind = b->opt.scale_kind,
+                          .scales = b->scale_bytes ? l->ein_scales : NULL};
     if (!is_slots(l) && b->opt.metadata)
         in.row_weights = l->weights; /* as dispatch brought them */
     out.y = (MPIX_Ep_rows){.data = l->y, .dtype = b->ydtype};
@@ -151,13 +189,15 @@ static double ll_combine(ll *l) {
     return sent;
 }
 
-/* ---- verification ------------------------------------------------------------------------------------------------------- */
+/* ---- verification ---------------------------------------------------------------------------- */
 
 void bench_ll_squeeze(const bench_plan *plan, void *slots, size_t size, int into, void *dense) {
     long place = 0;
     for (long i = 0; i < plan->rows; i++) {
         place = i && plan->row_rank[i] == plan->row_rank[i - 1] ? place + 1 : 0;
-        unsigned char *at = (unsigned char *)slots + (size_t)(plan->row_rank[i] * plan->n + place) * size, *row = (unsigned char *)dense + (size_t)i * size;
+        unsigned char *at = (unsigned char *)slots +
+                            (size_t)(plan->row_rank[i] * plan->n + place) * size,
+                      *row = (unsigned char *)dense + (size_t)i * size;
         memcpy(into ? at : row, into ? row : at, size);
     }
 }
@@ -168,7 +208,8 @@ static void ll_fill(ll *l, const bench_plan *plan, int round, const bench_values
         bench_fill_experts(b, plan, round, v, l->ein, 0, l->ein_scales, 0);
         return;
     }
-    void *x = bench_alloc(b, ((size_t)plan->rows + 1) * b->row_bytes), *s = bench_alloc(b, ((size_t)plan->rows + 1) * b->scale_bytes);
+    void *x = bench_alloc(b, ((size_t)plan->rows + 1) * b->row_bytes),
+         *s = bench_alloc(b, ((size_t)plan->rows + 1) * b->scale_bytes);
     bench_fill_experts(b, plan, round, v, x, 0, s, 0);
     bench_ll_squeeze(plan, l->ein, b->row_bytes, 1, x);
     bench_ll_squeeze(plan, l->ein_scales, b->scale_bytes, 1, s);
@@ -195,9 +236,11 @@ static int ll_verify(ll *l, const bench_plan *plan, int round, int exact) {
         bench_ll_squeeze(plan, l->src_token, sizeof(MPI_Count), 0, l->src_token);
         bench_ll_squeeze(plan, l->weights, k * sizeof(float), 0, l->weights);
     }
-    int good = bench_verify_received(b, plan, "ll", l->out, b->row_bytes, b->scale_bytes ? l->out_scales : NULL, b->scale_bytes,
-                                     is_slots(l) && b->opt.metadata ? l->local_ids : NULL, l->src_rank, l->src_token,
-                                     b->opt.metadata ? l->weights : NULL, round);
+    int good = bench_verify_received(b, plan, "ll", l->out, b->row_bytes,
+                                     b->scale_bytes ? l->out_scales : NULL, b->scale_bytes,
+                                     is_slots(l) && b->opt.metadata ? l->local_ids : NULL,
+                                     l->src_rank, l->src_token, b->opt.metadata ? l->weights : NULL,
+                                     round);
     ll_combine(l);
     /* The sums of a rank are rounded on their way, which only exact ones do not show. */
     if (exact)
@@ -205,13 +248,15 @@ static int ll_verify(ll *l, const bench_plan *plan, int round, int exact) {
     return good;
 }
 
-/* ---- the bare copy ------------------------------------------------------------------------------------------------------- */
+/* ---- the bare copy --------------------------------------------------------------------------- */
 
 /* Areas in memory that MPI shares: [2] of flag and rows, written by the ranks before and behind. */
 static int wire_open(ll *l) {
     const bench *b = l->b;
     ll_wire *w = &l->wire;
-    MPI_Aint mine = (MPI_Aint)((l->plan->sent - (l->plan->pairs - l->plan->pairs_remote)) * (long)b->row_bytes), most, size;
+    MPI_Aint mine = (MPI_Aint)((l->plan->sent - (l->plan->pairs - l->plan->pairs_remote)) *
+                               (long)b->row_bytes),
+             most, size;
     int unit, next = (b->rank + 1) % b->size, prev = (b->rank + b->size - 1) % b->size;
     MPI_Allreduce(&mine, &most, 1, MPI_AINT, MPI_MAX, b->comm);
     if (b->hosts > 1 || b->size < 2)
@@ -249,7 +294,7 @@ static void wire_round(ll *l) {
     wire_await(w->mine + area, w->round);
 }
 
-/* ---- times ---------------------------------------------------------------------------------------------------------------- */
+/* ---- times ----------------------------------------------------------------------------------- */
 
 static void ll_call(ll *l, int kind, double sent[2]) {
     double phases[BASE_DISPATCH_PHASES];
@@ -297,10 +342,12 @@ static void touch(void *memory, size_t bytes, int write) {
     (void)sink;
 }
 
-/* What a layer does between calls: reads what the last call of this kind gave, writes what the next takes. */
+/* What a layer does between calls: reads what the last call of this kind gave, writes what
+ * the next takes. */
 static void ll_freshen(ll *l, int kind) {
     const bench *b = l->b;
-    size_t tokens = (size_t)l->plan->n, rows = (size_t)l->plan->rows * b->row_bytes, area = 64 + (l->wire.bytes + 63) / 64 * 64;
+    size_t tokens = (size_t)l->plan->n, rows = (size_t)l->plan->rows * b->row_bytes,
+           area = 64 + (l->wire.bytes + 63) / 64 * 64;
     touch(l->o->x, tokens * b->row_bytes, 1);
     if (kind < HT_DISPATCH) {
         touch(l->out, (size_t)l->rows * b->row_bytes, 0);
@@ -341,7 +388,8 @@ static void ll_measure(ll *l, int blocks, const int *wanted) {
         }
 }
 
-void bench_ll_line(const bench *b, long n, const char *name, const bench_stats *s, double against, bench_result *r) {
+void bench_ll_line(const bench *b, long n, const char *name, const bench_stats *s, double against,
+                   bench_result *r) {
     r->ll[r->nll++] = (bench_ll_time){name, *s, against > 0 ? against / s->median : 0};
     if (b->rank)
         return;
@@ -362,24 +410,32 @@ static void ll_report(ll *l, long n, int samples, const int *wanted, bench_resul
     for (int k = 0; k < KINDS; k++) {
         if (!wanted[k])
             continue;
-        bench_ll_line(b, n, kind_names[k], &s[k], against(k) >= 0 && wanted[against(k)] ? s[against(k)].median : 0, r);
+        bench_ll_line(b, n, kind_names[k], &s[k],
+                      against(k) >= 0 && wanted[against(k)] ? s[against(k)].median : 0, r);
         if (k == LL_DISPATCH || k == LL_COMBINE)
-            bench_ll_line(b, n, k == LL_DISPATCH ? "  ll dispatch until sent" : "  ll combine until sent", &sent[k == LL_COMBINE], 0, r);
+            bench_ll_line(b, n,
+                          k == LL_DISPATCH ? "  ll dispatch until sent" : "  ll combine until sent",
+                          &sent[k == LL_COMBINE], 0, r);
     }
     if (b->rank == 0 && wanted[COPY_FLAG] && s[COPY_FLAG].median > 0)
-        printf("# %ld tokens: both calls of LL take %.2f of the copies with flags\n", n, s[LL_BOTH].median / s[COPY_FLAG].median);
+        printf("# %ld tokens: both calls of LL take %.2f of the copies with flags\n", n,
+               s[LL_BOTH].median / s[COPY_FLAG].median);
     fflush(stdout);
 }
 
 void bench_ll_head(const bench *b) {
     if (b->opt.validate)
         printf("# Verified against the routing: every row, and sums that are exact in float\n");
-    printf("# Last column: %s's median over this one's\n#\n# %-6s %-36s %11s %11s %11s %9s\n", b->opt.baseline == BENCH_NCCL ? "NCCL" : "MPI", "Tokens", "Op", "Min", "Median", "P99", "Speedup");
+    printf("# Last column: %s's median over this one's\n#\n# %-6s %-36s %11s %11s %11s %9s\n",
+           b->opt.baseline == BENCH_NCCL ? "NCCL" : "MPI", "Tokens", "Op", "Min", "Median", "P99",
+           "Speedup");
     fflush(stdout);
 }
 
-int bench_ll_size(const bench *b, const bench_plan *plans, int rounds, long n, long capacity, long recv_capacity, bench_result *r) {
-    int blocks = (b->opt.iterations + BENCH_BLOCK - 1) / BENCH_BLOCK, samples = blocks * BENCH_KEEP, good = 1, wanted[KINDS];
+int bench_ll_size(const bench *b, const bench_plan *plans, int rounds, long n, long capacity,
+                  long recv_capacity, bench_result *r) {
+    int blocks = (b->opt.iterations + BENCH_BLOCK - 1) / BENCH_BLOCK, samples = blocks * BENCH_KEEP,
+        good = 1, wanted[KINDS];
     bench_ours o;
     bench_base base;
     bench_values values;
@@ -399,7 +455,8 @@ int bench_ll_size(const bench *b, const bench_plan *plans, int rounds, long n, l
     ll_fill(&l, l.plan, 0, &values);
     bench_fill_experts(b, l.plan, 0, &values, o.buf[0].ein, 0, o.buf[0].ein_scales, 0);
     if (l.m)
-        bench_fill_experts(b, l.plan, 0, &values, l.m->ein, l.m->ein_stride, l.m->ein + b->row_bytes, l.m->ein_stride);
+        bench_fill_experts(b, l.plan, 0, &values, l.m->ein, l.m->ein_stride,
+                           l.m->ein + b->row_bytes, l.m->ein_stride);
     int wire = wire_open(&l);
     for (int k = 0; k < KINDS; k++) {
         wanted[k] = k < MPI_DISPATCH || (k < COPY_FLAG ? l.m != NULL : wire);

@@ -1,7 +1,8 @@
 /*
- * measure.c - the times. Blocks of ten calls of each kind alternate, and the first three of a block are dropped, so
- * that each kind finds the caches as the others leave them, not as it would like them. A barrier stands before each
- * call, outside the time; a call's time is the maximum over ranks, agreed on when all is over.
+ * measure.c - the times. Blocks of ten calls of each kind alternate, and the first three of a block
+ * are dropped, so that each kind finds the caches as the others leave them, not as it would like
+ * them. A barrier stands before each call, outside the time; a call's time is the maximum over
+ * ranks, agreed on when all is over.
  */
 #include "config.h"
 
@@ -52,8 +53,9 @@ static void measure_add(measure *x, int op, int buf, int phases, int samples) {
         p->samples[i] = bench_alloc(x->b, (size_t)samples * sizeof(double));
 }
 
-/* All ranks at once: it is over when the last one is, as a dispatch is. Without the barrier ranks that share a core
- * would each be timed while the others wait for it, and the sum of their rates would be more than the machine has. */
+/* All ranks at once: it is over when the last one is, as a dispatch is. Without the barrier ranks
+ * that share a core would each be timed while the others wait for it, and the sum of their rates
+ * would be more than the machine has. */
 static void measure_copy(measure *x, const unsigned char *src, const int32_t *map) {
     bench_copy_rows(x->copy_dst, src, x->b->row_bytes, x->plan->sent_rows, map);
     MPI_Barrier(x->b->comm);
@@ -91,8 +93,8 @@ static void measure_call(measure *x, const measure_op *op, double *t) {
     t[op->phases - 1] = bench_now_us() - t0;
 }
 
-/* The yardstick copies as many rows as this rank's dispatch writes: each from a place of its own, or in the way
- * dispatch does it, each token read once and written as often as it is sent. */
+/* The yardstick copies as many rows as this rank's dispatch writes: each from a place of its own,
+ * or in the way dispatch does it, each token read once and written as often as it is sent. */
 static void measure_copy_setup(measure *x) {
     const bench *b = x->b;
     const bench_plan *plan = x->plan;
@@ -146,8 +148,8 @@ static void measure_run(measure *x, int blocks) {
         for (int k = 0; k < x->nops; k++) {
             measure_op *op = &x->ops[k];
             int calls = block < 0 ? x->b->opt.warmup : BENCH_BLOCK;
-            bench_progress(x->b, "%ld tokens: %s %d of %d, kind %d of %d", x->plan->n, block < 0 ? "warm-up" : "block",
-                           block + 1, blocks, k + 1, x->nops);
+            bench_progress(x->b, "%ld tokens: %s %d of %d, kind %d of %d", x->plan->n,
+                           block < 0 ? "warm-up" : "block", block + 1, blocks, k + 1, x->nops);
             for (int i = 0; i < calls; i++) {
                 MPI_Barrier(x->b->comm);
                 measure_call(x, op, t);
@@ -192,8 +194,8 @@ static void measure_collect(measure *x, bench_result *r) {
     }
 }
 
-/* Rows of both layouts count once per (token, rank), as they would have to travel; what is written counts as the layout
- * has it. */
+/* Rows of both layouts count once per (token, rank), as they would have to travel; what is written
+ * counts as the layout has it. */
 void bench_measure_bytes(const bench *b, const bench_plan *plan, bench_result *r) {
     double row = (double)(b->row_bytes + b->scale_bytes);
     double sums[3] = {(double)plan->pairs * row, (double)plan->pairs_remote * row,
@@ -217,7 +219,8 @@ static void net_read(const bench *b, bench_ours *o, double *counts, int *proxied
     }
 }
 
-/* One more call of each kind, between two looks at the counters. A call is complete here when what it sent is. */
+/* One more call of each kind, between two looks at the counters. A call is complete here when
+ * what it sent is. */
 static void measure_net(measure *x, bench_result *r) {
     const bench *b = x->b;
     double *before = bench_alloc(b, 2 * (size_t)b->size * sizeof *before),
@@ -250,7 +253,8 @@ static void measure_net(measure *x, bench_result *r) {
     free(after);
 }
 
-void bench_measure(const bench *b, const bench_plan *plan, bench_ours *o, bench_base *m, bench_result *r) {
+void bench_measure(const bench *b, const bench_plan *plan, bench_ours *o, bench_base *m,
+                   bench_result *r) {
     measure x = {.b = b, .plan = plan, .o = o, .m = m};
     int blocks = (b->opt.iterations + BENCH_BLOCK - 1) / BENCH_BLOCK;
     r->tokens = plan->n;
@@ -260,7 +264,8 @@ void bench_measure(const bench *b, const bench_plan *plan, bench_ours *o, bench_
     bench_measure_bytes(b, plan, r);
     measure_copy_setup(&x);
     measure_list(&x, r->samples);
-    /* Every handle needs a routing, and every buffer of the baseline its counts, before a kind is measured by itself.
+    /* Every handle needs a routing, and every buffer of the baseline its counts, before a kind is
+     * measured by itself.
      */
     bench_ours_route(b, o, plan, 0);
     if (m) {

@@ -1,4 +1,5 @@
-/* nccl.c - NCCL, loaded when it is asked for: from the folder that configure found, or from where the loader looks. */
+/* nccl.c - NCCL, loaded when it is asked for: from the folder that configure found, or from where
+ * the loader looks. */
 #include "config.h"
 
 #ifdef HAVE_CUDA
@@ -22,9 +23,10 @@ const char *bench_nccl_load(int *version) {
     n->lib = n->lib ? n->lib : dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
     if (!n->lib)
         return "libnccl.so.2 can't be loaded (is its folder in LD_LIBRARY_PATH?)";
-    if (!(symbol("ncclGetUniqueId", &n->get_id) && symbol("ncclCommInitRank", &n->init) && symbol("ncclCommDestroy", &n->destroy) &&
-          symbol("ncclGroupStart", &n->start) && symbol("ncclGroupEnd", &n->end) && symbol("ncclSend", &n->send) && symbol("ncclRecv", &n->recv) &&
-          symbol("ncclGetVersion", &n->version)))
+    if (!(symbol("ncclGetUniqueId", &n->get_id) && symbol("ncclCommInitRank", &n->init) &&
+          symbol("ncclCommDestroy", &n->destroy) && symbol("ncclGroupStart", &n->start) &&
+          symbol("ncclGroupEnd", &n->end) && symbol("ncclSend", &n->send) &&
+          symbol("ncclRecv", &n->recv) && symbol("ncclGetVersion", &n->version)))
         return "libnccl.so.2 lacks functions";
     n->version(version);
     return NULL;

@@ -1,6 +1,7 @@
 /*
- * npy.c - reads a routing file in NumPy's format: uint8, int32 or int64, C order, [tokens][choices]. A file is not
- * trusted: its header is parsed as the Python literal it is, and its size must be what the header says.
+ * npy.c - reads a routing file in NumPy's format: uint8, int32 or int64, C order,
+ * [tokens][choices]. A file is not trusted: its header is parsed as the Python literal it is, and
+ * its size must be what the header says.
  */
 #include "config.h"
 
@@ -131,13 +132,15 @@ static int npy_read_head(FILE *f, const char *path, npy_head *head, char *err, s
     if (fread(magic, 1, 8, f) != 8 || memcmp(magic, "\x93NUMPY", 6))
         return npy_bad(err, errlen, path, "it is not a NumPy file (wrong magic)");
     if (magic[6] < 1 || magic[6] > 3)
-        return npy_bad(err, errlen, path, "format version %d.%d; versions 1 to 3 are read", magic[6], magic[7]);
+        return npy_bad(err, errlen, path, "format version %d.%d; versions 1 to 3 are read",
+                       magic[6], magic[7]);
     size_t lenlen = magic[6] == 1 ? 2 : 4;
     if (fread(len, 1, lenlen, f) != lenlen)
         return npy_bad(err, errlen, path, "it ends inside the header");
     uint32_t n = len[0] | (uint32_t)len[1] << 8 | (uint32_t)len[2] << 16 | (uint32_t)len[3] << 24;
     if (n > 65536)
-        return npy_bad(err, errlen, path, "its header claims %u bytes; at most 65536 are sensible", (unsigned)n);
+        return npy_bad(err, errlen, path, "its header claims %u bytes; at most 65536 are sensible",
+                       (unsigned)n);
     char *text = malloc((size_t)n + 1);
     if (!text)
         return npy_bad(err, errlen, path, "no memory for its header");
@@ -168,21 +171,25 @@ static size_t npy_judge(const npy_head *head, const char *path, char *err, size_
                   : !strcmp(head->descr, "<i8")                             ? 8
                                                                             : 0;
     if (!size)
-        npy_bad(err, errlen, path, "its dtype is '%s'; it must be uint8, int32 or int64, little-endian", head->descr);
+        npy_bad(err, errlen, path,
+                "its dtype is '%s'; it must be uint8, int32 or int64, little-endian", head->descr);
     else if (head->fortran)
         size = 0, npy_bad(err, errlen, path, "it is in Fortran order; it must be in C order");
     else if (head->ndim != 2)
-        size = 0, npy_bad(err, errlen, path, "it has %d dimensions; it must be [tokens][choices]", head->ndim);
+        size = 0, npy_bad(err, errlen, path, "it has %d dimensions; it must be [tokens][choices]",
+                          head->ndim);
     else if (head->shape[1] < 1 || head->shape[1] > 4096)
         size = 0,
-        npy_bad(err, errlen, path, "it has %lld choices per token; 1 to 4096 are possible", (long long)head->shape[1]);
+        npy_bad(err, errlen, path, "it has %lld choices per token; 1 to 4096 are possible",
+                (long long)head->shape[1]);
     else if (head->shape[0] > INT_MAX / 4 / head->shape[1])
-        size = 0, npy_bad(err, errlen, path, "it has %lld tokens, more than can be read", (long long)head->shape[0]);
+        size = 0, npy_bad(err, errlen, path, "it has %lld tokens, more than can be read",
+                          (long long)head->shape[0]);
     return size;
 }
 
-static int npy_read_body(FILE *f, const char *path, const npy_head *head, size_t size, bench_npy *npy, char *err,
-                         size_t errlen) {
+static int npy_read_body(FILE *f, const char *path, const npy_head *head, size_t size,
+                         bench_npy *npy, char *err, size_t errlen) {
     size_t count = (size_t)head->shape[0] * (size_t)head->shape[1];
     unsigned char *raw = malloc(count * size + 1);
     int32_t *ids = malloc((count + 1) * sizeof *ids);
@@ -194,14 +201,15 @@ static int npy_read_body(FILE *f, const char *path, const npy_head *head, size_t
     /* One byte more is asked for, to see that there is none. */
     size_t got = fread(raw, 1, count * size + 1, f);
     if (got != count * size) {
-        npy_bad(err, errlen, path, "its header announces %zu bytes of ids, but it has %s", count * size,
-                got < count * size ? "fewer" : "more");
+        npy_bad(err, errlen, path, "its header announces %zu bytes of ids, but it has %s",
+                count * size, got < count * size ? "fewer" : "more");
         goto free_both;
     }
     for (size_t i = 0; i < count; i++) {
         int64_t v = npy_element(raw + i * size, size);
         if (v < -1 || v > INT_MAX) {
-            npy_bad(err, errlen, path, "token %zu, choice %zu is %lld; ids are at least -1 (no choice) and below 2^31",
+            npy_bad(err, errlen, path,
+                    "token %zu, choice %zu is %lld; ids are at least -1 (no choice) and below 2^31",
                     i / (size_t)head->shape[1], i % (size_t)head->shape[1], (long long)v);
             goto free_both;
         }

@@ -1,6 +1,6 @@
 /*
- * options.c - the command line of mpix_ep_bench. Nothing is accepted and ignored: what this version does not have is
- * refused by name.
+ * options.c - the command line of mpix_ep_bench. Nothing is accepted and ignored: what this version
+ * does not have is refused by name.
  */
 #include "config.h"
 
@@ -75,8 +75,10 @@ typedef struct bench_word {
 } bench_word;
 
 static const bench_word bench_dtypes[] = {
-    {"bytes", MPIX_EP_BYTES}, {"f64", MPIX_EP_F64},       {"f32", MPIX_EP_F32},       {"f16", MPIX_EP_F16},
-    {"bf16", MPIX_EP_BF16},   {"f8e4m3", MPIX_EP_F8E4M3}, {"f8e5m2", MPIX_EP_F8E5M2}, {NULL, 0},
+    {"bytes", MPIX_EP_BYTES},   {"f64", MPIX_EP_F64},
+    {"f32", MPIX_EP_F32},       {"f16", MPIX_EP_F16},
+    {"bf16", MPIX_EP_BF16},     {"f8e4m3", MPIX_EP_F8E4M3},
+    {"f8e5m2", MPIX_EP_F8E5M2}, {NULL, 0},
 };
 static const bench_word bench_scales[] = {
     {"none", MPIX_EP_NO_SCALES},
@@ -84,7 +86,10 @@ static const bench_word bench_scales[] = {
     {"ue8m0", MPIX_EP_SCALES_UE8M0},
     {NULL, 0},
 };
-static const bench_word bench_layouts[] = {{"compact", MPIX_EP_COMPACT}, {"expert", MPIX_EP_EXPERT}, {"slots", MPIX_EP_SLOTS}, {NULL, 0}};
+static const bench_word bench_layouts[] = {{"compact", MPIX_EP_COMPACT},
+                                           {"expert", MPIX_EP_EXPERT},
+                                           {"slots", MPIX_EP_SLOTS},
+                                           {NULL, 0}};
 static const bench_word bench_buffer_kinds[] = {
     {"alloc", BENCH_ALLOC},
     {"malloc", BENCH_MALLOC},
@@ -96,7 +101,8 @@ static const bench_word bench_on_off[] = {{"on", 1}, {"off", 0}, {"1", 1}, {"0",
 
 static const char bench_usage_text[] =
     "usage: mpirun -n RANKS mpix_ep_bench [options]\n"
-    "Times MPIX_Ep_route, dispatch and combine in host or GPU memory, checks what they deliver, and compares them with "
+    "Times MPIX_Ep_route, dispatch and combine in host or GPU memory, checks what they deliver, "
+    "and compares them with "
     "MPI_Alltoallv or NCCL.\n"
     "\n"
     "  --num-tokens N        tokens of each rank (default 1024)\n"
@@ -107,27 +113,40 @@ static const char bench_usage_text[] =
     "  --num-experts N       experts of all ranks together (default 256)\n"
     "  --dtype T             bytes, f64, f32, f16, bf16 (default), f8e4m3 or f8e5m2\n"
     "  --scales S            of fp8 rows: f32 (default), ue8m0 or none\n"
-    "  --layout L            compact (default) or expert; with --mode ll slots (default) or expert\n"
-    "  --expert-align N      expert layout: rows to which each expert's block is aligned (default 1)\n"
-    "  --routing R           uniform (default), zipf:S (skewed with exponent S), or FILE.npy with uint8, int32 or "
+    "  --layout L            compact (default) or expert; with --mode ll slots (default) or "
+    "expert\n"
+    "  --expert-align N      expert layout: rows to which each expert's block is aligned (default "
+    "1)\n"
+    "  --routing R           uniform (default), zipf:S (skewed with exponent S), or FILE.npy with "
+    "uint8, int32 or "
     "int64 ids\n"
     "                        [tokens][choices], of which rank r takes N tokens from r * N on\n"
     "  --seed N              of everything random (default 1)\n"
-    "  --metadata on|off     whether ids and weights travel with the rows, on both sides (default on)\n"
-    "  --mode ht|ll          ht (default), or low latency beside ht: minimum, median and p99; in host memory beside MPI and a bare copy with\n"
-    "                        flags; with --memory cuda GPU times, of single calls and in a CUDA graph, to fp8 too (bf16, f16, f32)\n"
-    "  --memory host|cuda    the memory (default host); cuda: whole calls, and GPU times by events\n"
-    "  --num-sms N[,N...]    with --memory cuda: SMs to use, one after the other (default 0, the library's choice)\n"
-    "  --baseline B          what to compare with: mpi (default; in GPU memory staged through the host's), nccl (GPU "
+    "  --metadata on|off     whether ids and weights travel with the rows, on both sides (default "
+    "on)\n"
+    "  --mode ht|ll          ht (default), or low latency beside ht: minimum, median and p99; in "
+    "host memory beside MPI and a bare copy with\n"
+    "                        flags; with --memory cuda GPU times, of single calls and in a CUDA "
+    "graph, to fp8 too (bf16, f16, f32)\n"
+    "  --memory host|cuda    the memory (default host); cuda: whole calls, and GPU times by "
+    "events\n"
+    "  --num-sms N[,N...]    with --memory cuda: SMs to use, one after the other (default 0, the "
+    "library's choice)\n"
+    "  --baseline B          what to compare with: mpi (default; in GPU memory staged through the "
+    "host's), nccl (GPU "
     "memory only,\n"
     "                        default there if this build has it) or none\n"
-    "  --buffers B           where outputs and combine's input live: alloc (MPIX_Ep_alloc, default), malloc, or both: "
+    "  --buffers B           where outputs and combine's input live: alloc (MPIX_Ep_alloc, "
+    "default), malloc, or both: "
     "malloc's\n"
     "                        figures beside\n"
     "  --progress-thread     info mpix_ep_progress = thread\n"
-    "  --two-hops auto|on|off  info mpix_ep_two_hops: between hosts with several ranks (default auto)\n"
-    "  --overlap             also times nonblocking calls with computation, in both progress modes\n"
-    "  -i, --iterations N    calls of each kind (default 50), rounded up to blocks of ten, of which seven count\n"
+    "  --two-hops auto|on|off  info mpix_ep_two_hops: between hosts with several ranks (default "
+    "auto)\n"
+    "  --overlap             also times nonblocking calls with computation, in both progress "
+    "modes\n"
+    "  -i, --iterations N    calls of each kind (default 50), rounded up to blocks of ten, of "
+    "which seven count\n"
     "  -x, --warmup N        calls of each kind before that (default 5)\n"
     "  -c, --validation 0|1  checks every byte delivered; decides the exit status (default 1)\n"
     "  -f, --full            minimum, average, percentiles and maximum\n"
@@ -135,11 +154,10 @@ static const char bench_usage_text[] =
     "  --plot FILE.svg       draws the medians over the tokens (bars with one number of tokens)\n"
     "  -h, --help            this text\n"
     "\n"
-    "Exit status: 0 fine, 1 verification failed, 2 wrong options or routing file, 3 another error.\n";
+    "Exit status: 0 fine, 1 verification failed, 2 wrong options or routing file, 3 another "
+    "error.\n";
 
-void bench_options_usage(FILE *to) {
-    fputs(bench_usage_text, to);
-}
+void bench_options_usage(FILE *to) { fputs(bench_usage_text, to); }
 
 const char *bench_dtype_name(int dtype) {
     for (const bench_word *w = bench_dtypes; w->word; w++)
@@ -148,7 +166,8 @@ const char *bench_dtype_name(int dtype) {
     return "?";
 }
 
-static int bench_bad(char *err, size_t errlen, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+static int bench_bad(char *err, size_t errlen, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 static int bench_bad(char *err, size_t errlen, const char *fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
@@ -167,17 +186,18 @@ static int bench_number(const char *text, long min, long max, long *value) {
     return 0;
 }
 
-static int bench_parse_int(const char *name, const char *text, long min, long max, int *value, char *err,
-                           size_t errlen) {
+static int bench_parse_int(const char *name, const char *text, long min, long max, int *value,
+                           char *err, size_t errlen) {
     long v;
     if (bench_number(text, min, max, &v))
-        return bench_bad(err, errlen, "%s is '%s'; it must be a whole number from %ld to %ld", name, text, min, max);
+        return bench_bad(err, errlen, "%s is '%s'; it must be a whole number from %ld to %ld", name,
+                         text, min, max);
     *value = (int)v;
     return BENCH_OPTIONS_OK;
 }
 
-static int bench_parse_word(const char *name, const char *text, const bench_word *words, int *value, char *err,
-                            size_t errlen) {
+static int bench_parse_word(const char *name, const char *text, const bench_word *words, int *value,
+                            char *err, size_t errlen) {
     char list[128] = "";
     for (const bench_word *w = words; w->word; w++) {
         if (!strcmp(w->word, text)) {
@@ -190,7 +210,8 @@ static int bench_parse_word(const char *name, const char *text, const bench_word
     return bench_bad(err, errlen, "%s is '%s'; it must be one of: %s", name, text, list);
 }
 
-static int bench_parse_path(const char *name, const char *text, char *path, size_t len, char *err, size_t errlen) {
+static int bench_parse_path(const char *name, const char *text, char *path, size_t len, char *err,
+                            size_t errlen) {
     if (!*text || strlen(text) >= len)
         return bench_bad(err, errlen, "%s needs a path of 1 to %zu characters", name, len - 1);
     strcpy(path, text);
@@ -208,17 +229,20 @@ static int bench_parse_routing(const char *text, bench_options *opt, char *err, 
         errno = 0;
         opt->zipf_s = strtod(text + 5, &end);
         if (errno || end == text + 5 || *end || !(opt->zipf_s >= 0 && opt->zipf_s <= 100))
-            return bench_bad(err, errlen, "--routing is '%s'; the exponent of zipf:S must be a number from 0 to 100",
-                             text);
+            return bench_bad(
+                err, errlen,
+                "--routing is '%s'; the exponent of zipf:S must be a number from 0 to 100", text);
         opt->routing = BENCH_ZIPF;
         return BENCH_OPTIONS_OK;
     }
     if (len > 4 && !strcmp(text + len - 4, ".npy")) {
         opt->routing = BENCH_FILE;
-        return bench_parse_path("--routing", text, opt->routing_path, sizeof opt->routing_path, err, errlen);
+        return bench_parse_path("--routing", text, opt->routing_path, sizeof opt->routing_path, err,
+                                errlen);
     }
-    return bench_bad(err, errlen, "--routing is '%s'; it must be uniform, zipf:S or a file whose name ends in .npy",
-                     text);
+    return bench_bad(
+        err, errlen,
+        "--routing is '%s'; it must be uniform, zipf:S or a file whose name ends in .npy", text);
 }
 
 /* [MIN:]MAX */
@@ -233,15 +257,16 @@ static int bench_parse_range(const char *text, bench_options *opt, char *err, si
             *colon = '\0';
             max = colon + 1;
         }
-        if (!(colon && bench_number(copy, 0, INT_MAX, &lo)) && !bench_number(max, 0, INT_MAX, &hi) &&
-            (lo <= hi || !colon)) {
+        if (!(colon && bench_number(copy, 0, INT_MAX, &lo)) &&
+            !bench_number(max, 0, INT_MAX, &hi) && (lo <= hi || !colon)) {
             opt->tokens_min = lo < hi ? lo : hi;
             opt->tokens_max = hi;
             return BENCH_OPTIONS_OK;
         }
     }
-    return bench_bad(err, errlen, "-m is '%s'; it must be MAX or MIN:MAX with 0 <= MIN <= MAX <= %d tokens", text,
-                     INT_MAX);
+    return bench_bad(err, errlen,
+                     "-m is '%s'; it must be MAX or MIN:MAX with 0 <= MIN <= MAX <= %d tokens",
+                     text, INT_MAX);
 }
 
 static int bench_parse_seed(const char *text, uint64_t *seed, char *err, size_t errlen) {
@@ -249,7 +274,8 @@ static int bench_parse_seed(const char *text, uint64_t *seed, char *err, size_t 
     errno = 0;
     unsigned long long v = strtoull(text, &end, 10);
     if (errno || end == text || *end || strchr(text, '-'))
-        return bench_bad(err, errlen, "--seed is '%s'; it must be a whole number from 0 to 2^64 - 1", text);
+        return bench_bad(err, errlen,
+                         "--seed is '%s'; it must be a whole number from 0 to 2^64 - 1", text);
     *seed = v;
     return BENCH_OPTIONS_OK;
 }
@@ -267,12 +293,14 @@ static int bench_parse_sms(const char *text, bench_options *opt, char *err, size
         if (!*end)
             return BENCH_OPTIONS_OK;
     }
-    return bench_bad(err, errlen, "--num-sms is '%s'; it must be up to %d whole numbers separated by commas", text,
-                     BENCH_SMS);
+    return bench_bad(err, errlen,
+                     "--num-sms is '%s'; it must be up to %d whole numbers separated by commas",
+                     text, BENCH_SMS);
 }
 
 /* Where a word of the command line depends on what this build has, or on this version. */
-static int bench_parse_feature(int c, const char *text, bench_options *opt, char *err, size_t errlen) {
+static int bench_parse_feature(int c, const char *text, bench_options *opt, char *err,
+                               size_t errlen) {
     switch (c) {
     case OPT_MODE:
         opt->ll = !strcmp(text, "ll");
@@ -285,10 +313,14 @@ static int bench_parse_feature(int c, const char *text, bench_options *opt, char
             return BENCH_OPTIONS_OK;
         opt->cuda = !strcmp(text, "cuda");
         if (opt->cuda)
-            return bench_cuda_available(0) ? bench_bad(err, errlen, "--memory cuda: %s", bench_cuda_available(0)) : BENCH_OPTIONS_OK;
+            return bench_cuda_available(0)
+                       ? bench_bad(err, errlen, "--memory cuda: %s", bench_cuda_available(0))
+                       : BENCH_OPTIONS_OK;
         return bench_bad(err, errlen, "--memory is '%s'; it must be host or cuda", text);
     case OPT_BASELINE:
-        opt->baseline = !strcmp(text, "mpi") ? BENCH_MPI : !strcmp(text, "nccl") ? BENCH_NCCL : BENCH_NO_BASELINE;
+        opt->baseline = !strcmp(text, "mpi")    ? BENCH_MPI
+                        : !strcmp(text, "nccl") ? BENCH_NCCL
+                                                : BENCH_NO_BASELINE;
         if (opt->baseline != BENCH_NO_BASELINE || !strcmp(text, "none"))
             return BENCH_OPTIONS_OK;
         return bench_bad(err, errlen, "--baseline is '%s'; it must be nccl, mpi or none", text);
@@ -296,33 +328,49 @@ static int bench_parse_feature(int c, const char *text, bench_options *opt, char
     }
 }
 
-static int bench_parse_one(int c, const char *arg, bench_options *opt, long *tokens, char *err, size_t errlen) {
+static int bench_parse_one(int c, const char *arg, bench_options *opt, long *tokens, char *err,
+                           size_t errlen) {
     long v;
     switch (c) {
     case OPT_TOKENS:
         if (bench_number(arg, 0, INT_MAX, tokens))
-            return bench_bad(err, errlen, "--num-tokens is '%s'; it must be a whole number from 0 to %d", arg, INT_MAX);
+            return bench_bad(err, errlen,
+                             "--num-tokens is '%s'; it must be a whole number from 0 to %d", arg,
+                             INT_MAX);
         return BENCH_OPTIONS_OK;
     case OPT_HIDDEN:
         if (bench_number(arg, 1, 1 << 27, &v))
-            return bench_bad(err, errlen, "--hidden is '%s'; it must be a whole number from 1 to %d", arg, 1 << 27);
+            return bench_bad(err, errlen,
+                             "--hidden is '%s'; it must be a whole number from 1 to %d", arg,
+                             1 << 27);
         opt->hidden = v;
         return BENCH_OPTIONS_OK;
-    case OPT_TOPK: opt->topk_given = 1; return bench_parse_int("--num-topk", arg, 0, 4096, &opt->topk, err, errlen);
-    case OPT_EXPERTS: return bench_parse_int("--num-experts", arg, 0, 1 << 20, &opt->num_experts, err, errlen);
+    case OPT_TOPK:
+        opt->topk_given = 1;
+        return bench_parse_int("--num-topk", arg, 0, 4096, &opt->topk, err, errlen);
+    case OPT_EXPERTS:
+        return bench_parse_int("--num-experts", arg, 0, 1 << 20, &opt->num_experts, err, errlen);
     case OPT_DTYPE: return bench_parse_word("--dtype", arg, bench_dtypes, &opt->dtype, err, errlen);
-    case OPT_SCALES: return bench_parse_word("--scales", arg, bench_scales, &opt->scale_kind, err, errlen);
-    case OPT_LAYOUT: return bench_parse_word("--layout", arg, bench_layouts, &opt->layout, err, errlen);
-    case OPT_ALIGN: return bench_parse_int("--expert-align", arg, 1, 1 << 20, &opt->expert_align, err, errlen);
+    case OPT_SCALES:
+        return bench_parse_word("--scales", arg, bench_scales, &opt->scale_kind, err, errlen);
+    case OPT_LAYOUT:
+        return bench_parse_word("--layout", arg, bench_layouts, &opt->layout, err, errlen);
+    case OPT_ALIGN:
+        return bench_parse_int("--expert-align", arg, 1, 1 << 20, &opt->expert_align, err, errlen);
     case OPT_ROUTING: return bench_parse_routing(arg, opt, err, errlen);
     case OPT_SEED: return bench_parse_seed(arg, &opt->seed, err, errlen);
-    case OPT_METADATA: return bench_parse_word("--metadata", arg, bench_on_off, &opt->metadata, err, errlen);
+    case OPT_METADATA:
+        return bench_parse_word("--metadata", arg, bench_on_off, &opt->metadata, err, errlen);
     case OPT_OVERLAP: opt->overlap = 1; return BENCH_OPTIONS_OK;
-    case OPT_BUFFERS: return bench_parse_word("--buffers", arg, bench_buffer_kinds, &opt->buffers, err, errlen);
-    case OPT_PLOT: return bench_parse_path("--plot", arg, opt->plot_path, sizeof opt->plot_path, err, errlen);
-    case OPT_JSON: return bench_parse_path("--json", arg, opt->json_path, sizeof opt->json_path, err, errlen);
+    case OPT_BUFFERS:
+        return bench_parse_word("--buffers", arg, bench_buffer_kinds, &opt->buffers, err, errlen);
+    case OPT_PLOT:
+        return bench_parse_path("--plot", arg, opt->plot_path, sizeof opt->plot_path, err, errlen);
+    case OPT_JSON:
+        return bench_parse_path("--json", arg, opt->json_path, sizeof opt->json_path, err, errlen);
     case OPT_THREAD: opt->progress_thread = 1; return BENCH_OPTIONS_OK;
-    case OPT_HOPS: return bench_parse_word("--two-hops", arg, bench_hops, &opt->two_hops, err, errlen);
+    case OPT_HOPS:
+        return bench_parse_word("--two-hops", arg, bench_hops, &opt->two_hops, err, errlen);
     case 'i': return bench_parse_int("-i", arg, 1, 1000000, &opt->iterations, err, errlen);
     case 'x': return bench_parse_int("-x", arg, 0, 1000000, &opt->warmup, err, errlen);
     case 'm': return bench_parse_range(arg, opt, err, errlen);
@@ -335,15 +383,22 @@ static int bench_parse_one(int c, const char *arg, bench_options *opt, long *tok
 /* What --mode ll has not. */
 static int bench_settle_ll(bench_options *opt, char *err, size_t errlen) {
     if (!opt->ll)
-        return opt->layout == MPIX_EP_SLOTS ? bench_bad(err, errlen, "--layout slots is for --mode ll") : BENCH_OPTIONS_OK;
+        return opt->layout == MPIX_EP_SLOTS
+                   ? bench_bad(err, errlen, "--layout slots is for --mode ll")
+                   : BENCH_OPTIONS_OK;
     if (opt->layout == MPIX_EP_COMPACT)
         return bench_bad(err, errlen, "--mode ll has --layout slots and expert");
     if (opt->dtype == MPIX_EP_BYTES)
         return bench_bad(err, errlen, "--mode ll times combine, which --dtype bytes has not");
-    if (opt->overlap || opt->progress_thread || opt->full || *opt->plot_path || opt->buffers != BENCH_ALLOC)
-        return bench_bad(err, errlen, "--overlap, --progress-thread, --full, --plot and --buffers are for --mode ht");
+    if (opt->overlap || opt->progress_thread || opt->full || *opt->plot_path ||
+        opt->buffers != BENCH_ALLOC)
+        return bench_bad(
+            err, errlen,
+            "--overlap, --progress-thread, --full, --plot and --buffers are for --mode ht");
     if (opt->cuda && opt->baseline == BENCH_MPI)
-        return bench_bad(err, errlen, "--mode ll --memory cuda gives GPU times, which --baseline mpi has not; use nccl or none");
+        return bench_bad(err, errlen,
+                         "--mode ll --memory cuda gives GPU times, which --baseline mpi has not; "
+                         "use nccl or none");
     if (opt->layout == MPIX_EP_SLOTS)
         opt->layout = MPIX_EP_COMPACT;
     return BENCH_OPTIONS_OK;
@@ -371,18 +426,26 @@ static int bench_options_settle(bench_options *opt, long tokens, char *err, size
     if (!opt->topk_given)
         opt->topk = 8;
     if (opt->routing != BENCH_FILE && opt->topk > opt->num_experts)
-        return bench_bad(err, errlen, "--num-topk %d needs as many experts, but --num-experts is %d", opt->topk,
+        return bench_bad(err, errlen,
+                         "--num-topk %d needs as many experts, but --num-experts is %d", opt->topk,
                          opt->num_experts);
     if (opt->baseline < 0)
-        opt->baseline = !opt->cuda ? BENCH_MPI : opt->layout == MPIX_EP_EXPERT || (opt->ll && bench_cuda_default() != BENCH_NCCL) ? BENCH_NO_BASELINE : bench_cuda_default();
+        opt->baseline = !opt->cuda ? BENCH_MPI
+                        : opt->layout == MPIX_EP_EXPERT ||
+                                (opt->ll && bench_cuda_default() != BENCH_NCCL)
+                            ? BENCH_NO_BASELINE
+                            : bench_cuda_default();
     if (!opt->cuda && opt->baseline == BENCH_NCCL)
         return bench_bad(err, errlen, "--baseline nccl is for --memory cuda");
     if (!opt->cuda && opt->nsms)
         return bench_bad(err, errlen, "--num-sms is for --memory cuda");
     if (opt->cuda && (opt->overlap || opt->progress_thread || opt->buffers != BENCH_ALLOC))
-        return bench_bad(err, errlen, "--overlap, --progress-thread and --buffers are for --memory host");
+        return bench_bad(err, errlen,
+                         "--overlap, --progress-thread and --buffers are for --memory host");
     if (opt->cuda && opt->layout == MPIX_EP_EXPERT && opt->baseline != BENCH_NO_BASELINE)
-        return bench_bad(err, errlen, "the baselines of --memory cuda have --layout compact only; use --baseline none");
+        return bench_bad(
+            err, errlen,
+            "the baselines of --memory cuda have --layout compact only; use --baseline none");
     if (opt->baseline == BENCH_NCCL && bench_cuda_available(1))
         return bench_bad(err, errlen, "--baseline nccl: %s", bench_cuda_available(1));
     const char *why = *opt->json_path ? bench_json_available() : NULL;
@@ -416,11 +479,13 @@ int bench_options_parse(int argc, char **argv, bench_options *opt, char *err, si
         if (c == 'h')
             return BENCH_OPTIONS_HELP;
         if (c == '?' && optopt > 0 && optopt < 256)
-            return bench_bad(err, errlen, "'-%c' is not an option of mpix_ep_bench; --help lists them", optopt);
+            return bench_bad(err, errlen,
+                             "'-%c' is not an option of mpix_ep_bench; --help lists them", optopt);
         if (c == '?' && optopt)
             return bench_bad(err, errlen, "'%s': this option takes no value", argv[optind - 1]);
         if (c == '?')
-            return bench_bad(err, errlen, "'%s' is not an option of mpix_ep_bench; --help lists them",
+            return bench_bad(err, errlen,
+                             "'%s' is not an option of mpix_ep_bench; --help lists them",
                              argv[optind - 1]);
         if (c == ':')
             return bench_bad(err, errlen, "'%s' needs a value", argv[optind - 1]);
@@ -429,6 +494,7 @@ int bench_options_parse(int argc, char **argv, bench_options *opt, char *err, si
             return rc;
     }
     if (optind < argc)
-        return bench_bad(err, errlen, "'%s' is not an option of mpix_ep_bench; --help lists them", argv[optind]);
+        return bench_bad(err, errlen, "'%s' is not an option of mpix_ep_bench; --help lists them",
+                         argv[optind]);
     return bench_options_settle(opt, tokens, err, errlen);
 }

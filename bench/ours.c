@@ -31,7 +31,8 @@ static void ours_memory_free(const bench *b, bench_ours *o, const bench_buffers 
         free(p);
 }
 
-/* With two hops sums come rounded from other hosts. In the mode auto that depends on the routing; where hosts have one rank each it can't be. */
+/* With two hops sums come rounded from other hosts. In the mode auto that depends on the routing;
+ * where hosts have one rank each it can't be. */
 int bench_chained(const bench *b, MPIX_Ep ep) {
     int seen[2] = {0, b->opt.two_hops == 1}; /* proxied peers; two hops are possible */
     for (int r = 0; r < b->size; r++) {
@@ -45,7 +46,8 @@ int bench_chained(const bench *b, MPIX_Ep ep) {
     return seen[0] && seen[1] && b->opt.two_hops != 2;
 }
 
-static void ours_context(const bench *b, long n, long capacity, const char *progress, bench_ours *o) {
+static void ours_context(const bench *b, long n, long capacity, const char *progress,
+                         bench_ours *o) {
     MPIX_Ep_config config;
     MPI_Info info = MPI_INFO_NULL;
     MPIX_INIT(&config);
@@ -56,7 +58,8 @@ static void ours_context(const bench *b, long n, long capacity, const char *prog
     config.expert_align = b->opt.layout == MPIX_EP_EXPERT ? b->opt.expert_align : 0;
     config.num_experts = b->opt.num_experts;
     config.max_tokens = n;
-    config.max_recv_rows = capacity; /* 0, no rows at all, stands for the worst case, which is as small */
+    /* 0, no rows at all, stands for the worst case, which is as small */
+    config.max_recv_rows = capacity;
     config.max_row_bytes = (MPI_Count)(b->row_bytes + b->scale_bytes);
     MPI_Info_create(&info);
     if (progress)
@@ -69,7 +72,8 @@ static void ours_context(const bench *b, long n, long capacity, const char *prog
     bench_check(b, MPIX_Ep_handle_create(o->ep, &o->handle), "MPIX_Ep_handle_create");
 }
 
-void bench_ours_create(const bench *b, long n, long capacity, int buffers, const char *progress, bench_ours *o) {
+void bench_ours_create(const bench *b, long n, long capacity, int buffers, const char *progress,
+                       bench_ours *o) {
     size_t size = (size_t)b->size, local = (size_t)bench_local_experts(b), k = (size_t)b->opt.topk;
     size_t room = (size_t)capacity + 1; /* a row of guard bytes behind */
     memset(o, 0, sizeof *o);
@@ -159,7 +163,8 @@ void bench_ours_wait(const bench *b, MPIX_Xfer *xfer, const char *call) {
 }
 
 /* xfer NULL: the blocking call. */
-void bench_ours_dispatch(const bench *b, bench_ours *o, const bench_plan *plan, int buf, int all, MPIX_Xfer *xfer) {
+void bench_ours_dispatch(const bench *b, bench_ours *o, const bench_plan *plan, int buf, int all,
+                         MPIX_Xfer *xfer) {
     MPIX_Ep_dispatch_in in;
     MPIX_Ep_dispatch_out out;
     MPIX_INIT(&in);
@@ -184,11 +189,13 @@ void bench_ours_dispatch(const bench *b, bench_ours *o, const bench_plan *plan, 
         out.src_token = o->src_token;
         out.cumulative = o->cumulative;
     }
-    int code = xfer ? MPIX_Ep_idispatch(o->handle, &in, &out, xfer) : MPIX_Ep_dispatch(o->handle, &in, &out);
+    int code = xfer ? MPIX_Ep_idispatch(o->handle, &in, &out, xfer)
+                    : MPIX_Ep_dispatch(o->handle, &in, &out);
     bench_check(b, code, xfer ? "MPIX_Ep_idispatch" : "MPIX_Ep_dispatch");
 }
 
-void bench_ours_combine(const bench *b, bench_ours *o, const bench_plan *plan, int buf, MPIX_Xfer *xfer) {
+void bench_ours_combine(const bench *b, bench_ours *o, const bench_plan *plan, int buf,
+                        MPIX_Xfer *xfer) {
     MPIX_Ep_combine_in in;
     MPIX_Ep_combine_out out;
     MPIX_INIT(&in);
@@ -202,6 +209,7 @@ void bench_ours_combine(const bench *b, bench_ours *o, const bench_plan *plan, i
         in.topk_weights = plan->weights;
     out.y.data = o->buf[buf].y;
     out.y.dtype = b->ydtype;
-    int code = xfer ? MPIX_Ep_icombine(o->handle, &in, &out, xfer) : MPIX_Ep_combine(o->handle, &in, &out);
+    int code = xfer ? MPIX_Ep_icombine(o->handle, &in, &out, xfer)
+                    : MPIX_Ep_combine(o->handle, &in, &out);
     bench_check(b, code, xfer ? "MPIX_Ep_icombine" : "MPIX_Ep_combine");
 }

@@ -1,7 +1,7 @@
 /*
- * overlap.c - how much of a nonblocking call hides behind computation: a loop of fused multiply-adds in registers, as
- * long as the call alone. The figure is (call started, computation, wait) over the longer of the two: 1 is perfect, 2
- * is none at all.
+ * overlap.c - how much of a nonblocking call hides behind computation: a loop of fused
+ * multiply-adds in registers, as long as the call alone. The figure is (call started, computation,
+ * wait) over the longer of the two: 1 is perfect, 2 is none at all.
  */
 #include "config.h"
 
@@ -56,7 +56,9 @@ static bench_stats overlap_time(overlap_run *x, int what, int n, double *samples
         if (what & OVERLAP_COMPUTE)
             overlap_compute(x->rounds);
         if (what & OVERLAP_CALL)
-            bench_ours_wait(b, &xfer, x->combine ? "MPIX_Xfer_wait of combine" : "MPIX_Xfer_wait of dispatch");
+            bench_ours_wait(b, &xfer,
+                            x->combine ? "MPIX_Xfer_wait of combine"
+                                       : "MPIX_Xfer_wait of dispatch");
         if (i >= 0)
             samples[i] = bench_now_us() - t0;
     }
@@ -80,7 +82,8 @@ static void overlap_op(overlap_run *x, const char *progress, bench_overlap *out)
     double *samples = bench_alloc(x->b, (size_t)(n > 7 ? n : 7) * sizeof *samples);
     out->progress = progress;
     out->op = x->combine ? "combine" : "dispatch";
-    bench_progress(x->b, "%ld tokens: overlap of %s, progress by %s", x->plan->n, out->op, progress);
+    bench_progress(x->b, "%ld tokens: overlap of %s, progress by %s", x->plan->n, out->op,
+                   progress);
     out->call = overlap_time(x, OVERLAP_CALL, n, samples);
     overlap_calibrate(x, out->call.median, n, samples);
     out->compute = overlap_time(x, OVERLAP_COMPUTE, n, samples);
@@ -96,7 +99,8 @@ void bench_overlap_run(const bench *b, const bench_plan *plan, long capacity, be
     for (int i = 0; i < 2; i++) {
         bench_ours o;
         bench_values values;
-        bench_ours_create(b, plan->n, capacity, b->opt.buffers == BENCH_MALLOC ? BENCH_MALLOC : BENCH_ALLOC, modes[i],
+        bench_ours_create(b, plan->n, capacity,
+                          b->opt.buffers == BENCH_MALLOC ? BENCH_MALLOC : BENCH_ALLOC, modes[i],
                           &o);
         bench_fill_tokens(b, plan, 0, o.x, o.x_scales);
         if (b->has_combine) {

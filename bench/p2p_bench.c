@@ -1,9 +1,9 @@
 /*
- * p2p_bench.c - mpix_p2p_bench: MPIX_P2p_* between ranks 0 and 1, or all ranks at once, beside MPI_Put/MPI_Get and memcpy, or in GPU memory beside NCCL's send and
- * receive and cudaMemcpyPeer.
+ * p2p_bench.c - mpix_p2p_bench: MPIX_P2p_* between ranks 0 and 1, or all ranks at once, beside
+ * MPI_Put/MPI_Get and memcpy, or in GPU memory beside NCCL's send and receive and cudaMemcpyPeer.
  *
- * A user of the installed headers and library only. The sides alternate, block by block, in one run; every block is timed as a whole and
- * divided by its iterations. A speedup compares medians.
+ * A user of the installed headers and library only. The sides alternate, block by block, in one
+ * run; every block is timed as a whole and divided by its iterations. A speedup compares medians.
  */
 #include "config.h"
 
@@ -20,10 +20,12 @@
 enum { BLOCKS = 15, EXIT_USAGE = 2 };
 
 static const char *const op_names[P2P_OPS] = {"put", "get", "send", "fetch_add", "notify", "seen"};
-static const char *const test_names[P2P_TESTS] = {"latency", "bandwidth", "bidirectional", "rate", "pairs"};
+static const char *const test_names[P2P_TESTS] = {"latency", "bandwidth", "bidirectional", "rate",
+                                                  "pairs"};
 static const char *const side_names[P2P_SIDES] = {"mpix", "mpi", "nccl", "memcpy"};
 
-static p2p_bench bench = {.blocks = BLOCKS, .iov_n = 1, .validate = 1, .min_bytes = 8, .max_bytes = (size_t)64 << 20};
+static p2p_bench bench = {
+    .blocks = BLOCKS, .iov_n = 1, .validate = 1, .min_bytes = 8, .max_bytes = (size_t)64 << 20};
 
 void p2p_die(const p2p_bench *b, const char *what) {
     fprintf(stderr, "mpix_p2p_bench: rank %d: %s\n", b->rank, what);
@@ -42,7 +44,7 @@ void p2p_ok(const p2p_bench *b, int code, const char *call) {
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
-/* ---- measuring ------------------------------------------------------------------------------------------------------------ */
+/* ---- measuring ------------------------------------------------------------------------------- */
 
 static int iterations_of(const p2p_bench *b, size_t bytes) {
     int n = b->iterations;
@@ -57,7 +59,11 @@ static int iterations_of(const p2p_bench *b, size_t bytes) {
 /* Microseconds per transfer: the maximum over both ranks of each block. */
 static void measure(p2p_bench *b, size_t bytes, bench_stats out[P2P_SIDES]) {
     double times[P2P_SIDES][BLOCKS];
-    int window = b->test == P2P_LATENCY ? 1 : b->window ? b->window : bytes > (1u << 20) ? 4 : P2P_WINDOW, n = iterations_of(b, bytes);
+    int window = b->test == P2P_LATENCY ? 1
+                 : b->window            ? b->window
+                 : bytes > (1u << 20)   ? 4
+                                        : P2P_WINDOW,
+        n = iterations_of(b, bytes);
     double per = b->test == P2P_LATENCY && (b->op == P2P_SEND || b->op >= P2P_NOTIFY) ? 2 : window;
 
     for (int block = 0; block < b->blocks + 2; block++) /* two to warm up */
@@ -117,7 +123,8 @@ static int verify_pairs(p2p_bench *b, size_t bytes) {
 
 /* One transfer of fresh contents, in which every byte is looked at. */
 static int verify(p2p_bench *b, size_t bytes) {
-    int active = b->rank == 0 || b->test == P2P_BIDIR, bad = 0, receives = b->test == P2P_BIDIR || b->rank == (b->op == P2P_GET ? 0 : 1);
+    int active = b->rank == 0 || b->test == P2P_BIDIR, bad = 0,
+        receives = b->test == P2P_BIDIR || b->rank == (b->op == P2P_GET ? 0 : 1);
     unsigned char *here = malloc(bytes), *there = b->base + b->max_bytes;
 
     if (!here)
@@ -140,7 +147,8 @@ static int verify(p2p_bench *b, size_t bytes) {
         p2p_sides_run(b, P2P_OURS, bytes, 1, active);
         MPI_Barrier(MPI_COMM_WORLD);
         bring(b, here, there, bytes);
-        for (size_t i = 0; receives && i < bytes - (b->op == P2P_SEEN) && !bad; i++) /* seen has put a last byte of its own */
+        /* seen has put a last byte of its own */
+        for (size_t i = 0; receives && i < bytes - (b->op == P2P_SEEN) && !bad; i++)
             bad = here[i] != content(i, 1 - b->rank, bytes);
     }
     free(here);
@@ -148,19 +156,24 @@ static int verify(p2p_bench *b, size_t bytes) {
     return !bad;
 }
 
-/* ---- output --------------------------------------------------------------------------------------------------------------- */
+/* ---- output ---------------------------------------------------------------------------------- */
 
 static double bytes_per_us(const p2p_bench *b, size_t bytes, double us) {
-    return (double)bytes * (b->test == P2P_BIDIR ? 2 : b->test == P2P_PAIRS ? b->size - 1 : 1) / us; /* pairs: of a rank, one way */
+    /* pairs: of a rank, one way */
+    return (double)bytes * (b->test == P2P_BIDIR ? 2 : b->test == P2P_PAIRS ? b->size - 1 : 1) / us;
 }
 
 static void print_head(const p2p_bench *b) {
-    printf("# mpix_p2p_bench %s, %s, %s, %d pieces; times in us per transfer, medians of %d blocks\n", PACKAGE_VERSION, op_names[b->op],
-           test_names[b->test], b->iov_n, b->blocks);
+    printf(
+        "# mpix_p2p_bench %s, %s, %s, %d pieces; times in us per transfer, medians of %d blocks\n",
+        PACKAGE_VERSION, op_names[b->op], test_names[b->test], b->iov_n, b->blocks);
     if (b->test == P2P_PAIRS)
-        printf("# %d ranks, each with all others at once; a transfer: one to, or from, each; MB/s of a rank, one way\n", b->size);
+        printf("# %d ranks, each with all others at once; a transfer: one to, or from, each; MB/s "
+               "of a rank, one way\n",
+               b->size);
     if (b->cuda)
-        printf("# GPU memory, %s, NCCL %d%s\n", b->gpu, b->nccl_version, b->stream ? ", on a stream" : "");
+        printf("# GPU memory, %s, NCCL %d%s\n", b->gpu, b->nccl_version,
+               b->stream ? ", on a stream" : "");
     printf("# %-8s %12s %10s %10s %12s", "bytes", "median", "min", "p99", "MB/s");
     for (int side = P2P_MPI; side < P2P_SIDES; side++)
         if (b->side[side])
@@ -171,7 +184,8 @@ static void print_head(const p2p_bench *b) {
 static void print(const p2p_bench *b, size_t bytes, const bench_stats s[P2P_SIDES], int verified) {
     const bench_stats *o = &s[P2P_OURS];
 
-    printf("%-10zu %12.3f %10.3f %10.3f %12.1f", bytes, o->median, o->min, o->p99, bytes_per_us(b, bytes, o->median));
+    printf("%-10zu %12.3f %10.3f %10.3f %12.1f", bytes, o->median, o->min, o->p99,
+           bytes_per_us(b, bytes, o->median));
     for (int side = P2P_MPI; side < P2P_SIDES; side++)
         if (b->side[side])
             printf(" %12.3f %8.2f", s[side].median, bench_speedup(&s[side], o));
@@ -184,15 +198,21 @@ static void print(const p2p_bench *b, size_t bytes, const bench_stats s[P2P_SIDE
 #ifdef HAVE_JANSSON
 static json_t *results;
 
-static void json_add(const p2p_bench *b, size_t bytes, const bench_stats s[P2P_SIDES], int verified) {
-    json_t *list = json_array(), *entry = json_pack(
-        "{s:s, s:s, s:I, s:i, s:s, s:i, s:o, s:f, s:o}", "op", op_names[b->op], "test", test_names[b->test], "bytes", (json_int_t)bytes, "iov",
-        b->iov_n, "memory", b->cuda ? "cuda" : "host", "iterations", iterations_of(b, bytes), "time_us", bench_stats_json(&s[P2P_OURS]), "wire_gbps",
-        bytes_per_us(b, bytes, s[P2P_OURS].median) / 1e3, "verified", b->validate ? json_boolean(verified) : json_null());
+static void json_add(const p2p_bench *b, size_t bytes, const bench_stats s[P2P_SIDES],
+                     int verified) {
+    json_t *list = json_array(),
+           *entry = json_pack("{s:s, s:s, s:I, s:i, s:s, s:i, s:o, s:f, s:o}", "op",
+                              op_names[b->op], "test", test_names[b->test], "bytes",
+                              (json_int_t)bytes, "iov", b->iov_n, "memory",
+                              b->cuda ? "cuda" : "host", "iterations", iterations_of(b, bytes),
+                              "time_us", bench_stats_json(&s[P2P_OURS]), "wire_gbps",
+                              bytes_per_us(b, bytes, s[P2P_OURS].median) / 1e3, "verified",
+                              b->validate ? json_boolean(verified) : json_null());
 
     for (int side = P2P_MPI; side < P2P_SIDES; side++)
         if (b->side[side])
-            json_array_append_new(list, json_pack("{s:s, s:o, s:f}", "name", side_names[side], "time_us", bench_stats_json(&s[side]), "speedup",
+            json_array_append_new(list, json_pack("{s:s, s:o, s:f}", "name", side_names[side],
+                                                  "time_us", bench_stats_json(&s[side]), "speedup",
                                                   bench_speedup(&s[side], &s[P2P_OURS])));
     if (json_array_size(list)) { /* the first one is what the speedup is over */
         json_object_set(entry, "baseline", json_array_get(list, 0));
@@ -209,8 +229,10 @@ static int json_write(const p2p_bench *b) {
 
     gethostname(host, sizeof host - 1);
     MPI_Get_library_version(version, &n);
-    json_t *root = json_pack("{s:{s:s, s:s, s:i, s:i, s:s, s:s}, s:O}", "env", "version", PACKAGE_VERSION, "host", host, "cores",
-                             (int)sysconf(_SC_NPROCESSORS_ONLN), "ranks", b->size, "mpi", version, "gpu", b->gpu, "results", results);
+    json_t *root = json_pack("{s:{s:s, s:s, s:i, s:i, s:s, s:s}, s:O}", "env", "version",
+                             PACKAGE_VERSION, "host", host, "cores",
+                             (int)sysconf(_SC_NPROCESSORS_ONLN), "ranks", b->size, "mpi", version,
+                             "gpu", b->gpu, "results", results);
     int failed = !root || json_dump_file(root, b->json_path, JSON_INDENT(1));
     if (failed)
         fprintf(stderr, "mpix_p2p_bench: %s can't be written\n", b->json_path);
@@ -224,15 +246,17 @@ static plot curves;
 static void curve(const p2p_bench *b, size_t bytes, const bench_stats s[P2P_SIDES]) {
     for (int side = 0; side < P2P_SIDES; side++)
         if (b->side[side])
-            plot_add(&curves, side == P2P_OURS ? "MPIX_P2p" : side_names[side], side != P2P_OURS, (double)bytes, s[side].median);
+            plot_add(&curves, side == P2P_OURS ? "MPIX_P2p" : side_names[side], side != P2P_OURS,
+                     (double)bytes, s[side].median);
 }
 
 static int curves_write(const p2p_bench *b) {
     char host[64] = "";
     gethostname(host, sizeof host - 1);
-    snprintf(curves.title, sizeof curves.title, "mpix_p2p_bench: %s, %s", op_names[b->op], test_names[b->test]);
-    snprintf(curves.subtitle, sizeof curves.subtitle, "%d ranks, %s memory, %d piece%s; %s", b->size, b->cuda ? b->gpu : "host", b->iov_n,
-             b->iov_n == 1 ? "" : "s", host);
+    snprintf(curves.title, sizeof curves.title, "mpix_p2p_bench: %s, %s", op_names[b->op],
+             test_names[b->test]);
+    snprintf(curves.subtitle, sizeof curves.subtitle, "%d ranks, %s memory, %d piece%s; %s",
+             b->size, b->cuda ? b->gpu : "host", b->iov_n, b->iov_n == 1 ? "" : "s", host);
     curves.xlabel = "bytes";
     curves.ylabel = "time (median)";
     if (plot_write(&curves, b->plot_path) == 0)
@@ -241,22 +265,29 @@ static int curves_write(const p2p_bench *b) {
     return 1;
 }
 
-/* ---- options -------------------------------------------------------------------------------------------------------------- */
+/* ---- options --------------------------------------------------------------------------------- */
 
 static void usage(FILE *to) {
     fputs("usage: mpirun -n 2 mpix_p2p_bench [options]\n"
-          "  -o put|get|send|fetch_add|notify|seen   operation (put: with a flush; notify: put_notify and the target's wait;\n"
-          "                               seen: a put whose last byte the target looks for in its memory; both half a round trip, latency only)\n"
-          "  -t latency|bandwidth|bidirectional|rate|pairs   rate: messages per second, with many in flight; pairs: any number of ranks,\n"
-          "                               each with all others at once (put and get); time of one transfer to each, MB/s of a rank, one way\n"
-          "  -m MIN:MAX                   bytes, doubled from MIN to MAX, default 8:64m; suffix k, m\n"
+          "  -o put|get|send|fetch_add|notify|seen   operation (put: with a flush; notify: "
+          "put_notify and the target's wait;\n"
+          "                               seen: a put whose last byte the target looks for in its "
+          "memory; both half a round trip, latency only)\n"
+          "  -t latency|bandwidth|bidirectional|rate|pairs   rate: messages per second, with many "
+          "in flight; pairs: any number of ranks,\n"
+          "                               each with all others at once (put and get); time of one "
+          "transfer to each, MB/s of a rank, one way\n"
+          "  -m MIN:MAX                   bytes, doubled from MIN to MAX, default 8:64m; suffix k, "
+          "m\n"
           "  --memory host|cuda           kind of memory, default host\n"
           "  --stream                     cuda: put, get and notify by the _enqueue calls\n"
           "  --iov N                      pieces of each transfer, default 1\n"
-          "  --window N                   transfers in flight but for latency, 1 to 32 (default by size)\n"
+          "  --window N                   transfers in flight but for latency, 1 to 32 (default by "
+          "size)\n"
           "  -i N                         transfers per block, or rows of them (default by size)\n"
           "  --blocks N                   blocks, each side in turn, 1 to 15 (default)\n"
-          "  -b mpi|nccl|memcpy|none      baselines: MPI (host memory: MPI_Win_allocate, flush) or NCCL (cuda), and memcpy; memcpy alone; none\n"
+          "  -b mpi|nccl|memcpy|none      baselines: MPI (host memory: MPI_Win_allocate, flush) or "
+          "NCCL (cuda), and memcpy; memcpy alone; none\n"
           "  -c 0|1                       verification, default 1; decides the exit status\n"
           "  --json FILE\n"
           "  --plot FILE.svg              draws the times over the sizes\n",
@@ -289,7 +320,8 @@ static int sizes(p2p_bench *b, char *text) {
     if (!colon)
         return number(text, &b->max_bytes) && (b->min_bytes = b->max_bytes) > 0;
     *colon = 0;
-    return number(text, &b->min_bytes) && number(colon + 1, &b->max_bytes) && b->min_bytes > 0 && b->min_bytes <= b->max_bytes;
+    return number(text, &b->min_bytes) && number(colon + 1, &b->max_bytes) && b->min_bytes > 0 &&
+           b->min_bytes <= b->max_bytes;
 }
 
 enum { NONE, BASE_MPI, BASE_NCCL, BASE_MEMCPY };
@@ -309,7 +341,8 @@ static const char *options_check(p2p_bench *b, int base) {
     if (b->stream && (!b->cuda || b->op == P2P_SEND || b->op == P2P_ADD))
         return "--stream is for put, get and notify with --memory cuda";
     if (base == (b->cuda ? BASE_MPI : BASE_NCCL))
-        return "the baselines of host memory are mpi and memcpy, those of --memory cuda nccl and memcpy";
+        return "the baselines of host memory are mpi and memcpy, those of --memory cuda nccl and "
+               "memcpy";
 #ifndef HAVE_JANSSON
     if (b->json_path)
         return "--json: this build has no jansson";
@@ -327,11 +360,17 @@ static const char *options_check(p2p_bench *b, int base) {
 
 /* 1: go on; 0: wrong; -1: help. */
 static int options(p2p_bench *b, int argc, char **argv) {
-    static const struct option names[] = {{"iov", required_argument, NULL, 'v'},   {"json", required_argument, NULL, 'j'},
-                                          {"plot", required_argument, NULL, 'p'},  {"window", required_argument, NULL, 'w'}, {"blocks", required_argument, NULL, 'k'},
-                                          {"memory", required_argument, NULL, 'y'}, {"stream", no_argument, NULL, 's'},
-                                          {"help", no_argument, NULL, 'h'},        {NULL, 0, NULL, 0}};
-    static const char *const base_names[] = {"none", "mpi", "nccl", "memcpy"}, *const yes_names[] = {"0", "1"}, *const memories[] = {"host", "cuda"};
+    static const struct option names[] = {{"iov", required_argument, NULL, 'v'},
+                                          {"json", required_argument, NULL, 'j'},
+                                          {"plot", required_argument, NULL, 'p'},
+                                          {"window", required_argument, NULL, 'w'},
+                                          {"blocks", required_argument, NULL, 'k'},
+                                          {"memory", required_argument, NULL, 'y'},
+                                          {"stream", no_argument, NULL, 's'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {NULL, 0, NULL, 0}};
+    static const char *const base_names[] = {"none", "mpi", "nccl", "memcpy"},
+                             *const yes_names[] = {"0", "1"}, *const memories[] = {"host", "cuda"};
     const char *wrong;
     size_t n;
     int c, good = 1, base = -1;
@@ -411,7 +450,8 @@ int main(int argc, char **argv) {
         bench_stats s[P2P_SIDES];
         int verified;
         measure(b, bytes, s);
-        verified = !b->validate || (b->test == P2P_PAIRS ? verify_pairs(b, bytes) : verify(b, bytes));
+        verified = !b->validate ||
+                   (b->test == P2P_PAIRS ? verify_pairs(b, bytes) : verify(b, bytes));
         failed |= !verified;
         if (b->rank == 0)
             print(b, bytes, s, verified);

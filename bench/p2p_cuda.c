@@ -1,6 +1,7 @@
 /*
- * p2p_cuda.c - GPU memory for mpix_p2p_bench: devices, contents, and the baselines. cudaMemcpyPeer copies within this process, from this
- * rank's GPU to memory of its own on the other's, for no pointer of another process may be given to it.
+ * p2p_cuda.c - GPU memory for mpix_p2p_bench: devices, contents, and the baselines. cudaMemcpyPeer
+ * copies within this process, from this rank's GPU to memory of its own on the other's, for no
+ * pointer of another process may be given to it.
  */
 #include "config.h"
 
@@ -15,8 +16,8 @@
 static struct {
     int own, other; /* devices; alike where there is only one */
     cudaStream_t stream;
-    void *from, *to;     /* memcpy */
-    void *send, *recv;   /* NCCL */
+    void *from, *to;   /* memcpy */
+    void *send, *recv; /* NCCL */
 #ifdef HAVE_NCCL
     ncclComm_t comm;
 #endif
@@ -88,14 +89,16 @@ void p2p_cuda_nccl(p2p_bench *b, size_t bytes, int window, int active) {
             for (int i = 1; i < b->size; i++) {
                 int to = (b->rank + i) % b->size, from = (b->rank + b->size - i) % b->size;
                 NCCL(bench_nccl.send(g.send, bytes, ncclChar, to, g.comm, g.stream));
-                NCCL(bench_nccl.recv((char *)g.recv + (size_t)from * b->max_bytes, bytes, ncclChar, from, g.comm, g.stream));
+                NCCL(bench_nccl.recv((char *)g.recv + (size_t)from * b->max_bytes, bytes, ncclChar,
+                                     from, g.comm, g.stream));
             }
             NCCL(bench_nccl.end());
         }
         CUDA(cudaStreamSynchronize(g.stream));
         return;
     }
-    if (b->test == P2P_LATENCY && (b->op == P2P_SEND || b->op == P2P_NOTIFY)) { /* there and back, the host sees each arrival */
+    /* there and back, the host sees each arrival */
+    if (b->test == P2P_LATENCY && (b->op == P2P_SEND || b->op == P2P_NOTIFY)) {
         for (int turn = 0; turn < 2; turn++) {
             if (turn == b->rank)
                 NCCL(bench_nccl.send(g.send, bytes, ncclChar, peer, g.comm, g.stream));
@@ -117,12 +120,15 @@ void p2p_cuda_nccl(p2p_bench *b, size_t bytes, int window, int active) {
 }
 #else
 static void nccl_open(p2p_bench *b) { p2p_die(b, "no NCCL"); }
-void p2p_cuda_nccl(p2p_bench *b, size_t bytes, int window, int active) { (void)bytes, (void)window, (void)active, nccl_open(b); }
+void p2p_cuda_nccl(p2p_bench *b, size_t bytes, int window, int active) {
+    (void)bytes, (void)window, (void)active, nccl_open(b);
+}
 #endif
 
 void p2p_cuda_open(p2p_bench *b) {
     CUDA(cudaStreamCreateWithFlags(&g.stream, cudaStreamNonBlocking));
-    CUDA(cudaMemset(b->base, 1, b->test == P2P_PAIRS ? p2p_pairs_place(b, b->size) : 2 * b->max_bytes));
+    CUDA(cudaMemset(b->base, 1,
+                    b->test == P2P_PAIRS ? p2p_pairs_place(b, b->size) : 2 * b->max_bytes));
     CUDA(cudaDeviceSynchronize());
     if (b->side[P2P_COPY]) {
         g.from = device(b, g.own, b->max_bytes);
@@ -150,13 +156,9 @@ void p2p_cuda_close(p2p_bench *b) {
     CUDA(cudaStreamDestroy(g.stream));
 }
 
-void *p2p_cuda_stream(void) {
-    return g.stream;
-}
+void *p2p_cuda_stream(void) { return g.stream; }
 
-void p2p_cuda_sync(const p2p_bench *b) {
-    CUDA(cudaStreamSynchronize(g.stream));
-}
+void p2p_cuda_sync(const p2p_bench *b) { CUDA(cudaStreamSynchronize(g.stream)); }
 
 void p2p_cuda_copy(const p2p_bench *b, void *to, const void *from, size_t bytes) {
     CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
@@ -173,13 +175,18 @@ void p2p_cuda_memcpy(p2p_bench *b, size_t bytes, int window) {
 
 const char *p2p_cuda_choose(p2p_bench *b) {
     (void)b;
-    return "--memory cuda: this build has no GPU memory (nvcc was not found when it was configured)";
+    return "--memory cuda: this build has no GPU memory (nvcc was not found when it was "
+           "configured)";
 }
 void p2p_cuda_open(p2p_bench *b) { (void)b; }
 void p2p_cuda_close(p2p_bench *b) { (void)b; }
 void *p2p_cuda_stream(void) { return NULL; }
 void p2p_cuda_sync(const p2p_bench *b) { (void)b; }
-void p2p_cuda_copy(const p2p_bench *b, void *to, const void *from, size_t bytes) { (void)b, (void)to, (void)from, (void)bytes; }
-void p2p_cuda_nccl(p2p_bench *b, size_t bytes, int window, int active) { (void)b, (void)bytes, (void)window, (void)active; }
+void p2p_cuda_copy(const p2p_bench *b, void *to, const void *from, size_t bytes) {
+    (void)b, (void)to, (void)from, (void)bytes;
+}
+void p2p_cuda_nccl(p2p_bench *b, size_t bytes, int window, int active) {
+    (void)b, (void)bytes, (void)window, (void)active;
+}
 void p2p_cuda_memcpy(p2p_bench *b, size_t bytes, int window) { (void)b, (void)bytes, (void)window; }
 #endif

@@ -1,6 +1,7 @@
 /*
- * p2p_pairs.c - mpix_p2p_bench -t pairs: every rank moves to, or from, every other rank at once, ours and MPI's. Behind what a rank sends there
- * is a place for each rank: from rank r come the bytes at (1 + r) * max_bytes.
+ * p2p_pairs.c - mpix_p2p_bench -t pairs: every rank moves to, or from, every other rank at once,
+ * ours and MPI's. Behind what a rank sends there is a place for each rank: from rank r come the
+ * bytes at (1 + r) * max_bytes.
  */
 #include "config.h"
 
@@ -21,7 +22,8 @@ void p2p_pairs_open(p2p_bench *b) {
         p2p_die(b, "there is no memory");
     if (!b->side[P2P_MPI])
         return;
-    MPI_Win_allocate((MPI_Aint)p2p_pairs_place(b, b->size), 1, MPI_INFO_NULL, MPI_COMM_WORLD, &win_base, &win);
+    MPI_Win_allocate((MPI_Aint)p2p_pairs_place(b, b->size), 1, MPI_INFO_NULL, MPI_COMM_WORLD,
+                     &win_base, &win);
     memset(win_base, 1, p2p_pairs_place(b, b->size));
     MPI_Win_lock_all(0, win);
 }
@@ -43,9 +45,11 @@ void p2p_pairs_ours(p2p_bench *b, size_t bytes, int window) {
     for (int k = 0; k < window; k++)
         for (int i = 1; i < b->size; i++) {
             int r = peer_of(b, i), put = b->op == P2P_PUT;
-            MPIX_P2p_iov v = {b->mem, put ? 0 : (MPI_Count)p2p_pairs_place(b, r), b->at[r], put ? (MPI_Count)p2p_pairs_place(b, b->rank) : 0, (MPI_Count)bytes};
+            MPIX_P2p_iov v = {b->mem, put ? 0 : (MPI_Count)p2p_pairs_place(b, r), b->at[r],
+                              put ? (MPI_Count)p2p_pairs_place(b, b->rank) : 0, (MPI_Count)bytes};
             if (b->stream)
-                P2P_OK(put ? MPIX_P2p_put_enqueue(&v, 1, p2p_cuda_stream()) : MPIX_P2p_get_enqueue(&v, 1, p2p_cuda_stream()));
+                P2P_OK(put ? MPIX_P2p_put_enqueue(&v, 1, p2p_cuda_stream())
+                           : MPIX_P2p_get_enqueue(&v, 1, p2p_cuda_stream()));
             else
                 P2P_OK(put ? MPIX_P2p_iput(&v, 1, &xfers[n++]) : MPIX_P2p_iget(&v, 1, &xfers[n++]));
         }
@@ -65,7 +69,8 @@ void p2p_pairs_mpi(p2p_bench *b, size_t bytes, int window) {
         for (int i = 1; i < b->size; i++) {
             int r = peer_of(b, i);
             if (b->op == P2P_PUT)
-                MPI_Put(win_base, n, MPI_BYTE, r, (MPI_Aint)p2p_pairs_place(b, b->rank), n, MPI_BYTE, win);
+                MPI_Put(win_base, n, MPI_BYTE, r, (MPI_Aint)p2p_pairs_place(b, b->rank), n,
+                        MPI_BYTE, win);
             else
                 MPI_Get(win_base + p2p_pairs_place(b, r), n, MPI_BYTE, r, 0, n, MPI_BYTE, win);
         }

@@ -1,6 +1,6 @@
 /*
- * p2p_sides.c - what mpix_p2p_bench measures: our transfers, MPI's (MPI_Put, MPI_Get, MPI_Fetch_and_op and a flush; MPI_Send), NCCL's send
- * and receive, memcpy.
+ * p2p_sides.c - what mpix_p2p_bench measures: our transfers, MPI's (MPI_Put, MPI_Get,
+ * MPI_Fetch_and_op and a flush; MPI_Send), NCCL's send and receive, memcpy.
  */
 #include "config.h"
 
@@ -28,11 +28,15 @@ static void ours(p2p_bench *b, size_t bytes, int window, int active) {
     size_t piece = bytes / (size_t)iov_n;
 
     for (int i = 0; i < iov_n && bytes != made_for; i++) {
-        size_t len = i + 1 < iov_n ? piece : bytes - piece * (size_t)(iov_n - 1), off = (size_t)i * piece;
-        iov[i] = (MPIX_P2p_iov){mem, (MPI_Count)off, at[1 - rank], (MPI_Count)(max_bytes + off), (MPI_Count)len};
+        size_t len = i + 1 < iov_n ? piece : bytes - piece * (size_t)(iov_n - 1),
+               off = (size_t)i * piece;
+        iov[i] = (MPIX_P2p_iov){mem, (MPI_Count)off, at[1 - rank], (MPI_Count)(max_bytes + off),
+                                (MPI_Count)len};
         if (op == P2P_GET)
-            iov[i] = (MPIX_P2p_iov){mem, (MPI_Count)(max_bytes + off), at[1 - rank], (MPI_Count)off, (MPI_Count)len};
-        iov_in[i] = (MPIX_P2p_iov){.mem = mem, .off = (MPI_Count)(max_bytes + off), .len = (MPI_Count)len};
+            iov[i] = (MPIX_P2p_iov){mem, (MPI_Count)(max_bytes + off), at[1 - rank], (MPI_Count)off,
+                                    (MPI_Count)len};
+        iov_in[i] =
+            (MPIX_P2p_iov){.mem = mem, .off = (MPI_Count)(max_bytes + off), .len = (MPI_Count)len};
     }
     made_for = bytes;
     if (op == P2P_SEND) {
@@ -54,7 +58,8 @@ static void ours(p2p_bench *b, size_t bytes, int window, int active) {
         P2P_OK(MPIX_Xfer_waitall(n, xfers, NULL));
         return;
     }
-    if (op == P2P_SEEN) { /* there and back, as ib_write_lat does it: the last byte is another one each time */
+    /* there and back, as ib_write_lat does it: the last byte is another one each time */
+    if (op == P2P_SEEN) {
         volatile unsigned char *last = b->base + max_bytes + bytes - 1;
         stamp = (unsigned char)(stamp % 255 + 1);
         for (int turn = 0; turn < 2; turn++) {
@@ -85,7 +90,8 @@ static void ours(p2p_bench *b, size_t bytes, int window, int active) {
         return;
     if (b->stream) {
         for (int i = 0; i < window; i++)
-            P2P_OK(op == P2P_PUT ? MPIX_P2p_put_enqueue(iov, iov_n, p2p_cuda_stream()) : MPIX_P2p_get_enqueue(iov, iov_n, p2p_cuda_stream()));
+            P2P_OK(op == P2P_PUT ? MPIX_P2p_put_enqueue(iov, iov_n, p2p_cuda_stream())
+                                 : MPIX_P2p_get_enqueue(iov, iov_n, p2p_cuda_stream()));
         p2p_cuda_sync(b);
         return;
     }
@@ -106,7 +112,8 @@ static void theirs(p2p_bench *b, size_t bytes, int window, int active) {
     size_t max_bytes = b->max_bytes;
     int rank = b->rank, op = b->op, test = b->test, iov_n = b->iov_n;
     static MPI_Request requests[2 * P2P_WINDOW];
-    static MPI_Status statuses[2 * P2P_WINDOW]; /* gcc takes MPICH's MPI_STATUSES_IGNORE for an address */
+    /* gcc takes MPICH's MPI_STATUSES_IGNORE for an address */
+    static MPI_Status statuses[2 * P2P_WINDOW];
     int peer = 1 - rank, n = (int)bytes, k = 0;
 
     if (op == P2P_SEND || op >= P2P_NOTIFY) {
@@ -131,14 +138,18 @@ static void theirs(p2p_bench *b, size_t bytes, int window, int active) {
         return;
     for (int i = 0; i < window; i++) {
         for (int v = 0; v < iov_n; v++) { /* a vector is a row of calls and one flush */
-            size_t piece = bytes / (size_t)iov_n, off = (size_t)v * piece, len = v + 1 < iov_n ? piece : bytes - off;
+            size_t piece = bytes / (size_t)iov_n, off = (size_t)v * piece,
+                   len = v + 1 < iov_n ? piece : bytes - off;
             static const int64_t one = 1;
             if (op == P2P_PUT)
-                MPI_Put(win_local + off, (int)len, MPI_BYTE, peer, (MPI_Aint)(max_bytes + off), (int)len, MPI_BYTE, win);
+                MPI_Put(win_local + off, (int)len, MPI_BYTE, peer, (MPI_Aint)(max_bytes + off),
+                        (int)len, MPI_BYTE, win);
             else if (op == P2P_GET)
-                MPI_Get(win_base + max_bytes + off, (int)len, MPI_BYTE, peer, (MPI_Aint)off, (int)len, MPI_BYTE, win);
+                MPI_Get(win_base + max_bytes + off, (int)len, MPI_BYTE, peer, (MPI_Aint)off,
+                        (int)len, MPI_BYTE, win);
             else
-                MPI_Fetch_and_op(&one, &olds[i], MPI_INT64_T, peer, (MPI_Aint)max_bytes, MPI_SUM, win);
+                MPI_Fetch_and_op(&one, &olds[i], MPI_INT64_T, peer, (MPI_Aint)max_bytes, MPI_SUM,
+                                 win);
         }
     }
     MPI_Win_flush(peer, win);
@@ -162,7 +173,7 @@ void p2p_sides_run(p2p_bench *b, int side, size_t bytes, int window, int active)
             memcpy(copy_to, copy_from, bytes);
 }
 
-/* ---- memory ----------------------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static void *get_memory(const p2p_bench *b, size_t bytes) {
     void *p = NULL;

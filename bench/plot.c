@@ -1,6 +1,7 @@
 /*
- * plot.c - curves as SVG, drawn here so that nothing else is needed to look at a result. Everything is in user units of one pixel; the
- * scales are logarithmic, with a line per decade of times and per some powers of two of sizes.
+ * plot.c - curves as SVG, drawn here so that nothing else is needed to look at a result. Everything
+ * is in user units of one pixel; the scales are logarithmic, with a line per decade of times and
+ * per some powers of two of sizes.
  */
 #include "config.h"
 
@@ -11,13 +12,22 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { WIDTH = 820, HEIGHT = 480, LEFT = 80, RIGHT = 230, TOP = 64, BOTTOM = 60, BAR = 46 /* from bar to bar */ };
+enum {
+    WIDTH = 820,
+    HEIGHT = 480,
+    LEFT = 80,
+    RIGHT = 230,
+    TOP = 64,
+    BOTTOM = 60,
+    BAR = 46 /* from bar to bar */
+};
 
 /* Told apart by people who see few colours. */
-static const char *const plot_colours[PLOT_LINES] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999"};
+static const char *const plot_colours[PLOT_LINES] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
+                                                     "#e69f00", "#56b4e9", "#000000", "#999999"};
 
 typedef struct plot_scale {
-    double lo, hi; /* of log2 x or log10 y */
+    double lo, hi;   /* of log2 x or log10 y */
     double from, to; /* pixels */
 } plot_scale;
 
@@ -54,7 +64,9 @@ static void plot_text(FILE *f, double x, double y, const char *style, const char
     fputs("</text>\n", f);
 }
 
-static double plot_at(const plot_scale *s, double v) { return s->from + (v - s->lo) / (s->hi - s->lo) * (s->to - s->from); }
+static double plot_at(const plot_scale *s, double v) {
+    return s->from + (v - s->lo) / (s->hi - s->lo) * (s->to - s->from);
+}
 
 static void plot_size(char *buf, size_t len, double v) {
     static const char units[] = " KMGT";
@@ -110,9 +122,11 @@ static void plot_axes(FILE *f, const plot *p, const plot_scale *sx, const plot_s
         plot_time(text, sizeof text, pow(10, v));
         plot_text(f, LEFT - 8, y + 4, "text-anchor=\"end\"", text);
         for (int k = 2; k < 10 && v < sy->hi; k++)
-            fprintf(f, "<path d=\"M%d %.1f h4\" stroke=\"#999\"/>\n", LEFT, plot_at(sy, v + log10(k)));
+            fprintf(f, "<path d=\"M%d %.1f h4\" stroke=\"#999\"/>\n", LEFT,
+                    plot_at(sy, v + log10(k)));
     }
-    fprintf(f, "<path d=\"M%d %d V%d H%d\" stroke=\"#333\" fill=\"none\"/>\n", LEFT, TOP, HEIGHT - BOTTOM, WIDTH - RIGHT);
+    fprintf(f, "<path d=\"M%d %d V%d H%d\" stroke=\"#333\" fill=\"none\"/>\n", LEFT, TOP,
+            HEIGHT - BOTTOM, WIDTH - RIGHT);
     plot_text(f, (LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 16, "text-anchor=\"middle\"", p->xlabel);
     fprintf(f, "<g transform=\"translate(20 %d) rotate(-90)\">", (TOP + HEIGHT - BOTTOM) / 2);
     plot_text(f, 0, 0, "text-anchor=\"middle\"", p->ylabel);
@@ -126,15 +140,19 @@ static void plot_curves(FILE *f, const plot *p) {
     for (int l = 0; l < p->nlines; l++) {
         const plot_line *line = &p->lines[l];
         const char *dash = line->dashed ? " stroke-dasharray=\"6 4\"" : "";
-        fprintf(f, "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"2\"%s points=\"", plot_colours[l], dash);
+        fprintf(f, "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"2\"%s points=\"",
+                plot_colours[l], dash);
         for (int i = 0; i < line->n; i++)
-            fprintf(f, "%s%.1f,%.1f", i ? " " : "", plot_at(&sx, log2(line->x[i])), plot_at(&sy, log10(line->y[i])));
+            fprintf(f, "%s%.1f,%.1f", i ? " " : "", plot_at(&sx, log2(line->x[i])),
+                    plot_at(&sy, log10(line->y[i])));
         fputs("\"/>\n", f);
         for (int i = 0; i < line->n; i++)
-            fprintf(f, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"%s\"/>\n", plot_at(&sx, log2(line->x[i])),
-                    plot_at(&sy, log10(line->y[i])), plot_colours[l]);
+            fprintf(f, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"%s\"/>\n",
+                    plot_at(&sx, log2(line->x[i])), plot_at(&sy, log10(line->y[i])),
+                    plot_colours[l]);
         int y = TOP + 10 + 22 * l;
-        fprintf(f, "<path d=\"M%d %d h28\" stroke=\"%s\" stroke-width=\"2\"%s/>\n", WIDTH - RIGHT + 16, y - 4, plot_colours[l], dash);
+        fprintf(f, "<path d=\"M%d %d h28\" stroke=\"%s\" stroke-width=\"2\"%s/>\n",
+                WIDTH - RIGHT + 16, y - 4, plot_colours[l], dash);
         plot_text(f, WIDTH - RIGHT + 52, y, "", line->name);
     }
 }
@@ -147,7 +165,8 @@ static void plot_bars(FILE *f, const plot *p) {
         most = fmax(most, p->lines[l].y[0]);
     for (int l = 0; l < p->nlines; l++) {
         double y = TOP + 14 + BAR * l, width = p->lines[l].y[0] / most * room;
-        fprintf(f, "<rect x=\"%d\" y=\"%.1f\" width=\"%.1f\" height=\"28\" fill=\"%s\"%s/>\n", LEFT + 110, y, width, plot_colours[l / 2 * 2 % PLOT_LINES],
+        fprintf(f, "<rect x=\"%d\" y=\"%.1f\" width=\"%.1f\" height=\"28\" fill=\"%s\"%s/>\n",
+                LEFT + 110, y, width, plot_colours[l / 2 * 2 % PLOT_LINES],
                 p->lines[l].dashed ? " fill-opacity=\"0.45\"" : "");
         plot_text(f, LEFT + 102, y + 19, "text-anchor=\"end\"", p->lines[l].name);
         plot_time(text, sizeof text, p->lines[l].y[0]);
@@ -164,8 +183,11 @@ int plot_write(const plot *p, const char *path) {
     for (int l = 0; l < p->nlines; l++)
         one &= p->lines[l].n == 1 && p->lines[l].x[0] == p->lines[0].x[0];
     int height = one ? TOP + 14 + BAR * p->nlines + 40 : HEIGHT; /* bars need no more */
-    fprintf(f, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
-               "viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" font-size=\"13\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
+    fprintf(f,
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" "
+            "width=\"%d\" height=\"%d\" "
+            "viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" font-size=\"13\">\n<rect "
+            "width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
             WIDTH, height, WIDTH, height);
     plot_text(f, LEFT, 26, "font-size=\"17\" font-weight=\"bold\"", p->title);
     plot_text(f, LEFT, 46, "fill=\"#555\"", p->subtitle);

@@ -1,4 +1,5 @@
-/* plot.h - curves of a benchmark as an SVG file: times over sizes, both on logarithmic scales; bars if there is one size only. */
+/* plot.h - curves of a benchmark as an SVG file: times over sizes, both on logarithmic scales; bars
+ * if there is one size only. */
 #ifndef BENCH_PLOT_H
 #define BENCH_PLOT_H
 #include <stddef.h>
@@ -19,7 +20,8 @@ typedef struct plot {
     plot_line lines[PLOT_LINES];
 } plot;
 
-/* Adds a point to the line of that name, which is begun with its first one. What has no place or no logarithm is left out. */
+/* Adds a point to the line of that name, which is begun with its first one. What has no place or no
+ * logarithm is left out. */
 void plot_add(plot *p, const char *name, int dashed, double x, double y);
 /* 0, or -1 with errno set. */
 int plot_write(const plot *p, const char *path);

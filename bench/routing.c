@@ -1,6 +1,7 @@
 /*
- * routing.c - who needs which token. Choices are drawn, or taken from a file; every rank knows everybody's, and works
- * out what it must receive straight from the definitions of the layouts in mpix_ep.h.
+ * routing.c - who needs which token. Choices are drawn, or taken from a file; every rank
+ * knows everybody's, and works out what it must receive straight from the definitions of the
+ * layouts in mpix_ep.h.
  */
 #include "config.h"
 
@@ -30,8 +31,8 @@ static void *routing_array(const bench *b, size_t count, size_t size) {
     return p;
 }
 
-/* k distinct experts of n: the front of a permutation that goes on being shuffled, which stays uniform whatever it was
- * before. */
+/* k distinct experts of n: the front of a permutation that goes on being shuffled, which stays
+ * uniform whatever it was before. */
 static void routing_uniform(const bench *b, routing_rng *rng, long n, int k, int32_t *ids) {
     int experts = b->opt.num_experts;
     int32_t *perm = routing_array(b, (size_t)experts, sizeof *perm);
@@ -48,9 +49,9 @@ static void routing_uniform(const bench *b, routing_rng *rng, long n, int k, int
 }
 
 /*
- * Successive draws without replacement, the expert of popularity p with probability proportional to (p + 1)^-S, are the
- * k smallest of log(-log(u)) + S log(p + 1). Which expert is how popular is drawn once for all ranks, so that no rank
- * is favoured by its number.
+ * Successive draws without replacement, the expert of popularity p with probability proportional to
+ * (p + 1)^-S, are the k smallest of log(-log(u)) + S log(p + 1). Which expert is how popular is
+ * drawn once for all ranks, so that no rank is favoured by its number.
  */
 static void routing_zipf(const bench *b, routing_rng *rng, long n, int k, int32_t *ids) {
     int experts = b->opt.num_experts;
@@ -86,7 +87,8 @@ static void routing_zipf(const bench *b, routing_rng *rng, long n, int k, int32_
     free(shift);
 }
 
-/* Rank r takes n tokens from r * n on; other rounds go on from there and start anew at the end of the file. */
+/* Rank r takes n tokens from r * n on; other rounds go on from there and start anew at the
+ * end of the file. */
 static void routing_file(const bench *b, int round, long n, int k, int32_t *ids) {
     for (long t = 0; t < n; t++) {
         int64_t at = ((int64_t)round * b->size + b->rank) * n + t;
@@ -98,8 +100,10 @@ int bench_local_experts(const bench *b) {
     return b->expert_begin[b->rank + 1] - b->expert_begin[b->rank];
 }
 
-static void routing_choose(const bench *b, int round, int exact, bench_plan *p, int32_t *ids, float *weights) {
-    routing_rng rng = {bench_mix(bench_mix(b->opt.seed + 17) ^ (uint64_t)b->rank << 32 ^ (uint64_t)round)};
+static void routing_choose(const bench *b, int round, int exact, bench_plan *p, int32_t *ids,
+                           float *weights) {
+    routing_rng rng = {
+        bench_mix(bench_mix(b->opt.seed + 17) ^ (uint64_t)b->rank << 32 ^ (uint64_t)round)};
     size_t count = (size_t)p->n * (size_t)p->k;
     if (b->opt.routing == BENCH_FILE && p->n)
         routing_file(b, round, p->n, p->k, ids);
@@ -116,7 +120,8 @@ static void routing_choose(const bench *b, int round, int exact, bench_plan *p, 
 
 /* First walk over everybody's choices: counts. */
 static void routing_count(const bench *b, bench_plan *p) {
-    int first = b->expert_begin[b->rank], local = bench_local_experts(b), align = b->opt.expert_align;
+    int first = b->expert_begin[b->rank], local = bench_local_experts(b),
+        align = b->opt.expert_align;
     for (int s = 0; s < b->size; s++)
         for (long t = 0; t < p->n; t++) {
             const int32_t *ids = p->all_ids + ((size_t)s * (size_t)p->n + (size_t)t) * (size_t)p->k;
@@ -143,7 +148,8 @@ static void routing_count(const bench *b, bench_plan *p) {
 
 /* Second walk: the place of each row. */
 static void routing_place(const bench *b, bench_plan *p) {
-    int first = b->expert_begin[b->rank], local = bench_local_experts(b), compact = b->opt.layout == MPIX_EP_COMPACT;
+    int first = b->expert_begin[b->rank], local = bench_local_experts(b),
+        compact = b->opt.layout == MPIX_EP_COMPACT;
     long *next = routing_array(b, (size_t)local + 1, sizeof *next);
     memcpy(next, p->offset, (size_t)local * sizeof *next);
     long at = 0;
@@ -186,7 +192,8 @@ void bench_plan_make(const bench *b, long n, int round, int exact, bench_plan *p
     memset(p, 0, sizeof *p);
     p->n = n;
     p->k = b->opt.topk;
-    size_t mine = (size_t)n * (size_t)p->k, all = mine * (size_t)b->size, at = mine * (size_t)b->rank;
+    size_t mine = (size_t)n * (size_t)p->k, all = mine * (size_t)b->size,
+           at = mine * (size_t)b->rank;
     p->all_ids = routing_array(b, all, sizeof *p->all_ids);
     p->all_weights = routing_array(b, all, sizeof *p->all_weights);
     p->ids = p->all_ids + at;

@@ -1,10 +1,11 @@
 /*
- * rows_bench.c - how fast the row kernels move memory, against a plain streaming-store copy. For developers; not
- * installed.
+ * rows_bench.c - how fast the row kernels move memory, against a plain streaming-store copy. For
+ * developers; not installed.
  *
- * Several processes work at once on buffers larger than the caches, since that is how ranks of a host use the kernels.
- * The reference and the kernel alternate within every repetition. Every figure is the median, in GB/s of bytes written
- * (copy) or bytes read and written (sum), of the slowest process.
+ * Several processes work at once on buffers larger than the caches, since that is how ranks of a
+ * host use the kernels. The reference and the kernel alternate within every repetition. Every
+ * figure is the median, in GB/s of bytes written (copy) or bytes read and written (sum), of the
+ * slowest process.
  */
 #include "config.h"
 
@@ -56,19 +57,21 @@ static void barrier(shared *sh, int procs) {
         sched_yield();
 }
 
-/* ---- the reference: one source, one destination, streaming stores of the widest registers there are ---- */
+/* ---- the reference: one source, one destination, streaming stores of the widest registers ---- */
 
 #if MPIX_ROWS_X86
 __attribute__((target("avx512f"))) static void plain_avx512(char *dst, const char *src, size_t n) {
     for (size_t i = 0; i < n; i += 256)
         for (int k = 0; k < 4; k++)
-            _mm512_stream_si512((__m512i *)(dst + i + 64 * k), _mm512_loadu_si512(src + i + 64 * k));
+            _mm512_stream_si512((__m512i *)(dst + i + 64 * k),
+                                _mm512_loadu_si512(src + i + 64 * k));
 }
 
 static void plain_sse2(char *dst, const char *src, size_t n) {
     for (size_t i = 0; i < n; i += 64)
         for (int k = 0; k < 4; k++)
-            _mm_stream_si128((__m128i *)(dst + i + 16 * k), _mm_loadu_si128((const __m128i *)(src + i + 16 * k)));
+            _mm_stream_si128((__m128i *)(dst + i + 16 * k),
+                             _mm_loadu_si128((const __m128i *)(src + i + 16 * k)));
 }
 #endif
 
@@ -86,7 +89,7 @@ static void run_plain(const bench *b, int arg) {
 #endif
 }
 
-/* ---- the kernels ---- */
+/* ---- the kernels ----------------------------------------------------------------------------- */
 
 static void copy_rows(const bench *b, int ndst, int streaming) {
     for (size_t r = 0; r < b->rows; r++) {
@@ -108,26 +111,31 @@ static void run_zero(const bench *b, int arg) {
     b->ops->fence();
 }
 
-/* Rows of different buffers, each its own group as in combine of the COMPACT layout. arg: rows + 16 * dtype. */
+/* Rows of different buffers, each its own group as in combine of the COMPACT layout. arg:
+ * rows + 16 * dtype. */
 static void run_sum(const bench *b, int arg) {
     int nterms = arg % 16, dtype = arg / 16;
     mpix_row_term terms[MAX_DST];
     for (size_t r = 0; r < b->rows; r++) {
         for (int t = 0; t < nterms; t++)
-            /* Rows of a token lie anywhere in the peers' windows, not at equal offsets that would compete for cache
-             * sets. */
-            terms[t] = (mpix_row_term){
-                .x = b->dst[t] + (r + 3 * (size_t)t) % b->rows * b->row, .w = {0.5f}, .nw = nterms > 2, .group = t};
+            /* Rows of a token lie anywhere in the peers' windows, not at equal offsets that would
+             * compete for cache sets. */
+            terms[t] = (mpix_row_term){.x = b->dst[t] + (r + 3 * (size_t)t) % b->rows * b->row,
+                                       .w = {0.5f},
+                                       .nw = nterms > 2,
+                                       .group = t};
         mpix_row_sum sum = {.y = b->y + b->skew + r * b->row, .nterms = nterms, .terms = terms};
         b->ops->sum(&sum, dtype, MPIX_EP_NO_SCALES, dtype, b->row / mpix_dtype_size(dtype), 1);
     }
     b->ops->fence();
 }
 
-/* bf16 rows to fp8 and scales, as dispatch does before it copies: the result stays in the cache. arg: scale_kind. */
+/* bf16 rows to fp8 and scales, as dispatch does before it copies: the result stays in the cache.
+ * arg: scale_kind. */
 static void run_quantize(const bench *b, int arg) {
     for (size_t r = 0; r < b->rows; r++)
-        b->ops->quantize(b->src + r * b->row, MPIX_EP_BF16, b->y, MPIX_EP_F8E4M3, b->y + b->row / 2, arg, b->row / 2);
+        b->ops->quantize(b->src + r * b->row, MPIX_EP_BF16, b->y, MPIX_EP_F8E4M3, b->y + b->row / 2,
+                         arg, b->row / 2);
 }
 
 typedef struct bench_case {
@@ -211,18 +219,21 @@ static double median_of_slowest(const bench *b, double seconds[MAX_PROCS][MAX_RE
 
 static void print(const bench *b, shared *sh) {
     double bytes = (double)(b->row * b->rows) * 1e-9;
-    printf("# %s, %d processes, rows of %zu bytes, %zu rows, destinations off by %zu bytes; GB/s per process\n",
+    printf("# %s, %d processes, rows of %zu bytes, %zu rows, destinations off by %zu bytes; GB/s "
+           "per process\n",
            b->ops->name, b->procs, b->row, b->rows, b->skew);
     printf("%-22s %10s %10s %8s\n", "# kernel", "plain", "kernel", "ratio");
     for (int c = 0; c < NCASES; c++) {
-        double plain = (cases[c].read_too ? 2 : 1) * bytes / median_of_slowest(b, sh->seconds[c][0]);
+        double plain = (cases[c].read_too ? 2 : 1) * bytes /
+                       median_of_slowest(b, sh->seconds[c][0]);
         double kernel = cases[c].rows_moved * bytes / median_of_slowest(b, sh->seconds[c][1]);
         printf("%-22s %10.2f %10.2f %8.2f\n", cases[c].name, plain, kernel, kernel / plain);
     }
 }
 
 static void usage(FILE *to) {
-    fprintf(to, "usage: rows_bench [-a auto|portable|avx2|avx512] [-p processes] [-r row bytes] [-n rows] [-k skew] "
+    fprintf(to, "usage: rows_bench [-a auto|portable|avx2|avx512] [-p processes] [-r row bytes] "
+                "[-n rows] [-k skew] "
                 "[-i repetitions]\n");
 }
 
@@ -250,27 +261,13 @@ int main(int argc, char **argv) {
     int isa = MPIX_ISA_AUTO, opt, failed = 0;
     while ((opt = getopt(argc, argv, "a:p:r:n:k:i:h")) != -1) {
         switch (opt) {
-        case 'a':
-            isa = isa_of(optarg);
-            break;
-        case 'p':
-            b.procs = (int)number(optarg, 1, MAX_PROCS);
-            break;
-        case 'r':
-            b.row = (size_t)number(optarg, 8, 1 << 24) / 8 * 8;
-            break;
-        case 'n':
-            b.rows = (size_t)number(optarg, 1, 1 << 20);
-            break;
-        case 'k':
-            b.skew = (size_t)number(optarg, 0, 4096);
-            break;
-        case 'i':
-            b.reps = (int)number(optarg, 1, MAX_REPS);
-            break;
-        default:
-            usage(opt == 'h' ? stdout : stderr);
-            return opt == 'h' ? 0 : 2;
+        case 'a': isa = isa_of(optarg); break;
+        case 'p': b.procs = (int)number(optarg, 1, MAX_PROCS); break;
+        case 'r': b.row = (size_t)number(optarg, 8, 1 << 24) / 8 * 8; break;
+        case 'n': b.rows = (size_t)number(optarg, 1, 1 << 20); break;
+        case 'k': b.skew = (size_t)number(optarg, 0, 4096); break;
+        case 'i': b.reps = (int)number(optarg, 1, MAX_REPS); break;
+        default: usage(opt == 'h' ? stdout : stderr); return opt == 'h' ? 0 : 2;
         }
     }
     b.ops = mpix_rows_get(isa);

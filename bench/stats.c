@@ -38,7 +38,7 @@ double bench_speedup(const bench_stats *base, const bench_stats *ours) {
 
 #ifdef HAVE_JANSSON
 json_t *bench_stats_json(const bench_stats *s) {
-    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "min", s->min, "avg", s->avg, "median", s->median, "p90", s->p90,
-                     "p99", s->p99, "max", s->max);
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "min", s->min, "avg", s->avg, "median",
+                     s->median, "p90", s->p90, "p99", s->p99, "max", s->max);
 }
 #endif

@@ -11,7 +11,8 @@ typedef struct bench_stats {
     double min, avg, median, p90, p99, max;
 } bench_stats;
 
-/* samples [n] of this rank; the statistics are of the maximum over ranks. Collective. samples are overwritten. */
+/* samples [n] of this rank; the statistics are of the maximum over ranks. Collective. samples
+ * are overwritten. */
 bench_stats bench_stats_take(MPI_Comm comm, double *samples, int n);
 /* Speed-up: the baseline's median over ours. */
 double bench_speedup(const bench_stats *base, const bench_stats *ours);

@@ -1,12 +1,13 @@
 /*
- * verify.c - checks what both sides deliver against the definitions in mpix_ep.h. Nothing of the library is used for
- * it: the plan gives the order of rows, and contents follow from (round, rank, token). Outputs are poisoned before each
- * call.
+ * verify.c - checks what both sides deliver against the definitions in mpix_ep.h. Nothing of the
+ * library is used for it: the plan gives the order of rows, and contents follow from (round, rank,
+ * token). Outputs are poisoned before each call.
  *
- * Combine is checked twice: with small integers and weights of 1/2 and 1, where every order of summation gives the same
- * exact sum, so the result must be that sum rounded to y's dtype; and with arbitrary values against sums in double with
- * a bound: n products and n sums in float, each with a relative error of at most 2^-24 of the sum of magnitudes (and
- * one more for a scale), then one rounding.
+ * Combine is checked twice: with small integers and weights of 1/2 and 1, where every order of
+ * summation gives the same exact sum, so the result must be that sum rounded to y's dtype; and
+ * with arbitrary values against sums in double with a bound: n products and n sums in float, each
+ * with a relative error of at most 2^-24 of the sum of magnitudes (and one more for a scale),
+ * then one rounding.
  */
 #include "config.h"
 
@@ -41,7 +42,8 @@ static void verify_fault(verify *v, const char *fmt, ...) {
 static int verify_agree(verify *v) {
     long faults;
     if (v->faults > VERIFY_SHOWN)
-        fprintf(stderr, "mpix_ep_bench: rank %d: %s: %ld faults in all\n", v->b->rank, v->who, v->faults);
+        fprintf(stderr, "mpix_ep_bench: rank %d: %s: %ld faults in all\n", v->b->rank, v->who,
+                v->faults);
     MPI_Allreduce(&v->faults, &faults, 1, MPI_LONG, MPI_SUM, v->b->comm);
     return faults == 0;
 }
@@ -67,30 +69,36 @@ typedef struct verify_rows {
 
 static void verify_row_metadata(verify *v, const bench_plan *plan, const verify_rows *got, long i) {
     const bench *b = v->b;
-    int k = plan->k, first = b->expert_begin[b->rank], local = bench_local_experts(b), s = plan->row_rank[i];
+    int k = plan->k, first = b->expert_begin[b->rank], local = bench_local_experts(b),
+        s = plan->row_rank[i];
     long t = plan->row_token[i];
     size_t at = ((size_t)(s < 0 ? 0 : s) * (size_t)plan->n + (size_t)(t < 0 ? 0 : t)) * (size_t)k;
     if (got->src_rank && got->src_rank[i] != s)
         verify_fault(v, "row %ld: src_rank is %d, expected %d", i, got->src_rank[i], s);
     if (got->src_token && got->src_token[i] != t)
-        verify_fault(v, "row %ld: src_token is %lld, expected %ld", i, (long long)got->src_token[i], t);
+        verify_fault(v, "row %ld: src_token is %lld, expected %ld", i, (long long)got->src_token[i],
+                     t);
     if (b->opt.layout == MPIX_EP_EXPERT) {
         float want = 0;
         for (int j = 0; s >= 0 && j < k; j++)
             if (plan->all_ids[at + (size_t)j] == plan->row_expert[i])
                 want = plan->all_weights[at + (size_t)j];
         if (got->weights && memcmp(&got->weights[i], &want, sizeof want))
-            verify_fault(v, "row %ld: weight is %.9g, expected %.9g", i, (double)got->weights[i], (double)want);
+            verify_fault(v, "row %ld: weight is %.9g, expected %.9g", i, (double)got->weights[i],
+                         (double)want);
         return;
     }
     for (int j = 0; j < k; j++) {
-        int id = plan->all_ids[at + (size_t)j], want = id >= first && id < first + local ? id - first : -1;
+        int id = plan->all_ids[at + (size_t)j],
+            want = id >= first && id < first + local ? id - first : -1;
         size_t here = (size_t)i * (size_t)k + (size_t)j;
         if (got->local_ids && got->local_ids[here] != want)
-            verify_fault(v, "row %ld, choice %d: local id is %d, expected %d", i, j, got->local_ids[here], want);
-        if (got->weights && memcmp(&got->weights[here], &plan->all_weights[at + (size_t)j], sizeof(float)))
-            verify_fault(v, "row %ld, choice %d: weight is %.9g, expected %.9g", i, j, (double)got->weights[here],
-                         (double)plan->all_weights[at + (size_t)j]);
+            verify_fault(v, "row %ld, choice %d: local id is %d, expected %d", i, j,
+                         got->local_ids[here], want);
+        if (got->weights &&
+            memcmp(&got->weights[here], &plan->all_weights[at + (size_t)j], sizeof(float)))
+            verify_fault(v, "row %ld, choice %d: weight is %.9g, expected %.9g", i, j,
+                         (double)got->weights[here], (double)plan->all_weights[at + (size_t)j]);
     }
 }
 
@@ -98,11 +106,13 @@ static void verify_dispatch(verify *v, const bench_plan *plan, const verify_rows
     const bench *b = v->b;
     for (long i = 0; i < plan->rows; i++) {
         const unsigned char *row = got->x + (size_t)i * got->stride;
-        const unsigned char *scales = b->scale_bytes ? got->scales + (size_t)i * got->scale_stride : NULL;
+        const unsigned char *scales = b->scale_bytes ? got->scales + (size_t)i * got->scale_stride
+                                                     : NULL;
         int s = plan->row_rank[i];
         size_t wrong;
         if (s < 0) {
-            wrong = !verify_is(row, 0, b->row_bytes) + (scales ? !verify_is(scales, 0, b->scale_bytes) : 0);
+            wrong = !verify_is(row, 0, b->row_bytes) +
+                    (scales ? !verify_is(scales, 0, b->scale_bytes) : 0);
         } else {
             uint64_t seed = bench_token_seed(b, round, s, plan->row_token[i]);
             wrong = bench_bytes_check(row, b->row_bytes, seed);
@@ -110,17 +120,18 @@ static void verify_dispatch(verify *v, const bench_plan *plan, const verify_rows
                 wrong += bench_bytes_check(scales, b->scale_bytes, ~seed);
         }
         if (wrong)
-            verify_fault(v, "row %ld (%s rank %d, token %ld): %zu wrong bytes", i, s < 0 ? "padding," : "of", s,
-                         plan->row_token[i], wrong);
+            verify_fault(v, "row %ld (%s rank %d, token %ld): %zu wrong bytes", i,
+                         s < 0 ? "padding," : "of", s, plan->row_token[i], wrong);
         verify_row_metadata(v, plan, got, i);
     }
 }
 
-/* How far y may be from the sum: see the head of the file. chained: partial sums were rounded to the wire's dtype on
- * the way. */
+/* How far y may be from the sum: see the head of the file. chained: partial sums were rounded to
+ * the wire's dtype on the way. */
 static double verify_bound(const bench *b, int terms, double sum, double mag, int chained) {
     double u = b->opt.dtype == MPIX_EP_F64 ? 0x1p-52 : 0x1p-24;
-    double bound = (2 * terms + 2) * u * mag * 1.01 + ldexp(fabs(sum), -bench_precision(b->ydtype)) * 1.01;
+    double bound = (2 * terms + 2) * u * mag * 1.01 +
+                   ldexp(fabs(sum), -bench_precision(b->ydtype)) * 1.01;
     if (chained)
         bound += ldexp(mag, -bench_precision(b->ydtype)) * 1.01;
     /* Below the normal numbers of y's dtype the rounding error is absolute. */
@@ -128,8 +139,8 @@ static double verify_bound(const bench *b, int terms, double sum, double mag, in
 }
 
 /* The sum of token t in double; returns the number of rows that enter it. */
-static int verify_sum(const bench *b, const bench_plan *plan, const bench_values *values, int round, long t,
-                      double *sum, double *mag) {
+static int verify_sum(const bench *b, const bench_plan *plan, const bench_values *values, int round,
+                      long t, double *sum, double *mag) {
     int terms = 0, k = plan->k, expert = b->opt.layout == MPIX_EP_EXPERT;
     memset(sum, 0, (size_t)b->opt.hidden * sizeof *sum);
     memset(mag, 0, (size_t)b->opt.hidden * sizeof *mag);
@@ -143,14 +154,15 @@ static int verify_sum(const bench *b, const bench_plan *plan, const bench_values
         if (!expert && again) /* COMPACT: one row for all choices on a rank */
             continue;
         double w = expert && b->opt.metadata ? (double)plan->weights[t * k + j] : 1.0;
-        bench_values_add(b, values, bench_expert_seed(b, round, expert ? id : owner, b->rank, t), w, sum, mag);
+        bench_values_add(b, values, bench_expert_seed(b, round, expert ? id : owner, b->rank, t), w,
+                         sum, mag);
         terms++;
     }
     return terms;
 }
 
-static void verify_combine(verify *v, const bench_plan *plan, const bench_values *values, const void *y, int round,
-                           int exact, int chained) {
+static void verify_combine(verify *v, const bench_plan *plan, const bench_values *values,
+                           const void *y, int round, int exact, int chained) {
     const bench *b = v->b;
     double *sum = calloc((size_t)b->opt.hidden * 2, sizeof *sum), *mag = sum + b->opt.hidden;
     if (!sum)
@@ -166,7 +178,8 @@ static void verify_combine(verify *v, const bench_plan *plan, const bench_values
             if (exact ? got == bench_round(b->ydtype, sum[c])
                       : fabs(got - sum[c]) <= verify_bound(b, terms, sum[c], mag[c], chained))
                 continue;
-            verify_fault(v, "combine: token %ld, column %ld (%d rows): %.9g, expected %.9g", t, c, terms, got, sum[c]);
+            verify_fault(v, "combine: token %ld, column %ld (%d rows): %.9g, expected %.9g", t, c,
+                         terms, got, sum[c]);
         }
     }
     free(sum);
@@ -184,20 +197,20 @@ static void verify_counts(verify *v, const bench_ours *o, const bench_plan *plan
         verify_fault(v, "recv_total is %lld, expected %ld", (long long)o->recv_total, plan->rows);
     for (int r = 0; r < b->size; r++)
         if (o->recv_per_rank[r] != plan->per_rank[r])
-            verify_fault(v, "recv_per_rank[%d] is %lld, expected %ld", r, (long long)o->recv_per_rank[r],
-                         plan->per_rank[r]);
+            verify_fault(v, "recv_per_rank[%d] is %lld, expected %ld", r,
+                         (long long)o->recv_per_rank[r], plan->per_rank[r]);
     for (int e = 0; e < local; e++) {
         if (o->recv_per_expert[e] != plan->per_expert[e])
-            verify_fault(v, "recv_per_expert[%d] is %lld, expected %ld", e, (long long)o->recv_per_expert[e],
-                         plan->per_expert[e]);
+            verify_fault(v, "recv_per_expert[%d] is %lld, expected %ld", e,
+                         (long long)o->recv_per_expert[e], plan->per_expert[e]);
         if (o->cumulative[e] != plan->per_expert[e] + 3)
             verify_fault(v, "cumulative[%d] is %lld, expected %ld", e, (long long)o->cumulative[e],
                          plan->per_expert[e] + 3);
     }
     for (int e = 0; b->opt.layout == MPIX_EP_EXPERT && e <= local; e++)
         if (o->expert_offset[e] != plan->offset[e])
-            verify_fault(v, "expert_offset[%d] is %lld, expected %ld", e, (long long)o->expert_offset[e],
-                         plan->offset[e]);
+            verify_fault(v, "expert_offset[%d] is %lld, expected %ld", e,
+                         (long long)o->expert_offset[e], plan->offset[e]);
     for (long t = 0; t < plan->n; t++) {
         memset(in_rank, 0, (size_t)b->size);
         for (int j = 0; j < plan->k; j++)
@@ -212,19 +225,20 @@ static void verify_counts(verify *v, const bench_ours *o, const bench_plan *plan
     }
     for (int r = 0; r < b->size; r++)
         if (o->send_per_rank[r] != send_rank[r])
-            verify_fault(v, "send_per_rank[%d] is %lld, expected %ld", r, (long long)o->send_per_rank[r], send_rank[r]);
+            verify_fault(v, "send_per_rank[%d] is %lld, expected %ld", r,
+                         (long long)o->send_per_rank[r], send_rank[r]);
     for (int e = 0; e < b->opt.num_experts; e++)
         if (o->send_per_expert[e] != send_expert[e])
-            verify_fault(v, "send_per_expert[%d] is %lld, expected %ld", e, (long long)o->send_per_expert[e],
-                         send_expert[e]);
+            verify_fault(v, "send_per_expert[%d] is %lld, expected %ld", e,
+                         (long long)o->send_per_expert[e], send_expert[e]);
     free(in_rank);
     free(send_expert);
     free(send_rank);
 }
 
 static void verify_poison_ours(const bench *b, bench_ours *o, bench_buffers *buf) {
-    size_t room = (size_t)o->capacity + 1, k = (size_t)b->opt.topk, local = (size_t)bench_local_experts(b),
-           size = (size_t)b->size;
+    size_t room = (size_t)o->capacity + 1, k = (size_t)b->opt.topk,
+           local = (size_t)bench_local_experts(b), size = (size_t)b->size;
     verify_poison(buf->out, room * b->row_bytes);
     verify_poison(buf->out_scales, room * b->scale_bytes);
     if (b->has_combine)
@@ -244,15 +258,18 @@ static void verify_poison_ours(const bench *b, bench_ours *o, bench_buffers *buf
         o->cumulative[e] = 3;
 }
 
-int bench_verify_ours(const bench *b, bench_ours *o, const bench_plan *plan, int which, int round, int exact) {
+int bench_verify_ours(const bench *b, bench_ours *o, const bench_plan *plan, int which, int round,
+                      int exact) {
     bench_buffers *buf = &o->buf[which];
-    verify v = {b, buf->from_ep ? "MPIX_Ep, memory of MPIX_Ep_alloc" : "MPIX_Ep, malloc'd memory", 0};
+    verify v = {b, buf->from_ep ? "MPIX_Ep, memory of MPIX_Ep_alloc" : "MPIX_Ep, malloc'd memory",
+                0};
     size_t guard = (size_t)(o->capacity + 1 - plan->rows);
     bench_fill_tokens(b, plan, round, o->x, o->x_scales);
     verify_poison_ours(b, o, buf);
     bench_ours_route(b, o, plan, 1);
     bench_ours_dispatch(b, o, plan, which, 1, NULL);
-    verify_rows got = {buf->out, buf->out_scales, b->row_bytes, b->scale_bytes, NULL, o->src_rank, o->src_token, NULL};
+    verify_rows got = {buf->out, buf->out_scales, b->row_bytes, b->scale_bytes,
+                       NULL,     o->src_rank,     o->src_token, NULL};
     if (b->opt.metadata) {
         got.local_ids = b->opt.layout == MPIX_EP_COMPACT ? o->local_ids : NULL;
         got.weights = o->weights;
@@ -261,8 +278,9 @@ int bench_verify_ours(const bench *b, bench_ours *o, const bench_plan *plan, int
     verify_dispatch(&v, plan, &got, round);
     if (!verify_is((unsigned char *)buf->out + (size_t)plan->rows * b->row_bytes, VERIFY_POISON,
                    guard * b->row_bytes) ||
-        (b->scale_bytes && !verify_is((unsigned char *)buf->out_scales + (size_t)plan->rows * b->scale_bytes,
-                                      VERIFY_POISON, guard * b->scale_bytes)))
+        (b->scale_bytes &&
+         !verify_is((unsigned char *)buf->out_scales + (size_t)plan->rows * b->scale_bytes,
+                    VERIFY_POISON, guard * b->scale_bytes)))
         verify_fault(&v, "dispatch wrote beyond recv_total");
     if (b->has_combine) {
         bench_values values;
@@ -270,14 +288,15 @@ int bench_verify_ours(const bench *b, bench_ours *o, const bench_plan *plan, int
         bench_fill_experts(b, plan, round, &values, buf->ein, 0, buf->ein_scales, 0);
         bench_ours_combine(b, o, plan, which, NULL);
         verify_combine(&v, plan, &values, buf->y, round, exact && !o->chained, o->chained);
-        if (!verify_is((unsigned char *)buf->y + (size_t)plan->n * b->y_bytes, VERIFY_POISON, b->y_bytes))
+        if (!verify_is((unsigned char *)buf->y + (size_t)plan->n * b->y_bytes, VERIFY_POISON,
+                       b->y_bytes))
             verify_fault(&v, "combine wrote beyond the last token");
     }
     return verify_agree(&v);
 }
 
-/* The baseline's partial sums on the experts' rank are rounded to the wire's dtype, so that only the bound can be asked
- * of it. */
+/* The baseline's partial sums on the experts' rank are rounded to the wire's dtype, so that only
+ * the bound can be asked of it. */
 int bench_verify_base(const bench *b, bench_base *m, const bench_plan *plan, int round, int exact) {
     verify v = {b, "MPI baseline", 0};
     int expert = b->opt.layout == MPIX_EP_EXPERT;
@@ -306,7 +325,8 @@ int bench_verify_base(const bench *b, bench_base *m, const bench_plan *plan, int
     if (b->has_combine) {
         bench_values values;
         bench_values_make(b, exact, &values);
-        bench_fill_experts(b, plan, round, &values, m->ein, m->ein_stride, m->ein + b->row_bytes, m->ein_stride);
+        bench_fill_experts(b, plan, round, &values, m->ein, m->ein_stride, m->ein + b->row_bytes,
+                           m->ein_stride);
         verify_poison(m->y, (size_t)plan->n * b->y_bytes);
         bench_base_combine(b, m, plan, phases);
         verify_combine(&v, plan, &values, m->y, round, exact && !expert, expert);
@@ -314,16 +334,18 @@ int bench_verify_base(const bench *b, bench_base *m, const bench_plan *plan, int
     return verify_agree(&v);
 }
 
-int bench_verify_received(const bench *b, const bench_plan *plan, const char *who, const void *x, size_t stride,
-                          const void *scales, size_t scale_stride, const int *local_ids, const int *src_rank,
-                          const MPI_Count *src_token, const float *weights, int round) {
+int bench_verify_received(const bench *b, const bench_plan *plan, const char *who, const void *x,
+                          size_t stride, const void *scales, size_t scale_stride,
+                          const int *local_ids, const int *src_rank, const MPI_Count *src_token,
+                          const float *weights, int round) {
     verify v = {b, who, 0};
     verify_rows got = {x, scales, stride, scale_stride, local_ids, src_rank, src_token, weights};
     verify_dispatch(&v, plan, &got, round);
     return verify_agree(&v);
 }
 
-int bench_verify_sums(const bench *b, const bench_plan *plan, const char *who, const void *y, int round, int exact, int equal, int chained) {
+int bench_verify_sums(const bench *b, const bench_plan *plan, const char *who, const void *y,
+                      int round, int exact, int equal, int chained) {
     verify v = {b, who, 0};
     bench_values values;
     bench_values_make(b, exact, &values);

@@ -21,7 +21,8 @@ const char *info_bytes(unsigned long long bytes, char *buf, size_t len);
 void info_error(const char *what);
 
 /* Prints a matrix of one word per pair of ranks, cell[from * size + to], under a heading. */
-void info_print_pairs(const char *heading, int size, const char *(*word)(const void *cells, int from, int to, int size),
+void info_print_pairs(const char *heading, int size,
+                      const char *(*word)(const void *cells, int from, int to, int size),
                       const void *cells);
 
 #endif

@@ -1,5 +1,6 @@
 /*
- * info_machine.c - what mpix_ep_info prints without ranks: build, processor, memory, parameters, window sizes.
+ * info_machine.c - what mpix_ep_info prints without ranks: build, processor, memory,
+ * parameters, window sizes.
  */
 #include "config.h"
 
@@ -27,7 +28,7 @@ const char *info_bytes(unsigned long long bytes, char *buf, size_t len) {
     return buf;
 }
 
-/* ---- build ------------------------------------------------------------------------------------------ */
+/* ---- build ----------------------------------------------------------------------------------- */
 
 void info_build(void) {
     char version[MPI_MAX_LIBRARY_VERSION_STRING + 1] = "";
@@ -83,7 +84,7 @@ void info_build(void) {
     );
 }
 
-/* ---- processor and memory --------------------------------------------------------------------------- */
+/* ---- processor and memory -------------------------------------------------------------------- */
 
 /* The value after "key :" in a file such as /proc/cpuinfo, in buf. */
 static const char *machine_value(const char *path, const char *key, char *buf, size_t len) {
@@ -141,15 +142,18 @@ static void machine_cpu(const mpix_params *params) {
     char buf[128];
 
     printf("processor\n");
-    printf("  model                %s\n", machine_value("/proc/cpuinfo", "model name", buf, sizeof buf));
+    printf("  model                %s\n",
+           machine_value("/proc/cpuinfo", "model name", buf, sizeof buf));
     printf("  PUs of this process  %d of %d\n", topo->pus, topo->pus_host);
     if (topo->numa_local >= 0)
-        printf("  NUMA nodes           %d, this process on node %d\n", topo->numa_nodes, topo->numa_local);
+        printf("  NUMA nodes           %d, this process on node %d\n", topo->numa_nodes,
+               topo->numa_local);
     else
         printf("  NUMA nodes           %d, this process on several\n", topo->numa_nodes);
     printf("  L2 cache             %s per core\n",
            topo->l2_bytes ? info_bytes(topo->l2_bytes, buf, sizeof buf) : "unknown");
-    printf("  L3 cache             %s", topo->l3_bytes ? info_bytes(topo->l3_bytes, buf, sizeof buf) : "unknown");
+    printf("  L3 cache             %s",
+           topo->l3_bytes ? info_bytes(topo->l3_bytes, buf, sizeof buf) : "unknown");
     printf(topo->l3_bytes ? " shared by %d PUs\n" : "\n", topo->l3_pus);
     printf("  as told by           %s\n", topo->source);
     printf("  instruction sets    ");
@@ -158,7 +162,8 @@ static void machine_cpu(const mpix_params *params) {
         if (ops)
             printf(" %s", ops->name);
     }
-    printf("; in use: %s\n", best ? best->name : "none: the parameter isa asks for one that is not there");
+    printf("; in use: %s\n",
+           best ? best->name : "none: the parameter isa asks for one that is not there");
 }
 
 void info_machine(const mpix_params *params) {
@@ -166,17 +171,20 @@ void info_machine(const mpix_params *params) {
 
     machine_cpu(params);
     printf("memory\n");
-    printf("  for windows          about %s can be had now (free, swap, limits of control groups)\n",
-           info_bytes(mpix_mem_available(), a, sizeof a));
+    printf(
+        "  for windows          about %s can be had now (free, swap, limits of control groups)\n",
+        info_bytes(mpix_mem_available(), a, sizeof a));
     printf("  explicit huge pages  %s free of %s, each %s\n",
            machine_value("/proc/meminfo", "HugePages_Free", a, sizeof a),
            machine_value("/proc/meminfo", "HugePages_Total", b, sizeof b),
            machine_value("/proc/meminfo", "Hugepagesize", c, sizeof c));
     printf("  transparent, shared  %s\n",
-           machine_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "not in this kernel", a, sizeof a));
-    printf("  ptrace scope         %s\n",
-           machine_line("/proc/sys/kernel/yama/ptrace_scope", "no restriction (no Yama)", a, sizeof a));
-    printf("  mappings at most     %s\n", machine_line("/proc/sys/vm/max_map_count", "unknown", a, sizeof a));
+           machine_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "not in this kernel",
+                        a, sizeof a));
+    printf("  ptrace scope         %s\n", machine_line("/proc/sys/kernel/yama/ptrace_scope",
+                                                       "no restriction (no Yama)", a, sizeof a));
+    printf("  mappings at most     %s\n",
+           machine_line("/proc/sys/vm/max_map_count", "unknown", a, sizeof a));
     printf("limits\n");
     machine_limit("open files", RLIMIT_NOFILE, 0);
     machine_limit("locked memory", RLIMIT_MEMLOCK, 1);
@@ -184,7 +192,7 @@ void info_machine(const mpix_params *params) {
     machine_limit("file size", RLIMIT_FSIZE, 1);
 }
 
-/* ---- parameters ------------------------------------------------------------------------------------- */
+/* ---- parameters ------------------------------------------------------------------------------ */
 
 void info_params(const mpix_params *params) {
     int n;
@@ -200,13 +208,15 @@ void info_params(const mpix_params *params) {
         env[k] = '\0';
         printf("%s = %s\n", table[i].name, value[0] ? value : "\"\"");
         printf("    %s\n", table[i].help);
-        printf("    %s: %s; default %s\n", table[i].type, table[i].values, table[i].dflt[0] ? table[i].dflt : "\"\"");
+        printf("    %s: %s; default %s\n", table[i].type, table[i].values,
+               table[i].dflt[0] ? table[i].dflt : "\"\"");
         printf("    environment MPIX_EP_%s, info key mpix_ep_%s; %s\n", env, table[i].name,
-               table[i].same == MPIX_PARAM_SAME ? "equal on all ranks" : "may differ between ranks");
+               table[i].same == MPIX_PARAM_SAME ? "equal on all ranks"
+                                                : "may differ between ranks");
     }
 }
 
-/* ---- window sizes ----------------------------------------------------------------------------------- */
+/* ---- window sizes ---------------------------------------------------------------------------- */
 
 int info_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_host) {
     static const char *const layouts[] = {"compact", "expert", "slots"};
@@ -218,18 +228,23 @@ int info_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_host
         return 1;
     }
     printf("window size\n");
-    printf("  shape                %d ranks, %d per host, %lld experts, %lld tokens per rank, top-%d\n",
-           ranks, ranks_per_host, (long long)config->num_experts, (long long)config->max_tokens, config->max_topk);
-    printf("  carried out as       mode %s, layout %s, %s memory\n", config->mode == MPIX_EP_LL ? "ll" : "ht",
-           layouts[config->layout], config->memkind == MPIX_EP_CUDA ? "cuda" : "host");
-    printf("  rows                 %lld bytes each; received at most: ", (long long)config->max_row_bytes);
+    printf("  shape                %d ranks, %d per host, %lld experts, %lld tokens per rank, "
+           "top-%d\n",
+           ranks, ranks_per_host, (long long)config->num_experts, (long long)config->max_tokens,
+           config->max_topk);
+    printf("  carried out as       mode %s, layout %s, %s memory\n",
+           config->mode == MPIX_EP_LL ? "ll" : "ht", layouts[config->layout],
+           config->memkind == MPIX_EP_CUDA ? "cuda" : "host");
+    printf("  rows                 %lld bytes each; received at most: ",
+           (long long)config->max_row_bytes);
     if (config->max_recv_rows)
         printf("%lld\n", (long long)config->max_recv_rows);
     else
         printf("worst case\n");
-    printf("  reserved per rank    %lld bytes (%s), committed when first needed\n", (long long)bytes,
-           info_bytes((unsigned long long)bytes, buf, sizeof buf));
+    printf("  reserved per rank    %lld bytes (%s), committed when first needed\n",
+           (long long)bytes, info_bytes((unsigned long long)bytes, buf, sizeof buf));
     printf("  reserved per host    %s\n",
-           info_bytes((unsigned long long)bytes * (unsigned long long)ranks_per_host, buf, sizeof buf));
+           info_bytes((unsigned long long)bytes * (unsigned long long)ranks_per_host, buf,
+                      sizeof buf));
     return 0;
 }

@@ -1,6 +1,6 @@
 /*
- * info_pairs.c - how each rank reaches each other rank: what a small context says, and if none can be made, what comes of
- * mapping a small window.
+ * info_pairs.c - how each rank reaches each other rank: what a small context says, and if none can
+ * be made, what comes of mapping a small window.
  */
 #include "config.h"
 
@@ -24,7 +24,8 @@ typedef struct pairs_cell {
     int reach;
 } pairs_cell;
 
-void info_print_pairs(const char *heading, int size, const char *(*word)(const void *cells, int from, int to, int size),
+void info_print_pairs(const char *heading, int size,
+                      const char *(*word)(const void *cells, int from, int to, int size),
                       const void *cells) {
     printf("%s\n", heading);
     if (size > PAIRS_WIDE) {
@@ -72,7 +73,8 @@ static void pairs_fill(const mpix_boot *boot, const mpix_win *win, int kind, pai
             snprintf(cell->why, sizeof cell->why, "%.159s", err->text);
             cell->reach = MPIX_REACH_NONE;
         } else if (ops) {
-            snprintf(cell->why, sizeof cell->why, "same host; not tried to the end, because another pair failed");
+            snprintf(cell->why, sizeof cell->why,
+                     "same host; not tried to the end, because another pair failed");
         }
     }
 }
@@ -108,9 +110,11 @@ static int pairs_fill_context(const mpix_boot *boot, pairs_cell *row) {
         cell->reach = peer.reach;
         snprintf(cell->via, sizeof cell->via, "%.23s", peer.transport);
         if (peer.reach == MPIX_EP_REACH_PROXIED)
-            snprintf(cell->why, sizeof cell->why, "device %.60s, %.60s, MTU %s, %d lane%s, %s signals, run by %s; %s", peer.device,
-                     peer.address, peer.mtu ? mtu : "none", peer.lanes, peer.lanes == 1 ? "" : "s",
-                     peer.counted ? "counted" : "ordered", pairs_threads(peer.proxy_threads, threads, sizeof threads), peer.why);
+            snprintf(cell->why, sizeof cell->why,
+                     "device %.60s, %.60s, MTU %s, %d lane%s, %s signals, run by %s; %s",
+                     peer.device, peer.address, peer.mtu ? mtu : "none", peer.lanes,
+                     peer.lanes == 1 ? "" : "s", peer.counted ? "counted" : "ordered",
+                     pairs_threads(peer.proxy_threads, threads, sizeof threads), peer.why);
         else
             snprintf(cell->why, sizeof cell->why, "%s", peer.why);
     }
@@ -118,8 +122,10 @@ static int pairs_fill_context(const mpix_boot *boot, pairs_cell *row) {
     return MPI_SUCCESS;
 }
 
-/* Contexts in GPU memory: which memory the network moves proxied peers' rows through is decided with the first handle. text: of this rank. */
-static void pairs_fill_gpu(const mpix_boot *boot, const mpix_params *params, char *text, size_t len) {
+/* Contexts in GPU memory: which memory the network moves proxied peers' rows through is decided
+ * with the first handle. text: of this rank. */
+static void pairs_fill_gpu(const mpix_boot *boot, const mpix_params *params, char *text,
+                           size_t len) {
     char why[MPIX_CUDA_WHY] = "", threads[24];
     MPIX_Ep_config config;
     MPIX_Ep ep = MPIX_EP_NULL;
@@ -138,15 +144,17 @@ static void pairs_fill_gpu(const mpix_boot *boot, const mpix_params *params, cha
     config.max_topk = 1;
     config.max_tokens = 1;
     config.max_row_bytes = 16;
-    if (MPIX_Ep_create(MPI_COMM_WORLD, &config, MPI_INFO_NULL, &ep) != MPI_SUCCESS || MPIX_Ep_handle_create(ep, &handle) != MPI_SUCCESS) {
+    if (MPIX_Ep_create(MPI_COMM_WORLD, &config, MPI_INFO_NULL, &ep) != MPI_SUCCESS ||
+        MPIX_Ep_handle_create(ep, &handle) != MPI_SUCCESS) {
         snprintf(text, len, "no context: %.200s", mpix_error_tls()->text);
     } else {
         snprintf(text, len, "%s, no proxied peers", gpu.device.name);
         for (int r = boot->size - 1; r >= 0; r--) {
             MPIX_INIT(&peer);
-            if (MPIX_Ep_get_peer(ep, r, &peer) == MPI_SUCCESS && peer.reach == MPIX_EP_REACH_PROXIED)
-                snprintf(text, len, "%.60s, proxied peers: %.127s; run by %s", gpu.device.name, peer.why,
-                         pairs_threads(peer.proxy_threads, threads, sizeof threads));
+            if (MPIX_Ep_get_peer(ep, r, &peer) == MPI_SUCCESS &&
+                peer.reach == MPIX_EP_REACH_PROXIED)
+                snprintf(text, len, "%.60s, proxied peers: %.127s; run by %s", gpu.device.name,
+                         peer.why, pairs_threads(peer.proxy_threads, threads, sizeof threads));
         }
     }
     if (handle != MPIX_EP_HANDLE_NULL)
@@ -188,20 +196,23 @@ static void pairs_print(const mpix_boot *boot, const pairs_cell *cells, int mapp
     }
     info_print_pairs(mapping ? "pairs of ranks: transport (no context could be made: mapping alone)"
                              : "pairs of ranks: transport",
-                      boot->size, pairs_word, cells);
+                     boot->size, pairs_word, cells);
     /* Each reason once, with the first pair it holds for. */
     printf("reasons\n");
     for (size_t i = 0; i < n; i++) {
         size_t pairs = 0, j;
-        for (j = 0; j < i && (strcmp(cells[j].why, cells[i].why) != 0 || strcmp(cells[j].via, cells[i].via) != 0); j++)
+        for (j = 0; j < i && (strcmp(cells[j].why, cells[i].why) != 0 ||
+                              strcmp(cells[j].via, cells[i].via) != 0);
+             j++)
             ;
         if (j < i)
             continue;
         for (j = i; j < n; j++)
-            pairs += strcmp(cells[j].why, cells[i].why) == 0 && strcmp(cells[j].via, cells[i].via) == 0;
-        printf("  %-6s %-8s %s (%zu pair%s, the first %d to %d)\n", cells[i].via, mpix_reach_name(cells[i].reach),
-               cells[i].why, pairs, pairs == 1 ? "" : "s", (int)(i / (size_t)boot->size),
-               (int)(i % (size_t)boot->size));
+            pairs += strcmp(cells[j].why, cells[i].why) == 0 &&
+                     strcmp(cells[j].via, cells[i].via) == 0;
+        printf("  %-6s %-8s %s (%zu pair%s, the first %d to %d)\n", cells[i].via,
+               mpix_reach_name(cells[i].reach), cells[i].why, pairs, pairs == 1 ? "" : "s",
+               (int)(i / (size_t)boot->size), (int)(i % (size_t)boot->size));
         if (++printed == 20) {
             printf("  ...\n");
             break;
@@ -244,7 +255,8 @@ int info_matrix(const mpix_params *params) {
         pairs_fill(boot, win, kind, row);
         kind = 1;
     }
-    MPI_Gather(row, (int)(size * sizeof *row), MPI_BYTE, all, (int)(size * sizeof *row), MPI_BYTE, 0, boot->comm);
+    MPI_Gather(row, (int)(size * sizeof *row), MPI_BYTE, all, (int)(size * sizeof *row), MPI_BYTE,
+               0, boot->comm);
     if (!kind)
         pairs_fill_gpu(boot, params, gpu, sizeof gpu);
     MPI_Gather(gpu, sizeof gpu, MPI_BYTE, gpus, sizeof gpu, MPI_BYTE, 0, boot->comm);

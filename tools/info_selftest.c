@@ -1,10 +1,12 @@
 /*
- * info_selftest.c - sends checked rows over every pair of ranks and back, through the public API alone.
+ * info_selftest.c - sends checked rows over every pair of ranks and back, through the
+ * public API alone.
  *
- * Each rank holds one expert and sends TOKENS rows to every rank. A row's values are made of who sends it, which token
- * it is, and the channel, so a row that comes from elsewhere, or old, or shifted, is seen. The experts answer with the
- * row plus a number of their own; the sums that combine brings back are checked against what they must be. Values are
- * small integers: float arithmetic is exact.
+ * Each rank holds one expert and sends TOKENS rows to every rank. A row's values are made of who
+ * sends it, which token it is, and the channel, so a row that comes from elsewhere, or old, or
+ * shifted, is seen. The experts answer with the row plus a number of their own; the sums that
+ * combine brings back are checked against what they must be. Values are small integers: float
+ * arithmetic is exact.
  */
 #include "config.h"
 
@@ -35,7 +37,8 @@ static float selftest_value(int src, long long token, int channel) {
     return (float)((src * 31 + (int)token * 7 + channel) % 4099);
 }
 
-/* Token t's first choice is the expert of rank t % size, so that each pair carries TOKENS rows even with one choice. */
+/* Token t's first choice is the expert of rank t % size, so that each pair carries TOKENS rows even
+ * with one choice. */
 static void selftest_fill(selftest *st) {
     for (int t = 0; t < st->size * TOKENS; t++) {
         for (int k = 0; k < st->topk; k++)
@@ -73,7 +76,8 @@ static int selftest_dispatch(selftest *st) {
     return MPIX_Ep_dispatch(st->handle, &in, &out);
 }
 
-/* Every row must be the one its source has under that token; every source must have sent topk * TOKENS different ones.
+/* Every row must be the one its source has under that token; every source must have sent
+ * topk * TOKENS different ones.
  */
 static void selftest_check_received(selftest *st) {
     MPI_Count expected = (MPI_Count)st->topk * TOKENS;
@@ -105,7 +109,8 @@ static int selftest_combine(selftest *st) {
 
     for (MPI_Count i = 0; i < st->rows; i++)
         for (int c = 0; c < HIDDEN; c++)
-            st->recv[(size_t)i * HIDDEN + (size_t)c] += (float)(1 + st->rank); /* this rank's expert */
+            /* this rank's expert */
+            st->recv[(size_t)i * HIDDEN + (size_t)c] += (float)(1 + st->rank);
     MPIX_INIT(&in);
     in.hidden = HIDDEN;
     in.x = (MPIX_Ep_rows){.data = st->recv, .dtype = MPIX_EP_F32};
@@ -167,7 +172,8 @@ static int selftest_prepare(selftest *st) {
     config.max_row_bytes = HIDDEN * (MPI_Count)sizeof(float);
     code = MPIX_Ep_create(MPI_COMM_WORLD, &config, MPI_INFO_NULL, &st->ep);
     if (code == MPI_SUCCESS && st->direct) {
-        code = MPIX_Ep_alloc(st->ep, (MPI_Count)(rows * HIDDEN * sizeof(float)), MPI_INFO_NULL, &st->recv);
+        code = MPIX_Ep_alloc(st->ep, (MPI_Count)(rows * HIDDEN * sizeof(float)), MPI_INFO_NULL,
+                             &st->recv);
     } else if (code == MPI_SUCCESS) {
         st->recv = calloc(rows * HIDDEN, sizeof *st->recv);
         if (!st->recv)
@@ -176,7 +182,8 @@ static int selftest_prepare(selftest *st) {
     return code == MPI_SUCCESS ? MPIX_Ep_handle_create(st->ep, &st->handle) : code;
 }
 
-/* One configuration, twice, so that the second run meets what the first left behind. Marks what was wrong in cells. */
+/* One configuration, twice, so that the second run meets what the first left behind. Marks what was
+ * wrong in cells. */
 static void selftest_run(selftest *st) {
     const char *step = "create";
     int code = selftest_prepare(st);
@@ -186,13 +193,15 @@ static void selftest_run(selftest *st) {
         step = "route";
         code = selftest_route(st);
         if (code == MPI_SUCCESS && st->rows != (MPI_Count)st->topk * TOKENS * st->size) {
-            fprintf(stderr, "mpix_ep_info: rank %d: route gives %lld rows\n", st->rank, (long long)st->rows);
+            fprintf(stderr, "mpix_ep_info: rank %d: route gives %lld rows\n", st->rank,
+                    (long long)st->rows);
             memset(st->cells, CELL_FAILED, (size_t)st->size);
             st->rows = 0;
         }
         if (code == MPI_SUCCESS) {
             step = "dispatch";
-            memset(st->recv, 0xff, (size_t)st->topk * TOKENS * (size_t)st->size * HIDDEN * sizeof(float));
+            memset(st->recv, 0xff,
+                   (size_t)st->topk * TOKENS * (size_t)st->size * HIDDEN * sizeof(float));
             code = selftest_dispatch(st);
         }
         if (code == MPI_SUCCESS) {
@@ -214,7 +223,8 @@ static void selftest_run(selftest *st) {
 static const char *selftest_word(const void *cells, int from, int to, int size) {
     const unsigned char *all = cells;
     /* What went from `from` to `to` is known at `to`; what came back is known at `from`. */
-    int sent = all[(size_t)to * (size_t)size + (size_t)from], back = all[(size_t)from * (size_t)size + (size_t)to];
+    int sent = all[(size_t)to * (size_t)size + (size_t)from],
+        back = all[(size_t)from * (size_t)size + (size_t)to];
 
     if ((sent | back) & CELL_FAILED)
         return "ERROR";
@@ -236,8 +246,12 @@ int info_selftest(void) {
     for (int layout = MPIX_EP_COMPACT; layout <= MPIX_EP_EXPERT; layout++)
         for (int direct = 1; direct >= 0; direct--)
             for (int topk = 1; topk <= 3 && topk <= size; topk += 2) {
-                selftest st = {
-                    .rank = rank, .size = size, .topk = topk, .layout = layout, .direct = direct, .cells = cells};
+                selftest st = {.rank = rank,
+                               .size = size,
+                               .topk = topk,
+                               .layout = layout,
+                               .direct = direct,
+                               .cells = cells};
                 selftest_run(&st);
                 runs++;
             }
@@ -245,11 +259,12 @@ int info_selftest(void) {
     for (int i = 0; i < size * size; i++)
         failed += strcmp(selftest_word(all, i / size, i % size, size), "pass") != 0;
     if (rank == 0) {
-        info_print_pairs("self-test: rows from each rank to each rank (SENT: arrived wrong, BACK: came back wrong, "
+        info_print_pairs("self-test: rows from each rank to each rank (SENT: arrived wrong, BACK: "
+                         "came back wrong, "
                          "ERROR: a call failed)",
                          size, selftest_word, all);
-        printf("self-test: %d configurations, %d of %d pairs failed: %s\n", runs, failed, size * size,
-               failed ? "FAIL" : "pass");
+        printf("self-test: %d configurations, %d of %d pairs failed: %s\n", runs, failed,
+               size * size, failed ? "FAIL" : "pass");
     }
     fflush(stdout);
     free(cells);

@@ -18,14 +18,17 @@
 static const char info_usage[] =
     "usage: mpix_ep_info [PART ...]\n"
     "\n"
-    "Without options: version, build and machine; under mpirun with several ranks also how they reach each other.\n"
+    "Without options: version, build and machine; under mpirun with several ranks also how they "
+    "reach each other.\n"
     "\n"
     "  --version        the library's version\n"
     "  --build          compiler, MPI and options the library was built with\n"
     "  --machine        processor, instruction sets, memory and its limits\n"
-    "  --params         every parameter: environment variable, info key, values, default, value in force, meaning\n"
+    "  --params         every parameter: environment variable, info key, values, default, value in "
+    "force, meaning\n"
     "  --matrix         under mpirun: how each rank reaches each other rank, and why not\n"
-    "  --selftest       under mpirun: sends checked rows over every pair of ranks and back; exit status 1 if anything "
+    "  --selftest       under mpirun: sends checked rows over every pair of ranks and back; exit "
+    "status 1 if anything "
     "is wrong\n"
     "  --window-size    window memory per rank of a context of the shape given by\n"
     "      --ranks N           ranks (default 8)\n"
@@ -36,7 +39,8 @@ static const char info_usage[] =
     "      --topk N            most choices per token (default 8)\n"
     "      --dtype T           bytes, f64, f32, f16, bf16, f8e4m3, f8e5m2 (default bf16)\n"
     "      --mode M            ht or ll (default ht)\n"
-    "      --layout L          ht: compact or expert (default compact); ll: slots or expert (default slots)\n"
+    "      --layout L          ht: compact or expert (default compact); ll: slots or expert "
+    "(default slots)\n"
     "      --memory M          host or cuda (default host)\n"
     "      --expert-align N    rows each expert's block is aligned to (default 1)\n"
     "      --max-recv-rows N   most rows a rank receives (default 0: worst case)\n"
@@ -111,7 +115,8 @@ static long long info_number(const char *name, const char *text, long long lo, l
     errno = 0;
     n = strtoll(text, &end, 10);
     if (errno || end == text || *end || n < lo || n > hi) {
-        fprintf(stderr, "mpix_ep_info: --%s %s: expected a number from %lld to %lld\n", name, text, lo, hi);
+        fprintf(stderr, "mpix_ep_info: --%s %s: expected a number from %lld to %lld\n", name, text,
+                lo, hi);
         exit(2);
     }
     return n;
@@ -129,26 +134,38 @@ static int info_word(const char *name, const char *text, const char *const words
 }
 
 static void info_shape_option(info_request *req, int opt, const char *name, const char *text) {
-    static const char *const layouts[] = {"compact", "expert", "slots"}, *const modes[] = {"ht", "ll"},
-                             *const memories[] = {"host", "cuda"};
+    static const char *const layouts[] = {"compact", "expert", "slots"},
+                             *const modes[] = {"ht", "ll"}, *const memories[] = {"host", "cuda"};
     const char *dtypes[MPIX_EP_BYTES];
 
     req->shape = 1;
     switch (opt) {
     case OPT_RANKS: req->ranks = (int)info_number(name, text, 1, 1 << 20); break;
     case OPT_RANKS_PER_HOST: req->ranks_per_host = (int)info_number(name, text, 1, 1 << 20); break;
-    case OPT_NUM_EXPERTS: req->config.num_experts = (MPI_Count)info_number(name, text, 0, INT_MAX); break;
-    case OPT_MAX_TOKENS: req->config.max_tokens = (MPI_Count)info_number(name, text, 0, INT_MAX); break;
+    case OPT_NUM_EXPERTS:
+        req->config.num_experts = (MPI_Count)info_number(name, text, 0, INT_MAX);
+        break;
+    case OPT_MAX_TOKENS:
+        req->config.max_tokens = (MPI_Count)info_number(name, text, 0, INT_MAX);
+        break;
     case OPT_HIDDEN: req->hidden = info_number(name, text, 1, 1LL << 40); break;
     case OPT_TOPK: req->config.max_topk = (int)info_number(name, text, 1, INT_MAX); break;
-    case OPT_MODE: req->config.mode = info_word(name, text, modes, 2) ? MPIX_EP_LL : MPIX_EP_HT; break;
+    case OPT_MODE:
+        req->config.mode = info_word(name, text, modes, 2) ? MPIX_EP_LL : MPIX_EP_HT;
+        break;
     case OPT_LAYOUT:
         req->config.layout = MPIX_EP_COMPACT + info_word(name, text, layouts, 3);
         req->has_layout = 1;
         break;
-    case OPT_MEMORY: req->config.memkind = info_word(name, text, memories, 2) ? MPIX_EP_CUDA : MPIX_EP_HOST; break;
-    case OPT_EXPERT_ALIGN: req->config.expert_align = (int)info_number(name, text, 0, INT_MAX); break;
-    case OPT_MAX_RECV_ROWS: req->config.max_recv_rows = (MPI_Count)info_number(name, text, 0, 1LL << 46); break;
+    case OPT_MEMORY:
+        req->config.memkind = info_word(name, text, memories, 2) ? MPIX_EP_CUDA : MPIX_EP_HOST;
+        break;
+    case OPT_EXPERT_ALIGN:
+        req->config.expert_align = (int)info_number(name, text, 0, INT_MAX);
+        break;
+    case OPT_MAX_RECV_ROWS:
+        req->config.max_recv_rows = (MPI_Count)info_number(name, text, 0, 1LL << 46);
+        break;
     case OPT_DEPTH: req->config.depth = (int)info_number(name, text, 0, INT_MAX); break;
     default:
         for (int i = 0; i < MPIX_EP_BYTES; i++)
@@ -196,8 +213,8 @@ void info_error(const char *what) {
     if (err.kind != MPIX_ERRK_REMOTE && mpix_log_enabled(MPIX_LOG_ERROR))
         return;
     named = err.arg[0] && !strstr(err.text, err.arg);
-    fprintf(stderr, "mpix_ep_info: %s: %s: %s%s%s\n", what, mpix_kind_name(err.kind), named ? err.arg : "",
-            named ? ": " : "", err.text);
+    fprintf(stderr, "mpix_ep_info: %s: %s: %s%s%s\n", what, mpix_kind_name(err.kind),
+            named ? err.arg : "", named ? ": " : "", err.text);
 }
 
 static void info_print_version(void) {
@@ -220,8 +237,10 @@ static int info_print_local(info_request *req, const mpix_params *params) {
     if (req->params)
         info_params(params);
     if (req->window_size) {
-        req->config.max_row_bytes = (MPI_Count)((unsigned long long)req->hidden * mpix_dtype_size(req->dtype));
-        status = info_window_size(&req->config, req->ranks, req->ranks_per_host ? req->ranks_per_host : req->ranks);
+        req->config.max_row_bytes =
+            (MPI_Count)((unsigned long long)req->hidden * mpix_dtype_size(req->dtype));
+        status = info_window_size(&req->config, req->ranks,
+                                  req->ranks_per_host ? req->ranks_per_host : req->ranks);
     }
     return status;
 }
@@ -236,7 +255,8 @@ int main(int argc, char **argv) {
     req.config.max_tokens = 4096;
     req.config.max_topk = 8;
     info_parse(&req, argc, argv);
-    all = !(req.version || req.build || req.machine || req.params || req.matrix || req.selftest || req.window_size);
+    all = !(req.version || req.build || req.machine || req.params || req.matrix || req.selftest ||
+            req.window_size);
     if (all)
         req.version = req.build = req.machine = 1;
     if (mpix_params_read(&params)) {
