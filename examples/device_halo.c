@@ -1,11 +1,13 @@
 /*
- * device_halo.c - transfers that kernels start: a stencil on a ring of ranks whose halo exchange is inside one persistent kernel, checked
- * against the same computation without any exchange, and a ring all-gather.
+ * device_halo.c - transfers that kernels start: a stencil on a ring of ranks whose halo exchange is
+ * inside one persistent kernel, checked against the same computation without any exchange, and a
+ * ring all-gather.
  *
  * usage: mpirun -n N device_halo [ROWS [STEPS [BYTES]]]
  *
- * The same program runs whether peers are mapped (GPU memory, stores over NVLink) or reached through the proxy (MPIX_EP_REACH=proxied, or other
- * hosts: host memory, commands). Where several ranks share a GPU, each step needs a turn of it for each of them: a few milliseconds.
+ * The same program runs whether peers are mapped (GPU memory, stores over NVLink) or reached
+ * through the proxy (MPIX_EP_REACH=proxied, or other hosts: host memory, commands). Where several
+ * ranks share a GPU, each step needs a turn of it for each of them: a few milliseconds.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,12 +49,16 @@ static double *serial(int all, int steps) {
         for (int x = 0; x < COLUMNS; x++)
             u[y * COLUMNS + x] = start_value(y, x);
     for (int s = 0; s < steps; s++) {
-        double *now = u + (size_t)(s & 1) * (size_t)all * COLUMNS, *next = u + (size_t)(~s & 1) * (size_t)all * COLUMNS;
+        double *now = u + (size_t)(s & 1) * (size_t)all * COLUMNS,
+               *next = u + (size_t)(~s & 1) * (size_t)all * COLUMNS;
         for (int y = 0; y < all; y++) {
-            const double *up = now + (size_t)((y + all - 1) % all) * COLUMNS, *down = now + (size_t)((y + 1) % all) * COLUMNS;
+            const double *up = now + (size_t)((y + all - 1) % all) * COLUMNS,
+                         *down = now + (size_t)((y + 1) % all) * COLUMNS;
             const double *row = now + (size_t)y * COLUMNS;
             for (int x = 0; x < COLUMNS; x++)
-                next[(size_t)y * COLUMNS + (size_t)x] = 0.25 * ((up[x] + down[x]) + (row[(x + COLUMNS - 1) % COLUMNS] + row[(x + 1) % COLUMNS]));
+                next[(size_t)y * COLUMNS + (size_t)x] =
+                    0.25 * ((up[x] + down[x]) +
+                            (row[(x + COLUMNS - 1) % COLUMNS] + row[(x + 1) % COLUMNS]));
         }
     }
     memmove(u, u + (size_t)(steps & 1) * (size_t)all * COLUMNS, (size_t)all * COLUMNS * sizeof *u);
@@ -78,9 +84,12 @@ static int halo(MPIX_Device device, const neighbours *n, int rows, int steps) {
     cuda(cudaMemset(u, 0xff, 2 * one * sizeof *u), "GPU memory");
     cuda(cudaMemcpy(u, host, one * sizeof *u, cudaMemcpyHostToDevice), "copying");
     check_kernel(halo_run(device, n, u, rows, steps), "the stencil");
-    cuda(cudaMemcpy(host, u + (size_t)(steps & 1) * one, one * sizeof *u, cudaMemcpyDeviceToHost), "copying");
+    cuda(cudaMemcpy(host, u + (size_t)(steps & 1) * one, one * sizeof *u, cudaMemcpyDeviceToHost),
+         "copying");
     for (int y = 0; y < rows; y++)
-        wrong += memcmp(host + (y + 1) * COLUMNS, want + ((size_t)rank * (size_t)rows + (size_t)y) * COLUMNS, COLUMNS * sizeof *host) != 0;
+        wrong += memcmp(host + (y + 1) * COLUMNS,
+                        want + ((size_t)rank * (size_t)rows + (size_t)y) * COLUMNS,
+                        COLUMNS * sizeof *host) != 0;
     cudaFree(u);
     free(host);
     free(want);
@@ -92,7 +101,8 @@ static unsigned char ring_byte(int owner, int i) {
 }
 
 static int ring(MPIX_Device device, const neighbours *n, int bytes) {
-    unsigned char *host = malloc((size_t)size * (size_t)bytes), *there = (unsigned char *)n->here.ptr + offsetof(window, gathered);
+    unsigned char *host = malloc((size_t)size * (size_t)bytes),
+                  *there = (unsigned char *)n->here.ptr + offsetof(window, gathered);
     int wrong = 0;
 
     memset(host, 0xee, (size_t)size * (size_t)bytes);
@@ -110,7 +120,8 @@ static int ring(MPIX_Device device, const neighbours *n, int bytes) {
 }
 
 int main(int argc, char **argv) {
-    int rows = argc > 1 ? atoi(argv[1]) : 16, steps = argc > 2 ? atoi(argv[2]) : 20, bytes = argc > 3 ? atoi(argv[3]) : 100000, devices = 0, wrong[2], all[2];
+    int rows = argc > 1 ? atoi(argv[1]) : 16, steps = argc > 2 ? atoi(argv[2]) : 20,
+        bytes = argc > 3 ? atoi(argv[3]) : 100000, devices = 0, wrong[2], all[2];
     MPIX_Device device;
     MPIX_P2p p2p;
     MPIX_P2p_mem mem;
@@ -135,7 +146,9 @@ int main(int argc, char **argv) {
     MPI_Info_create(&info);
     MPI_Info_set(info, "mpix_ep_p2p_memory", "cuda");
     ok(MPIX_P2p_create(MPI_COMM_WORLD, MPI_INFO_NULL, &p2p), "MPIX_P2p_create");
-    ok(MPIX_P2p_alloc(p2p, (MPI_Count)(sizeof(window) + (size_t)size * (size_t)bytes), info, &base, &mem), "MPIX_P2p_alloc");
+    ok(MPIX_P2p_alloc(p2p, (MPI_Count)(sizeof(window) + (size_t)size * (size_t)bytes), info, &base,
+                      &mem),
+       "MPIX_P2p_alloc");
     windows = malloc((size_t)size * sizeof *windows);
     ok(MPIX_P2p_exchange(mem, windows), "MPIX_P2p_exchange");
     MPIX_INIT(&device);
@@ -153,8 +166,11 @@ int main(int argc, char **argv) {
     wrong[1] = ring(device, &n, bytes);
     MPI_Allreduce(wrong, all, 2, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
     if (rank == 0)
-        printf("device_halo: %d ranks, %d of rank 0's peers proxied: %d steps on %d rows %s; all-gather of %d bytes %s\n", size, device.proxied, steps,
-               rows * size, all[0] ? "DIFFER from the serial result" : "equal the serial result bit by bit", bytes, all[1] ? "is WRONG" : "is right");
+        printf("device_halo: %d ranks, %d of rank 0's peers proxied: %d steps on %d rows %s; "
+               "all-gather of %d bytes %s\n",
+               size, device.proxied, steps, rows * size,
+               all[0] ? "DIFFER from the serial result" : "equal the serial result bit by bit",
+               bytes, all[1] ? "is WRONG" : "is right");
     MPI_Barrier(MPI_COMM_WORLD); /* nobody puts any more */
     for (int r = 0; r < size; r++)
         ok(MPIX_P2p_rmem_free(&windows[r]), "MPIX_P2p_rmem_free");

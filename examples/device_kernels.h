@@ -5,7 +5,8 @@
 
 enum { COLUMNS = 256 };
 
-/* The window of each rank: rows to be sent and rows received, twice each for odd and even steps, then the ring's result. */
+/* The window of each rank: rows to be sent and rows received, twice each for odd and even steps,
+ * then the ring's result. */
 typedef struct window {
     double send[2][2][COLUMNS]; /* [step & 1][to the rank above, below] */
     double recv[2][2][COLUMNS]; /* [step & 1][from the rank above, below] */
@@ -21,7 +22,8 @@ typedef struct neighbours {
 #ifdef __cplusplus
 extern "C" {
 #endif
-/* u: GPU memory, [2][rows + 2][COLUMNS], both filled with the beginning. Returns when the kernel has ended: 0 or MPIX_DEVICE_*, or 100 + CUDA's. */
+/* u: GPU memory, [2][rows + 2][COLUMNS], both filled with the beginning. Returns when the kernel
+ * has ended: 0 or MPIX_DEVICE_*, or 100 + CUDA's. */
 int halo_run(MPIX_Device device, const neighbours *n, double *u, int rows, int steps);
 /* This rank's part is in its place of `gathered`. */
 int ring_run(MPIX_Device device, const neighbours *n, int bytes);

@@ -1,9 +1,11 @@
 /*
- * ep_minimal.c - the smallest complete program: route, dispatch, experts, combine, and a check of the result.
+ * ep_minimal.c - the smallest complete program: route, dispatch, experts, combine, and a
+ * check of the result.
  *
  *     mpicc ep_minimal.c -lmpixep && mpirun -n 4 ./a.out
  *
- * Two experts per rank; each of a rank's tokens chooses two experts, weighted 0.75, 0.25. Expert e multiplies by e + 1.
+ * Two experts per rank; each of a rank's tokens chooses two experts, weighted 0.75, 0.25. Expert e
+ * multiplies by e + 1.
  */
 #include <mpix_ep.h>
 #include <stdio.h>
@@ -11,8 +13,8 @@
 
 enum { TOKENS = 100, HIDDEN = 64, TOPK = 2, LOCAL = 2 };
 
-static void check(int code, const char *call) /* ends the program with the library's account of the error */
-{
+/* ends the program with the library's account of the error */
+static void check(int code, const char *call) {
     MPIX_Error error;
     if (code == MPI_SUCCESS)
         return;
@@ -21,12 +23,12 @@ static void check(int code, const char *call) /* ends the program with the libra
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 #define CHECK(call) check(call, #call)
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     int rank, size, wrong = 0, all_wrong = 0, ids[TOKENS][TOPK];
     static float x[TOKENS][HIDDEN], y[TOKENS][HIDDEN], weights[TOKENS][TOPK];
     MPI_Init(&argc, &argv);
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); /* inherited by contexts: for check() */
+    /* inherited by contexts: for check() */
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank), MPI_Comm_size(MPI_COMM_WORLD, &size);
     for (int t = 0; t < TOKENS; t++) {
         ids[t][0] = (rank + 3 * t) % (LOCAL * size);
@@ -64,13 +66,15 @@ int main(int argc, char **argv)
             received[i] *= (float)(rank * LOCAL + e + 1);
     MPIX_Ep_combine_in back;
     MPIX_Ep_combine_out sum;
-    MPIX_INIT(&back), back.hidden = HIDDEN, back.x = out.x, back.x.dtype = MPIX_EP_F32, back.topk_weights = weights[0];
+    MPIX_INIT(&back), back.hidden = HIDDEN, back.x = out.x, back.x.dtype = MPIX_EP_F32,
+                      back.topk_weights = weights[0];
     MPIX_INIT(&sum), sum.y.data = y;
     CHECK(MPIX_Ep_combine(handle, &back, &sum));
 
     for (int t = 0; t < TOKENS; t++)
         for (int i = 0; i < HIDDEN; i++) /* quarters of small integers: exact in float */
-            wrong += y[t][i] != 0.75f * (float)(ids[t][0] + 1) * x[t][i] + 0.25f * (float)(ids[t][1] + 1) * x[t][i];
+            wrong += y[t][i] != 0.75f * (float)(ids[t][0] + 1) * x[t][i] +
+                                    0.25f * (float)(ids[t][1] + 1) * x[t][i];
     MPI_Allreduce(&wrong, &all_wrong, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
     if (rank == 0)
         printf("%d ranks, %d tokens each: %s\n", size, TOKENS, all_wrong ? "WRONG" : "ok");

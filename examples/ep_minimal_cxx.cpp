@@ -1,7 +1,9 @@
 /*
- * ep_minimal_cxx.cpp - the smallest complete C++ program: route, dispatch, experts, combine, and a check of the result.
+ * ep_minimal_cxx.cpp - the smallest complete C++ program: route, dispatch, experts, combine, and a
+ * check of the result.
  *
- * Two experts per rank; each of a rank's tokens chooses two experts, weighted 0.75, 0.25. Expert e multiplies by e + 1.
+ * Two experts per rank; each of a rank's tokens chooses two experts, weighted 0.75, 0.25. Expert e
+ * multiplies by e + 1.
  */
 #include <mpix_ep.hpp>
 
@@ -9,8 +11,7 @@
 #include <cstdio>
 #include <vector>
 
-static int run(int rank, int size)
-{
+static int run(int rank, int size) {
     constexpr std::size_t tokens = 100, hidden = 64, topk = 2, local = 2;
     std::vector<std::int32_t> ids(tokens * topk);
     std::vector<float> weights(tokens * topk), x(tokens * hidden), y(tokens * hidden);
@@ -36,18 +37,21 @@ static int run(int rank, int size)
     counts.recv_total = &rows, counts.expert_offset = offset;
     handle.route(routing, &counts);
 
-    auto received = ep.alloc<float>(static_cast<std::size_t>(rows) * hidden); /* peers write into it and read from it directly */
+    /* peers write into it and read from it directly */
+    auto received = ep.alloc<float>(static_cast<std::size_t>(rows) * hidden);
     handle.dispatch<float>(x, hidden, received);
     for (std::size_t e = 0; e < local; e++) /* the experts */
-        for (float &value : mpix::span<float>(received).subspan(static_cast<std::size_t>(offset[e]) * hidden,
-                                                                static_cast<std::size_t>(offset[e + 1] - offset[e]) * hidden))
+        for (float &value : mpix::span<float>(received).subspan(
+                 static_cast<std::size_t>(offset[e]) * hidden,
+                 static_cast<std::size_t>(offset[e + 1] - offset[e]) * hidden))
             value *= static_cast<float>(rank * static_cast<int>(local) + static_cast<int>(e) + 1);
     handle.combine<float>(received, hidden, y, weights);
 
     int wrong = 0;
     for (std::size_t t = 0; t < tokens; t++)
         for (std::size_t i = 0; i < hidden; i++) { /* quarters of small integers: exact in float */
-            float value = x[t * hidden + i], first = static_cast<float>(ids[t * topk] + 1), second = static_cast<float>(ids[t * topk + 1] + 1);
+            float value = x[t * hidden + i], first = static_cast<float>(ids[t * topk] + 1),
+                  second = static_cast<float>(ids[t * topk + 1] + 1);
             wrong += y[t * hidden + i] != 0.75f * first * value + 0.25f * second * value;
         }
     try { /* errors are exceptions, also where MPI's default would end the program */
@@ -59,14 +63,14 @@ static int run(int rank, int size)
     return wrong;
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     int rank, size, wrong = 1, all_wrong = 0;
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank), MPI_Comm_size(MPI_COMM_WORLD, &size);
     try {
         wrong = run(rank, size);
-    } catch (const std::exception &error) { /* the other ranks may be anywhere: only an end is left */
+    } catch (const std::exception &error) {
+        /* the other ranks may be anywhere: only an end is left */
         std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
         MPI_Abort(MPI_COMM_WORLD, 1);
     }

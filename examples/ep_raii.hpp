@@ -1,10 +1,12 @@
 /*
- * ep_raii.hpp - exceptions and ownership around the C API of mpix_ep.h, as far as the example needs them.
+ * ep_raii.hpp - exceptions and ownership around the C API of mpix_ep.h, as far as the
+ * example needs them.
  */
 #ifndef EXAMPLES_EP_RAII_HPP
 #define EXAMPLES_EP_RAII_HPP
 
-#define OMPI_SKIP_MPICXX 1 /* MPI's C interface is enough; its old C++ one would need another library */
+/* MPI's C interface is enough; its old C++ one would need another library */
+#define OMPI_SKIP_MPICXX 1
 #define MPICH_SKIP_MPICXX 1
 #include "mpix_ep.h"
 
@@ -14,9 +16,9 @@
 
 namespace ep {
 
-/** Turns an error code of the library into an exception with the library's own account of what happened. */
-inline void check(int code, const char *call)
-{
+/** Turns an error code of the library into an exception with the library's own account of
+ * what happened. */
+inline void check(int code, const char *call) {
     if (code == MPI_SUCCESS)
         return;
     MPIX_Error error;
@@ -30,8 +32,7 @@ inline void check(int code, const char *call)
 }
 
 /** The same for MPI's own calls. */
-inline void check_mpi(int code, const char *call)
-{
+inline void check_mpi(int code, const char *call) {
     if (code == MPI_SUCCESS)
         return;
     char text[MPI_MAX_ERROR_STRING] = "";
@@ -41,17 +42,16 @@ inline void check_mpi(int code, const char *call)
 }
 
 /**
- * A context. Collective to make and to destroy. Destructors of this file do nothing while an exception is on its way:
- * the other ranks are elsewhere then, so no collective call can be made, and the program is about to end.
+ * A context. Collective to make and to destroy. Destructors of this file do nothing while an
+ * exception is on its way: the other ranks are elsewhere then, so no collective call can be made,
+ * and the program is about to end.
  */
 class Context {
 public:
-    Context(MPI_Comm comm, const MPIX_Ep_config &config)
-    {
+    Context(MPI_Comm comm, const MPIX_Ep_config &config) {
         check(MPIX_Ep_create(comm, &config, MPI_INFO_NULL, &ep_), "MPIX_Ep_create");
     }
-    ~Context()
-    {
+    ~Context() {
         if (std::uncaught_exceptions() == 0)
             MPIX_Ep_free(&ep_);
     }
@@ -66,9 +66,10 @@ private:
 /** A handle: one routing. */
 class Handle {
 public:
-    explicit Handle(MPIX_Ep ep) { check(MPIX_Ep_handle_create(ep, &handle_), "MPIX_Ep_handle_create"); }
-    ~Handle()
-    {
+    explicit Handle(MPIX_Ep ep) {
+        check(MPIX_Ep_handle_create(ep, &handle_), "MPIX_Ep_handle_create");
+    }
+    ~Handle() {
         if (std::uncaught_exceptions() == 0)
             MPIX_Ep_handle_free(&handle_);
     }
@@ -80,12 +81,12 @@ private:
     MPIX_Ep_handle handle_ = MPIX_EP_HANDLE_NULL;
 };
 
-/** Memory that the other ranks reach directly. All ranks resize and destroy their arrays in the same order. */
+/** Memory that the other ranks reach directly. All ranks resize and destroy their arrays in
+ * the same order. */
 template <class T> class Array {
 public:
     explicit Array(MPIX_Ep ep) : ep_(ep) {}
-    ~Array()
-    {
+    ~Array() {
         if (std::uncaught_exceptions() == 0 && allocated_)
             MPIX_Ep_dealloc(ep_, data_);
     }
@@ -93,13 +94,13 @@ public:
     Array &operator=(const Array &) = delete;
 
     /** Gives the array room for count elements, zeroed; what it held is lost. */
-    void resize(std::size_t count)
-    {
+    void resize(std::size_t count) {
         if (allocated_)
             check(MPIX_Ep_dealloc(ep_, data_), "MPIX_Ep_dealloc");
         allocated_ = false;
         data_ = nullptr;
-        check(MPIX_Ep_alloc(ep_, static_cast<MPI_Count>(count * sizeof(T)), MPI_INFO_NULL, &data_), "MPIX_Ep_alloc");
+        check(MPIX_Ep_alloc(ep_, static_cast<MPI_Count>(count * sizeof(T)), MPI_INFO_NULL, &data_),
+              "MPIX_Ep_alloc");
         allocated_ = true;
     }
     T *data() const { return static_cast<T *>(data_); }

@@ -14,14 +14,15 @@ struct Part {
     std::size_t first, count;
 };
 
-/** Contiguous parts, the first total % size ranks holding one more: also MPIX_Ep's default placement of experts. */
-inline Part part_of(std::size_t total, int rank, int size)
-{
+/** Contiguous parts, the first total % size ranks holding one more: also MPIX_Ep's default
+ * placement of experts. */
+inline Part part_of(std::size_t total, int rank, int size) {
     const std::size_t r = static_cast<std::size_t>(rank), n = static_cast<std::size_t>(size);
     return {r * (total / n) + std::min(r, total % n), total / n + (r < total % n ? 1 : 0)};
 }
 
-/** Everything this rank reads: its tokens, the router, its experts, and what comes out for its tokens. */
+/** Everything this rank reads: its tokens, the router, its experts, and what comes out
+ * for its tokens. */
 struct Data {
     std::size_t tokens, hidden, experts, inner, topk; /* of all ranks together */
     Part mine, my_experts;
@@ -30,20 +31,20 @@ struct Data {
     ExpertWeights local;
 };
 
-inline std::vector<float> widen(const std::vector<std::uint16_t> &bits)
-{
+inline std::vector<float> widen(const std::vector<std::uint16_t> &bits) {
     std::vector<float> values(bits.size());
     std::transform(bits.begin(), bits.end(), values.begin(), from_bf16);
     return values;
 }
 
 /** Reads this rank's part of the data in a folder; tokens: the first so many, 0 for all. */
-inline Data load(const std::string &folder, std::size_t tokens, int rank, int size)
-{
+inline Data load(const std::string &folder, std::size_t tokens, int rank, int size) {
     Data d;
-    npy::File x(folder + "/x_bf16.npy"), router(folder + "/router.npy"), gate(folder + "/w_gate_bf16.npy");
+    npy::File x(folder + "/x_bf16.npy"), router(folder + "/router.npy"),
+        gate(folder + "/w_gate_bf16.npy");
     npy::File up(folder + "/w_up_bf16.npy"), down(folder + "/w_down_bf16.npy");
-    npy::File ids(folder + "/topk_idx.npy"), weights(folder + "/topk_weights.npy"), y(folder + "/y.npy");
+    npy::File ids(folder + "/topk_idx.npy"), weights(folder + "/topk_weights.npy"),
+        y(folder + "/y.npy");
     x.expect({0, 0});
     gate.expect({0, x.shape()[1], 0});
     ids.expect({x.shape()[0], 0});
@@ -58,10 +59,11 @@ inline Data load(const std::string &folder, std::size_t tokens, int rank, int si
     y.expect(x.shape());
     d.tokens = tokens ? tokens : x.shape()[0];
     if (d.tokens > x.shape()[0])
-        throw std::runtime_error("--tokens " + std::to_string(tokens) + ": there are " + std::to_string(x.shape()[0]) +
-                                 " only");
+        throw std::runtime_error("--tokens " + std::to_string(tokens) + ": there are " +
+                                 std::to_string(x.shape()[0]) + " only");
     if (d.tokens == 0 || d.hidden == 0 || d.inner == 0 || d.topk == 0 || d.topk > d.experts)
-        throw std::runtime_error(folder + ": an array is empty, or there are more choices than experts");
+        throw std::runtime_error(folder +
+                                 ": an array is empty, or there are more choices than experts");
 
     d.mine = part_of(d.tokens, rank, size);
     d.my_experts = part_of(d.experts, rank, size);

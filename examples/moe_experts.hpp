@@ -1,7 +1,10 @@
 /*
- * moe_experts.hpp - the experts of one rank: SwiGLU networks  o = (silu(x Wgate) * (x Wup)) Wdown,  through a BLAS.
+ * moe_experts.hpp - the experts of one rank: SwiGLU networks through a BLAS.
  *
- * Rows come sorted by expert: expert e has rows offset[e] .. offset[e + 1] - 1, so an expert is a few matrix products.
+ *     o = (silu(x Wgate) * (x Wup)) Wdown
+ *
+ * Rows come sorted by expert: expert e has rows offset[e] .. offset[e + 1] - 1, so an expert is a
+ * few matrix products.
  */
 #ifndef EXAMPLES_MOE_EXPERTS_HPP
 #define EXAMPLES_MOE_EXPERTS_HPP
@@ -13,8 +16,9 @@
 #include <utility>
 #include <vector>
 
-/* Each rank is one thread of computation; a BLAS that starts as many threads as there are cores in every rank would
- * only get in its own way. These are there if the BLAS that the program runs with is OpenBLAS or MKL. */
+/* Each rank is one thread of computation; a BLAS that starts as many threads as there are cores in
+ * every rank would only get in its own way. These are there if the BLAS that the program runs with
+ * is OpenBLAS or MKL. */
 extern "C" {
 void openblas_set_num_threads(int threads) __attribute__((weak));
 void MKL_Set_Num_Threads(int threads) __attribute__((weak));
@@ -23,8 +27,7 @@ void MKL_Set_Num_Threads(int threads) __attribute__((weak));
 namespace moe {
 
 /** Returns whether the BLAS could be told; otherwise it is up to OMP_NUM_THREADS and the like. */
-inline bool blas_use_one_thread()
-{
+inline bool blas_use_one_thread() {
     if (MKL_Set_Num_Threads)
         MKL_Set_Num_Threads(1);
     if (openblas_set_num_threads)
@@ -33,12 +36,11 @@ inline bool blas_use_one_thread()
 }
 
 /** C [m][n] = alpha op(A) op(B) + beta C, all row-major and dense. */
-inline void gemm(bool ta, bool tb, std::size_t m, std::size_t n, std::size_t k, const float *a, const float *b,
-                 float beta, float *c)
-{
+inline void gemm(bool ta, bool tb, std::size_t m, std::size_t n, std::size_t k, const float *a,
+                 const float *b, float beta, float *c) {
     const int im = static_cast<int>(m), in = static_cast<int>(n), ik = static_cast<int>(k);
-    cblas_sgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, im, in, ik, 1.0f, a,
-                ta ? im : ik, b, tb ? ik : in, beta, c, in);
+    cblas_sgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, im,
+                in, ik, 1.0f, a, ta ? im : ik, b, tb ? ik : in, beta, c, in);
 }
 
 struct ExpertWeights {
@@ -54,9 +56,9 @@ public:
     const ExpertWeights &weights() const { return w_; }
     const ExpertWeights &gradient() const { return g_; }
 
-    /** x, out: [offset[count]][hidden]. Keeps what backward needs; backward wants the same x again. */
-    void forward(const std::vector<std::size_t> &offset, const float *x, float *out)
-    {
+    /** x, out: [offset[count]][hidden]. Keeps what backward needs; backward wants the
+     * same x again. */
+    void forward(const std::vector<std::size_t> &offset, const float *x, float *out) {
         const std::size_t rows = offset[w_.count], h = w_.hidden, f = w_.inner;
         gate_.resize(rows * f);
         up_.resize(rows * f);
@@ -74,16 +76,17 @@ public:
     }
 
     /**
-     * dy: for each row the derivative by the layer's output of its token; weight: the row's weight in that output.
-     * Sets dx, the experts' gradients, and dweight[row] = dy . out[row], the derivative by the weight.
+     * dy: for each row the derivative by the layer's output of its token; weight: the row's weight
+     * in that output. Sets dx, the experts' gradients, and dweight[row] = dy . out[row], the
+     * derivative by the weight.
      */
-    void backward(const std::vector<std::size_t> &offset, const float *x, const float *dy, const float *weight,
-                  float *dx, float *dweight)
-    {
+    void backward(const std::vector<std::size_t> &offset, const float *x, const float *dy,
+                  const float *weight, float *dx, float *dweight) {
         const std::size_t rows = offset[w_.count], h = w_.hidden, f = w_.inner;
         dgate_.resize(rows * f);
         dup_.resize(rows * f);
-        for (auto *gradient : {&g_.gate, &g_.up, &g_.down}) /* an expert without rows has the gradient zero */
+        /* an expert without rows has the gradient zero */
+        for (auto *gradient : {&g_.gate, &g_.up, &g_.down})
             std::fill(gradient->begin(), gradient->end(), 0.0f);
         for (std::size_t e = 0; e < w_.count; e++) {
             const std::size_t n = offset[e + 1] - offset[e], r = offset[e], m = e * h * f;
@@ -93,7 +96,8 @@ public:
             gemm(false, true, n, f, h, dy + r * h, &w_.down[m], 0, dact);
             for (std::size_t row = r; row < r + n; row++)
                 dweight[row] = row_backward(row, weight[row]);
-            gemm(true, false, f, h, n, &act_[r * f], dy + r * h, 0, &g_.down[m]); /* act_ holds weight * act now */
+            /* act_ holds weight * act now */
+            gemm(true, false, f, h, n, &act_[r * f], dy + r * h, 0, &g_.down[m]);
             gemm(true, false, h, f, n, x + r * h, &dgate_[r * f], 0, &g_.gate[m]);
             gemm(true, false, h, f, n, x + r * h, &dup_[r * f], 0, &g_.up[m]);
             gemm(false, true, n, h, f, &dgate_[r * f], &w_.gate[m], 0, dx + r * h);
@@ -102,13 +106,14 @@ public:
     }
 
 private:
-    /** Through the weight, the product and silu of one row. Returns dy . out = dy . (act Wdown) = (dy Wdown^T) . act */
-    float row_backward(std::size_t row, float weight)
-    {
+    /** Through the weight, the product and silu of one row. Returns dy . out = dy . (act Wdown) =
+     * (dy Wdown^T) . act */
+    float row_backward(std::size_t row, float weight) {
         const std::size_t f = w_.inner;
         double dot = 0;
         for (std::size_t i = row * f; i < (row + 1) * f; i++) {
-            const float dact = dgate_[i], sigmoid = 1.0f / (1.0f + std::exp(-gate_[i])), silu = gate_[i] * sigmoid;
+            const float dact = dgate_[i], sigmoid = 1.0f / (1.0f + std::exp(-gate_[i])),
+                        silu = gate_[i] * sigmoid;
             const float act = silu * up_[i];
             dot += static_cast<double>(dact) * static_cast<double>(act);
             act_[i] = weight * act;

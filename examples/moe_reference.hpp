@@ -1,5 +1,6 @@
 /*
- * moe_reference.hpp - the same layer and its derivatives once more: one process, double precision, from the formulas.
+ * moe_reference.hpp - the same layer and its derivatives once more: one process, double precision,
+ * from the formulas.
  *
  * Written apart from the layer on purpose, sharing nothing with it, to judge it:
  *     p = softmax(R x),  S = the topk largest,  w_k = p_k / sum_S p,  y = sum_k w_k E_k(x),
@@ -17,7 +18,8 @@ namespace reference {
 
 using Numbers = std::vector<double>;
 
-/** Sizes and inputs. router [experts][hidden], gate, up [experts][hidden][inner], down [experts][inner][hidden]. */
+/** Sizes and inputs. router [experts][hidden], gate, up [experts][hidden][inner], down
+ * [experts][inner][hidden]. */
 struct Model {
     std::size_t experts, hidden, inner, topk;
     Numbers router, gate, up, down;
@@ -34,8 +36,7 @@ struct Applied {
 
 inline double sigmoid(double z) { return 1.0 / (1.0 + std::exp(-z)); }
 
-inline Applied apply(const Model &m, std::size_t expert, const double *x)
-{
+inline Applied apply(const Model &m, std::size_t expert, const double *x) {
     Applied r{Numbers(m.inner), Numbers(m.inner), Numbers(m.inner), Numbers(m.hidden)};
     for (std::size_t i = 0; i < m.hidden; i++)
         for (std::size_t j = 0; j < m.inner; j++) {
@@ -51,9 +52,8 @@ inline Applied apply(const Model &m, std::size_t expert, const double *x)
 }
 
 /** Adds the derivatives of  do . E(x)  by x and the expert's matrices. */
-inline void differentiate(const Model &m, std::size_t expert, const double *x, const Applied &f, const Numbers &dout,
-                          double *dx, Result &r)
-{
+inline void differentiate(const Model &m, std::size_t expert, const double *x, const Applied &f,
+                          const Numbers &dout, double *dx, Result &r) {
     Numbers dg(m.inner), du(m.inner);
     for (std::size_t j = 0; j < m.inner; j++) {
         const std::size_t row = (expert * m.inner + j) * m.hidden;
@@ -78,8 +78,7 @@ inline void differentiate(const Model &m, std::size_t expert, const double *x, c
     }
 }
 
-inline Numbers softmax(const Model &m, const double *x)
-{
+inline Numbers softmax(const Model &m, const double *x) {
     Numbers p(m.experts);
     for (std::size_t e = 0; e < m.experts; e++)
         for (std::size_t i = 0; i < m.hidden; i++)
@@ -94,8 +93,7 @@ inline Numbers softmax(const Model &m, const double *x)
 }
 
 /** x, dy: [tokens][hidden]. */
-inline Result run(const Model &m, std::size_t tokens, const Numbers &x, const Numbers &dy)
-{
+inline Result run(const Model &m, std::size_t tokens, const Numbers &x, const Numbers &dy) {
     Result r{Numbers(x.size()),      Numbers(x.size()),    Numbers(m.router.size()),
              Numbers(m.gate.size()), Numbers(m.up.size()), Numbers(m.down.size())};
     for (std::size_t t = 0; t < tokens; t++) {
@@ -103,7 +101,8 @@ inline Result run(const Model &m, std::size_t tokens, const Numbers &x, const Nu
         const Numbers p = softmax(m, xt);
         std::vector<std::size_t> order(m.experts);
         std::iota(order.begin(), order.end(), std::size_t{0});
-        std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return p[a] > p[b]; });
+        std::stable_sort(order.begin(), order.end(),
+                         [&](std::size_t a, std::size_t b) { return p[a] > p[b]; });
         order.resize(m.topk);
 
         double chosen = 0, mean = 0; /* sum of the chosen p; sum of w_k dw_k */

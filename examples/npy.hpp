@@ -1,8 +1,8 @@
 /*
  * npy.hpp - reads rows of arrays in numpy's .npy format: little-endian, C order, versions 1 to 3.
  *
- * Every rank of a parallel program reads just the rows it needs. Anything unexpected in a file is an exception that
- * names the file.
+ * Every rank of a parallel program reads just the rows it needs. Anything unexpected in a file is
+ * an exception that names the file.
  */
 #ifndef EXAMPLES_NPY_HPP
 #define EXAMPLES_NPY_HPP
@@ -25,8 +25,7 @@ template <> struct Descr<float> { static constexpr const char *name = "<f4"; };
 
 class File {
 public:
-    explicit File(const std::string &path) : path_(path), in_(path, std::ios::binary)
-    {
+    explicit File(const std::string &path) : path_(path), in_(path, std::ios::binary) {
         if (!in_)
             fail("cannot be opened");
         const std::uint16_t one = 1;
@@ -40,8 +39,7 @@ public:
     const std::vector<std::size_t> &shape() const { return shape_; }
 
     /** Rows first .. first + count - 1 along the first dimension, dense. */
-    template <class T> std::vector<T> rows(std::size_t first, std::size_t count)
-    {
+    template <class T> std::vector<T> rows(std::size_t first, std::size_t count) {
         if (descr_ != Descr<T>::name)
             fail("has elements '" + descr_ + "', expected '" + Descr<T>::name + "'");
         if (first > shape_[0] || count > shape_[0] - first)
@@ -55,7 +53,8 @@ public:
             fail("is shorter than its header says");
         std::vector<T> values(count * width);
         in_.seekg(static_cast<std::streamoff>(start_ + first * width * sizeof(T)));
-        in_.read(reinterpret_cast<char *>(values.data()), static_cast<std::streamsize>(values.size() * sizeof(T)));
+        in_.read(reinterpret_cast<char *>(values.data()),
+                 static_cast<std::streamsize>(values.size() * sizeof(T)));
         if (!in_)
             fail("is shorter than its header says");
         return values;
@@ -65,8 +64,7 @@ public:
     template <class T> std::vector<T> all() { return rows<T>(0, shape_[0]); }
 
     /** Fails unless the array has this shape; 0 stands for any extent. */
-    void expect(const std::vector<std::size_t> &shape)
-    {
+    void expect(const std::vector<std::size_t> &shape) {
         bool same = shape.size() == shape_.size();
         for (std::size_t i = 0; same && i < shape.size(); i++)
             same = shape[i] == 0 || shape[i] == shape_[i];
@@ -75,18 +73,18 @@ public:
     }
 
 private:
-    [[noreturn]] void fail(const std::string &what) { throw std::runtime_error(path_ + ": " + what); }
+    [[noreturn]] void fail(const std::string &what) {
+        throw std::runtime_error(path_ + ": " + what);
+    }
 
-    static std::string text(const std::vector<std::size_t> &shape)
-    {
+    static std::string text(const std::vector<std::size_t> &shape) {
         std::string s = "(";
         for (std::size_t i = 0; i < shape.size(); i++)
             s += (i ? ", " : "") + std::to_string(shape[i]);
         return s + ")";
     }
 
-    std::string read_header()
-    {
+    std::string read_header() {
         unsigned char head[12];
         in_.read(reinterpret_cast<char *>(head), 10);
         if (!in_ || std::memcmp(head, "\x93NUMPY", 6) != 0 || head[6] < 1 || head[6] > 3)
@@ -108,9 +106,9 @@ private:
         return header;
     }
 
-    /** The header is a Python dictionary: {'descr': '<f4', 'fortran_order': False, 'shape': (2048, 256), }. */
-    void parse(const std::string &header)
-    {
+    /** The header is a Python dictionary: {'descr': '<f4', 'fortran_order': False, 'shape':
+     * (2048, 256), }. */
+    void parse(const std::string &header) {
         descr_ = value(header, "'descr':", '\'', '\'');
         if (header.find("'fortran_order': False") == std::string::npos)
             fail("is not in C order");
@@ -122,7 +120,9 @@ private:
                 continue;
             }
             std::size_t extent = 0, digits = 0;
-            for (; pos < extents.size() && extents[pos] >= '0' && extents[pos] <= '9' && digits < 12; pos++, digits++)
+            for (;
+                 pos < extents.size() && extents[pos] >= '0' && extents[pos] <= '9' && digits < 12;
+                 pos++, digits++)
                 extent = extent * 10 + static_cast<std::size_t>(extents[pos] - '0');
             if (digits == 0 || (extent != 0 && elements > (std::size_t{1} << 40) / extent))
                 fail("has a malformed or enormous shape (" + extents + ")");
@@ -133,8 +133,7 @@ private:
             fail("is a scalar, not an array");
     }
 
-    std::string value(const std::string &header, const char *key, char open, char close)
-    {
+    std::string value(const std::string &header, const char *key, char open, char close) {
         std::size_t at = header.find(key);
         std::size_t from = at == std::string::npos ? at : header.find(open, at + std::strlen(key));
         std::size_t to = from == std::string::npos ? from : header.find(close, from + 1);
