@@ -6,19 +6,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct { ref_plan *plan; int64_t *limits; } *kept;
+static struct {
+    ref_plan *plan;
+    int64_t *limits;
+} * kept;
 static int nkept;
 
-void t_plans_keep(ref_plan *plan, int64_t *limits)
-{
+void t_plans_keep(ref_plan *plan, int64_t *limits) {
     kept = realloc(kept, (size_t)(nkept + 1) * sizeof *kept);
     REQUIRE(kept && limits, "no memory");
     kept[nkept].plan = plan;
     kept[nkept++].limits = limits;
 }
 
-void t_plans_free(void)
-{
+void t_plans_free(void) {
     while (nkept > 0) {
         ref_plan_free(kept[--nkept].plan);
         free(kept[nkept].limits);
@@ -27,8 +28,7 @@ void t_plans_free(void)
     kept = NULL;
 }
 
-t_call *t_call_new(t_handle *handle, int kind)
-{
+t_call *t_call_new(t_handle *handle, int kind) {
     t_call *call = calloc(1, sizeof *call);
     REQUIRE(call, "no memory for a call");
     call->kind = kind;
@@ -39,9 +39,9 @@ t_call *t_call_new(t_handle *handle, int kind)
 }
 
 /* rows: row data, which may lie in the context's or in registered memory. */
-void *t_call_buf(t_call *call, const char *name, size_t n, size_t align, int rows, t_rng *own)
-{
-    REQUIRE(call->nbufs < (int)(sizeof call->bufs / sizeof *call->bufs), "too many buffers in a call");
+void *t_call_buf(t_call *call, const char *name, size_t n, size_t align, int rows, t_rng *own) {
+    REQUIRE(call->nbufs < (int)(sizeof call->bufs / sizeof *call->bufs),
+            "too many buffers in a call");
     t_buf *buf = &call->bufs[call->nbufs];
     t_ctx *ctx = call->handle->ctx;
     int where = (int)t_range(own, 0, 9);
@@ -55,60 +55,59 @@ void *t_call_buf(t_call *call, const char *name, size_t n, size_t align, int row
     return buf->p;
 }
 
-t_buf *t_call_find(t_call *call, const void *p)
-{
+t_buf *t_call_find(t_call *call, const void *p) {
     for (int i = 0; i < call->nbufs; i++)
         if (call->bufs[i].p == p)
             return &call->bufs[i];
     t_die(__FILE__, __LINE__, "a buffer is not of this call");
 }
 
-const void *t_call_input(t_call *call, const void *p)
-{
+const void *t_call_input(t_call *call, const void *p) {
     if (p)
         t_buf_readonly(t_call_find(call, p), 1);
     return p;
 }
 
-int64_t t_stride(int64_t row, int64_t unit, t_rng *own)
-{
+int64_t t_stride(int64_t row, int64_t unit, t_rng *own) {
     if (t_chance(own, 50))
         return 0;
-    return row + unit * (t_chance(own, 30) ? 0 : t_chance(own, 70) ? t_range(own, 1, 9) : t_range(own, 1, 300));
+    return row + unit * (t_chance(own, 30)   ? 0
+                         : t_chance(own, 70) ? t_range(own, 1, 9)
+                                             : t_range(own, 1, 300));
 }
 
-uint64_t t_row_seed(uint64_t seed, int rank, int64_t row, int what)
-{
+uint64_t t_row_seed(uint64_t seed, int rank, int64_t row, int what) {
     return t_hash2(t_hash2(t_hash2(seed, (uint64_t)what), (uint64_t)rank), (uint64_t)row);
 }
 
-int t_gives_row_weights(const t_shape *shape, int rank)
-{
+int t_gives_row_weights(const t_shape *shape, int rank) {
     return shape->weights && t_hash2(shape->seed, 1000u + (uint64_t)rank) % 4 != 0;
 }
 
-/* The rows of a combine into the handle's own buffer, if it can be had now: with `depth` combines in flight it can't. */
-static void rows_to_buffer(t_call *call)
-{
+/* The rows of a combine into the handle's own buffer, if it can be had now: with `depth` combines
+ * in flight it can't. */
+static void rows_to_buffer(t_call *call) {
     MPIX_Ep_combine_in *in = &call->u.combine.in;
     MPIX_Ep_rows rows;
     MPIX_Error error;
-    size_t row = (size_t)call->shape.hidden * ref_size(call->shape.dtype), step = in->x.stride ? (size_t)in->x.stride : row;
+    size_t row = (size_t)call->shape.hidden * ref_size(call->shape.dtype),
+           step = in->x.stride ? (size_t)in->x.stride : row;
     int code = MPIX_Ep_combine_buffer(call->handle->h, &rows);
     if (code != MPI_SUCCESS) {
         MPIX_INIT(&error);
         MPIX_Error_last(&error);
-        CHECK(error.kind == MPIX_ERRK_ARG && strstr(error.text, "in flight"), "MPIX_Ep_combine_buffer: %s", error.text);
+        CHECK(error.kind == MPIX_ERRK_ARG && strstr(error.text, "in flight"),
+              "MPIX_Ep_combine_buffer: %s", error.text);
         return;
     }
     for (int64_t i = 0; i < call->limit; i++)
-        memcpy((char *)rows.data + i * rows.stride, (const char *)in->x.data + (size_t)i * step, row);
+        memcpy((char *)rows.data + i * rows.stride, (const char *)in->x.data + (size_t)i * step,
+               row);
     in->x.data = rows.data;
     in->x.stride = rows.stride;
 }
 
-int t_call_start(t_call *call, int blocking)
-{
+int t_call_start(t_call *call, int blocking) {
     MPIX_Ep_handle h = call->handle->h;
     MPIX_Xfer *xfer = &call->xfer;
     int code = MPI_SUCCESS;
@@ -117,7 +116,8 @@ int t_call_start(t_call *call, int blocking)
     switch (call->kind) {
     case T_ROUTE: {
         const MPIX_Ep_counts *out = call->u.route.out.struct_size ? &call->u.route.out : NULL;
-        code = blocking ? MPIX_Ep_route(h, &call->u.route.in, out) : MPIX_Ep_iroute(h, &call->u.route.in, out, xfer);
+        code = blocking ? MPIX_Ep_route(h, &call->u.route.in, out)
+                        : MPIX_Ep_iroute(h, &call->u.route.in, out, xfer);
         break;
     }
     case T_DISPATCH:
@@ -133,8 +133,7 @@ int t_call_start(t_call *call, int blocking)
     return code;
 }
 
-void t_call_check(t_call *call)
-{
+void t_call_check(t_call *call) {
     int before = t_failures();
     if (call->code != MPI_SUCCESS)
         return;
@@ -147,22 +146,28 @@ void t_call_check(t_call *call)
     for (int i = 0; i < call->nbufs; i++)
         CHECK_BUF(&call->bufs[i], call->names[i]);
     if (t_failures() > before)
-        t_fail(__FILE__, __LINE__, "... in a %s of handle %p: layout %s, hidden %lld, %s, scales %d, topk %d, %lld tokens, %lld rows of %lld",
-               call->kind == T_ROUTE ? "route" : call->kind == T_DISPATCH ? "dispatch" : "combine", (void *)call->handle->h,
-               call->plan->layout == MPIX_EP_EXPERT ? "EXPERT" : call->plan->layout == MPIX_EP_SLOTS ? "SLOTS" : "COMPACT", (long long)call->shape.hidden,
-               ref_name(call->shape.dtype), call->shape.scale_kind, call->plan->topk, (long long)call->plan->ntok[t_rank],
-               (long long)call->limit, (long long)call->plan->total[t_rank]);
+        t_fail(__FILE__, __LINE__,
+               "... in a %s of handle %p: layout %s, hidden %lld, %s, scales %d, topk %d, %lld "
+               "tokens, %lld rows of %lld",
+               call->kind == T_ROUTE      ? "route"
+               : call->kind == T_DISPATCH ? "dispatch"
+                                          : "combine",
+               (void *)call->handle->h,
+               call->plan->layout == MPIX_EP_EXPERT  ? "EXPERT"
+               : call->plan->layout == MPIX_EP_SLOTS ? "SLOTS"
+                                                     : "COMPACT",
+               (long long)call->shape.hidden, ref_name(call->shape.dtype), call->shape.scale_kind,
+               call->plan->topk, (long long)call->plan->ntok[t_rank], (long long)call->limit,
+               (long long)call->plan->total[t_rank]);
 }
 
-void t_call_free(t_call *call)
-{
+void t_call_free(t_call *call) {
     for (int i = 0; i < call->nbufs; i++)
         t_buf_free(&call->bufs[i]);
     free(call);
 }
 
-int t_call_run(t_call *call, int blocking)
-{
+int t_call_run(t_call *call, int blocking) {
     int before = t_failures();
     if (CHECK_OK(t_call_start(call, blocking)) && !blocking)
         CHECK_OK(call->code = MPIX_Xfer_wait(&call->xfer));
@@ -171,23 +176,21 @@ int t_call_run(t_call *call, int blocking)
     return t_failures() == before;
 }
 
-void t_handle_init(t_handle *handle, t_ctx *ctx)
-{
+void t_handle_init(t_handle *handle, t_ctx *ctx) {
     memset(handle, 0, sizeof *handle);
     handle->ctx = ctx;
     CHECK_OK(MPIX_Ep_handle_create(ctx->ep, &handle->h));
 }
 
-void t_handle_done(t_handle *handle, int free_it)
-{
+void t_handle_done(t_handle *handle, int free_it) {
     if (free_it) {
         CHECK_OK(MPIX_Ep_handle_free(&handle->h));
         CHECK(handle->h == MPIX_EP_HANDLE_NULL, "a freed handle is not MPIX_EP_HANDLE_NULL");
     }
 }
 
-int64_t *t_make_ids(int experts, const int *owner, int flavour, uint64_t common, int64_t ntok, int topk, t_rng *own)
-{
+int64_t *t_make_ids(int experts, const int *owner, int flavour, uint64_t common, int64_t ntok,
+                    int topk, t_rng *own) {
     int64_t *ids = malloc((size_t)(ntok * topk + 1) * sizeof *ids);
     int *pool = malloc(((size_t)experts + 1) * sizeof *pool);
     REQUIRE(ids && pool, "no memory for %lld choices", (long long)(ntok * topk));

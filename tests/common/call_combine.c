@@ -1,5 +1,6 @@
 /*
- * call_combine.c - combine, prepared and checked: every element against the sum in the order that the header gives.
+ * call_combine.c - combine, prepared and checked: every element against the sum in the order that
+ * the header gives.
  */
 #include "call.h"
 
@@ -9,17 +10,15 @@
 
 enum { SEED_ROW = 100, SEED_SCALES, SEED_ROW_WEIGHT, SEED_TOPK_WEIGHT, SEED_SLOT, SEED_BIAS };
 
-static int64_t dense(const t_shape *s)
-{
-    return s->hidden * (int64_t)ref_size(s->dtype);
-}
+static int64_t dense(const t_shape *s) { return s->hidden * (int64_t)ref_size(s->dtype); }
 
-/* The experts' rows, with contents by (rank, row). Padding and gaps are NaN in every type: a sum that reads them shows. */
-static void prepare_rows(t_call *call, t_rng *own)
-{
+/* The experts' rows, with contents by (rank, row). Padding and gaps are NaN in every type: a sum
+ * that reads them shows. */
+static void prepare_rows(t_call *call, t_rng *own) {
     MPIX_Ep_combine_in *in = &call->u.combine.in;
     const t_shape *s = &call->shape;
-    int64_t n = call->limit, size = (int64_t)ref_size(s->dtype), scales = (int64_t)ref_scales(s->scale_kind, s->hidden);
+    int64_t n = call->limit, size = (int64_t)ref_size(s->dtype),
+            scales = (int64_t)ref_scales(s->scale_kind, s->hidden);
     in->x = (MPIX_Ep_rows){.dtype = s->dtype, .scale_kind = s->scale_kind};
     in->x.stride = t_stride(dense(s), size, own);
     int64_t step = in->x.stride ? in->x.stride : dense(s), scale_step = 0;
@@ -30,12 +29,15 @@ static void prepare_rows(t_call *call, t_rng *own)
         int64_t unit = s->scale_kind == MPIX_EP_SCALES_F32 ? 4 : 1;
         in->x.scale_stride = t_stride(scales, unit, own);
         scale_step = in->x.scale_stride ? in->x.scale_stride : scales;
-        in->x.scales = t_call_buf(call, "in.x.scales", n ? (size_t)((n - 1) * scale_step + scales) : 0, (size_t)unit, 1, own);
+        in->x.scales = t_call_buf(call, "in.x.scales",
+                                  n ? (size_t)((n - 1) * scale_step + scales) : 0, (size_t)unit, 1,
+                                  own);
     }
     for (int64_t i = 0; i < n; i++) {
         if (call->plan->rows[t_rank][i].src < 0)
             continue;
-        ref_fill(t_row_seed(s->seed, t_rank, i, SEED_ROW), s->dtype, s->hidden, s->flavour, (char *)in->x.data + i * step);
+        ref_fill(t_row_seed(s->seed, t_rank, i, SEED_ROW), s->dtype, s->hidden, s->flavour,
+                 (char *)in->x.data + i * step);
         if (scales)
             ref_fill_scales(t_row_seed(s->seed, t_rank, i, SEED_SCALES), s->scale_kind, s->hidden,
                             (char *)in->x.scales + i * scale_step);
@@ -44,8 +46,7 @@ static void prepare_rows(t_call *call, t_rng *own)
     t_call_input(call, in->x.scales);
 }
 
-static void prepare_weights(t_call *call, t_rng *own)
-{
+static void prepare_weights(t_call *call, t_rng *own) {
     MPIX_Ep_combine_in *in = &call->u.combine.in;
     const ref_plan *plan = call->plan;
     const t_shape *s = &call->shape;
@@ -69,29 +70,32 @@ static void prepare_weights(t_call *call, t_rng *own)
         for (int64_t i = 0; i < n * width; i++)
             v[i] = ref_weight(t_row_seed(s->seed, t_rank, i, SEED_SLOT));
         static const float none;
-        in->slot_values = v ? t_call_input(call, v) : &none; /* on all ranks or none: also where there are no rows */
+        /* on all ranks or none: also where there are no rows */
+        in->slot_values = v ? t_call_input(call, v) : &none;
     }
 }
 
-static void prepare_bias(t_call *call, t_rng *own)
-{
+static void prepare_bias(t_call *call, t_rng *own) {
     MPIX_Ep_combine_in *in = &call->u.combine.in;
-    int64_t n = call->plan->ntok[t_rank], size = (int64_t)ref_size(call->u.combine.ydtype), row = call->shape.hidden * size;
+    int64_t n = call->plan->ntok[t_rank], size = (int64_t)ref_size(call->u.combine.ydtype),
+            row = call->shape.hidden * size;
     in->num_bias = t_chance(own, 50) ? 0 : (int)t_range(own, 1, 2);
     for (int b = 0; b < in->num_bias; b++) {
         in->bias[b].dtype = call->u.combine.ydtype;
         in->bias[b].stride = t_stride(row, size, own);
         int64_t step = in->bias[b].stride ? in->bias[b].stride : row;
-        in->bias[b].data = t_call_buf(call, b ? "in.bias[1]" : "in.bias[0]", n ? (size_t)((n - 1) * step + row) : 0, (size_t)size, 1, own);
+        in->bias[b].data = t_call_buf(call, b ? "in.bias[1]" : "in.bias[0]",
+                                      n ? (size_t)((n - 1) * step + row) : 0, (size_t)size, 1, own);
         for (int64_t t = 0; t < n; t++)
-            ref_fill(t_row_seed(call->shape.seed, t_rank, t, SEED_BIAS + b), call->u.combine.ydtype, call->shape.hidden,
-                     call->shape.flavour == REF_RAW ? REF_MIXED : call->shape.flavour, (char *)in->bias[b].data + t * step);
+            ref_fill(t_row_seed(call->shape.seed, t_rank, t, SEED_BIAS + b), call->u.combine.ydtype,
+                     call->shape.hidden,
+                     call->shape.flavour == REF_RAW ? REF_MIXED : call->shape.flavour,
+                     (char *)in->bias[b].data + t * step);
         t_call_input(call, in->bias[b].data);
     }
 }
 
-t_call *t_call_combine(t_handle *handle, const t_shape *shape, t_rng *own)
-{
+t_call *t_call_combine(t_handle *handle, const t_shape *shape, t_rng *own) {
     static const int ydtypes[] = {MPIX_EP_F64, MPIX_EP_F32, MPIX_EP_F16, MPIX_EP_BF16};
     t_call *call = t_call_new(handle, T_COMBINE);
     const ref_plan *plan = call->plan;
@@ -106,7 +110,9 @@ t_call *t_call_combine(t_handle *handle, const t_shape *shape, t_rng *own)
     MPIX_INIT(in);
     MPIX_INIT(out);
     in->hidden = shape->hidden;
-    in->wire = shape->float_sums && shape->dtype != MPIX_EP_F64 ? MPIX_EP_F32 : t_chance(own, 50) ? 0 : shape->dtype;
+    in->wire = shape->float_sums && shape->dtype != MPIX_EP_F64 ? MPIX_EP_F32
+               : t_chance(own, 50)                              ? 0
+                                                                : shape->dtype;
     if (handle->ctx->config.mode == MPIX_EP_LL)
         in->wire = shape->wire;
     prepare_rows(call, own);
@@ -116,9 +122,11 @@ t_call *t_call_combine(t_handle *handle, const t_shape *shape, t_rng *own)
     out->y.dtype = same && t_chance(own, 50) ? 0 : call->u.combine.ydtype;
     out->y.stride = t_stride(row, size, own);
     int64_t step = out->y.stride ? out->y.stride : row;
-    out->y.data = t_call_buf(call, "out.y", n ? (size_t)((n - 1) * step + row) : 0, (size_t)size, 1, own);
+    out->y.data = t_call_buf(call, "out.y", n ? (size_t)((n - 1) * step + row) : 0, (size_t)size, 1,
+                             own);
     if (shape->slot_values && t_chance(own, 80))
-        out->slot_values = t_call_buf(call, "out.slot_values", (size_t)(n * plan->topk) * 4, 4, 0, own);
+        out->slot_values = t_call_buf(call, "out.slot_values", (size_t)(n * plan->topk) * 4, 4, 0,
+                                      own);
     if (t_chance(own, 30)) {
         out->wait_ns = t_call_buf(call, "out.wait_ns", (size_t)t_size * 8, 8, 0, own);
         for (int r = 0; r < t_size; r++)
@@ -127,16 +135,18 @@ t_call *t_call_combine(t_handle *handle, const t_shape *shape, t_rng *own)
     return call;
 }
 
-/* The terms of one token's sum, in order: ranks ascending, choices ascending, a COMPACT row once. Gives their number. */
-static int terms_of(t_call *call, int64_t token, ref_term *terms, char *contents, size_t bytes, size_t pitch)
-{
+/* The terms of one token's sum, in order: ranks ascending, choices ascending, a COMPACT row once.
+ * Gives their number. */
+static int terms_of(t_call *call, int64_t token, ref_term *terms, char *contents, size_t bytes,
+                    size_t pitch) {
     const ref_plan *plan = call->plan;
     const t_shape *s = &call->shape;
     int n = 0;
     for (int r = 0; r < plan->ranks; r++) {
         int64_t last = -1;
         for (int k = 0; k < plan->topk; k++) {
-            int64_t e = ref_choice(plan, t_rank, token, k), row = plan->place[token * plan->topk + k];
+            int64_t e = ref_choice(plan, t_rank, token, k),
+                    row = plan->place[token * plan->topk + k];
             if (e < 0 || plan->owner[e] != r || row >= call->limits[r])
                 continue;
             if (plan->layout != MPIX_EP_EXPERT && row == last)
@@ -145,20 +155,22 @@ static int terms_of(t_call *call, int64_t token, ref_term *terms, char *contents
             ref_term *term = &terms[n];
             char *x = contents + (size_t)n++ * pitch;
             ref_fill(t_row_seed(s->seed, r, row, SEED_ROW), s->dtype, s->hidden, s->flavour, x);
-            ref_fill_scales(t_row_seed(s->seed, r, row, SEED_SCALES), s->scale_kind, s->hidden, x + bytes);
+            ref_fill_scales(t_row_seed(s->seed, r, row, SEED_SCALES), s->scale_kind, s->hidden,
+                            x + bytes);
             *term = (ref_term){.x = x, .scales = s->scale_kind ? x + bytes : NULL, .group = r};
             if (t_gives_row_weights(s, r))
                 term->w[term->nw++] = ref_weight(t_row_seed(s->seed, r, row, SEED_ROW_WEIGHT));
             if (call->u.combine.in.topk_weights)
-                term->w[term->nw++] = ref_weight(t_row_seed(s->seed, t_rank, token * plan->topk + k, SEED_TOPK_WEIGHT));
+                term->w[term->nw++] = ref_weight(
+                    t_row_seed(s->seed, t_rank, token * plan->topk + k, SEED_TOPK_WEIGHT));
         }
     }
     return n;
 }
 
-/* Mode LL: a rank's part of the sum is rounded to the wire's dtype. Replaces the terms by those parts; gives their number. */
-static int parts_of(const t_call *call, int nterms, ref_term *terms, int wire, char *parts)
-{
+/* Mode LL: a rank's part of the sum is rounded to the wire's dtype. Replaces the terms by those
+ * parts; gives their number. */
+static int parts_of(const t_call *call, int nterms, ref_term *terms, int wire, char *parts) {
     const t_shape *s = &call->shape;
     int n = 0;
     for (int i = 0, end; i < nterms; i = end) {
@@ -172,10 +184,11 @@ static int parts_of(const t_call *call, int nterms, ref_term *terms, int wire, c
     return n;
 }
 
-/* Two hops: the other hosts' sums are rounded to the wire's dtype, and added behind the rows of this host, hosts ascending. Own rows are one part in
- * float if their type is another. Replaces the terms; gives their number and *dtype. */
-static int host_parts_of(const t_call *call, int nterms, ref_term *terms, int wire, char *parts, int *dtype)
-{
+/* Two hops: the other hosts' sums are rounded to the wire's dtype, and added behind the rows of
+ * this host, hosts ascending. Own rows are one part in float if their type is another. Replaces the
+ * terms; gives their number and *dtype. */
+static int host_parts_of(const t_call *call, int nterms, ref_term *terms, int wire, char *parts,
+                         int *dtype) {
     const t_shape *s = &call->shape;
     ref_term all[65];
     int n = 0, own = 0, far = 0;
@@ -190,7 +203,8 @@ static int host_parts_of(const t_call *call, int nterms, ref_term *terms, int wi
         ref_term rows[65];
         int m = 0, mine = h < 0;
         for (int i = 0; i < nterms; i++)
-            if (t_host_of[all[i].group] == (mine ? t_host_of[t_rank] : h) && mine == (t_host_of[all[i].group] == t_host_of[t_rank]))
+            if (t_host_of[all[i].group] == (mine ? t_host_of[t_rank] : h) &&
+                mine == (t_host_of[all[i].group] == t_host_of[t_rank]))
                 rows[m++] = all[i];
         if (m == 0)
             continue;
@@ -214,10 +228,10 @@ static int host_parts_of(const t_call *call, int nterms, ref_term *terms, int wi
     return far ? n : nterms;
 }
 
-/* How far a sum that was rounded on the way may be from the same sum in double: half a unit in the last place for each rounding, and float's
- * for each step of float sums. Only for numbers of ordinary size. */
-static void check_error(t_call *call, int64_t token, int nterms, const ref_term *terms, int wire)
-{
+/* How far a sum that was rounded on the way may be from the same sum in double: half a unit in the
+ * last place for each rounding, and float's for each step of float sums. Only for numbers of
+ * ordinary size. */
+static void check_error(t_call *call, int64_t token, int nterms, const ref_term *terms, int wire) {
     static const int bits[] = {0, 53, 24, 11, 8};
     const t_shape *s = &call->shape;
     const MPIX_Ep_combine_in *in = &call->u.combine.in;
@@ -230,35 +244,49 @@ static void check_error(t_call *call, int64_t token, int nterms, const ref_term 
     for (int64_t c = 0; c < s->hidden; c++) {
         double sum = 0, size = 0;
         for (int i = 0; i < nterms; i++) {
-            double x = ref_load(s->dtype, terms[i].x, c) * (terms[i].nw ? (double)terms[i].w[0] : 1) * (terms[i].nw > 1 ? (double)terms[i].w[1] : 1);
+            double x = ref_load(s->dtype, terms[i].x, c) *
+                       (terms[i].nw ? (double)terms[i].w[0] : 1) *
+                       (terms[i].nw > 1 ? (double)terms[i].w[1] : 1);
             sum += x;
             size += fabs(x);
         }
         for (int b = 0; b < in->num_bias; b++) {
-            double x = ref_load(ydtype, (const char *)in->bias[b].data + token * (in->bias[b].stride ? in->bias[b].stride : row), c);
+            double x = ref_load(ydtype,
+                                (const char *)in->bias[b].data +
+                                    token * (in->bias[b].stride ? in->bias[b].stride : row),
+                                c);
             sum += x;
             size += fabs(x);
         }
-        double off = fabs(ref_load(ydtype, got, c) - sum), most = size * (ldexp(1.01, -bits[wire]) + ldexp(1.01, -bits[ydtype]) + (nterms + 4) * ldexp(1, -24)) + 1e-37;
-        if (isfinite(size) && size < 1e37 && !CHECK(off <= most, "y[%lld][%lld] is %g from the sum in double, at most %g", (long long)token, (long long)c, off, most))
+        double off = fabs(ref_load(ydtype, got, c) - sum),
+               most = size * (ldexp(1.01, -bits[wire]) + ldexp(1.01, -bits[ydtype]) +
+                              (nterms + 4) * ldexp(1, -24)) +
+                      1e-37;
+        if (isfinite(size) && size < 1e37 &&
+            !CHECK(off <= most, "y[%lld][%lld] is %g from the sum in double, at most %g",
+                   (long long)token, (long long)c, off, most))
             return;
     }
 }
 
-static void check_token(t_call *call, int64_t token, int nterms, const ref_term *terms, int xdtype, int scale_kind, void *expect)
-{
+static void check_token(t_call *call, int64_t token, int nterms, const ref_term *terms, int xdtype,
+                        int scale_kind, void *expect) {
     const MPIX_Ep_combine_in *in = &call->u.combine.in;
     const MPIX_Ep_rows *y = &call->u.combine.out.y;
     int ydtype = call->u.combine.ydtype;
-    int64_t hidden = call->shape.hidden, row = hidden * (int64_t)ref_size(ydtype), step = y->stride ? y->stride : row;
+    int64_t hidden = call->shape.hidden, row = hidden * (int64_t)ref_size(ydtype),
+            step = y->stride ? y->stride : row;
     const char *got = (const char *)y->data + token * step;
     const void *bias[2] = {NULL, NULL};
     for (int b = 0; b < in->num_bias; b++)
-        bias[b] = (const char *)in->bias[b].data + token * (in->bias[b].stride ? in->bias[b].stride : row);
+        bias[b] = (const char *)in->bias[b].data +
+                  token * (in->bias[b].stride ? in->bias[b].stride : row);
     ref_sum(nterms, terms, xdtype, scale_kind, in->num_bias, bias, ydtype, hidden, expect);
     for (int64_t i = 0; i < hidden; i++)
-        if (!CHECK(ref_same(ydtype, got, expect, i), "y[%lld][%lld] (%s) is %a, expected %a; %d terms, %d bias rows", (long long)token,
-                   (long long)i, ref_name(ydtype), ref_load(ydtype, got, i), ref_load(ydtype, expect, i), nterms, in->num_bias))
+        if (!CHECK(ref_same(ydtype, got, expect, i),
+                   "y[%lld][%lld] (%s) is %a, expected %a; %d terms, %d bias rows",
+                   (long long)token, (long long)i, ref_name(ydtype), ref_load(ydtype, got, i),
+                   ref_load(ydtype, expect, i), nterms, in->num_bias))
             break;
     const t_buf *buf = t_call_find(call, y->data);
     size_t end = (size_t)(token * step + row), gap = (size_t)(step - row);
@@ -266,31 +294,37 @@ static void check_token(t_call *call, int64_t token, int nterms, const ref_term 
         CHECK(t_untouched(buf, end, gap), "the gap after y[%lld] was written", (long long)token);
 }
 
-static void check_slots(t_call *call)
-{
+static void check_slots(t_call *call) {
     const ref_plan *plan = call->plan;
     const float *got = call->u.combine.out.slot_values;
     for (int64_t t = 0; got && t < plan->ntok[t_rank]; t++)
         for (int k = 0; k < plan->topk; k++) {
-            int64_t i = t * plan->topk + k, e = ref_choice(plan, t_rank, t, k), row = plan->place[i];
+            int64_t i = t * plan->topk + k, e = ref_choice(plan, t_rank, t, k),
+                    row = plan->place[i];
             float expect = 0;
             if (e >= 0 && row < call->limits[plan->owner[e]])
-                expect = ref_weight(t_row_seed(call->shape.seed, plan->owner[e],
-                                               plan->layout != MPIX_EP_EXPERT ? row * plan->topk + k : row, SEED_SLOT));
-            CHECK(memcmp(&got[i], &expect, 4) == 0, "slot_values[%lld][%d] %g, expected %g", (long long)t, k, (double)got[i],
-                  (double)expect);
+                expect = ref_weight(
+                    t_row_seed(call->shape.seed, plan->owner[e],
+                               plan->layout != MPIX_EP_EXPERT ? row * plan->topk + k : row,
+                               SEED_SLOT));
+            CHECK(memcmp(&got[i], &expect, 4) == 0, "slot_values[%lld][%d] %g, expected %g",
+                  (long long)t, k, (double)got[i], (double)expect);
         }
 }
 
-void t_check_combine(t_call *call)
-{
+void t_check_combine(t_call *call) {
     const ref_plan *plan = call->plan;
     const t_shape *s = &call->shape;
-    size_t bytes = ((size_t)dense(s) + 7) / 8 * 8, pitch = (bytes + ref_scales(s->scale_kind, s->hidden) + 15) / 8 * 8;
-    char *contents = malloc(pitch * (size_t)(plan->topk + 1)), *expect = malloc((size_t)s->hidden * 8);
+    size_t bytes = ((size_t)dense(s) + 7) / 8 * 8,
+           pitch = (bytes + ref_scales(s->scale_kind, s->hidden) + 15) / 8 * 8;
+    char *contents = malloc(pitch * (size_t)(plan->topk + 1)),
+         *expect = malloc((size_t)s->hidden * 8);
     ref_term *terms = malloc((size_t)(plan->topk + 1) * sizeof *terms);
     REQUIRE(contents && expect && terms, "no memory for the terms of a sum");
-    int ll = call->handle->ctx->config.mode == MPIX_EP_LL, wire = s->wire ? s->wire : s->dtype > MPIX_EP_BF16 ? MPIX_EP_BF16 : s->dtype;
+    int ll = call->handle->ctx->config.mode == MPIX_EP_LL, wire = s->wire ? s->wire
+                                                                  : s->dtype > MPIX_EP_BF16
+                                                                      ? MPIX_EP_BF16
+                                                                      : s->dtype;
     int hops = t_two_hops() && !ll;
     if (hops && call->u.combine.in.wire == MPIX_EP_F32)
         wire = MPIX_EP_F32;
@@ -307,13 +341,15 @@ void t_check_combine(t_call *call)
             check_error(call, t, n, terms, wire);
             n = host_parts_of(call, n, terms, wire, parts, &dtype);
         }
-        check_token(call, t, n, terms, dtype, ll || dtype != s->dtype ? MPIX_EP_NO_SCALES : s->scale_kind, expect);
+        check_token(call, t, n, terms, dtype,
+                    ll || dtype != s->dtype ? MPIX_EP_NO_SCALES : s->scale_kind, expect);
     }
     free(parts);
     check_slots(call);
     for (int r = 0; call->u.combine.out.wait_ns && r < t_size; r++)
-        CHECK(call->u.combine.out.wait_ns[r] >= 77 + r && call->u.combine.out.wait_ns[r] < INT64_C(300000000000), "wait_ns[%d] %lld", r,
-              (long long)call->u.combine.out.wait_ns[r]);
+        CHECK(call->u.combine.out.wait_ns[r] >= 77 + r &&
+                  call->u.combine.out.wait_ns[r] < INT64_C(300000000000),
+              "wait_ns[%d] %lld", r, (long long)call->u.combine.out.wait_ns[r]);
     free(contents);
     free(expect);
     free(terms);

@@ -9,19 +9,22 @@
 enum { SEED_ROW, SEED_SCALES, SEED_WEIGHT, SEED_OLD };
 
 /* The array of rows for n rows, with the scales' bytes; strides are drawn. */
-static MPIX_Ep_rows new_rows(t_call *call, const char *name, const char *scales_name, int64_t n, int dtype, int scale_kind, t_rng *own)
-{
+static MPIX_Ep_rows new_rows(t_call *call, const char *name, const char *scales_name, int64_t n,
+                             int dtype, int scale_kind, t_rng *own) {
     const t_shape *s = &call->shape;
-    int64_t size = (int64_t)ref_size(dtype), row = s->hidden * size, scales = (int64_t)ref_scales(scale_kind, s->hidden);
+    int64_t size = (int64_t)ref_size(dtype), row = s->hidden * size,
+            scales = (int64_t)ref_scales(scale_kind, s->hidden);
     MPIX_Ep_rows rows = {.dtype = dtype, .scale_kind = scale_kind};
     rows.stride = t_stride(row, size, own);
     int64_t step = rows.stride ? rows.stride : row;
-    rows.data = t_call_buf(call, name, n ? (size_t)((n - 1) * step + row) : 0, (size_t)size, 1, own);
+    rows.data = t_call_buf(call, name, n ? (size_t)((n - 1) * step + row) : 0, (size_t)size, 1,
+                           own);
     if (scales) {
         int64_t unit = scale_kind == MPIX_EP_SCALES_F32 ? 4 : 1;
         rows.scale_stride = t_stride(scales, unit, own);
         step = rows.scale_stride ? rows.scale_stride : scales;
-        rows.scales = t_call_buf(call, scales_name, n ? (size_t)((n - 1) * step + scales) : 0, (size_t)unit, 1, own);
+        rows.scales = t_call_buf(call, scales_name, n ? (size_t)((n - 1) * step + scales) : 0,
+                                 (size_t)unit, 1, own);
     }
     return rows;
 }
@@ -30,17 +33,18 @@ static int to_dtype(const t_shape *s) { return s->to ? s->to : s->dtype; }
 static int to_scale(const t_shape *s) { return s->to ? s->to_scale : s->scale_kind; }
 
 /* Capacity of a rank: everybody can compute it. */
-static int64_t capacity_of(const t_shape *s, int rank, int64_t rows)
-{
+static int64_t capacity_of(const t_shape *s, int rank, int64_t rows) {
     uint64_t h = t_hash2(s->seed, 5000u + (uint64_t)rank);
     if (s->drop_percent > 0 && h & 1) /* one row less at least */
-        return rows > 0 ? (rows - 1) * (100 - (int64_t)(h >> 8 & 0xffff) % (s->drop_percent + 1)) / 100 : 0;
+        return rows > 0
+                   ? (rows - 1) * (100 - (int64_t)(h >> 8 & 0xffff) % (s->drop_percent + 1)) / 100
+                   : 0;
     return rows + (h & 2 ? (int64_t)(h >> 8 & 0xffff) % (s->extra_rows + 1) : 0);
 }
 
-/* Choices per row of local_ids and topk_weights: where nobody has tokens, places that are not taken (SLOTS) have this rank's own number. */
-static int64_t width_of(const t_call *call)
-{
+/* Choices per row of local_ids and topk_weights: where nobody has tokens, places that are not taken
+ * (SLOTS) have this rank's own number. */
+static int64_t width_of(const t_call *call) {
     const ref_plan *plan = call->plan;
     int64_t tokens = 0;
     if (plan->layout == MPIX_EP_EXPERT)
@@ -50,8 +54,7 @@ static int64_t width_of(const t_call *call)
     return tokens || plan->layout == MPIX_EP_COMPACT ? plan->topk : call->own_topk;
 }
 
-static void prepare_input(t_call *call, t_rng *own)
-{
+static void prepare_input(t_call *call, t_rng *own) {
     MPIX_Ep_dispatch_in *in = &call->u.dispatch.in;
     const ref_plan *plan = call->plan;
     const t_shape *s = &call->shape;
@@ -64,8 +67,10 @@ static void prepare_input(t_call *call, t_rng *own)
                  (char *)in->x.data + t * (in->x.stride ? in->x.stride : row));
         if (in->x.scales)
             ref_fill_scales(t_row_seed(s->seed, t_rank, t, SEED_SCALES), s->scale_kind, s->hidden,
-                            (char *)in->x.scales + t * (in->x.scale_stride ? in->x.scale_stride
-                                                                           : (int64_t)ref_scales(s->scale_kind, s->hidden)));
+                            (char *)in->x.scales +
+                                t * (in->x.scale_stride
+                                         ? in->x.scale_stride
+                                         : (int64_t)ref_scales(s->scale_kind, s->hidden)));
     }
     t_call_input(call, in->x.data);
     t_call_input(call, in->x.scales);
@@ -74,15 +79,15 @@ static void prepare_input(t_call *call, t_rng *own)
         for (int64_t i = 0; i < ntok * plan->topk; i++)
             w[i] = ref_weight(t_row_seed(s->seed, t_rank, i, SEED_WEIGHT));
         in->topk_weights = t_call_input(call, w);
-        if (!w && (ntok > 0 || t_chance(own, 50))) { /* an empty array; without tokens NULL does as well */
+        /* an empty array; without tokens NULL does as well */
+        if (!w && (ntok > 0 || t_chance(own, 50))) {
             static const float none;
             in->topk_weights = &none;
         }
     }
 }
 
-t_call *t_call_dispatch(t_handle *handle, const t_shape *shape, t_rng *own)
-{
+t_call *t_call_dispatch(t_handle *handle, const t_shape *shape, t_rng *own) {
     t_call *call = t_call_new(handle, T_DISPATCH);
     const ref_plan *plan = call->plan;
     MPIX_Ep_dispatch_out *out = &call->u.dispatch.out;
@@ -93,7 +98,8 @@ t_call *t_call_dispatch(t_handle *handle, const t_shape *shape, t_rng *own)
     prepare_input(call, own);
     MPIX_INIT(out);
     for (int r = 0; r < plan->ranks; r++) {
-        int64_t most = handle->ctx->config.max_recv_rows, rows = plan->total[r], capacity = capacity_of(shape, r, rows);
+        int64_t most = handle->ctx->config.max_recv_rows, rows = plan->total[r],
+                capacity = capacity_of(shape, r, rows);
         limits[r] = capacity < rows ? capacity : rows;
         if (most > 0 && limits[r] > most)
             limits[r] = most;
@@ -107,14 +113,18 @@ t_call *t_call_dispatch(t_handle *handle, const t_shape *shape, t_rng *own)
     if (t_chance(own, 50) && !shape->to)
         out->x.dtype = 0;
     if (plan->layout != MPIX_EP_EXPERT && t_chance(own, 70))
-        out->local_ids = t_call_buf(call, "out.local_ids", (size_t)(n * width_of(call)) * sizeof(int), sizeof(int), 0, own);
+        out->local_ids = t_call_buf(call, "out.local_ids",
+                                    (size_t)(n * width_of(call)) * sizeof(int), sizeof(int), 0,
+                                    own);
     if (t_chance(own, 70))
-        out->src_rank = t_call_buf(call, "out.src_rank", (size_t)n * sizeof(int), sizeof(int), 0, own);
+        out->src_rank = t_call_buf(call, "out.src_rank", (size_t)n * sizeof(int), sizeof(int), 0,
+                                   own);
     if (t_chance(own, 70))
-        out->src_token = t_call_buf(call, "out.src_token", (size_t)n * sizeof(MPI_Count), sizeof(MPI_Count), 0, own);
+        out->src_token = t_call_buf(call, "out.src_token", (size_t)n * sizeof(MPI_Count),
+                                    sizeof(MPI_Count), 0, own);
     if (shape->weights && t_chance(own, 80))
-        out->topk_weights = t_call_buf(call, "out.topk_weights",
-                                       (size_t)(n * width_of(call)) * 4, 4, 0, own);
+        out->topk_weights = t_call_buf(call, "out.topk_weights", (size_t)(n * width_of(call)) * 4,
+                                       4, 0, own);
     if (t_chance(own, 50)) {
         int nlocal = plan->nlocal[t_rank];
         out->cumulative = t_call_buf(call, "out.cumulative", (size_t)nlocal * 8, 8, 0, own);
@@ -129,40 +139,50 @@ t_call *t_call_dispatch(t_handle *handle, const t_shape *shape, t_rng *own)
     if (handle->ctx->config.mode == MPIX_EP_LL) {
         int nlocal = plan->nlocal[t_rank];
         if (t_chance(own, 60))
-            out->recv_per_rank = t_call_buf(call, "out.recv_per_rank", (size_t)t_size * sizeof(MPI_Count), sizeof(MPI_Count), 0, own);
+            out->recv_per_rank = t_call_buf(call, "out.recv_per_rank",
+                                            (size_t)t_size * sizeof(MPI_Count), sizeof(MPI_Count),
+                                            0, own);
         if (t_chance(own, 60))
-            out->recv_per_expert = t_call_buf(call, "out.recv_per_expert", (size_t)nlocal * sizeof(MPI_Count), sizeof(MPI_Count), 0, own);
+            out->recv_per_expert = t_call_buf(call, "out.recv_per_expert",
+                                              (size_t)nlocal * sizeof(MPI_Count), sizeof(MPI_Count),
+                                              0, own);
         if (t_chance(own, 60) && plan->layout == MPIX_EP_EXPERT)
-            out->expert_offset = t_call_buf(call, "out.expert_offset", (size_t)(nlocal + 1) * sizeof(MPI_Count), sizeof(MPI_Count), 0, own);
+            out->expert_offset = t_call_buf(call, "out.expert_offset",
+                                            (size_t)(nlocal + 1) * sizeof(MPI_Count),
+                                            sizeof(MPI_Count), 0, own);
     }
     return call;
 }
 
 /* One received row against what its sender filled in; a padding row is zero. */
-static void check_bits(t_call *call, const char *what, const void *base, int64_t stride, size_t bytes, int64_t row, const void *expect)
-{
+static void check_bits(t_call *call, const char *what, const void *base, int64_t stride,
+                       size_t bytes, int64_t row, const void *expect) {
     int64_t step = stride ? stride : (int64_t)bytes;
     const unsigned char *got = (const unsigned char *)base + row * step, *want = expect;
     size_t i = 0;
     if (memcmp(got, want, bytes) != 0) {
         while (got[i] == want[i])
             i++;
-        t_fail(__FILE__, __LINE__, "%s: row %lld (from rank %d, token %lld), byte %zu of %zu is %#x, expected %#x", what, (long long)row,
-               call->plan->rows[t_rank][row].src, (long long)call->plan->rows[t_rank][row].token, i, bytes, got[i], want[i]);
+        t_fail(__FILE__, __LINE__,
+               "%s: row %lld (from rank %d, token %lld), byte %zu of %zu is %#x, expected %#x",
+               what, (long long)row, call->plan->rows[t_rank][row].src,
+               (long long)call->plan->rows[t_rank][row].token, i, bytes, got[i], want[i]);
     }
     const t_buf *buf = t_call_find(call, base);
     size_t end = (size_t)(row * step) + bytes, gap = (size_t)step - bytes;
     if (end + gap <= buf->n)
-        CHECK(t_untouched(buf, end, gap), "%s: the gap after row %lld was written", what, (long long)row);
+        CHECK(t_untouched(buf, end, gap), "%s: the gap after row %lld was written", what,
+              (long long)row);
 }
 
-static void check_rows(t_call *call)
-{
+static void check_rows(t_call *call) {
     const t_shape *s = &call->shape;
     const MPIX_Ep_rows *x = &call->u.dispatch.out.x;
     size_t sent = (size_t)s->hidden * ref_size(s->dtype);
-    size_t bytes = (size_t)s->hidden * ref_size(to_dtype(s)), scales = ref_scales(to_scale(s), s->hidden);
-    unsigned char *expect = calloc(1, sent + bytes + scales + 8), *x_sent = calloc(1, sent + 8), *scale = calloc(1, scales + 8);
+    size_t bytes = (size_t)s->hidden * ref_size(to_dtype(s)),
+           scales = ref_scales(to_scale(s), s->hidden);
+    unsigned char *expect = calloc(1, sent + bytes + scales + 8), *x_sent = calloc(1, sent + 8),
+                  *scale = calloc(1, scales + 8);
     REQUIRE(expect && x_sent && scale, "no memory for a row");
     for (int64_t i = 0; i < call->limit; i++) {
         const ref_row *row = &call->plan->rows[t_rank][i];
@@ -170,15 +190,18 @@ static void check_rows(t_call *call)
         memset(scale, 0, scales);
         if (row->src < 0 && call->plan->layout == MPIX_EP_SLOTS) { /* nobody's place */
             int64_t step = x->stride ? x->stride : (int64_t)bytes;
-            CHECK(t_untouched(t_call_find(call, x->data), (size_t)(i * step), bytes), "the place %lld without a row was written", (long long)i);
+            CHECK(t_untouched(t_call_find(call, x->data), (size_t)(i * step), bytes),
+                  "the place %lld without a row was written", (long long)i);
             continue;
         }
         if (row->src >= 0)
-            ref_fill(t_row_seed(s->seed, row->src, row->token, SEED_ROW), s->dtype, s->hidden, s->flavour, s->to ? x_sent : expect);
+            ref_fill(t_row_seed(s->seed, row->src, row->token, SEED_ROW), s->dtype, s->hidden,
+                     s->flavour, s->to ? x_sent : expect);
         if (row->src >= 0 && s->to)
             ref_convert(s->dtype, x_sent, s->hidden, s->to, s->to_scale, expect, scale);
         else if (row->src >= 0 && scales)
-            ref_fill_scales(t_row_seed(s->seed, row->src, row->token, SEED_SCALES), s->scale_kind, s->hidden, scale);
+            ref_fill_scales(t_row_seed(s->seed, row->src, row->token, SEED_SCALES), s->scale_kind,
+                            s->hidden, scale);
         check_bits(call, "out.x", x->data, x->stride, bytes, i, expect);
         if (scales)
             check_bits(call, "out.x.scales", x->scales, x->scale_stride, scales, i, scale);
@@ -188,8 +211,7 @@ static void check_rows(t_call *call)
     free(scale);
 }
 
-static void check_meta(t_call *call)
-{
+static void check_meta(t_call *call) {
     const MPIX_Ep_dispatch_out *out = &call->u.dispatch.out;
     const ref_plan *plan = call->plan;
     const uint64_t seed = call->shape.seed;
@@ -197,42 +219,57 @@ static void check_meta(t_call *call)
     for (int64_t i = 0; i < call->limit; i++) {
         const ref_row *row = &plan->rows[t_rank][i];
         if (out->src_rank)
-            CHECK(out->src_rank[i] == row->src, "src_rank[%lld] %d, expected %d", (long long)i, out->src_rank[i], row->src);
+            CHECK(out->src_rank[i] == row->src, "src_rank[%lld] %d, expected %d", (long long)i,
+                  out->src_rank[i], row->src);
         if (out->src_token)
-            CHECK(out->src_token[i] == row->token, "src_token[%lld] %lld, expected %lld", (long long)i, (long long)out->src_token[i],
-                  (long long)row->token);
+            CHECK(out->src_token[i] == row->token, "src_token[%lld] %lld, expected %lld",
+                  (long long)i, (long long)out->src_token[i], (long long)row->token);
         for (int k = 0; plan->layout != MPIX_EP_EXPERT && k < topk; k++) {
             int64_t e = row->src < 0 ? -1 : ref_choice(plan, row->src, row->token, k);
             int local = e >= 0 && plan->owner[e] == t_rank ? plan->local[e] : -1;
-            float w = row->src < 0 ? 0 : ref_weight(t_row_seed(seed, row->src, row->token * topk + k, SEED_WEIGHT));
+            float w = row->src < 0 ? 0
+                                   : ref_weight(t_row_seed(seed, row->src, row->token * topk + k,
+                                                           SEED_WEIGHT));
             if (out->local_ids)
-                CHECK(out->local_ids[i * topk + k] == local, "local_ids[%lld][%d] %d, expected %d", (long long)i, k,
-                      out->local_ids[i * topk + k], local);
+                CHECK(out->local_ids[i * topk + k] == local, "local_ids[%lld][%d] %d, expected %d",
+                      (long long)i, k, out->local_ids[i * topk + k], local);
             if (out->topk_weights)
-                CHECK(memcmp(&out->topk_weights[i * topk + k], &w, 4) == 0, "topk_weights[%lld][%d] %g, expected %g", (long long)i, k,
+                CHECK(memcmp(&out->topk_weights[i * topk + k], &w, 4) == 0,
+                      "topk_weights[%lld][%d] %g, expected %g", (long long)i, k,
                       (double)out->topk_weights[i * topk + k], (double)w);
         }
         if (plan->layout == MPIX_EP_EXPERT && out->topk_weights) {
-            float w = row->src < 0 ? 0 : ref_weight(t_row_seed(seed, row->src, row->token * topk + row->choice, SEED_WEIGHT));
-            CHECK(memcmp(&out->topk_weights[i], &w, 4) == 0, "topk_weights[%lld] %g, expected %g", (long long)i,
-                  (double)out->topk_weights[i], (double)w);
+            float w = row->src < 0
+                          ? 0
+                          : ref_weight(t_row_seed(seed, row->src, row->token * topk + row->choice,
+                                                  SEED_WEIGHT));
+            CHECK(memcmp(&out->topk_weights[i], &w, 4) == 0, "topk_weights[%lld] %g, expected %g",
+                  (long long)i, (double)out->topk_weights[i], (double)w);
         }
     }
 }
 
 /* Rows that do not exist, and arrays that grow. */
-static void check_rest(t_call *call)
-{
+static void check_rest(t_call *call) {
     const MPIX_Ep_dispatch_out *out = &call->u.dispatch.out;
     const ref_plan *plan = call->plan;
     const t_shape *s = &call->shape;
-    int64_t row = s->hidden * (int64_t)ref_size(to_dtype(s)), step = out->x.stride ? out->x.stride : row;
+    int64_t row = s->hidden * (int64_t)ref_size(to_dtype(s)),
+            step = out->x.stride ? out->x.stride : row;
     int64_t width = width_of(call), from = call->limit;
-    struct { const void *p; int64_t unit; const char *name; } tails[] = {
-        {out->x.data, step, "out.x"}, {out->local_ids, width * (int64_t)sizeof(int), "out.local_ids"},
-        {out->src_rank, sizeof(int), "out.src_rank"}, {out->src_token, sizeof(MPI_Count), "out.src_token"},
+    struct {
+        const void *p;
+        int64_t unit;
+        const char *name;
+    } tails[] = {
+        {out->x.data, step, "out.x"},
+        {out->local_ids, width * (int64_t)sizeof(int), "out.local_ids"},
+        {out->src_rank, sizeof(int), "out.src_rank"},
+        {out->src_token, sizeof(MPI_Count), "out.src_token"},
         {out->topk_weights, width * 4, "out.topk_weights"},
-        {out->x.scales, out->x.scale_stride ? out->x.scale_stride : (int64_t)ref_scales(to_scale(s), s->hidden), "out.x.scales"},
+        {out->x.scales,
+         out->x.scale_stride ? out->x.scale_stride : (int64_t)ref_scales(to_scale(s), s->hidden),
+         "out.x.scales"},
     };
     for (size_t i = 0; i < sizeof tails / sizeof *tails; i++) {
         if (!tails[i].p)
@@ -240,7 +277,8 @@ static void check_rest(t_call *call)
         const t_buf *buf = t_call_find(call, tails[i].p);
         size_t begin = (size_t)(from * tails[i].unit);
         if (begin < buf->n)
-            CHECK(t_untouched(buf, begin, buf->n - begin), "%s: rows beyond the last (%lld) were written", tails[i].name, (long long)from);
+            CHECK(t_untouched(buf, begin, buf->n - begin),
+                  "%s: rows beyond the last (%lld) were written", tails[i].name, (long long)from);
     }
     for (int e = 0; out->cumulative && e < plan->experts; e++) {
         int64_t n = 0, local = plan->local[e];
@@ -250,17 +288,19 @@ static void check_rest(t_call *call)
             for (int64_t i = 0; i < plan->ntok[r] * plan->topk; i++)
                 n += plan->ids[r][i] == e;
         n += (int64_t)t_row_seed(s->seed, t_rank, local, SEED_OLD) >> 8;
-        CHECK(out->cumulative[local] == n, "cumulative[%d] %lld, expected %lld", (int)local, (long long)out->cumulative[local], (long long)n);
+        CHECK(out->cumulative[local] == n, "cumulative[%d] %lld, expected %lld", (int)local,
+              (long long)out->cumulative[local], (long long)n);
     }
-    const MPIX_Ep_counts counts = {.recv_per_rank = out->recv_per_rank, .recv_per_expert = out->recv_per_expert, .expert_offset = out->expert_offset};
+    const MPIX_Ep_counts counts = {.recv_per_rank = out->recv_per_rank,
+                                   .recv_per_expert = out->recv_per_expert,
+                                   .expert_offset = out->expert_offset};
     t_check_received(plan, &counts);
     for (int r = 0; out->wait_ns && r < t_size; r++)
-        CHECK(out->wait_ns[r] >= 1000 * r && out->wait_ns[r] < 1000 * r + INT64_C(300000000000), "wait_ns[%d] %lld", r,
-              (long long)out->wait_ns[r]);
+        CHECK(out->wait_ns[r] >= 1000 * r && out->wait_ns[r] < 1000 * r + INT64_C(300000000000),
+              "wait_ns[%d] %lld", r, (long long)out->wait_ns[r]);
 }
 
-void t_check_dispatch(t_call *call)
-{
+void t_check_dispatch(t_call *call) {
     check_rows(call);
     check_meta(call);
     check_rest(call);

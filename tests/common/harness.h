@@ -1,6 +1,7 @@
 /*
- * harness.h - what the MPI test programs share: checks, a seeded generator, buffers between guard pages, a watchdog, and a verdict
- * over all ranks. It uses MPI, POSIX and the public headers, nothing of the library's inside.
+ * harness.h - what the MPI test programs share: checks, a seeded generator, buffers between guard
+ * pages, a watchdog, and a verdict over all ranks. It uses MPI, POSIX and the public headers,
+ * nothing of the library's inside.
  */
 #ifndef TESTS_HARNESS_H
 #define TESTS_HARNESS_H
@@ -13,17 +14,20 @@
 
 #define T_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 
-extern int t_rank, t_size;     /* in MPI_COMM_WORLD */
-extern int t_thread_level;     /* what t_init asks MPI for; MPI may provide less */
-/* Hosts as the library should see them, by their lowest rank: real ones, split as the parameters reach and hosts say. */
-int t_two_hops(void); /* the environment forces two hops, and there are hosts for it */
+extern int t_rank, t_size; /* in MPI_COMM_WORLD */
+extern int t_thread_level; /* what t_init asks MPI for; MPI may provide less */
+/* Hosts as the library should see them, by their lowest rank: real ones, split as the parameters
+ * reach and hosts say. */
+int t_two_hops(void);           /* the environment forces two hops, and there are hosts for it */
 extern int t_hosts, *t_host_of; /* t_host_of[t_size] */
 
-/* ---- the run ---- */
+/* ---- the run --------------------------------------------------------------------------------- */
 void t_init(int *argc, char ***argv, const char *name);
-/* Prints the verdict on rank 0, finalizes MPI and returns the exit status: 0 if nothing failed on any rank. */
+/* Prints the verdict on rank 0, finalizes MPI and returns the exit status: 0 if nothing
+ * failed on any rank. */
 int t_end(void);
-/* The exit status when MPI can no longer be used: prints this rank's verdict and leaves without cleaning up. */
+/* The exit status when MPI can no longer be used: prints this rank's verdict and leaves
+ * without cleaning up. */
 void t_leave(void) __attribute__((noreturn));
 /* Failures of this rank so far; of all ranks (collective). */
 int t_failures(void);
@@ -36,11 +40,12 @@ void t_where(const char *fmt, ...) T_PRINTF(1, 2);
 long t_option(int argc, char **argv, const char *name, long dflt);
 const char *t_option_text(int argc, char **argv, const char *name, const char *dflt);
 
-/* What this process has open: descriptors (the one that counts them included), and mappings whose line in /proc/self/maps has this in it. */
+/* What this process has open: descriptors (the one that counts them included), and mappings whose
+ * line in /proc/self/maps has this in it. */
 int t_open_files(void);
 int t_mappings(const char *part);
 
-/* ---- checks ---- */
+/* ---- checks ---------------------------------------------------------------------------------- */
 void t_fail(const char *file, int line, const char *fmt, ...) T_PRINTF(3, 4);
 #define CHECK(cond, ...) ((cond) ? 1 : (t_fail(__FILE__, __LINE__, __VA_ARGS__), 0))
 /* A call of the library that has to succeed: its error text is printed. Gives 1 if it did. */
@@ -48,20 +53,23 @@ void t_fail(const char *file, int line, const char *fmt, ...) T_PRINTF(3, 4);
 int t_check_ok(const char *file, int line, const char *what, int code);
 /* Ends the run on the spot: for what the test itself can't do without. */
 #define REQUIRE(cond, ...) ((cond) ? (void)0 : t_die(__FILE__, __LINE__, __VA_ARGS__))
-void t_die(const char *file, int line, const char *fmt, ...) T_PRINTF(3, 4) __attribute__((noreturn));
+void t_die(const char *file, int line, const char *fmt, ...) T_PRINTF(3, 4)
+    __attribute__((noreturn));
 
-/* ---- random numbers: splitmix64, the same everywhere ---- */
-typedef struct { uint64_t s; } t_rng;
-uint64_t t_mix(uint64_t x);                          /* one step of hashing */
+/* ---- random numbers: splitmix64, the same everywhere ----------------------------------------- */
+typedef struct {
+    uint64_t s;
+} t_rng;
+uint64_t t_mix(uint64_t x); /* one step of hashing */
 uint64_t t_hash2(uint64_t seed, uint64_t a);
 uint64_t t_rand(t_rng *rng);
 int64_t t_range(t_rng *rng, int64_t lo, int64_t hi); /* lo .. hi, both included */
 int t_chance(t_rng *rng, int percent);
 
-/* ---- poisoned buffers ----
- * A guarded buffer ends at, or begins at, a page that can't be touched (by chance, so both ends are covered over a run); what lies
- * between its other end and the page border is poison and is checked. A placed buffer lies in memory of somebody else, with poison
- * on both sides. The contents start as poison too, so that untouched bytes can be told. */
+/* ---- poisoned buffers ---- A guarded buffer ends at, or begins at, a page that can't be touched
+ * (by chance, so both ends are covered over a run); what lies between its other end and the page
+ * border is poison and is checked. A placed buffer lies in memory of somebody else, with poison on
+ * both sides. The contents start as poison too, so that untouched bytes can be told. */
 typedef struct {
     unsigned char *p; /* NULL only if n is 0 */
     size_t n;
@@ -77,7 +85,8 @@ typedef struct { /* somebody else's memory, from which placed buffers are cut */
 
 enum { T_SLACK = 256 }; /* at most this much poison and alignment around a placed buffer */
 
-/* align: of the element; n is a multiple of it. An empty buffer is NULL or a pointer to a guard page, by chance. */
+/* align: of the element; n is a multiple of it. An empty buffer is NULL or a pointer to a guard
+ * page, by chance. */
 void t_buf_new(t_buf *buf, size_t n, size_t align, t_rng *rng);
 /* Cut from the area; guarded if the area has no room or is NULL. */
 void t_buf_place(t_buf *buf, t_area *area, size_t n, size_t align, t_rng *rng);

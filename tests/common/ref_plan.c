@@ -1,19 +1,18 @@
 /*
- * ref_plan.c - the reference for where rows go: a walk over everybody's choices in the order that the header gives.
+ * ref_plan.c - the reference for where rows go: a walk over everybody's choices in the order that
+ * the header gives.
  */
 #include "ref.h"
 
 #include <stdlib.h>
 
-static void *take(size_t n, size_t size)
-{
+static void *take(size_t n, size_t size) {
     void *p = calloc(n ? n : 1, size);
     REQUIRE(p, "the reference is out of memory (%zu times %zu bytes)", n, size);
     return p;
 }
 
-static void place_experts(ref_plan *plan, const int *owner)
-{
+static void place_experts(ref_plan *plan, const int *owner) {
     for (int r = 0, e = 0; !owner && r < plan->ranks; r++) {
         int held = plan->experts / plan->ranks + (r < plan->experts % plan->ranks);
         while (held--)
@@ -26,9 +25,9 @@ static void place_experts(ref_plan *plan, const int *owner)
     }
 }
 
-static void gather_ids(ref_plan *plan, int64_t ntok, int topk, const int64_t *ids)
-{
-    int *counts = take((size_t)plan->ranks, sizeof *counts), *displs = take((size_t)plan->ranks, sizeof *displs);
+static void gather_ids(ref_plan *plan, int64_t ntok, int topk, const int64_t *ids) {
+    int *counts = take((size_t)plan->ranks, sizeof *counts),
+        *displs = take((size_t)plan->ranks, sizeof *displs);
     int mine = (int)(ntok * topk), used = ntok ? topk : 0;
     MPI_Allgather(&ntok, 1, MPI_INT64_T, plan->ntok, 1, MPI_INT64_T, MPI_COMM_WORLD);
     MPI_Allreduce(&used, &plan->topk, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
@@ -46,13 +45,11 @@ static void gather_ids(ref_plan *plan, int64_t ntok, int topk, const int64_t *id
     free(displs);
 }
 
-int64_t ref_choice(const ref_plan *plan, int rank, int64_t token, int choice)
-{
+int64_t ref_choice(const ref_plan *plan, int rank, int64_t token, int choice) {
     return plan->ids[rank][token * plan->topk + choice];
 }
 
-static void add_row(ref_plan *plan, int rank, int64_t *room, int src, int64_t token, int choice)
-{
+static void add_row(ref_plan *plan, int rank, int64_t *room, int src, int64_t token, int choice) {
     if (plan->total[rank] == *room) {
         *room = *room * 2 + 16;
         plan->rows[rank] = realloc(plan->rows[rank], (size_t)*room * sizeof **plan->rows);
@@ -61,15 +58,14 @@ static void add_row(ref_plan *plan, int rank, int64_t *room, int src, int64_t to
     plan->rows[rank][plan->total[rank]++] = (ref_row){src, choice, token};
 }
 
-static void note_place(ref_plan *plan, int src, int64_t token, int choice, int64_t row)
-{
+static void note_place(ref_plan *plan, int src, int64_t token, int choice, int64_t row) {
     if (src == t_rank)
         plan->place[token * plan->topk + choice] = row;
 }
 
-/* COMPACT: a token once, whatever the number of its experts here. SLOTS: the same, each source beginning at its own place. */
-static void rows_compact(ref_plan *plan, int rank)
-{
+/* COMPACT: a token once, whatever the number of its experts here. SLOTS: the same, each source
+ * beginning at its own place. */
+static void rows_compact(ref_plan *plan, int rank) {
     int64_t room = 0;
     for (int src = 0; src < plan->ranks; src++) {
         for (int64_t token = 0; token < plan->ntok[src]; token++) {
@@ -88,9 +84,9 @@ static void rows_compact(ref_plan *plan, int rank)
     }
 }
 
-/* EXPERT: expert by expert. Each begins at a multiple of align, and what the alignment leaves free is padding. */
-static void rows_expert(ref_plan *plan, int rank)
-{
+/* EXPERT: expert by expert. Each begins at a multiple of align, and what the alignment leaves
+ * free is padding. */
+static void rows_expert(ref_plan *plan, int rank) {
     int64_t room = 0;
     for (int e = 0; e < plan->experts; e++) {
         if (plan->owner[e] != rank)
@@ -109,8 +105,8 @@ static void rows_expert(ref_plan *plan, int rank)
     plan->offset[rank][plan->nlocal[rank]] = plan->total[rank];
 }
 
-ref_plan *ref_plan_make(int experts, const int *owner, int layout, int align, int64_t slots, int64_t ntok, int topk, const int64_t *ids)
-{
+ref_plan *ref_plan_make(int experts, const int *owner, int layout, int align, int64_t slots,
+                        int64_t ntok, int topk, const int64_t *ids) {
     ref_plan *plan = take(1, sizeof *plan);
     size_t ranks = (size_t)t_size;
     plan->ranks = t_size;
@@ -141,8 +137,7 @@ ref_plan *ref_plan_make(int experts, const int *owner, int layout, int align, in
     return plan;
 }
 
-void ref_plan_free(ref_plan *plan)
-{
+void ref_plan_free(ref_plan *plan) {
     if (!plan)
         return;
     for (int r = 0; r < plan->ranks; r++) {

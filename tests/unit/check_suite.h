@@ -1,4 +1,5 @@
-/* check_suite.h - runs a suite of Check in a process that uses MPI, which does not survive a fork. */
+/* check_suite.h - runs a suite of Check in a process that uses MPI, which does not
+ * survive a fork. */
 #ifndef MPIX_TESTS_CHECK_SUITE_H
 #define MPIX_TESTS_CHECK_SUITE_H
 #include <check.h>

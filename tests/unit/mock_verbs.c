@@ -102,12 +102,13 @@ static int fails(const char *name) {
     if (!mock.fork_calls)
         mock.calls_before_fork++;
     for (int i = 0; i < mock.nfails; i++)
-        if (strcmp(mock.fail_name[i], name) == 0 && mock.fail_after[i]-- <= 0 && mock.fail_times[i]-- > 0)
+        if (strcmp(mock.fail_name[i], name) == 0 && mock.fail_after[i]-- <= 0 &&
+            mock.fail_times[i]-- > 0)
             return errno = mock.fail_errno[i];
     return 0;
 }
 
-/* ---- devices ---------------------------------------------------------------------------------------------------- */
+/* ---- devices --------------------------------------------------------------------------------- */
 
 enum ibv_fork_status ibv_is_fork_initialized(void) { return mock.fork; }
 
@@ -138,7 +139,8 @@ const char *ibv_get_device_name(struct ibv_device *device) { return device->name
 
 static int mock_poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc);
 static int mock_req_notify(struct ibv_cq *cq, int solicited);
-static int mock_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
+static int mock_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr,
+                              struct ibv_recv_wr **bad);
 static int mock_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
 
 struct ibv_context *ibv_open_device(struct ibv_device *device) {
@@ -171,7 +173,9 @@ int ibv_close_device(struct ibv_context *context) {
     return 0;
 }
 
-static mock_device *device_of(struct ibv_context *context) { return &mock.device[((mock_context *)context)->device]; }
+static mock_device *device_of(struct ibv_context *context) {
+    return &mock.device[((mock_context *)context)->device];
+}
 
 int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *attr) {
     int err = fails("ibv_query_device");
@@ -186,8 +190,8 @@ int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv
     return err;
 }
 
-int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry,
-                      uint32_t flags, size_t size) {
+int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index,
+                      struct ibv_gid_entry *entry, uint32_t flags, size_t size) {
     const mock_device *d = device_of(context);
     int err = fails("ibv_query_gid_ex");
 
@@ -201,8 +205,8 @@ int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index
     return err ? err : ENODATA;
 }
 
-ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries, size_t max, uint32_t flags,
-                             size_t size) {
+ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries, size_t max,
+                             uint32_t flags, size_t size) {
     const mock_device *d = device_of(context);
     int err = fails("ibv_query_gid_table");
 
@@ -230,7 +234,8 @@ void mock_interface(const char *address, const char *mask) {
     a->sin_family = m->sin_family = AF_INET;
     ck_assert_int_eq(inet_pton(AF_INET, address, &a->sin_addr), 1);
     ck_assert_int_eq(inet_pton(AF_INET, mask, &m->sin_addr), 1);
-    mock.ifs[mock.nifs] = (struct ifaddrs){.ifa_addr = (struct sockaddr *)a, .ifa_netmask = (struct sockaddr *)m};
+    mock.ifs[mock.nifs] = (struct ifaddrs){.ifa_addr = (struct sockaddr *)a,
+                                           .ifa_netmask = (struct sockaddr *)m};
     if (mock.nifs)
         mock.ifs[mock.nifs - 1].ifa_next = &mock.ifs[mock.nifs];
     mock.nifs++;
@@ -243,7 +248,7 @@ int getifaddrs(struct ifaddrs **list) {
 
 void freeifaddrs(struct ifaddrs *list) { ck_assert_ptr_eq(list, mock.ifs); }
 
-/* ---- objects ---------------------------------------------------------------------------------------------------- */
+/* ---- objects --------------------------------------------------------------------------------- */
 
 struct ibv_pd *ibv_alloc_pd(struct ibv_context *context) {
     struct ibv_pd *pd = fails("ibv_alloc_pd") ? NULL : calloc(1, sizeof *pd);
@@ -263,15 +268,16 @@ int ibv_dealloc_pd(struct ibv_pd *pd) {
     return 0;
 }
 
-static struct ibv_mr *reg(struct ibv_pd *pd, void *address, size_t len, int access, int fd, uint64_t offset,
-                          uint64_t iova) {
+static struct ibv_mr *reg(struct ibv_pd *pd, void *address, size_t len, int access, int fd,
+                          uint64_t offset, uint64_t iova) {
     mock_mr *mr = &mock.mr[mock.nmrs];
 
     ck_assert_int_lt(mock.nmrs, MOCK_MRS);
     ck_assert_ptr_nonnull(pd);
     ck_assert_uint_gt(len, 0);
     ck_assert_uint_le(len, device_of(pd->context)->attr.max_mr_size);
-    ck_assert_msg(!((unsigned)access & IBV_ACCESS_RELAXED_ORDERING), "relaxed ordering was asked for");
+    ck_assert_msg(!((unsigned)access & IBV_ACCESS_RELAXED_ORDERING),
+                  "relaxed ordering was asked for");
     *mr = (mock_mr){.mr = {.context = pd->context,
                            .pd = pd,
                            .addr = address,
@@ -292,11 +298,13 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t len, int acce
     return fails("ibv_reg_mr") ? NULL : reg(pd, address, len, access, -1, 0, (uintptr_t)address);
 }
 
-struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t len, uint64_t iova, unsigned access) {
+struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t len, uint64_t iova,
+                                unsigned access) {
     return fails("ibv_reg_mr") ? NULL : reg(pd, address, len, (int)access, -1, 0, iova);
 }
 
-struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t len, uint64_t iova, int fd, int access) {
+struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t len, uint64_t iova,
+                                 int fd, int access) {
     return fails("ibv_reg_dmabuf_mr") ? NULL : reg(pd, NULL, len, access, fd, offset, iova);
 }
 
@@ -329,8 +337,8 @@ int ibv_destroy_comp_channel(struct ibv_comp_channel *channel) {
     return 0;
 }
 
-struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *cq_context, struct ibv_comp_channel *channel,
-                             int vector) {
+struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *cq_context,
+                             struct ibv_comp_channel *channel, int vector) {
     mock_cq *cq;
 
     ck_assert_int_eq(vector, 0);
@@ -339,7 +347,10 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *cq_cont
     if (fails("ibv_create_cq"))
         return NULL;
     cq = calloc(1, sizeof *cq);
-    cq->cq = (struct ibv_cq){.context = context, .channel = channel, .cq_context = cq_context, .cqe = cqe};
+    cq->cq = (struct ibv_cq){.context = context,
+                             .channel = channel,
+                             .cq_context = cq_context,
+                             .cqe = cqe};
     mock.cq[mock.ncqs++] = cq;
     mock.live++;
     return &cq->cq;
@@ -423,7 +434,7 @@ int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask) {
     return 0;
 }
 
-/* ---- data ------------------------------------------------------------------------------------------------------- */
+/* ---- data ------------------------------------------------------------------------------------ */
 
 static int wr_accept(mock_qp *qp, const struct ibv_send_wr *wr) {
     mock_wr *record = &mock.wr[mock.nwrs];
@@ -434,14 +445,16 @@ static int wr_accept(mock_qp *qp, const struct ibv_send_wr *wr) {
         mock.post_room--;
     ck_assert_int_eq(qp->changes, 3);
     ck_assert_int_lt(mock.nwrs, MOCK_WRS);
-    ck_assert_msg(qp->posted - qp->finished < (int)qp->init.cap.max_send_wr, "more requests than the send queue holds");
+    ck_assert_msg(qp->posted - qp->finished < (int)qp->init.cap.max_send_wr,
+                  "more requests than the send queue holds");
     ck_assert_int_le(wr->num_sge, 1);
     *record = (mock_wr){.wr = *wr, .qp = qp, .index = qp->posted++};
     if (wr->num_sge)
         record->sge = wr->sg_list[0];
     if (wr->send_flags & IBV_SEND_INLINE) {
         ck_assert_uint_le(record->sge.length, qp->init.cap.max_inline_data);
-        memcpy(record->data, (void *)(uintptr_t)record->sge.addr, record->sge.length); /* NOLINT: an address */
+        /* NOLINT: an address */
+        memcpy(record->data, (void *)(uintptr_t)record->sge.addr, record->sge.length);
     }
     mock.nwrs++;
     return 0;
@@ -459,7 +472,8 @@ static int mock_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_
     return 0;
 }
 
-static int mock_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad) {
+static int mock_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr,
+                              struct ibv_recv_wr **bad) {
     mock_srq *s = (mock_srq *)srq;
     int n = 0;
 
@@ -502,7 +516,9 @@ static mock_wr *wr_find(const mock_qp *qp, int index) {
 void mock_finish(mock_qp *qp, int n) {
     for (; n > 0; n--) {
         mock_wr *record = wr_find(qp, qp->finished++);
-        struct ibv_wc wc = {.wr_id = record->wr.wr_id, .status = IBV_WC_SUCCESS, .qp_num = qp->qp.qp_num};
+        struct ibv_wc wc = {.wr_id = record->wr.wr_id,
+                            .status = IBV_WC_SUCCESS,
+                            .qp_num = qp->qp.qp_num};
         if (record->wr.send_flags & IBV_SEND_SIGNALED)
             wc_push((mock_cq *)qp->qp.send_cq, &wc);
     }
@@ -540,7 +556,7 @@ static int mock_poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc) {
     return got;
 }
 
-/* ---- events ----------------------------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 static int mock_req_notify(struct ibv_cq *cq, int solicited) {
     ck_assert_int_eq(solicited, 0);

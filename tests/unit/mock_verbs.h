@@ -1,6 +1,6 @@
 /*
- * mock_verbs.h - a libibverbs of cardboard: it is linked instead of the real one, has the devices that a test gives it,
- * writes down what it is asked for, and fails where it is told to.
+ * mock_verbs.h - a libibverbs of cardboard: it is linked instead of the real one, has the devices
+ * that a test gives it, writes down what it is asked for, and fails where it is told to.
  */
 #ifndef MPIX_TESTS_MOCK_VERBS_H
 #define MPIX_TESTS_MOCK_VERBS_H
@@ -93,8 +93,8 @@ extern struct mock {
 } mock;
 
 void mock_reset(void);
-/* An active port of a RoCE device with one routable v2 GID 10.0.0.<number>, limits of a good NIC (mlx5). Returns its
- * index. */
+/* An active port of a RoCE device with one routable v2 GID 10.0.0.<number>, limits of a good NIC
+ * (mlx5). Returns its index. */
 int mock_add(const char *name, int number);
 void mock_gid(int device, int port, int index, enum ibv_gid_type type, const char *address);
 /* A network interface with an IPv4 address and its netmask. */

@@ -1,5 +1,5 @@
-/* mpi_check.h - checks of the MPI programs in this folder: a failure is printed and counted, and the job fails in the
- * end. */
+/* mpi_check.h - checks of the MPI programs in this folder: a failure is printed and counted, and
+ * the job fails in the end. */
 #ifndef MPIX_TESTS_MPI_CHECK_H
 #define MPIX_TESTS_MPI_CHECK_H
 #include <dirent.h>
@@ -17,9 +17,9 @@
 #endif
 
 /*
- * The search for leaks. MPI keeps memory to the end of the process, and unloads modules, whose memory can't be told by
- * their names any more: so what MPI_Init allocates is not looked at, and the search is made before MPI_Finalize, in the
- * place of the one at exit.
+ * The search for leaks. MPI keeps memory to the end of the process, and unloads modules, whose
+ * memory can't be told by their names any more: so what MPI_Init allocates is not looked at, and
+ * the search is made before MPI_Finalize, in the place of the one at exit.
  */
 static inline void check_mpi_init(int *argc, char ***argv) {
 #ifdef __SANITIZE_ADDRESS__
@@ -40,17 +40,18 @@ static inline void check_leaks(void) {
 __attribute__((unused)) static int check_failures;
 __attribute__((unused)) static long check_count;
 
-#define CHECK(cond, ...)                                                                                               \
-    do {                                                                                                               \
-        check_count++;                                                                                                 \
-        if (!(cond) && check_failures++ < 20) {                                                                        \
-            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #cond);                                                 \
-            fprintf(stderr, __VA_ARGS__);                                                                              \
-            fputc('\n', stderr);                                                                                       \
-        }                                                                                                              \
+#define CHECK(cond, ...) \
+    do { \
+        check_count++; \
+        if (!(cond) && check_failures++ < 20) { \
+            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #cond); \
+            fprintf(stderr, __VA_ARGS__); \
+            fputc('\n', stderr); \
+        } \
     } while (0)
 
-/* What this process has open: descriptors (the one that counts them included), and mappings of window memory. */
+/* What this process has open: descriptors (the one that counts them included), and mappings of
+ * window memory. */
 __attribute__((unused)) static int check_open_files(void) {
     DIR *dir = opendir("/proc/self/fd");
     int n = 0;

@@ -1,16 +1,16 @@
 /*
- * proxy_mpi.c - the proxy between ranks: batches of puts of all sizes and alignments, ended by signals, in both forms,
- * with several lanes and batches in flight, run by the caller and by a thread, with queues and credit so small that
- * every full path is taken.
+ * proxy_mpi.c - the proxy between ranks: batches of puts of all sizes and alignments, ended by
+ * signals, in both forms, with several lanes and batches in flight, run by the caller and by a
+ * thread, with queues and credit so small that every full path is taken.
  *
  * usage: proxy_mpi [TRANSPORT [ROUNDS]]
  *        proxy_mpi --case killed [--progress caller|thread]
  *
  * In the second form the last rank but one is killed; survivors get its error and leave by _exit.
  *
- * What a batch writes is a function of (source, destination, lane, epoch), so the receiver knows it: the whole region
- * is compared, what the puts leave out included. A region, with its counter, carries one batch at a time: the receiver
- * answers by a signal with a counter of its own.
+ * What a batch writes is a function of (source, destination, lane, epoch), so the receiver knows
+ * it: the whole region is compared, what the puts leave out included. A region, with its counter,
+ * carries one batch at a time: the receiver answers by a signal with a counter of its own.
  */
 #include "config.h"
 
@@ -41,7 +41,8 @@ typedef struct batch {
 typedef struct stream {
     batch out; /* of epoch `sent` + 1, while it is being queued */
     int building, next;
-    uint64_t sent, received, answered; /* epochs: signalled, verified, for which the answer is queued */
+    uint64_t sent, received, answered; /* epochs: signalled, verified, for which the
+                                        * answer is queued */
     uint64_t seq[BANKS];               /* number of the signal that last used the bank */
     uint64_t answer;                   /* number of the last answer */
 } stream;
@@ -69,7 +70,8 @@ static uint64_t key_of(int src, int dst, int lane, uint64_t epoch) {
 }
 
 static size_t region_at(int peer, int lane, uint64_t epoch) {
-    return (((size_t)peer * (size_t)lanes + (size_t)lane) * BANKS + epoch % BANKS) * (REGION + SLACK);
+    return (((size_t)peer * (size_t)lanes + (size_t)lane) * BANKS + epoch % BANKS) *
+           (REGION + SLACK);
 }
 
 static size_t word_at(int peer, int lane, int answer) {
@@ -77,7 +79,8 @@ static size_t word_at(int peer, int lane, int answer) {
 }
 
 static uint64_t word(int peer, int lane, int answer) {
-    return atomic_load_explicit((_Atomic uint64_t *)(void *)((char *)words + word_at(peer, lane, answer)),
+    return atomic_load_explicit((_Atomic uint64_t *)(void *)((char *)words +
+                                                             word_at(peer, lane, answer)),
                                 memory_order_acquire);
 }
 
@@ -98,51 +101,52 @@ static void batch_make(batch *b, uint64_t key) {
         if (at + len > REGION || (r >> 60) == 0)
             break;
         b->puts[b->n++] = (put){at + (style == 5 ? r >> 40 & 15 : 0), at, len};
-        at += len + (style == 5 ? SLACK : 0); /* the shifted source of this one does not reach into the next */
+        /* the shifted source of this one does not reach into the next */
+        at += len + (style == 5 ? SLACK : 0);
     }
 }
 
-static char content(uint64_t key, uint64_t at) {
-    return (char)(mix(key ^ at / 8) >> 8 * (at % 8));
-}
+static char content(uint64_t key, uint64_t at) { return (char)(mix(key ^ at / 8) >> 8 * (at % 8)); }
 
 static void fill(char *to, uint64_t key, uint64_t from, uint64_t len) {
     for (uint64_t i = 0; i < len; i++)
         to[i] = content(key, from + i);
 }
 
-/* ---- one rank's part --------------------------------------------------------------------------------------------- */
+/* ---- one rank's part ------------------------------------------------------------------------- */
 
-static int data_counter(int lane, uint64_t epoch) {
-    return lane * BANKS + (int)(epoch % BANKS);
-}
+static int data_counter(int lane, uint64_t epoch) { return lane * BANKS + (int)(epoch % BANKS); }
 
 static int answer_counter(int lane, uint64_t epoch) {
     return lanes * BANKS + data_counter(lane, epoch);
 }
 
-/* Queues as much of the next batch as there is room for. Returns 1 if something was queued, -kind if the peer has
- * failed. */
+/* Queues as much of the next batch as there is room for. Returns 1 if something was queued, -kind
+ * if the peer has failed. */
 static int stream_send(stream *s, int peer, int lane, uint64_t rounds) {
     uint64_t epoch = s->sent + 1, key = key_of(boot->rank, peer, lane, epoch), seq;
     size_t local = region_at(peer, lane, epoch), remote = region_at(boot->rank, lane, epoch);
     int done = 0, queued;
 
     if (!s->building) {
-        /* The peer has verified what was in the bank, and our own memory is not being read any more. */
+        /* The peer has verified what was in the bank, and our own memory is not being
+         * read any more. */
         if (s->sent == rounds || (epoch > BANKS && word(peer, lane, 1) < epoch - BANKS) ||
-            (s->seq[epoch % BANKS] && mpix_proxy_completed(proxy, peer, lane) < s->seq[epoch % BANKS]))
+            (s->seq[epoch % BANKS] &&
+             mpix_proxy_completed(proxy, peer, lane) < s->seq[epoch % BANKS]))
             return 0;
         batch_make(&s->out, key);
         for (int i = 0; i < s->out.n; i++)
-            fill(source + local + s->out.puts[i].loff, key, s->out.puts[i].roff, s->out.puts[i].len);
+            fill(source + local + s->out.puts[i].loff, key, s->out.puts[i].roff,
+                 s->out.puts[i].len);
         s->building = 1;
         s->next = 0;
     }
     for (; s->next < s->out.n; s->next++, done = 1) {
         const put *p = &s->out.puts[s->next];
-        queued = mpix_proxy_put(proxy, peer, lane, WIN_SOURCE, local + p->loff, WIN_TARGET, remote + p->roff, p->len,
-                                (uint32_t)data_counter(lane, epoch), &seq);
+        queued = mpix_proxy_put(proxy, peer, lane, WIN_SOURCE, local + p->loff, WIN_TARGET,
+                                remote + p->roff, p->len, (uint32_t)data_counter(lane, epoch),
+                                &seq);
         if (queued <= 0)
             return queued < 0 ? queued : done;
     }
@@ -165,8 +169,8 @@ static void stream_verify(int peer, int lane, uint64_t epoch) {
     memset(image, 0x5a, REGION);
     for (int i = 0; i < b.n; i++)
         fill(image + b.puts[i].roff, key, b.puts[i].roff, b.puts[i].len);
-    CHECK(memcmp(image, region, REGION) == 0, "rank %d from %d lane %d epoch %llu: %d puts", boot->rank, peer, lane,
-          (unsigned long long)epoch, b.n);
+    CHECK(memcmp(image, region, REGION) == 0, "rank %d from %d lane %d epoch %llu: %d puts",
+          boot->rank, peer, lane, (unsigned long long)epoch, b.n);
     memset(region, 0x5a, REGION);
 }
 
@@ -174,15 +178,16 @@ static int stream_receive(stream *s, int peer, int lane) {
     uint64_t there = word(peer, lane, 0), seq;
     int done = 0, queued;
 
-    CHECK(there >= s->received, "rank %d from %d lane %d: the word went back to %llu", boot->rank, peer, lane,
-          (unsigned long long)there);
+    CHECK(there >= s->received, "rank %d from %d lane %d: the word went back to %llu", boot->rank,
+          peer, lane, (unsigned long long)there);
     while (s->received < there) {
         stream_verify(peer, lane, ++s->received);
         done = 1;
     }
     while (s->answered < s->received) {
-        queued = mpix_proxy_signal(proxy, peer, lane, WIN_WORDS, word_at(boot->rank, lane, 1), s->answered + 1,
-                                   (uint32_t)answer_counter(lane, s->answered + 1), 0, &seq);
+        queued = mpix_proxy_signal(proxy, peer, lane, WIN_WORDS, word_at(boot->rank, lane, 1),
+                                   s->answered + 1, (uint32_t)answer_counter(lane, s->answered + 1),
+                                   0, &seq);
         if (queued <= 0)
             return queued < 0 ? queued : done;
         s->answered++;
@@ -232,7 +237,7 @@ static int exchange(uint64_t rounds) {
     return 0;
 }
 
-/* ---- set-up ------------------------------------------------------------------------------------------------------ */
+/* ---- set-up ---------------------------------------------------------------------------------- */
 
 static void *memory_get(size_t bytes, int mapped) {
     void *p = NULL;
@@ -311,17 +316,20 @@ static void run(const char *settings, int mapped, uint64_t rounds) {
     CHECK(kind == 0, "rank %d: %s: %s", boot->rank, settings, mpix_error_tls()->text);
     if (!kind) {
         /* No more threads than lanes to peers. */
-        int ways = (boot->size - 1) * lanes, threads = params.proxy_threads < ways ? params.proxy_threads : ways;
-        CHECK(params.proxy_threads == 0 || ways == 0 || mpix_proxy_threads(proxy) == threads, "%s: %d threads, %d were expected", settings,
-              mpix_proxy_threads(proxy), threads);
+        int ways = (boot->size - 1) * lanes,
+            threads = params.proxy_threads < ways ? params.proxy_threads : ways;
+        CHECK(params.proxy_threads == 0 || ways == 0 || mpix_proxy_threads(proxy) == threads,
+              "%s: %d threads, %d were expected", settings, mpix_proxy_threads(proxy), threads);
         kind = exchange(rounds);
         CHECK(kind == 0, "rank %d: %s: %s", boot->rank, settings, mpix_error_tls()->text);
         for (int r = 0; r < boot->size; r++) {
-            CHECK(mpix_proxy_failed(proxy, r, NULL) == 0, "rank %d says that %d failed", boot->rank, r);
+            CHECK(mpix_proxy_failed(proxy, r, NULL) == 0, "rank %d says that %d failed", boot->rank,
+                  r);
             if (r == boot->rank)
                 continue;
             mpix_proxy_counts(proxy, r, &messages, &bytes);
-            CHECK(messages >= 2 * rounds, "rank %d to %d: %llu messages", boot->rank, r, (unsigned long long)messages);
+            CHECK(messages >= 2 * rounds, "rank %d to %d: %llu messages", boot->rank, r,
+                  (unsigned long long)messages);
         }
         MPI_Barrier(MPI_COMM_WORLD);
         teardown(mapped);
@@ -332,8 +340,8 @@ static void run(const char *settings, int mapped, uint64_t rounds) {
     params = saved;
 }
 
-/* Threads that sleep are woken by what arrives, not by the bound of a sleep: the best of some round trips is far below
- * it. */
+/* Threads that sleep are woken by what arrives, not by the bound of a sleep: the best of some round
+ * trips is far below it. */
 static void wake(void) {
     mpix_params saved = params;
     uint64_t best = UINT64_MAX, seq, start;
@@ -349,8 +357,8 @@ static void wake(void) {
         start = mpix_clock_ns();
         while (boot->rank == 1 && word(0, 0, 0) < i)
             usleep(10);
-        CHECK(mpix_proxy_signal(proxy, peer, 0, WIN_WORDS, word_at(boot->rank, 0, 0), i, (uint32_t)(i % 2), 0, &seq) ==
-                  1,
+        CHECK(mpix_proxy_signal(proxy, peer, 0, WIN_WORDS, word_at(boot->rank, 0, 0), i,
+                                (uint32_t)(i % 2), 0, &seq) == 1,
               "%s", mpix_error_tls()->text);
         while (boot->rank == 0 && word(1, 0, 0) < i && mpix_clock_ns() - start < 20000000000u)
             usleep(10);
@@ -364,7 +372,7 @@ static void wake(void) {
     params = saved;
 }
 
-/* ---- refusals ---------------------------------------------------------------------------------------------------- */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
 static int create_kind(const char *settings, int counters) {
     mpix_params saved = params;
@@ -392,17 +400,20 @@ static void refusals(void) {
     CHECK(kind == MPIX_ERRK_UNSUPPORTED && strstr(mpix_error_tls()->text, "pigeon"), "%d: %s", kind,
           mpix_error_tls()->text);
     kind = create_kind("transport=shmem max_op=63", 4);
-    CHECK(kind == MPIX_ERRK_ARG && strstr(mpix_error_tls()->text, "63"), "%d: %s", kind, mpix_error_tls()->text);
+    CHECK(kind == MPIX_ERRK_ARG && strstr(mpix_error_tls()->text, "63"), "%d: %s", kind,
+          mpix_error_tls()->text);
     kind = create_kind("lanes=1", 65536);
     CHECK(kind == MPIX_ERRK_UNSUPPORTED && strstr(mpix_error_tls()->text, "65536"), "%d: %s", kind,
           mpix_error_tls()->text);
     kind = create_kind("transport=shmem proxy=caller proxy_threads=2", 4);
-    CHECK(kind == MPIX_ERRK_UNSUPPORTED && strstr(mpix_error_tls()->text, "mpix_ep_proxy_threads"), "%d: %s", kind, mpix_error_tls()->text);
+    CHECK(kind == MPIX_ERRK_UNSUPPORTED && strstr(mpix_error_tls()->text, "mpix_ep_proxy_threads"),
+          "%d: %s", kind, mpix_error_tls()->text);
     if (boot->size > 1) {
         /* The rank that differs from rank 0 gets ARG, the others learn of it. */
         const int differs = last ? MPIX_ERRK_ARG : MPIX_ERRK_REMOTE;
         kind = create_kind(last ? "proxy_threads=2" : "proxy_threads=3", 4);
-        CHECK(kind == differs && strstr(mpix_error_tls()->text, "mpix_ep_proxy_threads"), "%d: %s", kind, mpix_error_tls()->text);
+        CHECK(kind == differs && strstr(mpix_error_tls()->text, "mpix_ep_proxy_threads"), "%d: %s",
+              kind, mpix_error_tls()->text);
         kind = create_kind(last ? "lanes=2" : "lanes=1", 4);
         CHECK(kind == differs && strstr(mpix_error_tls()->text, "mpix_ep_lanes"), "%d: %s", kind,
               mpix_error_tls()->text);
@@ -412,9 +423,11 @@ static void refusals(void) {
         kind = create_kind("transport=shmem", last ? 5 : 4);
         CHECK(kind == differs, "%d: %s", kind, mpix_error_tls()->text);
         kind = create_kind("transport=shmem", last ? 65536 : 4);
-        CHECK(kind == (last ? MPIX_ERRK_UNSUPPORTED : MPIX_ERRK_REMOTE), "%d: %s", kind, mpix_error_tls()->text);
+        CHECK(kind == (last ? MPIX_ERRK_UNSUPPORTED : MPIX_ERRK_REMOTE), "%d: %s", kind,
+              mpix_error_tls()->text);
         kind = create_kind(last ? "transport=null" : "transport=shmem", 4);
-        CHECK(kind == differs && strstr(mpix_error_tls()->text, "shmem"), "%d: %s", kind, mpix_error_tls()->text);
+        CHECK(kind == differs && strstr(mpix_error_tls()->text, "shmem"), "%d: %s", kind,
+              mpix_error_tls()->text);
     }
     mpix_log_configure(params.log_level, params.log_file);
     CHECK(create_kind("", 0) == 0, "%s", mpix_error_tls()->text);
@@ -426,28 +439,39 @@ static void misuse(void) {
     int peer = (boot->rank + 1) % boot->size;
 
     mpix_log_configure(MPIX_LOG_NONE, "");
-    CHECK(mpix_proxy_put(proxy, boot->rank, 0, WIN_SOURCE, 0, WIN_TARGET, 0, 1, 0, &seq) == -MPIX_ERRK_INTERNAL,
+    CHECK(mpix_proxy_put(proxy, boot->rank, 0, WIN_SOURCE, 0, WIN_TARGET, 0, 1, 0, &seq) ==
+              -MPIX_ERRK_INTERNAL,
           "own rank");
-    CHECK(mpix_proxy_put(proxy, boot->size, 0, WIN_SOURCE, 0, WIN_TARGET, 0, 1, 0, &seq) == -MPIX_ERRK_INTERNAL,
+    CHECK(mpix_proxy_put(proxy, boot->size, 0, WIN_SOURCE, 0, WIN_TARGET, 0, 1, 0, &seq) ==
+              -MPIX_ERRK_INTERNAL,
           "no rank");
-    CHECK(mpix_proxy_put(proxy, peer, lanes, WIN_SOURCE, 0, WIN_TARGET, 0, 1, 0, &seq) == -MPIX_ERRK_INTERNAL,
+    CHECK(mpix_proxy_put(proxy, peer, lanes, WIN_SOURCE, 0, WIN_TARGET, 0, 1, 0, &seq) ==
+              -MPIX_ERRK_INTERNAL,
           "no lane");
-    CHECK(mpix_proxy_put(proxy, peer, 0, 6, 0, WIN_TARGET, 0, 1, 0, &seq) == -MPIX_ERRK_INTERNAL, "no local window");
-    CHECK(mpix_proxy_put(proxy, peer, 0, WIN_SOURCE, 0, 6, 0, 1, 0, &seq) == -MPIX_ERRK_INTERNAL, "no remote window");
-    CHECK(mpix_proxy_put(proxy, peer, 0, WIN_SOURCE, memory_bytes, WIN_TARGET, 0, 1, 0, &seq) == -MPIX_ERRK_INTERNAL,
+    CHECK(mpix_proxy_put(proxy, peer, 0, 6, 0, WIN_TARGET, 0, 1, 0, &seq) == -MPIX_ERRK_INTERNAL,
+          "no local window");
+    CHECK(mpix_proxy_put(proxy, peer, 0, WIN_SOURCE, 0, 6, 0, 1, 0, &seq) == -MPIX_ERRK_INTERNAL,
+          "no remote window");
+    CHECK(mpix_proxy_put(proxy, peer, 0, WIN_SOURCE, memory_bytes, WIN_TARGET, 0, 1, 0, &seq) ==
+              -MPIX_ERRK_INTERNAL,
           "local end");
-    CHECK(mpix_proxy_put(proxy, peer, 0, WIN_SOURCE, 0, WIN_TARGET, UINT64_MAX, 2, 0, &seq) == -MPIX_ERRK_INTERNAL,
+    CHECK(mpix_proxy_put(proxy, peer, 0, WIN_SOURCE, 0, WIN_TARGET, UINT64_MAX, 2, 0, &seq) ==
+              -MPIX_ERRK_INTERNAL,
           "remote end");
     CHECK(mpix_proxy_put(proxy, peer, 0, WIN_SOURCE, 0, WIN_TARGET, 0, memory_bytes + 1, 0, &seq) ==
               -MPIX_ERRK_INTERNAL,
           "length");
-    CHECK(mpix_proxy_signal(proxy, peer, 0, WIN_WORDS, 4, 1, 0, 0, &seq) == -MPIX_ERRK_INTERNAL, "alignment");
-    CHECK(mpix_proxy_signal(proxy, peer, 0, WIN_WORDS, words_bytes, 1, 0, 0, &seq) == -MPIX_ERRK_INTERNAL, "word");
+    CHECK(mpix_proxy_signal(proxy, peer, 0, WIN_WORDS, 4, 1, 0, 0, &seq) == -MPIX_ERRK_INTERNAL,
+          "alignment");
+    CHECK(mpix_proxy_signal(proxy, peer, 0, WIN_WORDS, words_bytes, 1, 0, 0, &seq) ==
+              -MPIX_ERRK_INTERNAL,
+          "word");
     CHECK(seq == 77, "a number was given");
     mpix_log_configure(params.log_level, params.log_file);
 }
 
-/* Cycles of creation, in turn with a few batches; windows are registered again under the same numbers. */
+/* Cycles of creation, in turn with a few batches; windows are registered again under the
+ * same numbers. */
 static void cycles(int n) {
     int fds = -1, maps = -1;
 
@@ -466,7 +490,8 @@ static void cycles(int n) {
             if (boot->size > 1)
                 misuse();
             CHECK(exchange(1) == 0, "cycle %d: %s", i, mpix_error_tls()->text);
-            kind = mpix_proxy_window(proxy, WIN_SOURCE, i % 40 ? source : NULL, i % 40 ? memory_bytes : 0);
+            kind = mpix_proxy_window(proxy, WIN_SOURCE, i % 40 ? source : NULL,
+                                     i % 40 ? memory_bytes : 0);
             CHECK(kind == 0, "cycle %d: %s", i, mpix_error_tls()->text);
         }
         teardown(1);
@@ -480,12 +505,13 @@ static void cycles(int n) {
     CHECK(check_windows() == maps, "%d mappings, %d at the start", check_windows(), maps);
 }
 
-/* ---- death ------------------------------------------------------------------------------------------------------- */
+/* ---- death ----------------------------------------------------------------------------------- */
 
 /*
- * Survivors leave together: one that left while another still looked for the victim could be found dead in its place.
- * Each tells every other by a signal with a number that no batch has, into the word of answers, which has no reader
- * left but the other's `exchange`, for which it is an answer to everything.
+ * Survivors leave together: one that left while another still looked for the victim could be
+ * found dead in its place. Each tells every other by a signal with a number that no batch has,
+ * into the word of answers, which has no reader left but the other's `exchange`, for which it is
+ * an answer to everything.
  */
 static void meet(int victim) {
     const uint64_t done = UINT64_C(1) << 40;
@@ -498,8 +524,8 @@ static void meet(int victim) {
         for (int r = 0; r < boot->size; r++) {
             if (r == boot->rank || r == victim)
                 continue;
-            if (!seq[r] && mpix_proxy_signal(proxy, r, 0, WIN_WORDS, word_at(boot->rank, 0, 1), done,
-                                             (uint32_t)answer_counter(0, 0), 0, &seq[r]) <= 0)
+            if (!seq[r] && mpix_proxy_signal(proxy, r, 0, WIN_WORDS, word_at(boot->rank, 0, 1),
+                                             done, (uint32_t)answer_counter(0, 0), 0, &seq[r]) <= 0)
                 seq[r] = 0;
             if (mpix_proxy_failed(proxy, r, NULL) == 0) /* or it has met everybody and is gone */
                 waiting |= !seq[r] || mpix_proxy_completed(proxy, r, 0) < seq[r];
@@ -511,8 +537,8 @@ static void meet(int victim) {
     CHECK(!waiting, "rank %d waits for the other survivors", boot->rank);
 }
 
-/* The victim leaves in the middle; everybody who exchanges with it gets PEER with its rank, soon; freeing does not wait
- * for it. */
+/* The victim leaves in the middle; everybody who exchanges with it gets PEER with its rank, soon;
+ * freeing does not wait for it. */
 static int killed(const char *progress) {
     int victim = boot->size - 2, kind = 0, failed = 0;
     uint64_t start;
@@ -534,17 +560,21 @@ static int killed(const char *progress) {
         failed = mpix_proxy_failed(proxy, victim, &error);
         usleep(100);
     }
-    CHECK(failed == MPIX_ERRK_PEER && error.rank == victim && error.kind == MPIX_ERRK_PEER && error.host[0], "%d: %s",
-          failed, error.text);
+    CHECK(failed == MPIX_ERRK_PEER && error.rank == victim && error.kind == MPIX_ERRK_PEER &&
+              error.host[0],
+          "%d: %s", failed, error.text);
     kind = exchange(1000);
-    CHECK(kind == MPIX_ERRK_PEER && mpix_error_tls()->rank == victim, "after: %d %s", kind, mpix_error_tls()->text);
+    CHECK(kind == MPIX_ERRK_PEER && mpix_error_tls()->rank == victim, "after: %d %s", kind,
+          mpix_error_tls()->text);
     for (int r = 0; r < boot->size; r++)
-        CHECK(r == victim || r == boot->rank || mpix_proxy_failed(proxy, r, NULL) == 0, "rank %d", r);
+        CHECK(r == victim || r == boot->rank || mpix_proxy_failed(proxy, r, NULL) == 0, "rank %d",
+              r);
     mpix_proxy_dump(proxy);
     meet(victim);
     start = mpix_clock_ns();
     teardown(1);
-    CHECK(mpix_clock_ns() - start < 2000000000u, "free took %llu ns", (unsigned long long)(mpix_clock_ns() - start));
+    CHECK(mpix_clock_ns() - start < 2000000000u, "free took %llu ns",
+          (unsigned long long)(mpix_clock_ns() - start));
     printf("rank %d: passed, %d failures\n", boot->rank, check_failures);
     fflush(stdout);
     _exit(check_failures != 0);
@@ -552,8 +582,8 @@ static int killed(const char *progress) {
 
 int main(int argc, char **argv) {
     static const char *const forms[] = {"signal=auto", "signal=counted"};
-    static const char tiny[] =
-        "lanes=3 max_op=1000 fifo_slots=2 proxy_depth=1 proxy_descs=1 credit_ops=1 credit_bytes=100";
+    static const char tiny[] = "lanes=3 max_op=1000 fifo_slots=2 proxy_depth=1 proxy_descs=1 "
+                               "credit_ops=1 credit_bytes=100";
     uint64_t rounds = argc > 2 ? strtoull(argv[2], NULL, 10) : 30;
     char settings[512];
     int result;
@@ -570,15 +600,18 @@ int main(int argc, char **argv) {
             static const char *const who[] = {"proxy=caller", "proxy=thread"};
             snprintf(settings, sizeof settings, "%s %s", forms[form], who[thread]);
             run(settings, 1, rounds);
-            snprintf(settings, sizeof settings, "%s %s lanes=2 max_op=4096", forms[form], who[thread]);
+            snprintf(settings, sizeof settings, "%s %s lanes=2 max_op=4096", forms[form],
+                     who[thread]);
             run(settings, 0, rounds);
             snprintf(settings, sizeof settings, "%s %s %s", forms[form], who[thread], tiny);
             run(settings, form == thread, rounds / 3 + 1);
             if (!thread)
                 continue;
-            for (int n = 2; n <= 3; n++) { /* lanes and peers spread over several; over a given transport the least of it */
+            /* lanes and peers spread over several; over a given transport the least of it */
+            for (int n = 2; n <= 3; n++) {
                 if (argc < 2 || n == 2 + form) {
-                    snprintf(settings, sizeof settings, "%s proxy_threads=%d lanes=%d max_op=4096", forms[form], n, 7 - n);
+                    snprintf(settings, sizeof settings, "%s proxy_threads=%d lanes=%d max_op=4096",
+                             forms[form], n, 7 - n);
                     run(settings, n == 3, rounds / 2 + 1);
                 }
                 if (argc >= 2)

@@ -1,4 +1,5 @@
-/* rows_ref.c - the independent reference and the guarded buffers of the row kernels' tests (rows_ref.h). */
+/* rows_ref.c - the independent reference and the guarded buffers of the row kernels' tests
+ * (rows_ref.h). */
 #include "config.h"
 
 #include <stdlib.h>
@@ -7,7 +8,7 @@
 
 #include "rows_ref.h"
 
-/* ---- formats ----------------------------------------------------------------------------------------------------- */
+/* ---- formats --------------------------------------------------------------------------------- */
 
 const ref_format *ref_format_of(int dtype) {
     static const ref_format formats[] = {
@@ -21,13 +22,16 @@ static uint64_t ones(int bits) { return (UINT64_C(1) << bits) - 1; }
 
 int ref_is_nan(int dtype, uint64_t bits) {
     const ref_format *f = ref_format_of(dtype);
-    uint64_t exponent = bits >> f->fraction_bits & ones(f->exponent_bits), fraction = bits & ones(f->fraction_bits);
-    return exponent == ones(f->exponent_bits) && (f->infinities ? fraction != 0 : fraction == ones(f->fraction_bits));
+    uint64_t exponent = bits >> f->fraction_bits & ones(f->exponent_bits),
+             fraction = bits & ones(f->fraction_bits);
+    return exponent == ones(f->exponent_bits) &&
+           (f->infinities ? fraction != 0 : fraction == ones(f->fraction_bits));
 }
 
 double ref_decode(int dtype, uint64_t bits) {
     const ref_format *f = ref_format_of(dtype);
-    uint64_t exponent = bits >> f->fraction_bits & ones(f->exponent_bits), fraction = bits & ones(f->fraction_bits);
+    uint64_t exponent = bits >> f->fraction_bits & ones(f->exponent_bits),
+             fraction = bits & ones(f->fraction_bits);
     int bias = (int)ones(f->exponent_bits - 1);
     double sign = bits >> (f->exponent_bits + f->fraction_bits) & 1 ? -1.0 : 1.0;
     if (ref_is_nan(dtype, bits))
@@ -36,7 +40,8 @@ double ref_decode(int dtype, uint64_t bits) {
         return sign * INFINITY;
     if (exponent == 0)
         return sign * ldexp((double)fraction, 1 - bias - f->fraction_bits);
-    return sign * ldexp((double)(fraction | UINT64_C(1) << f->fraction_bits), (int)exponent - bias - f->fraction_bits);
+    return sign * ldexp((double)(fraction | UINT64_C(1) << f->fraction_bits),
+                        (int)exponent - bias - f->fraction_bits);
 }
 
 uint64_t ref_encode(int dtype, double v) {
@@ -54,8 +59,8 @@ uint64_t ref_encode(int dtype, double v) {
         return sign | (v == 0.0 ? 0 : infinity);
     frexp(v, &exponent); /* |v| is in [2^(exponent - 1), 2^exponent) */
     exponent = exponent - 1 > 1 - bias ? exponent - 1 : 1 - bias;
-    /* Units in the last place, to nearest even. Denormals and a carry into the next exponent need no care: patterns
-     * count on. */
+    /* Units in the last place, to nearest even. Denormals and a carry into the next exponent need
+     * no care: patterns count on. */
     double units = nearbyint(ldexp(fabs(v), f->fraction_bits - exponent));
     uint64_t bits = (uint64_t)units + ((uint64_t)(exponent + bias - 1) << f->fraction_bits);
     return sign | (bits < infinity ? bits : infinity);
@@ -64,7 +69,8 @@ uint64_t ref_encode(int dtype, double v) {
 uint64_t ref_element(const void *row, int dtype, size_t i) {
     size_t size = mpix_dtype_size(dtype);
     uint64_t bits = 0;
-    memcpy(&bits, (const char *)row + i * size, size); /* little endian, as all that the tests run on */
+    /* little endian, as all that the tests run on */
+    memcpy(&bits, (const char *)row + i * size, size);
     return bits;
 }
 
@@ -73,7 +79,7 @@ void ref_element_set(void *row, int dtype, size_t i, uint64_t bits) {
     memcpy((char *)row + i * size, &bits, size);
 }
 
-/* ---- the sum ----------------------------------------------------------------------------------------------------- */
+/* ---- the sum --------------------------------------------------------------------------------- */
 
 /* volatile: every result is rounded to its type and no compiler joins two operations. */
 static double ref_add(double a, double b, int in_double) {
@@ -124,9 +130,11 @@ uint64_t ref_sum(const mpix_row_sum *sum, int xdtype, int scale_kind, int ydtype
     }
     for (int i = 0; i < 2; i++)
         if (sum->bias[i])
-            total = ref_add(total, ref_decode(ydtype, ref_element(sum->bias[i], ydtype, c)), in_double);
+            total = ref_add(total, ref_decode(ydtype, ref_element(sum->bias[i], ydtype, c)),
+                            in_double);
     if (isnan(total))
-        return ref_encode(ydtype, INFINITY) | UINT64_C(1) << (ref_format_of(ydtype)->fraction_bits - 1);
+        return ref_encode(ydtype, INFINITY) | UINT64_C(1)
+                                                  << (ref_format_of(ydtype)->fraction_bits - 1);
     return ref_encode(ydtype, total);
 }
 
@@ -138,7 +146,7 @@ int ref_variants(const mpix_rows_ops *ops[3]) {
     return n;
 }
 
-/* ---- buffers ----------------------------------------------------------------------------------------------------- */
+/* ---- buffers --------------------------------------------------------------------------------- */
 
 /* Mapping memory can be slow, so a test keeps its arenas: as many as it had buffers at once. */
 enum { FILL = 0xa5, ARENA = 64 * 1024, WATCHED = 512, MAX_ARENAS = 64 };
@@ -177,7 +185,8 @@ guarded guarded_new(size_t n, int where, size_t offset) {
 void guarded_check(const guarded *g) {
     for (const unsigned char *p = guarded_first(g); p < guarded_end(g); p++)
         if ((p < (unsigned char *)g->p || p >= (unsigned char *)g->p + g->n) && *p != FILL)
-            ck_abort_msg("byte %td of a buffer of %zu bytes was written", p - (unsigned char *)g->p, g->n);
+            ck_abort_msg("byte %td of a buffer of %zu bytes was written", p - (unsigned char *)g->p,
+                         g->n);
 }
 
 void guarded_free(guarded *g) {
@@ -186,7 +195,7 @@ void guarded_free(guarded *g) {
     arenas_free[narenas_free++] = g->arena;
 }
 
-/* ---- random numbers: splitmix64, repeatable ---------------------------------------------------------------------- */
+/* ---- random numbers: splitmix64, repeatable -------------------------------------------------- */
 
 static uint64_t rnd_state;
 

@@ -1,6 +1,6 @@
 /*
- * test_base.c - unit tests of src/base and of the set of live objects. No MPI is initialized here: everything must work
- * without.
+ * test_base.c - unit tests of src/base and of the set of live objects. No MPI is initialized here:
+ * everything must work without.
  */
 #include "config.h"
 
@@ -24,7 +24,7 @@
 #include "mpix_ep.h"
 #include "mpix_p2p.h"
 
-/* ---- helpers ---------------------------------------------------------------------------------------- */
+/* ---- helpers --------------------------------------------------------------------------------- */
 
 static char log_name[] = "/tmp/mpix-test-XXXXXX";
 
@@ -37,9 +37,7 @@ static void start_log(void) {
     mpix_log_configure(MPIX_LOG_WARN, log_name);
 }
 
-static void stop_log(void) {
-    unlink(log_name);
-}
+static void stop_log(void) { unlink(log_name); }
 
 static const char *read_log(void) {
     static char text[8192];
@@ -77,12 +75,13 @@ static const char *printed(const mpix_params *params, const char *name) {
     return buf;
 }
 
-/* ---- errors and log --------------------------------------------------------------------------------- */
+/* ---- errors and log -------------------------------------------------------------------------- */
 
 START_TEST(error_text) {
     MPIX_Error *err = mpix_error_tls();
 
-    ck_assert_int_eq(mpix_fail(MPIX_ERRK_ARG, "routing.topk", "topk is %d, at most %d", 9, 8), MPIX_ERRK_ARG);
+    ck_assert_int_eq(mpix_fail(MPIX_ERRK_ARG, "routing.topk", "topk is %d, at most %d", 9, 8),
+                     MPIX_ERRK_ARG);
     ck_assert_int_eq(err->kind, MPIX_ERRK_ARG);
     ck_assert_str_eq(err->arg, "routing.topk");
     ck_assert_str_eq(err->text, "topk is 9, at most 8");
@@ -98,7 +97,8 @@ START_TEST(error_text) {
     ck_assert_str_eq(err->host, "");
 
     errno = 5;
-    ck_assert_int_eq(mpix_fail_sys(MPIX_ERRK_TRANSPORT, ENOSPC, "write of %d bytes", 3), MPIX_ERRK_TRANSPORT);
+    ck_assert_int_eq(mpix_fail_sys(MPIX_ERRK_TRANSPORT, ENOSPC, "write of %d bytes", 3),
+                     MPIX_ERRK_TRANSPORT);
     ck_assert_int_eq(err->sys_errno, ENOSPC);
     ck_assert_int_eq(err->rank, -1);
     ck_assert_str_eq(err->text, "write of 3 bytes: No space left on device");
@@ -210,8 +210,8 @@ START_TEST(log_lines) {
     mpix_log(MPIX_LOG_INFO, "not seen");
     mpix_log_set_rank(3);
     mpix_log(MPIX_LOG_ERROR, "bad");
-    snprintf(expect, sizeof expect, "[mpix %s:%ld -] warning: seen 1\n[mpix %s:%ld 3] error: bad\n", host,
-             (long)getpid(), host, (long)getpid());
+    snprintf(expect, sizeof expect, "[mpix %s:%ld -] warning: seen 1\n[mpix %s:%ld 3] error: bad\n",
+             host, (long)getpid(), host, (long)getpid());
     ck_assert_str_eq(read_log(), expect);
     ck_assert(!mpix_log_enabled(MPIX_LOG_INFO));
 
@@ -269,7 +269,7 @@ START_TEST(clock_moves) {
 }
 END_TEST
 
-/* ---- parameters ------------------------------------------------------------------------------------- */
+/* ---- parameters ------------------------------------------------------------------------------ */
 
 START_TEST(param_defaults) {
     mpix_params params;
@@ -304,8 +304,9 @@ START_TEST(param_defaults) {
         ck_assert_int_eq(mpix_params_set(&params, table[i].name, table[i].dflt), 0);
         ck_assert_uint_gt(strlen(table[i].help), 20);
         ck_assert_uint_lt(table[i].offset, sizeof params);
-        ck_assert(i == 0 || table[i].offset > table[i - 1].offset); /* a field of its own, in the order of the table */
-        ck_assert_ptr_eq(find(table[i].name), &table[i]);           /* no name twice */
+        /* a field of its own, in the order of the table */
+        ck_assert(i == 0 || table[i].offset > table[i - 1].offset);
+        ck_assert_ptr_eq(find(table[i].name), &table[i]); /* no name twice */
     }
 }
 END_TEST
@@ -383,8 +384,8 @@ START_TEST(param_values) {
         mpix_params before = params;
         char key[64], quoted[80];
 
-        ck_assert_msg(mpix_params_set(&params, bad[i][0], bad[i][1]) == MPIX_ERRK_ARG, "%s=%s was taken", bad[i][0],
-                      bad[i][1]);
+        ck_assert_msg(mpix_params_set(&params, bad[i][0], bad[i][1]) == MPIX_ERRK_ARG,
+                      "%s=%s was taken", bad[i][0], bad[i][1]);
         ck_assert_mem_eq(&params, &before, sizeof params);
         snprintf(key, sizeof key, "mpix_ep_%s", bad[i][0]);
         snprintf(quoted, sizeof quoted, "\"%s\"", bad[i][1]);
@@ -447,7 +448,7 @@ START_TEST(param_environment) {
 }
 END_TEST
 
-/* ---- live objects ----------------------------------------------------------------------------------- */
+/* ---- live objects ---------------------------------------------------------------------------- */
 
 START_TEST(live_basic) {
     mpix_live entries[2];
@@ -469,7 +470,8 @@ START_TEST(live_basic) {
 }
 END_TEST
 
-/* Random additions and removals against a plain array; addresses lie close together, so that buckets are shared. */
+/* Random additions and removals against a plain array; addresses lie close together, so that
+ * buckets are shared. */
 START_TEST(live_random) {
     enum { N = 3000 };
     static char objects[16 * N];
@@ -530,7 +532,7 @@ START_TEST(live_threads) {
 }
 END_TEST
 
-/* ---- topology --------------------------------------------------------------------------------------- */
+/* ---- topology -------------------------------------------------------------------------------- */
 
 START_TEST(topo_sane) {
     const mpix_topo *topo = mpix_topo_get();
@@ -584,7 +586,8 @@ START_TEST(topo_bind) {
     } else {
         ck_assert_int_eq(pus[1], -1);
     }
-    for (others[4] = 1; others[4] < all; others[4]++) { /* each helper another one, until all but the main thread's are used */
+    /* each helper another one, until all but the main thread's are used */
+    for (others[4] = 1; others[4] < all; others[4]++) {
         ck_assert_int_eq(pthread_create(&thread, NULL, bind_helper, others), 0);
         pthread_join(thread, NULL);
         ck_assert_int_ne(others[1], pus[0]);
@@ -604,8 +607,8 @@ END_TEST
 
 int main(void) {
     Suite *suite = suite_create("base");
-    TCase *errors = tcase_create("errors"), *params = tcase_create("params"), *live = tcase_create("live"),
-          *topo = tcase_create("topo");
+    TCase *errors = tcase_create("errors"), *params = tcase_create("params"),
+          *live = tcase_create("live"), *topo = tcase_create("topo");
     TCase *cases[] = {errors, params, live, topo};
     SRunner *runner;
     int failed;

@@ -1,6 +1,7 @@
 /*
- * test_chaos.c - unit tests of the transport chaos over shmem, on one rank that is its own peer: what it may disturb it
- * does, what it must keep it keeps. Operations are posted and memory is looked at after each poll.
+ * test_chaos.c - unit tests of the transport chaos over shmem, on one rank that is its own peer:
+ * what it may disturb it does, what it must keep it keeps. Operations are posted and memory is
+ * looked at after each poll.
  */
 #include "config.h"
 
@@ -148,7 +149,8 @@ static void poll_once(seen *s) {
     look(s);
     n = net->ops->poll_arrivals(net, arrivals, OPS);
     for (int i = 0; i < n; i++) {
-        ck_assert_msg(landed((int)arrivals[i].counter) == 2, "arrival %u came before the data", arrivals[i].counter);
+        ck_assert_msg(landed((int)arrivals[i].counter) == 2, "arrival %u came before the data",
+                      arrivals[i].counter);
         if (s->narrivals)
             s->arrivals_inverted |= (int)arrivals[i].counter < s->arrivals[s->narrivals - 1];
         ck_assert_int_lt(s->narrivals, OPS);
@@ -165,7 +167,8 @@ static seen run(int counted, int polls) {
         ops[i] = write_op(i, counted);
     ck_assert_int_eq(net->ops->post(net, ops, OPS), OPS);
     look(&s);
-    for (int i = 0; i < polls && (s.done < OPS || (counted && s.narrivals < OPS)) && !s.failed; i++, s.polls++)
+    for (int i = 0; i < polls && (s.done < OPS || (counted && s.narrivals < OPS)) && !s.failed;
+         i++, s.polls++)
         poll_once(&s);
     s.ns = mpix_clock_ns() - start;
     return s;
@@ -186,7 +189,8 @@ static void whole(const seen *s, int counted) {
         ck_assert_int_eq(arrived[s->arrivals[i]]++, 0);
 }
 
-/* Everything lands once and whole, whatever the seed; over the seeds order is broken and writes are seen in part. */
+/* Everything lands once and whole, whatever the seed; over the seeds order is broken and writes are
+ * seen in part. */
 START_TEST(reorders) {
     int inverted = 0, partial = 0, arrivals = 0;
 
@@ -243,8 +247,12 @@ START_TEST(word_after_writes) {
         memset(to, 0, BYTES);
         for (int i = 0; i < OPS; i++)
             ops[i] = write_op(i, 0);
-        ops[OPS] = (mpix_net_op){
-            .kind = MPIX_NET_WORD, .rmem = rmem, .roff = OPS * LEN, .len = 8, .value = 77, .counter = -1};
+        ops[OPS] = (mpix_net_op){.kind = MPIX_NET_WORD,
+                                 .rmem = rmem,
+                                 .roff = OPS * LEN,
+                                 .len = 8,
+                                 .value = 77,
+                                 .counter = -1};
         ck_assert_int_eq(net->ops->post(net, ops, OPS + 1), OPS + 1);
         for (int i = 0; i < 1000 && s.done < OPS; i++) {
             mpix_net_done done[4];
@@ -298,7 +306,8 @@ START_TEST(delays) {
 }
 END_TEST
 
-/* The source is read until the completion is told: what is written there too early shows at the target. */
+/* The source is read until the completion is told: what is written there too early shows
+ * at the target. */
 START_TEST(reads_late) {
     int late = 0;
 
@@ -350,7 +359,8 @@ START_TEST(fails_at) {
             ck_assert_ptr_nonnull(strstr(s.text, "operation 9"));
             ck_assert_int_eq(s.done, 8);
             ck_assert_int_ne(landed(8), 2);
-            ck_assert_int_eq(net->ops->post(net, ops, 1), -MPIX_ERRK_TRANSPORT); /* the lane is broken */
+            /* the lane is broken */
+            ck_assert_int_eq(net->ops->post(net, ops, 1), -MPIX_ERRK_TRANSPORT);
         }
         for (int i = 9; i < OPS; i++)
             ck_assert_int_eq(landed(i), 0);
@@ -498,9 +508,10 @@ START_TEST(arms) {
 }
 END_TEST
 
-/* ---- shmem by itself ---------------------------------------------------------------------------------------------------- */
+/* ---- shmem by itself ------------------------------------------------------------------------- */
 
-/* A word for memory that can't be mapped is stored by its owner's poll, which tells of it: somebody may sleep until the word changes. */
+/* A word for memory that can't be mapped is stored by its owner's poll, which tells of it: somebody
+ * may sleep until the word changes. */
 START_TEST(shmem_tells_of_words) {
     uint64_t *word = calloc(1, 64);
     mpix_net_mem *own;
@@ -532,7 +543,8 @@ START_TEST(shmem_tells_of_words) {
 }
 END_TEST
 
-/* Lanes that are always busy do not keep the last one's completion back, whatever a poll has room for. */
+/* Lanes that are always busy do not keep the last one's completion back, whatever a poll
+ * has room for. */
 START_TEST(shmem_polls_fairly) {
     mpix_net_op op;
     mpix_net_done done[4];

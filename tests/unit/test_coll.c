@@ -1,4 +1,5 @@
-/* test_coll.c - unit tests of coll/'s pure parts (placement, plan, layout of the control window, bounds) and of waiting. */
+/* test_coll.c - unit tests of coll/'s pure parts (placement, plan, layout of the control window,
+ * bounds) and of waiting. */
 #include "config.h"
 
 #include "base/clock.h"
@@ -53,9 +54,11 @@ START_TEST(test_placement_blocks) {
 }
 END_TEST
 
-/* Places that the destinations answer are those that all counts give. Called before plan_finish with the counts, to work on the plans, and after it, to
- * compare what it made with what the answers made. */
-static void check_answered(int ranks, const mpix_ep_placement *p, mpix_ep_plan **plan, const mpix_ep_counts_view *views) {
+/* Places that the destinations answer are those that all counts give. Called before plan_finish
+ * with the counts, to work on the plans, and after it, to compare what it made with what the
+ * answers made. */
+static void check_answered(int ranks, const mpix_ep_placement *p, mpix_ep_plan **plan,
+                           const mpix_ep_counts_view *views) {
     static mpix_ep_plan *answered[64];
     static int64_t *bases[64];
     for (int d = 0; d < ranks && views; d++) {
@@ -70,7 +73,8 @@ static void check_answered(int ranks, const mpix_ep_placement *p, mpix_ep_plan *
         for (int s = 0; s < ranks; s++) {
             for (int64_t e = 0; e < nlocal; e++)
                 experts[s * nlocal + e] = views[s].experts[p[d].mine[e]];
-            mine[s] = (mpix_ep_counts_view){views[s].rows + d, views[s].tokens + d, experts + s * nlocal};
+            mine[s] = (mpix_ep_counts_view){views[s].rows + d, views[s].tokens + d,
+                                            experts + s * nlocal};
         }
         bases[d] = calloc((size_t)ranks * (size_t)(nlocal + 1), sizeof *bases[d]);
         mpix_ep_plan_receive(answered[d], &p[d], mine, bases[d]);
@@ -90,12 +94,16 @@ static void check_answered(int ranks, const mpix_ep_placement *p, mpix_ep_plan *
         ck_assert_int_eq(a->recv_total, b->recv_total);
         ck_assert_int_eq(a->nsegments, b->nsegments);
         for (int64_t i = 0; i < b->first[b->tokens]; i++)
-            ck_assert(a->entries[i].rank == b->entries[i].rank && a->entries[i].row == b->entries[i].row && a->entries[i].item == b->entries[i].item);
+            ck_assert(a->entries[i].rank == b->entries[i].rank &&
+                      a->entries[i].row == b->entries[i].row &&
+                      a->entries[i].item == b->entries[i].item);
         for (int64_t i = 0; i < p[s].nlocal[s]; i++)
-            ck_assert(a->recv_expert[i] == b->recv_expert[i] && (p[s].layout == MPIX_EP_COMPACT || a->offset[i + 1] == b->offset[i + 1]));
+            ck_assert(a->recv_expert[i] == b->recv_expert[i] &&
+                      (p[s].layout == MPIX_EP_COMPACT || a->offset[i + 1] == b->offset[i + 1]));
         for (int64_t i = 0; i < b->nsegments; i++) {
             const mpix_ep_segment *g = &a->segments[i], *h = &b->segments[i];
-            ck_assert(g->row == h->row && g->n == h->n && g->source == h->source && g->expert == h->expert);
+            ck_assert(g->row == h->row && g->n == h->n && g->source == h->source &&
+                      g->expert == h->expert);
         }
     }
     for (int r = 0; r < ranks && !views; r++) {
@@ -104,7 +112,8 @@ static void check_answered(int ranks, const mpix_ep_placement *p, mpix_ep_plan *
     }
 }
 
-/* All ranks' plans of one random batch; afterwards every place of every rank is written exactly once, or is padding. */
+/* All ranks' plans of one random batch; afterwards every place of every rank is written exactly
+ * once, or is padding. */
 static void check_batch(int layout, int ranks, int64_t experts, int topk, int64_t most, int align) {
     MPIX_Ep_config c = config_of(layout, experts, topk, most);
     c.expert_align = align;
@@ -217,7 +226,8 @@ START_TEST(test_plan_places) {
     for (int i = 0; i < 300; i++) {
         int64_t experts = 1 + rnd(40);
         int topk = 1 + (int)rnd(experts < 9 ? experts : 9);
-        check_batch(i % 2 ? MPIX_EP_EXPERT : MPIX_EP_COMPACT, 1 + (int)rnd(7), experts, topk, rnd(30), i % 2 ? 1 + (int)rnd(9) : 1);
+        check_batch(i % 2 ? MPIX_EP_EXPERT : MPIX_EP_COMPACT, 1 + (int)rnd(7), experts, topk,
+                    rnd(30), i % 2 ? 1 + (int)rnd(9) : 1);
     }
 }
 END_TEST
@@ -226,7 +236,8 @@ START_TEST(test_plan_rejects) {
     MPIX_Ep_config c = config_of(MPIX_EP_COMPACT, 10, 3, 4);
     mpix_ep_placement p;
     mpix_ep_plan *plan = NULL;
-    int32_t twice[] = {0, 1, 2, 4, -1, 4}, high[] = {0, 1, 10}, low[] = {0, -2, 1}, none[] = {-1, -1, -1, -1, -1, -1};
+    int32_t twice[] = {0, 1, 2, 4, -1, 4}, high[] = {0, 1, 10}, low[] = {0, -2, 1},
+            none[] = {-1, -1, -1, -1, -1, -1};
     ck_assert_int_eq(mpix_ep_placement_init(&p, &c, 2, 0), 0);
     MPIX_Ep_routing routing = {sizeof routing, 2, 3, 32, twice, 0};
     ck_assert_int_eq(mpix_ep_plan_create(&p, &routing, 1, &plan), MPIX_ERRK_ARG);
@@ -254,7 +265,8 @@ START_TEST(test_worst_rows) {
     c.expert_align = 0x7fffffff;
     ck_assert_int_eq(mpix_ep_placement_init(&p, &c, 2, 0), 0);
     int64_t rows = mpix_ep_worst_rows(&c, &p, 0);
-    ck_assert_int_eq(rows < 0 || mpix_ep_bank_size(&c, rows, 0, 0) == SIZE_MAX, 1); /* too large, and said so */
+    /* too large, and said so */
+    ck_assert_int_eq(rows < 0 || mpix_ep_bank_size(&c, rows, 0, 0) == SIZE_MAX, 1);
     c.max_recv_rows = 77;
     ck_assert_int_eq(mpix_ep_worst_rows(&c, &p, 0), 77);
     mpix_ep_placement_free(&p);
@@ -268,25 +280,33 @@ START_TEST(test_ctl_layout) {
             int64_t experts = 3 * ranks;
             mpix_ep_ctl_layout_init(&l, ranks, experts, depth, 9, -1);
             ck_assert_uint_ge(l.offers_dispatch, sizeof(mpix_ep_words));
-            ck_assert_uint_ge(l.offers_combine, l.offers_dispatch + (size_t)depth * sizeof(mpix_ep_offer));
+            ck_assert_uint_ge(l.offers_combine,
+                              l.offers_dispatch + (size_t)depth * sizeof(mpix_ep_offer));
             ck_assert_uint_ge(l.status, l.offers_combine + (size_t)depth * sizeof(mpix_ep_offer));
             ck_assert_uint_ge(l.counts, l.status + (size_t)depth * sizeof(mpix_ep_status));
-            ck_assert_uint_ge(l.counts_bytes, sizeof(mpix_ep_counts) + 4 * (size_t)(2 * ranks + experts));
+            ck_assert_uint_ge(l.counts_bytes,
+                              sizeof(mpix_ep_counts) + 4 * (size_t)(2 * ranks + experts));
             ck_assert_uint_ge(l.block, l.counts + 2 * l.counts_bytes);
             ck_assert_uint_eq(l.block % 64, 0); /* no two writers share a line */
             ck_assert_uint_eq(l.hops, l.slots_at + 9 * l.slot);
             ck_assert_uint_eq(l.hops % 64, 0);
             ck_assert_uint_eq(l.total, l.hops + (size_t)ranks * sizeof(mpix_ep_hop_words));
             /* the bound that mpix_ep.h states */
-            ck_assert_uint_le(l.total, 9 * (size_t)ranks * ((size_t)(experts + 2 * ranks) * 8 + (size_t)depth * 520 + 640) + 192 * (size_t)ranks + 4096);
+            ck_assert_uint_le(l.total, 9 * (size_t)ranks *
+                                               ((size_t)(experts + 2 * ranks) * 8 +
+                                                (size_t)depth * 520 + 640) +
+                                           192 * (size_t)ranks + 4096);
             for (int64_t most = 0; most < 40; most += 13) { /* places answered */
                 mpix_ep_ctl_layout_init(&l, ranks, experts, depth, 9, most);
                 ck_assert_uint_ge(l.counts_bytes, sizeof(mpix_ep_counts) + 4 * (size_t)(2 + most));
                 ck_assert_uint_ge(l.bases, l.counts + 2 * l.counts_bytes);
-                ck_assert_uint_ge(l.bases_bytes, sizeof(mpix_ep_bases) + 8 * (size_t)(most ? most : 1));
+                ck_assert_uint_ge(l.bases_bytes,
+                                  sizeof(mpix_ep_bases) + 8 * (size_t)(most ? most : 1));
                 ck_assert_uint_ge(l.block, l.bases + l.bases_bytes);
                 ck_assert_uint_eq(l.block % 64, 0);
-                ck_assert_uint_le(l.total, 9 * (size_t)ranks * (16 * (size_t)most + (size_t)depth * 520 + 640) + 192 * (size_t)ranks + 4096);
+                ck_assert_uint_le(l.total, 9 * (size_t)ranks *
+                                                   (16 * (size_t)most + (size_t)depth * 520 + 640) +
+                                               192 * (size_t)ranks + 4096);
             }
         }
     }
@@ -298,7 +318,7 @@ START_TEST(test_ctl_layout) {
 }
 END_TEST
 
-/* ---- waiting ------------------------------------------------------------------------------------------------------------ */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 typedef struct ping {
     mpix_doorbell bell[2];
@@ -325,7 +345,8 @@ static void *echo(void *arg) {
     return NULL;
 }
 
-/* A lost wake-up costs a sleep of 20 ms: 20 000 round trips with a few of them would show in the time. */
+/* A lost wake-up costs a sleep of 20 ms: 20 000 round trips with a few of them would
+ * show in the time. */
 START_TEST(test_wait_no_lost_wakeup) {
     ping *p = aligned_alloc(64, sizeof *p);
     pthread_t thread;

@@ -1,5 +1,6 @@
 /*
- * test_fifo.c - unit tests of the command FIFO, of descriptors and of the encoding of commands. No MPI, no network.
+ * test_fifo.c - unit tests of the command FIFO, of descriptors and of the encoding of commands. No
+ * MPI, no network.
  */
 #include "config.h"
 
@@ -25,11 +26,9 @@ static uint64_t rnd(void) {
     return rnd_state;
 }
 
-static void quiet(void) {
-    mpix_log_configure(MPIX_LOG_NONE, "");
-}
+static void quiet(void) { mpix_log_configure(MPIX_LOG_NONE, ""); }
 
-/* ---- FIFO, one thread -------------------------------------------------------------------------------------------- */
+/* ---- FIFO, one thread ------------------------------------------------------------------------ */
 
 START_TEST(fifo_sizes) {
     static const size_t bad[] = {0, 1, 3, 6, 1000, SIZE_MAX, (SIZE_MAX >> 1) + 1};
@@ -50,7 +49,8 @@ START_TEST(fifo_sizes) {
 }
 END_TEST
 
-/* Random numbers of pushes and takes over many laps, against a count of each. Every bit but the top one comes back. */
+/* Random numbers of pushes and takes over many laps, against a count of each. Every bit but the top
+ * one comes back. */
 START_TEST(fifo_laps) {
     for (size_t slots = 2; slots <= 64; slots *= 4) {
         uint64_t pushed = 0, taken = 0, position;
@@ -79,8 +79,8 @@ START_TEST(fifo_laps) {
 }
 END_TEST
 
-/* A slot of which only one half has been written is not taken, nor is what follows it: what a GPU's stores may look
- * like. */
+/* A slot of which only one half has been written is not taken, nor is what follows it: what a GPU's
+ * stores may look like. */
 START_TEST(fifo_halves) {
     mpix_cmd cmd = {{5, 6}}, out[4];
     mpix_fifo fifo;
@@ -109,7 +109,7 @@ START_TEST(fifo_halves) {
 }
 END_TEST
 
-/* ---- FIFO, threads ----------------------------------------------------------------------------------------------- */
+/* ---- FIFO, threads --------------------------------------------------------------------------- */
 
 typedef struct producer {
     mpix_fifo *fifo;
@@ -134,7 +134,8 @@ static void *produce(void *arg) {
     return NULL;
 }
 
-/* All that was queued arrives once, each producer's commands in its order; what was given up leaves no hole. */
+/* All that was queued arrives once, each producer's commands in its order; what was given up
+ * leaves no hole. */
 static void check_threads(size_t slots, int producers, uint64_t commands, uint64_t patience) {
     uint64_t next[8] = {0}, seen[8] = {0}, queued = 0, total = 0;
     mpix_cmd cmds[16];
@@ -144,7 +145,10 @@ static void check_threads(size_t slots, int producers, uint64_t commands, uint64
 
     ck_assert_int_eq(mpix_fifo_init(&fifo, slots), 0);
     for (int i = 0; i < producers; i++) {
-        p[i] = (producer){.fifo = &fifo, .id = (uint64_t)i, .commands = commands, .patience = patience};
+        p[i] = (producer){.fifo = &fifo,
+                          .id = (uint64_t)i,
+                          .commands = commands,
+                          .patience = patience};
         ck_assert_int_eq(pthread_create(&p[i].thread, NULL, produce, &p[i]), 0);
     }
     while (running > 0 || total < queued) {
@@ -193,7 +197,7 @@ START_TEST(fifo_patience) {
 }
 END_TEST
 
-/* ---- encoding ---------------------------------------------------------------------------------------------------- */
+/* ---- encoding -------------------------------------------------------------------------------- */
 
 static void check_round_trip(const mpix_request *r) {
     mpix_request back;
@@ -275,7 +279,7 @@ START_TEST(encode_descriptor) {
 }
 END_TEST
 
-/* ---- descriptors ------------------------------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
 START_TEST(descs_all) {
     for (uint32_t n = 1; n <= 33; n += 8) {
@@ -310,7 +314,8 @@ static void *use_descs(void *arg) {
     for (int i = 0; i < DESC_ROUNDS; i++) {
         int64_t a = mpix_descs_get(&shared_descs), b = mpix_descs_get(&shared_descs);
         if (a >= 0) {
-            shared_descs.table[a].request.len = (uint64_t)(uintptr_t)arg; /* the thread sanitizer sees a second owner */
+            /* the thread sanitizer sees a second owner */
+            shared_descs.table[a].request.len = (uint64_t)(uintptr_t)arg;
             if (atomic_fetch_add(&owners[a], 1) != 0)
                 atomic_fetch_add(&clashes, 1);
         }
@@ -346,7 +351,8 @@ END_TEST
 
 int main(void) {
     Suite *suite = suite_create("fifo");
-    TCase *queue = tcase_create("fifo"), *encode = tcase_create("encode"), *descs = tcase_create("descs");
+    TCase *queue = tcase_create("fifo"), *encode = tcase_create("encode"),
+          *descs = tcase_create("descs");
     TCase *cases[] = {queue, encode, descs};
     SRunner *runner;
     int failed;

@@ -1,6 +1,7 @@
 /*
- * test_p2p.c - unit tests of p2p/ on one rank, which is its own peer: stale handles, ranges, wrong peers, the table of registrations, the
- * ring, vectors, counters. MPI is initialized once, as a job of one rank; each test has an object of its own.
+ * test_p2p.c - unit tests of p2p/ on one rank, which is its own peer: stale handles, ranges, wrong
+ * peers, the table of registrations, the ring, vectors, counters. MPI is initialized once, as a job
+ * of one rank; each test has an object of its own.
  */
 #include "config.h"
 
@@ -47,7 +48,8 @@ static void refused(int line, int code, int kind, const char *arg) {
     MPIX_INIT(&error);
     MPIX_Error_last(&error);
     ck_assert_msg(kind_of(code) == kind, "line %d: kind %d: %s", line, kind_of(code), error.text);
-    ck_assert_msg(!arg || strcmp(error.arg, arg) == 0, "line %d: names \"%s\", not \"%s\"", line, error.arg, arg);
+    ck_assert_msg(!arg || strcmp(error.arg, arg) == 0, "line %d: names \"%s\", not \"%s\"", line,
+                  error.arg, arg);
 }
 #define REFUSED(call, arg) refused(__LINE__, (call), MPIX_ERRK_ARG, (arg))
 
@@ -55,7 +57,7 @@ static MPIX_P2p_iov piece(size_t off, size_t roff, size_t len) {
     return (MPIX_P2p_iov){mem, (MPI_Count)off, at, (MPI_Count)roff, (MPI_Count)len};
 }
 
-/* ---- handles ---------------------------------------------------------------------------------------------------------------- */
+/* ---- handles --------------------------------------------------------------------------------- */
 
 START_TEST(stale_handles) {
     MPIX_P2p_mem other, old_mem;
@@ -89,7 +91,8 @@ START_TEST(stale_handles) {
     ck_assert_int_eq(MPIX_P2p_free(&p2p), MPI_SUCCESS);
     ck_assert_ptr_null(p2p);
     REFUSED(MPIX_P2p_flush(old, 0), "p2p");
-    REFUSED(MPIX_P2p_put(&(MPIX_P2p_iov){mem, 0, at, 0, 8}, 1), "iov.mem"); /* ended with the object */
+    /* ended with the object */
+    REFUSED(MPIX_P2p_put(&(MPIX_P2p_iov){mem, 0, at, 0, 8}, 1), "iov.mem");
     REFUSED(MPIX_P2p_free(&old), "p2p");
 }
 END_TEST
@@ -112,28 +115,35 @@ START_TEST(in_flight) { /* what a transfer uses can't go */
 }
 END_TEST
 
-/* ---- ranges and peers ------------------------------------------------------------------------------------------------------- */
+/* ---- ranges and peers ------------------------------------------------------------------------ */
 
 START_TEST(ranges) {
     static const struct {
         MPI_Count off, roff, len;
         const char *arg;
-    } bad[] = {{-1, 0, 1, "iov.off"},         {0, -1, 1, "iov.roff"},        {0, 0, -1, "iov.len"},          {BYTES, 0, 1, "iov.off"},
-               {BYTES - 7, 0, 8, "iov.off"},  {0, BYTES - 7, 8, "iov.roff"}, {0, BYTES + 1, 0, "iov.roff"},  {INT64_MAX, 0, INT64_MAX, "iov.off"},
-               {1, 0, INT64_MAX, "iov.off"},  {0, INT64_MAX, 1, "iov.roff"}, {0, 0, BYTES + 1, "iov.off"}};
+    } bad[] = {{-1, 0, 1, "iov.off"},         {0, -1, 1, "iov.roff"},
+               {0, 0, -1, "iov.len"},         {BYTES, 0, 1, "iov.off"},
+               {BYTES - 7, 0, 8, "iov.off"},  {0, BYTES - 7, 8, "iov.roff"},
+               {0, BYTES + 1, 0, "iov.roff"}, {INT64_MAX, 0, INT64_MAX, "iov.off"},
+               {1, 0, INT64_MAX, "iov.off"},  {0, INT64_MAX, 1, "iov.roff"},
+               {0, 0, BYTES + 1, "iov.off"}};
     int64_t was;
 
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        MPIX_P2p_iov iov[3] = {piece(0, HALF, 8), piece(8, HALF + 8, 8), {mem, bad[i].off, at, bad[i].roff, bad[i].len}};
+        MPIX_P2p_iov iov[3] = {piece(0, HALF, 8),
+                               piece(8, HALF + 8, 8),
+                               {mem, bad[i].off, at, bad[i].roff, bad[i].len}};
         unsigned char before[16];
         memcpy(before, base + HALF, 16);
         REFUSED(MPIX_P2p_put(iov + 2, 1), bad[i].arg);
         REFUSED(MPIX_P2p_get(iov + 2, 1), bad[i].arg);
-        REFUSED(MPIX_P2p_put(iov, 3), bad[i].arg); /* in the middle of a vector, and nothing is moved */
+        /* in the middle of a vector, and nothing is moved */
+        REFUSED(MPIX_P2p_put(iov, 3), bad[i].arg);
         REFUSED(MPIX_P2p_put_notify(iov, 3, 0, 1), bad[i].arg);
         ck_assert_mem_eq(base + HALF, before, 16);
     }
-    ck_assert_int_eq(MPIX_P2p_put(&(MPIX_P2p_iov){mem, BYTES, at, BYTES, 0}, 1), MPI_SUCCESS); /* nothing, at the end */
+    /* nothing, at the end */
+    ck_assert_int_eq(MPIX_P2p_put(&(MPIX_P2p_iov){mem, BYTES, at, BYTES, 0}, 1), MPI_SUCCESS);
     REFUSED(MPIX_P2p_fetch_add(at, 4, 1, &was), "roff");
     REFUSED(MPIX_P2p_fetch_add(at, BYTES, 1, &was), "roff");
     REFUSED(MPIX_P2p_fetch_add(at, -8, 1, &was), "roff");
@@ -178,7 +188,8 @@ START_TEST(wrong_peer) {
     REFUSED(MPIX_P2p_recv(p2p, -1, &iov, 1, NULL), "peer");
     REFUSED(MPIX_P2p_flush(p2p, 1), "peer");
     ck_assert_int_eq(MPIX_P2p_import(p2p, 0, blob, n, &there), MPI_SUCCESS);
-    iov = (MPIX_P2p_iov){mem, 0, there, 57, 8}; /* the range of the handle counts, not the registration's */
+    /* the range of the handle counts, not the registration's */
+    iov = (MPIX_P2p_iov){mem, 0, there, 57, 8};
     REFUSED(MPIX_P2p_put(&iov, 1), "iov.roff");
     iov.roff = 56;
     ck_assert_int_eq(MPIX_P2p_put(&iov, 1), MPI_SUCCESS);
@@ -186,7 +197,7 @@ START_TEST(wrong_peer) {
 }
 END_TEST
 
-/* ---- the table -------------------------------------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 START_TEST(table) {
     static char memory[P2P_MEMS];
@@ -205,7 +216,8 @@ START_TEST(table) {
     ck_assert_int_eq(MPIX_P2p_dereg(&mems[100]), MPI_SUCCESS);
     ck_assert_ptr_null(p2p_mem_find(p2p, id, 0, 1));
     ck_assert_uint_eq(p2p->ctl->mem_gen[(uint32_t)id], 0);
-    ck_assert_int_eq(MPIX_P2p_reg(p2p, memory, 1, MPI_INFO_NULL, &mems[100]), MPI_SUCCESS); /* the place is used again, the number is not */
+    /* the place is used again, the number is not */
+    ck_assert_int_eq(MPIX_P2p_reg(p2p, memory, 1, MPI_INFO_NULL, &mems[100]), MPI_SUCCESS);
     ck_assert_uint_eq((uint32_t)mems[100]->id, (uint32_t)id);
     ck_assert_uint_ne(mems[100]->id, id);
     ck_assert_uint_eq(p2p->ctl->mem_gen[(uint32_t)id], mems[100]->id);
@@ -214,7 +226,7 @@ START_TEST(table) {
 }
 END_TEST
 
-/* ---- the ring --------------------------------------------------------------------------------------------------------------- */
+/* ---- the ring -------------------------------------------------------------------------------- */
 
 START_TEST(ring) {
     p2p_peer *self = &p2p->peers[0];
@@ -252,7 +264,8 @@ START_TEST(ring) {
 }
 END_TEST
 
-/* Short and long, early and awaited, in every order: messages match in the order in which they were sent. */
+/* Short and long, early and awaited, in every order: messages match in the order in which
+ * they were sent. */
 START_TEST(messages) {
     enum { N = 40 };
     MPIX_Xfer xfers[2 * N];
@@ -263,7 +276,8 @@ START_TEST(messages) {
     for (int i = 0; i < N; i++)
         len[i] = i % 5 == 3 ? p2p->eager + (size_t)i : (size_t)i * 50;
     for (int i = 0; i < N; i++) { /* of five receives two are there before their message */
-        MPIX_P2p_iov in = piece(HALF + (size_t)i * 9000, 0, 9000), out = piece((size_t)i * 9000, 0, len[i]);
+        MPIX_P2p_iov in = piece(HALF + (size_t)i * 9000, 0, 9000),
+                     out = piece((size_t)i * 9000, 0, len[i]);
         got[i] = -1;
         if (i % 5 < 2)
             ck_assert_int_eq(MPIX_P2p_irecv(p2p, 0, &in, 1, &got[i], &xfers[k++]), MPI_SUCCESS);
@@ -294,7 +308,7 @@ START_TEST(messages) {
 }
 END_TEST
 
-/* ---- vectors ---------------------------------------------------------------------------------------------------------------- */
+/* ---- vectors --------------------------------------------------------------------------------- */
 
 /* Cut at random on both sides; gaps stay untouched. */
 static void vector(int n, unsigned seed, int how) {
@@ -323,7 +337,8 @@ static void vector(int n, unsigned seed, int how) {
     } else { /* the receiver's cuts are others */
         MPIX_Xfer xfer;
         for (; taken < total; m++) {
-            size_t len = m == n ? total - taken : (seed = seed * 1664525u + 1013904223u) >> 18 & 0x3ff;
+            size_t len = m == n ? total - taken
+                                : (seed = seed * 1664525u + 1013904223u) >> 18 & 0x3ff;
             len = len < total - taken ? len : total - taken;
             in[m] = piece(HALF + taken, 0, len);
             taken += len;
@@ -353,9 +368,10 @@ START_TEST(vectors) {
 }
 END_TEST
 
-/* ---- notifications ---------------------------------------------------------------------------------------------------------- */
+/* ---- notifications --------------------------------------------------------------------------- */
 
-/* The counter is the sum of what the processor has told and what the source's GPU has, which writes words of its own. */
+/* The counter is the sum of what the processor has told and what the source's GPU has, which writes
+ * words of its own. */
 START_TEST(counters) {
     _Atomic uint64_t *words = p2p_words(p2p, p2p->peers[0].in, 3);
     MPIX_P2p_iov iov = piece(0, HALF, 8);
@@ -378,7 +394,8 @@ START_TEST(counters) {
             ck_assert_int_eq(MPIX_P2p_notify_test(p2p, 0, slot, 1, &now, &flag), MPI_SUCCESS);
             ck_assert_int_eq(flag, 0);
         }
-    ck_assert((char *)(p2p_words(p2p, p2p->peers[0].in, p2p->slots - 1) + p2p->lanes + P2P_GPU_WORDS) <= (char *)p2p_place(p2p, p2p->peers[0].in, 0));
+    ck_assert((char *)(p2p_words(p2p, p2p->peers[0].in, p2p->slots - 1) + p2p->lanes +
+                       P2P_GPU_WORDS) <= (char *)p2p_place(p2p, p2p->peers[0].in, 0));
 }
 END_TEST
 

@@ -1,7 +1,7 @@
 /*
- * test_proxy.c - unit tests of the proxy on one rank, which is its own peer: over null, over shmem, and over shmem with
- * some of its functions replaced, to see partial posts, errors, arrivals out of order and nonsense from a peer. MPI is
- * initialized once; the tests share the process.
+ * test_proxy.c - unit tests of the proxy on one rank, which is its own peer: over null, over shmem,
+ * and over shmem with some of its functions replaced, to see partial posts, errors, arrivals out of
+ * order and nonsense from a peer. MPI is initialized once; the tests share the process.
  */
 #include "config.h"
 
@@ -82,7 +82,8 @@ static void open_proxy(const char *transport, const char *who, const char *form)
     set("transport", transport);
     set("proxy", who);
     set("signal", form);
-    ck_assert_msg(mpix_proxy_create(boot, &params, &want, COUNTERS, 0, &bell, &proxy) == 0, "%s", mpix_error_tls()->text);
+    ck_assert_msg(mpix_proxy_create(boot, &params, &want, COUNTERS, 0, &bell, &proxy) == 0, "%s",
+                  mpix_error_tls()->text);
     ck_assert_int_eq(mpix_proxy_window(proxy, FROM, from, BYTES), 0);
     ck_assert_int_eq(mpix_proxy_window(proxy, TO, to, BYTES), 0);
     ck_assert_int_eq(mpix_proxy_window(proxy, WORDS, words, BYTES), 0);
@@ -110,7 +111,8 @@ static uint64_t put(uint64_t loff, uint64_t roff, uint64_t len, uint32_t counter
 static uint64_t signal_word(int i, uint64_t value, uint32_t counter, uint32_t writes) {
     uint64_t seq = 0;
 
-    while (mpix_proxy_signal(proxy, 0, 0, WORDS, (uint64_t)i * 8, value, counter, writes, &seq) != 1)
+    while (mpix_proxy_signal(proxy, 0, 0, WORDS, (uint64_t)i * 8, value, counter, writes, &seq) !=
+           1)
         (void)mpix_proxy_step(proxy);
     return seq;
 }
@@ -130,9 +132,10 @@ static void wait_completed(uint64_t seq) {
     }
 }
 
-/* ---- counting ---------------------------------------------------------------------------------------------------- */
+/* ---- counting -------------------------------------------------------------------------------- */
 
-/* Over null: numbers grow, completion follows posting, messages and bytes are counted as they were split. */
+/* Over null: numbers grow, completion follows posting, messages and bytes are counted as
+ * they were split. */
 START_TEST(counts) {
     uint64_t seq[5], messages, bytes;
 
@@ -159,8 +162,8 @@ START_TEST(counts) {
 }
 END_TEST
 
-/* A lane takes `proxy_depth` commands, then waits for completions; the FIFO and the descriptors are limits of their
- * own. */
+/* A lane takes `proxy_depth` commands, then waits for completions; the FIFO and the descriptors are
+ * limits of their own. */
 START_TEST(limits) {
     uint64_t seq;
     int n;
@@ -188,7 +191,8 @@ START_TEST(limits) {
     for (n = 0; mpix_proxy_put(proxy, 0, 0, FROM, 1, TO, 0, 16, 0, &seq) == 1; n++)
         ;
     ck_assert_int_eq(n, 3);
-    ck_assert_int_eq(mpix_proxy_put(proxy, 0, 0, FROM, 0, TO, 0, 16, 0, &seq), 1); /* this one needs none */
+    /* this one needs none */
+    ck_assert_int_eq(mpix_proxy_put(proxy, 0, 0, FROM, 0, TO, 0, 16, 0, &seq), 1);
     steps(1);
     ck_assert_int_eq(mpix_proxy_signal(proxy, 0, 0, WORDS, 0, 1, 0, 0, &seq), 1);
     wait_completed(seq);
@@ -236,7 +240,10 @@ START_TEST(credit) {
         const char *ops, *bytes;
         uint32_t most;
         uint64_t bytes_most;
-    } cases[] = {{"3", "0", 3, 3000}, {"0", "2500", 40, 2500}, {"64", "100", 1, 1000}, {"1", "1m", 1, 1000}};
+    } cases[] = {{"3", "0", 3, 3000},
+                 {"0", "2500", 40, 2500},
+                 {"64", "100", 1, 1000},
+                 {"1", "1m", 1, 1000}};
 
     for (size_t c = 0; c < 2 * sizeof cases / sizeof *cases; c++)
         for (post_most = 1; post_most <= 64; post_most += 21) {
@@ -254,8 +261,8 @@ START_TEST(credit) {
                 seq = put((uint64_t)i * 3000, (uint64_t)i * 3000, 2500, 0);
             seq = signal_word(1, c + 1 + 100u * (unsigned)post_most, 0, 10);
             start = mpix_clock_ns();
-            for (before = 0; before < seq;) { /* one operation at a time is complete: numbers grow, none is told too
-                                                 early */
+            for (before = 0; before < seq;) { /* one operation at a time is complete: numbers grow,
+                                                 none is told too early */
                 uint64_t now = mpix_proxy_completed(proxy, 0, 0);
                 ck_assert_uint_ge(now, before);
                 ck_assert_uint_le(now, seq);
@@ -276,7 +283,7 @@ START_TEST(credit) {
 }
 END_TEST
 
-/* ---- signals ----------------------------------------------------------------------------------------------------- */
+/* ---- signals --------------------------------------------------------------------------------- */
 
 static int no_poll(mpix_net *net, mpix_net_done *done, int max) {
     (void)net, (void)done, (void)max;
@@ -314,7 +321,8 @@ static void feed(int i) {
     nkept = rest;
 }
 
-/* Every order of the arrivals of one batch: the word is seen with the last of them, never before. */
+/* Every order of the arrivals of one batch: the word is seen with the last of them,
+ * never before. */
 START_TEST(counted_orders) {
     open_proxy("shmem", "caller", "counted");
     hook();
@@ -339,8 +347,8 @@ START_TEST(counted_orders) {
 }
 END_TEST
 
-/* Batches with counters of their own that are complete in another order are seen in the order of the lane: the word
- * grows. */
+/* Batches with counters of their own that are complete in another order are seen in the order of
+ * the lane: the word grows. */
 START_TEST(counted_in_turn) {
     open_proxy("shmem", "caller", "counted");
     hook();
@@ -393,7 +401,8 @@ static int no_arrivals(mpix_net *net, mpix_net_arrival *arrivals, int max) {
     return 0;
 }
 
-/* A peer that does not poll: what the network can't take stays with the proxy, and goes when there is room. */
+/* A peer that does not poll: what the network can't take stays with the proxy, and goes when
+ * there is room. */
 START_TEST(no_room_at_peer) {
     uint64_t messages, bytes, seq;
 
@@ -416,7 +425,7 @@ START_TEST(no_room_at_peer) {
 }
 END_TEST
 
-/* ---- failures ---------------------------------------------------------------------------------------------------- */
+/* ---- failures -------------------------------------------------------------------------------- */
 
 static int fail_kind;
 
@@ -431,8 +440,8 @@ static int fail_poll(mpix_net *net, mpix_net_done *done, int max) {
     return 1;
 }
 
-/* Latched once, with the device's words; commands for the peer are refused, and what was queued is never told as
- * complete. */
+/* Latched once, with the device's words; commands for the peer are refused, and what was queued is
+ * never told as complete. */
 static void check_failed(int kind, const char *text) {
     MPIX_Error error;
     uint64_t seq = 7;
@@ -497,7 +506,8 @@ START_TEST(failures) {
     ck_assert_uint_eq(messages, PROXY_BATCH);
     mpix_proxy_free(proxy);
     proxy = NULL;
-    /* Commands that are in the FIFO when the peer fails: taken and dropped, their descriptors given back. */
+    /* Commands that are in the FIFO when the peer fails: taken and dropped, their
+     * descriptors given back. */
     set("proxy_descs", "2");
     fail_kind = MPIX_ERRK_PEER;
     open_proxy("shmem", "caller", "ordered");
@@ -555,8 +565,8 @@ START_TEST(nonsense_from_peer) {
 }
 END_TEST
 
-/* A signal that says another number of puts than were queued would never complete, or too early: it is a failure at
- * once. */
+/* A signal that says another number of puts than were queued would never complete, or too early: it
+ * is a failure at once. */
 START_TEST(wrong_writes) {
     open_proxy("shmem", "caller", "counted");
     put(0, 0, 100, 1);
@@ -566,7 +576,7 @@ START_TEST(wrong_writes) {
 }
 END_TEST
 
-/* ---- windows ----------------------------------------------------------------------------------------------------- */
+/* ---- windows --------------------------------------------------------------------------------- */
 
 START_TEST(windows) {
     char *other = calloc(1, 4096);
@@ -578,7 +588,8 @@ START_TEST(windows) {
     ck_assert_int_eq(mpix_proxy_window(proxy, -1, other, 4096), MPIX_ERRK_INTERNAL);
     ck_assert_int_eq(mpix_proxy_window(proxy, 4, other, SIZE_MAX), MPIX_ERRK_ARG);
     ck_assert_int_eq(mpix_proxy_window(proxy, TO, other, 4096), 0); /* again, elsewhere */
-    ck_assert_int_eq(mpix_proxy_put(proxy, 0, 0, FROM, 0, TO, 4090, 16, 0, &seq), -MPIX_ERRK_INTERNAL);
+    ck_assert_int_eq(mpix_proxy_put(proxy, 0, 0, FROM, 0, TO, 4090, 16, 0, &seq),
+                     -MPIX_ERRK_INTERNAL);
     wait_completed(put(0, 4000, 96, 0));
     ck_assert_int_eq(memcmp(other + 4000, from, 96), 0);
     ck_assert_int_eq(mpix_proxy_window(proxy, TO, NULL, 0), 0); /* gone */
@@ -587,7 +598,7 @@ START_TEST(windows) {
 }
 END_TEST
 
-/* ---- thread ------------------------------------------------------------------------------------------------------ */
+/* ---- thread ---------------------------------------------------------------------------------- */
 
 typedef struct feeder {
     pthread_t thread;
@@ -601,7 +612,8 @@ static void *feed_thread(void *arg) {
     const uint64_t part = BYTES / 8, base = (uint64_t)f->id * part;
 
     for (int i = 0; i < f->commands; i++) {
-        uint64_t at = base + (uint64_t)i * 37 % (part - 80), len = (uint64_t)(i % 5) * 16 + (uint64_t)(i % 3);
+        uint64_t at = base + (uint64_t)i * 37 % (part - 80),
+                 len = (uint64_t)(i % 5) * 16 + (uint64_t)(i % 3);
         uint64_t last = f->last;
         int queued;
         do {
@@ -655,7 +667,8 @@ START_TEST(producers) {
 }
 END_TEST
 
-/* It sleeps when nothing is to be done, uses next to nothing then, and wakes for a command and for an arrival. */
+/* It sleeps when nothing is to be done, uses next to nothing then, and wakes for a command and
+ * for an arrival. */
 START_TEST(sleep_and_wake) {
     static const char *const nets[] = {"null", "shmem"};
     struct rusage before, after;
@@ -670,14 +683,15 @@ START_TEST(sleep_and_wake) {
         getrusage(RUSAGE_SELF, &before);
         usleep(500000);
         getrusage(RUSAGE_SELF, &after);
-        used =
-            (double)(after.ru_utime.tv_sec - before.ru_utime.tv_sec + after.ru_stime.tv_sec - before.ru_stime.tv_sec) +
-            1e-6 * (double)(after.ru_utime.tv_usec - before.ru_utime.tv_usec + after.ru_stime.tv_usec -
-                            before.ru_stime.tv_usec);
+        used = (double)(after.ru_utime.tv_sec - before.ru_utime.tv_sec + after.ru_stime.tv_sec -
+                        before.ru_stime.tv_sec) +
+               1e-6 * (double)(after.ru_utime.tv_usec - before.ru_utime.tv_usec +
+                               after.ru_stime.tv_usec - before.ru_stime.tv_usec);
         ck_assert_msg(used < 0.05, "an idle thread used %f s of 0.5 s", used);
         for (uint64_t i = 1; i <= 30; i++) {
             start = mpix_clock_ns();
-            while (!atomic_load(&proxy->part[0]->sleeping) && mpix_clock_ns() - start < 10000000000u)
+            while (!atomic_load(&proxy->part[0]->sleeping) &&
+                   mpix_clock_ns() - start < 10000000000u)
                 usleep(500);
             ck_assert_int_eq(atomic_load(&proxy->part[0]->sleeping), 1);
             usleep(200);
@@ -693,7 +707,8 @@ START_TEST(sleep_and_wake) {
         sleeps = proxy->part[0]->sleeps;
         proxy_unlock(proxy->part[0]);
         ck_assert_uint_ge(sleeps, 30);
-        ck_assert_msg(best < 20000000, "the best wake-up took %llu ns: only the bound of a sleep ended it",
+        ck_assert_msg(best < 20000000,
+                      "the best wake-up took %llu ns: only the bound of a sleep ended it",
                       (unsigned long long)best);
         mpix_proxy_free(proxy);
         proxy = NULL;
@@ -731,7 +746,8 @@ static void abandon(void) {
     mpix_proxy_abandon(proxy, MPIX_ERRK_TIMEOUT);
 }
 
-/* What is queued when the object fails is never posted, in lanes or in the FIFO; the last word is, though the lane was full; and the end takes all handles. */
+/* What is queued when the object fails is never posted, in lanes or in the FIFO; the last word is,
+ * though the lane was full; and the end takes all handles. */
 START_TEST(abandoned) {
     mpix_proxy_mem *mem = NULL;
     mpix_proxy_rmem *rmem = NULL;
@@ -751,11 +767,18 @@ START_TEST(abandoned) {
     hooked.post = blocked_post;
     (void)put(0, 0, 100, 0);
     steps(2);
-    mpix_proxy_op op = {.kind = MPIX_NET_WRITE, .peer = 0, .mem = mem, .local = other, .rmem = rmem, .len = 100, .counter = -1};
+    mpix_proxy_op op = {.kind = MPIX_NET_WRITE,
+                        .peer = 0,
+                        .mem = mem,
+                        .local = other,
+                        .rmem = rmem,
+                        .len = 100,
+                        .counter = -1};
     ck_assert_int_eq(mpix_proxy_post(proxy, &op, &seq), 1);
     (void)put(0, 0, 100, 0);
     (void)signal_word(1, 7, 0, 0);
-    ck_assert_int_eq(mpix_proxy_put(proxy, 0, 0, FROM, 0, TO, 0, 8, 0, &seq), 0); /* the lane is full */
+    /* the lane is full */
+    ck_assert_int_eq(mpix_proxy_put(proxy, 0, 0, FROM, 0, TO, 0, 8, 0, &seq), 0);
     abandon();
     ck_assert_int_eq(mpix_proxy_last_word(proxy, 0, 0, WORDS, 16, 9, 1), 1);
     hooked.post = real->post;
@@ -773,7 +796,8 @@ START_TEST(abandoned) {
 }
 END_TEST
 
-/* The same in the counted form, where the device has the lane's whole credit; and a peer that is lost gets no word. */
+/* The same in the counted form, where the device has the lane's whole credit; and a peer that is
+ * lost gets no word. */
 START_TEST(last_word_counted) {
     set("credit_ops", "2");
     open_proxy("shmem", "caller", "counted");
@@ -802,10 +826,13 @@ START_TEST(dump) {
     put(0, 0, 77, 2);
     mpix_proxy_dump(proxy);
     ck_assert_msg(strstr(log_text(), "queue 1 of 1024") != NULL, "%s", log_text());
-    ck_assert_msg(strstr(log_text(), "commands 2 admitted 1 taken 1 posted 0 complete") != NULL, "%s", log_text());
+    ck_assert_msg(strstr(log_text(), "commands 2 admitted 1 taken 1 posted 0 complete") != NULL,
+                  "%s", log_text());
     ck_assert_msg(strstr(log_text(), "5000 of 16777216 bytes") != NULL, "%s", log_text());
-    ck_assert_msg(strstr(log_text(), "from rank 0 counter 2: 1 writes have arrived, the header has not") != NULL, "%s",
-                  log_text());
+    ck_assert_msg(strstr(log_text(),
+                         "from rank 0 counter 2: 1 writes have arrived, the header has not") !=
+                      NULL,
+                  "%s", log_text());
 }
 END_TEST
 
@@ -816,7 +843,8 @@ int main(int argc, char **argv) {
     int failed;
 
     check_mpi_init(&argc, &argv);
-    if (mpix_boot_create(MPI_COMM_WORLD, &boot) || mpix_mem_shared_alloc(BYTES, &p) || mpix_mem_shared_alloc(BYTES, &q))
+    if (mpix_boot_create(MPI_COMM_WORLD, &boot) || mpix_mem_shared_alloc(BYTES, &p) ||
+        mpix_mem_shared_alloc(BYTES, &q))
         MPI_Abort(MPI_COMM_WORLD, 1);
     from = calloc(1, BYTES);
     to = p;

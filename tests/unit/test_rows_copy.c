@@ -1,4 +1,5 @@
-/* test_rows_copy.c - copies and zeros of rows at any size and alignment between guard pages; the fence; the tables. */
+/* test_rows_copy.c - copies and zeros of rows at any size and alignment between guard pages; the
+ * fence; the tables. */
 #include "config.h"
 
 #include <pthread.h>
@@ -10,10 +11,13 @@
 
 enum { MAX_DST = 9 };
 
-/* One copy from a guarded source to guarded destinations, each at an alignment of its own or all at the same one. */
-static void check_copy(const mpix_rows_ops *ops, size_t n, int ndst, int streaming, int where, int same) {
+/* One copy from a guarded source to guarded destinations, each at an alignment of its own or all at
+ * the same one. */
+static void check_copy(const mpix_rows_ops *ops, size_t n, int ndst, int streaming, int where,
+                       int same) {
     size_t offset = rnd_below(80);
-    guarded src = guarded_new(n, where, where == GUARD_END && rnd_below(2) ? 0 : rnd_below(80)), dst[MAX_DST];
+    guarded src = guarded_new(n, where, where == GUARD_END && rnd_below(2) ? 0 : rnd_below(80)),
+            dst[MAX_DST];
     void *to[MAX_DST];
     for (size_t i = 0; i < n; i++)
         src.p[i] = (char)rnd();
@@ -44,8 +48,8 @@ START_TEST(test_copy) {
     for (size_t n = 0; n <= 300; n++)
         check_copy(ops, n, 1 + (int)(n % MAX_DST), streaming, where, 0);
     for (int i = 0; i < 250; i++) /* around the sizes of lines and blocks */
-        check_copy(ops, (size_t)(1 + rnd_below(4)) * 4096 - 130 + rnd_below(260), 1 + (int)rnd_below(MAX_DST),
-                   streaming, where, i % 2);
+        check_copy(ops, (size_t)(1 + rnd_below(4)) * 4096 - 130 + rnd_below(260),
+                   1 + (int)rnd_below(MAX_DST), streaming, where, i % 2);
     for (int ndst = 0; ndst <= MAX_DST; ndst++) {
         check_copy(ops, 14336, ndst, streaming, where, 1);
         check_copy(ops, 14336 + rnd_below(9000), ndst, streaming, where, 0);
@@ -73,8 +77,8 @@ START_TEST(test_zero) {
 }
 END_TEST
 
-/* A reader that sees the signal sees the whole row. Its end is a part of a line, which waits longest in a
- * write-combining buffer. */
+/* A reader that sees the signal sees the whole row. Its end is a part of a line, which waits
+ * longest in a write-combining buffer. */
 enum { FENCE_ROW = 14336 + 32, FENCE_ROWS = 3000 };
 static struct {
     const mpix_rows_ops *ops;
@@ -145,8 +149,9 @@ START_TEST(test_dtypes) {
         int dtype;
         size_t size;
         const char *name;
-    } dtypes[] = {{MPIX_EP_BYTES, 1, "bytes"},  {MPIX_EP_F64, 8, "f64"},   {MPIX_EP_F32, 4, "f32"},
-                  {MPIX_EP_F16, 2, "f16"},      {MPIX_EP_BF16, 2, "bf16"}, {MPIX_EP_F8E4M3, 1, "f8e4m3"},
+    } dtypes[] = {{MPIX_EP_BYTES, 1, "bytes"},  {MPIX_EP_F64, 8, "f64"},
+                  {MPIX_EP_F32, 4, "f32"},      {MPIX_EP_F16, 2, "f16"},
+                  {MPIX_EP_BF16, 2, "bf16"},    {MPIX_EP_F8E4M3, 1, "f8e4m3"},
                   {MPIX_EP_F8E5M2, 1, "f8e5m2"}};
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
         ck_assert_uint_eq(mpix_dtype_size(dtypes[i].dtype), dtypes[i].size);

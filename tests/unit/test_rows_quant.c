@@ -1,6 +1,7 @@
 /*
- * test_rows_quant.c - quantisation of rows against the definition in rows.h, computed in double with every operation
- * rounded to float once (a quotient or product of floats is rounded correctly that way), and encoded by the reference.
+ * test_rows_quant.c - quantisation of rows against the definition in rows.h, computed in double
+ * with every operation rounded to float once (a quotient or product of floats is rounded correctly
+ * that way), and encoded by the reference.
  */
 #include "config.h"
 
@@ -58,16 +59,16 @@ static void check_row(const char *x, int xdtype, size_t n, int qdtype, int kind)
             uint64_t want = ref_scale(amax, top, kind, &factor), got = 0;
             memcpy(&got, s.p + g * ssize, ssize);
             if (got != want)
-                ck_abort_msg("%s: group %zu has the scale %#llx, not %#llx", ops[run]->name, g, (unsigned long long)got,
-                             (unsigned long long)want);
+                ck_abort_msg("%s: group %zu has the scale %#llx, not %#llx", ops[run]->name, g,
+                             (unsigned long long)got, (unsigned long long)want);
             for (size_t c = g * 128; c < n && c < g * 128 + 128; c++) {
                 float v = (float)(ref_decode(xdtype, ref_element(x, xdtype, c)) * (double)factor);
                 want = ref_quant(v, qdtype, top);
                 got = (uint8_t)q.p[c];
                 if (got != want)
-                    ck_abort_msg("%s: column %zu, %#llx, becomes %#llx, not %#llx", ops[run]->name, c,
-                                 (unsigned long long)ref_element(x, xdtype, c), (unsigned long long)got,
-                                 (unsigned long long)want);
+                    ck_abort_msg("%s: column %zu, %#llx, becomes %#llx, not %#llx", ops[run]->name,
+                                 c, (unsigned long long)ref_element(x, xdtype, c),
+                                 (unsigned long long)got, (unsigned long long)want);
             }
         }
         guarded_check(&q);
@@ -98,12 +99,14 @@ START_TEST(test_quant_random) {
 }
 END_TEST
 
-/* Zeros, the smallest and largest numbers, infinities, NaNs, and values halfway between two fp8 numbers. */
+/* Zeros, the smallest and largest numbers, infinities, NaNs, and values halfway between
+ * two fp8 numbers. */
 START_TEST(test_quant_edges) {
-    int qdtype = _i % 2 ? MPIX_EP_F8E5M2 : MPIX_EP_F8E4M3, kind = _i / 2 ? MPIX_EP_SCALES_UE8M0 : MPIX_EP_SCALES_F32;
-    static const uint32_t special[] = {0,          0x80000000, 1,          0x807fffff, 0x00800000, 0x7f7fffff,
-                                       0xff7fffff, 0x7f800000, 0xff800000, 0x7fc00000, 0xffc12345, 0x3f800000,
-                                       0x08800000};
+    int qdtype = _i % 2 ? MPIX_EP_F8E5M2 : MPIX_EP_F8E4M3,
+        kind = _i / 2 ? MPIX_EP_SCALES_UE8M0 : MPIX_EP_SCALES_F32;
+    static const uint32_t special[] = {0,          0x80000000, 1,          0x807fffff, 0x00800000,
+                                       0x7f7fffff, 0xff7fffff, 0x7f800000, 0xff800000, 0x7fc00000,
+                                       0xffc12345, 0x3f800000, 0x08800000};
     enum { SPECIAL = sizeof special / sizeof *special };
     uint32_t x[128];
     for (int a = 0; a < SPECIAL; a++)

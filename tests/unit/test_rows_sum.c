@@ -1,7 +1,7 @@
 /*
- * test_rows_sum.c - sums of rows against the reference, one operation after another in the promised order, and the
- * variants against each other bit by bit: shapes, dtypes, weights, groups, bias, scales, alignments, guard pages,
- * floating-point modes of the caller.
+ * test_rows_sum.c - sums of rows against the reference, one operation after another in the promised
+ * order, and the variants against each other bit by bit: shapes, dtypes, weights, groups, bias,
+ * scales, alignments, guard pages, floating-point modes of the caller.
  */
 #include "config.h"
 
@@ -24,17 +24,21 @@ typedef struct problem {
     mpix_row_sum sum;
 } problem;
 
-/* A value of moderate size, so that sums round and don't overflow; or with special any pattern at all. */
+/* A value of moderate size, so that sums round and don't overflow; or with special any
+ * pattern at all. */
 static uint64_t random_bits(int dtype, int special) {
     if (special && rnd_below(40) == 0)
-        return rnd() & (mpix_dtype_size(dtype) == 8 ? UINT64_MAX : (UINT64_C(1) << 8 * mpix_dtype_size(dtype)) - 1);
+        return rnd() &
+               (mpix_dtype_size(dtype) == 8 ? UINT64_MAX
+                                            : (UINT64_C(1) << 8 * mpix_dtype_size(dtype)) - 1);
     double v = ldexp((double)rnd_below(1 << 24) / (1 << 24) - 0.5, (int)rnd_below(9) - 4);
     return ref_encode(dtype, v);
 }
 
 static guarded random_row(int dtype, size_t hidden, int special) {
     size_t size = mpix_dtype_size(dtype);
-    guarded g = guarded_new(hidden * size, rnd_below(2) ? GUARD_END : GUARD_START, rnd_below(2) ? 0 : rnd_below(64));
+    guarded g = guarded_new(hidden * size, rnd_below(2) ? GUARD_END : GUARD_START,
+                            rnd_below(2) ? 0 : rnd_below(64));
     for (size_t i = 0; i < hidden; i++) {
         uint64_t bits = random_bits(dtype, special);
         if (dtype == MPIX_EP_F8E4M3 && ref_is_nan(dtype, bits) && !special)
@@ -46,18 +50,20 @@ static guarded random_row(int dtype, size_t hidden, int special) {
 
 static guarded random_scales(int kind, size_t hidden) {
     size_t n = (hidden + 127) / 128;
-    guarded g =
-        guarded_new(n * (kind == MPIX_EP_SCALES_F32 ? 4 : 1), rnd_below(2) ? GUARD_END : GUARD_START, rnd_below(9));
+    guarded g = guarded_new(n * (kind == MPIX_EP_SCALES_F32 ? 4 : 1),
+                            rnd_below(2) ? GUARD_END : GUARD_START, rnd_below(9));
     for (size_t i = 0; i < n; i++) {
         if (kind == MPIX_EP_SCALES_F32)
-            ref_element_set(g.p, MPIX_EP_F32, i, ref_encode(MPIX_EP_F32, (double)(1 + rnd_below(1000)) / 300));
+            ref_element_set(g.p, MPIX_EP_F32, i,
+                            ref_encode(MPIX_EP_F32, (double)(1 + rnd_below(1000)) / 300));
         else
             g.p[i] = (char)(120 + rnd_below(16));
     }
     return g;
 }
 
-static void problem_init(problem *p, int xdtype, int ydtype, size_t hidden, int nterms, int special) {
+static void problem_init(problem *p, int xdtype, int ydtype, size_t hidden, int nterms,
+                         int special) {
     int fp8 = xdtype == MPIX_EP_F8E4M3 || xdtype == MPIX_EP_F8E5M2, group = (int)rnd_below(3),
         spread = (int)rnd_below(3);
     int weights = (int)rnd_below(4);
@@ -67,7 +73,9 @@ static void problem_init(problem *p, int xdtype, int ydtype, size_t hidden, int 
         /* All in one group, each in its own, or mixed. */
         group += t > 0 && (spread == 1 || (spread == 2 && rnd_below(2)));
         p->x[t] = random_row(xdtype, hidden, special);
-        p->terms[t] = (mpix_row_term){.x = p->x[t].p, .nw = weights < 3 ? weights : (int)rnd_below(3), .group = group};
+        p->terms[t] = (mpix_row_term){.x = p->x[t].p,
+                                      .nw = weights < 3 ? weights : (int)rnd_below(3),
+                                      .group = group};
         for (int i = 0; i < 2; i++)
             p->terms[t].w[i] = (float)((double)rnd_below(1 << 24) / (1 << 23) - 0.9);
         if (p->scale_kind != MPIX_EP_NO_SCALES) {
@@ -97,14 +105,16 @@ static void problem_free(problem *p) {
             guarded_free(&p->bias[i]);
 }
 
-/* All variants, streaming and not, at several alignments of y: equal to the reference and to one another. */
+/* All variants, streaming and not, at several alignments of y: equal to the reference and
+ * to one another. */
 static void problem_check(problem *p) {
     const mpix_rows_ops *ops[3];
     int nops = ref_variants(ops);
     size_t size = mpix_dtype_size(p->ydtype), bytes = p->hidden * size;
     char *first = malloc(bytes + 1);
     for (int run = 0; run < 2 * nops; run++) {
-        size_t offset = rnd_below(4) == 0 ? rnd_below(64) : rnd_below(2) * rnd_below(64 / size) * size;
+        size_t offset = rnd_below(4) == 0 ? rnd_below(64)
+                                          : rnd_below(2) * rnd_below(64 / size) * size;
         guarded y = guarded_new(bytes, rnd_below(2) ? GUARD_END : GUARD_START, offset);
         p->sum.y = y.p;
         ops[run / 2]->sum(&p->sum, p->xdtype, p->scale_kind, p->ydtype, p->hidden, run % 2);
@@ -114,13 +124,16 @@ static void problem_check(problem *p) {
             memcpy(first, y.p, bytes);
         for (size_t c = 0; c < p->hidden; c++) {
             uint64_t got = ref_element(y.p, p->ydtype, c), same = ref_element(first, p->ydtype, c);
-            uint64_t want = run == 0 ? ref_sum(&p->sum, p->xdtype, p->scale_kind, p->ydtype, c) : same;
+            uint64_t want = run == 0 ? ref_sum(&p->sum, p->xdtype, p->scale_kind, p->ydtype, c)
+                                     : same;
             int quiet_nan = run == 0 && ref_is_nan(p->ydtype, want) && ref_is_nan(p->ydtype, got) &&
                             (got & want) >> (ref_format_of(p->ydtype)->fraction_bits - 1) & 1;
             if (got != want && !quiet_nan)
-                ck_abort_msg("%s (streaming %d): %s to %s, %d terms, hidden %zu: column %zu is %#llx, not %#llx",
-                             ops[run / 2]->name, run % 2, mpix_dtype_name(p->xdtype), mpix_dtype_name(p->ydtype),
-                             p->nterms, p->hidden, c, (unsigned long long)got, (unsigned long long)want);
+                ck_abort_msg("%s (streaming %d): %s to %s, %d terms, hidden %zu: column %zu is "
+                             "%#llx, not %#llx",
+                             ops[run / 2]->name, run % 2, mpix_dtype_name(p->xdtype),
+                             mpix_dtype_name(p->ydtype), p->nterms, p->hidden, c,
+                             (unsigned long long)got, (unsigned long long)want);
         }
         guarded_free(&y);
     }
@@ -154,7 +167,8 @@ START_TEST(test_long_rows) {
 }
 END_TEST
 
-/* NaNs with payloads, signalling ones, infinities, denormals, numbers that overflow: among ordinary ones. */
+/* NaNs with payloads, signalling ones, infinities, denormals, numbers that overflow: among
+ * ordinary ones. */
 START_TEST(test_special_values) {
     rnd_seed(90 + (uint64_t)_i);
     for (int round = 0; round < 60; round++)
@@ -181,7 +195,8 @@ START_TEST(test_first_nan) {
 }
 END_TEST
 
-/* Products are rounded before they are added: with a fused multiply-add these sums would not be zero. */
+/* Products are rounded before they are added: with a fused multiply-add these sums
+ * would not be zero. */
 START_TEST(test_no_fused_multiply) {
     const mpix_rows_ops *ops[3];
     int nops = ref_variants(ops);
@@ -197,7 +212,8 @@ START_TEST(test_no_fused_multiply) {
     mpix_row_term terms[] = {{.x = minus}, {.x = x, .w = {w}, .nw = 1}},
                   termsd[] = {{.x = minusd}, {.x = xd, .w = {w}, .nw = 1}};
     for (int run = 0; run < nops; run++) {
-        mpix_row_sum sum = {.y = y, .nterms = 2, .terms = terms}, sumd = {.y = yd, .nterms = 2, .terms = termsd};
+        mpix_row_sum sum = {.y = y, .nterms = 2, .terms = terms},
+                     sumd = {.y = yd, .nterms = 2, .terms = termsd};
         ops[run]->sum(&sum, MPIX_EP_F32, MPIX_EP_NO_SCALES, MPIX_EP_F32, 160, 0);
         ops[run]->sum(&sumd, MPIX_EP_F64, MPIX_EP_NO_SCALES, MPIX_EP_F64, 160, 0);
         for (int i = 0; i < 160; i++) {
@@ -267,7 +283,8 @@ START_TEST(test_in_place) {
                 y[i] = (float)i;
             mpix_row_term terms[] = {{.x = y, .group = 0}, {.x = y, .group = 1}};
             mpix_row_sum sum = {.y = y, .bias = {y, NULL}, .nterms = 2, .terms = terms};
-            ops[run / 2]->sum(&sum, MPIX_EP_F32, MPIX_EP_NO_SCALES, MPIX_EP_F32, (size_t)n, run % 2);
+            ops[run / 2]->sum(&sum, MPIX_EP_F32, MPIX_EP_NO_SCALES, MPIX_EP_F32, (size_t)n,
+                              run % 2);
             for (int i = 0; i < n; i++)
                 ck_assert(y[i] == 3.0f * (float)i);
             free(x);
@@ -277,8 +294,8 @@ START_TEST(test_in_place) {
 END_TEST
 
 #if defined(__x86_64__) && !defined(MPIX_ROWS_PLAIN)
-/* Under -ffast-math programs flush denormals; some trap on overflow, or round another way. The sums don't care, and
- * leave no trace. */
+/* Under -ffast-math programs flush denormals; some trap on overflow, or round another way. The sums
+ * don't care, and leave no trace. */
 START_TEST(test_caller_modes) {
     static const unsigned modes[] = {0x8040 | 0x1f80, 0x6000 | 0x1f80, 0x2000 | 0x1f80, 0x0000};
     const mpix_rows_ops *ops[3];
@@ -287,8 +304,11 @@ START_TEST(test_caller_modes) {
     mpix_row_term terms[3];
     rnd_seed(200);
     for (int t = 0; t < 3; t++) {
-        for (int i = 0; i < 100; i++) /* denormals, ordinary numbers, and numbers that overflow together */
-            x[t][i] = (float)(1 + rnd_below(1000)) * (i % 3 == 0 ? 0x1p-149f : i % 3 == 1 ? 0.1f : 0x1p118f);
+        /* denormals, ordinary numbers, and numbers that overflow together */
+        for (int i = 0; i < 100; i++)
+            x[t][i] = (float)(1 + rnd_below(1000)) * (i % 3 == 0   ? 0x1p-149f
+                                                      : i % 3 == 1 ? 0.1f
+                                                                   : 0x1p118f);
         terms[t] = (mpix_row_term){.x = x[t], .w = {0.7f}, .nw = t % 2};
     }
     mpix_row_sum sum = {.y = y, .nterms = 3, .terms = terms};
@@ -308,7 +328,8 @@ START_TEST(test_caller_modes) {
             unsigned after = _mm_getcsr();
             _mm_setcsr(before);
             ck_assert_uint_eq(after, modes[m]);
-            ck_assert_msg(memcmp(y, want, sizeof y) == 0, "%s: another result in mode %#x", ops[run]->name, modes[m]);
+            ck_assert_msg(memcmp(y, want, sizeof y) == 0, "%s: another result in mode %#x",
+                          ops[run]->name, modes[m]);
         }
     }
 }

@@ -1,9 +1,13 @@
 /*
- * test_verbs.c - the transport verbs over a mocked libibverbs (mock_verbs.c), which asserts what it is asked for.
+ * test_verbs.c - the transport verbs over a mocked libibverbs (mock_verbs.c), which asserts what
+ * it is asked for.
  *
- *   test_verbs_device.c   devices, ports, GIDs           test_verbs_connect.c  limits, queue pairs, MTU
- *   test_verbs_mem.c      registration, keys, GPUs       test_verbs_post.c     operations to work requests
- *   test_verbs_poll.c     refusals, completions          test_verbs_event.c    events, sleeping, broken lanes
+ *   test_verbs_device.c   devices, ports, GIDs
+ *   test_verbs_connect.c  limits, queue pairs, MTU
+ *   test_verbs_mem.c      registration, keys, GPUs
+ *   test_verbs_post.c     operations to work requests
+ *   test_verbs_poll.c     refusals, completions
+ *   test_verbs_event.c    events, sleeping, broken lanes
  */
 #include "config.h"
 

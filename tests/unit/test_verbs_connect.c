@@ -10,9 +10,11 @@
 #include "base/log.h"
 #include "tests/unit/verbs_fixture.h"
 
-static void devices(const char *list) { snprintf(fix.params.net_devices, sizeof fix.params.net_devices, "%s", list); }
+static void devices(const char *list) {
+    snprintf(fix.params.net_devices, sizeof fix.params.net_devices, "%s", list);
+}
 
-/* ---- limits ----------------------------------------------------------------------------------------------------- */
+/* ---- limits ---------------------------------------------------------------------------------- */
 
 START_TEST(depth_by_limits) {
     int d = mock_add("mlx5_0", 1);
@@ -35,7 +37,8 @@ START_TEST(depth_by_limits) {
         ck_assert_uint_eq(mock.qp[i]->init.cap.max_inline_data, 64);
         ck_assert_uint_eq(mock.qp[i]->init.cap.max_recv_wr, 0);
     }
-    /* Completion queues and the shared receive queue have room for everything that can be under way. */
+    /* Completion queues and the shared receive queue have room for everything that can
+     * be under way. */
     ck_assert_int_eq(mock.cq[0]->cq.cqe, 6 * expected[_i]);
     ck_assert_int_eq(mock.cq[1]->cq.cqe, 6 * expected[_i]);
     ck_assert_int_eq(mock.srq[0]->max, 6 * expected[_i]);
@@ -65,7 +68,8 @@ START_TEST(no_shared_receive_queue) {
     ck_assert_int_eq(fix.net->caps.depth, 128);
     op = fix_write(1, 0, 0, 0, 8);
     op.counter = 1;
-    fix_error(-mpix_net_verbs.post(fix.net, &op, 1), MPIX_ERRK_UNSUPPORTED, "shared receive queue", NULL);
+    fix_error(-mpix_net_verbs.post(fix.net, &op, 1), MPIX_ERRK_UNSUPPORTED, "shared receive queue",
+              NULL);
     ck_assert_int_eq(mpix_net_verbs.poll_arrivals(fix.net, NULL, 0), 0);
 }
 END_TEST
@@ -82,10 +86,12 @@ START_TEST(object_fails) {
     static const struct {
         const char *call;
         int after, err, kind;
-    } cases[] = {
-        {"ibv_alloc_pd", 0, ENOMEM, MPIX_ERRK_NO_MEM},   {"ibv_create_comp_channel", 0, EMFILE, MPIX_ERRK_TRANSPORT},
-        {"ibv_create_cq", 0, ENOMEM, MPIX_ERRK_NO_MEM},  {"ibv_create_cq", 1, EINVAL, MPIX_ERRK_TRANSPORT},
-        {"ibv_create_srq", 0, ENOMEM, MPIX_ERRK_NO_MEM}, {"ibv_reg_mr", 0, ENOMEM, MPIX_ERRK_NO_MEM}};
+    } cases[] = {{"ibv_alloc_pd", 0, ENOMEM, MPIX_ERRK_NO_MEM},
+                 {"ibv_create_comp_channel", 0, EMFILE, MPIX_ERRK_TRANSPORT},
+                 {"ibv_create_cq", 0, ENOMEM, MPIX_ERRK_NO_MEM},
+                 {"ibv_create_cq", 1, EINVAL, MPIX_ERRK_TRANSPORT},
+                 {"ibv_create_srq", 0, ENOMEM, MPIX_ERRK_NO_MEM},
+                 {"ibv_reg_mr", 0, ENOMEM, MPIX_ERRK_NO_MEM}};
     mock_add("mlx5_0", 1);
     mock_fail(cases[_i].call, cases[_i].after, cases[_i].err);
     fix_error(fix_open(), cases[_i].kind, "mlx5_0:1", NULL);
@@ -120,10 +126,12 @@ START_TEST(order_by_list_and_parameter) {
         uint32_t vendor, part;
         int parameter, ordered;
         const char *word;
-    } cases[] = {
-        {0x02c9, 4123, MPIX_ORDERED_AUTO, 1, "mlx5"},       {0x02c9, 4103, MPIX_ORDERED_AUTO, 1, "mlx4"},
-        {0xffffff, 0, MPIX_ORDERED_AUTO, 1, "rxe"},         {0x1d0f, 0xefa1, MPIX_ORDERED_AUTO, 0, "vendor 0x1d0f"},
-        {0x1d0f, 0xefa1, MPIX_ORDERED_YES, 1, "parameter"}, {0x02c9, 4123, MPIX_ORDERED_NO, 0, "parameter"}};
+    } cases[] = {{0x02c9, 4123, MPIX_ORDERED_AUTO, 1, "mlx5"},
+                 {0x02c9, 4103, MPIX_ORDERED_AUTO, 1, "mlx4"},
+                 {0xffffff, 0, MPIX_ORDERED_AUTO, 1, "rxe"},
+                 {0x1d0f, 0xefa1, MPIX_ORDERED_AUTO, 0, "vendor 0x1d0f"},
+                 {0x1d0f, 0xefa1, MPIX_ORDERED_YES, 1, "parameter"},
+                 {0x02c9, 4123, MPIX_ORDERED_NO, 0, "parameter"}};
     int d = mock_add("dev0", 1);
     mock.device[d].attr.vendor_id = cases[_i].vendor;
     mock.device[d].attr.vendor_part_id = cases[_i].part;
@@ -134,7 +142,8 @@ START_TEST(order_by_list_and_parameter) {
 }
 END_TEST
 
-/* An assumption about a device is said once, and not if the user has decided. Without processes of their own, tests before this one may have heard it. */
+/* An assumption about a device is said once, and not if the user has decided. Without processes of
+ * their own, tests before this one may have heard it. */
 START_TEST(order_is_an_assumption) {
     static const char name[] = "test_verbs_order.log";
     const char *fork = getenv("CK_FORK");
@@ -178,7 +187,7 @@ START_TEST(order_is_what_all_have) {
 }
 END_TEST
 
-/* ---- connecting ------------------------------------------------------------------------------------------------- */
+/* ---- connecting ------------------------------------------------------------------------------ */
 
 START_TEST(connect_arguments) {
     int d = mock_add("mlx5_0", 1);
@@ -201,12 +210,14 @@ START_TEST(connect_arguments) {
     ck_assert_int_eq(mpix_net_verbs.connect(fix.net, 2, &blob), 0);
     qp = mock.qp[0];
     attr = qp->attr;
-    ck_assert_int_eq(qp->mask[0], IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+    ck_assert_int_eq(qp->mask[0],
+                     IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
     ck_assert_int_eq(attr[0].port_num, 1);
     ck_assert_uint_eq(attr[0].qp_access_flags,
                       IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC);
-    ck_assert_int_eq(qp->mask[1], IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                                      IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+    ck_assert_int_eq(qp->mask[1], IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+                                      IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+                                      IBV_QP_MIN_RNR_TIMER);
     ck_assert_int_eq(attr[1].path_mtu, IBV_MTU_4096);
     ck_assert_uint_eq(attr[1].dest_qp_num, 1017);
     ck_assert_uint_eq(attr[1].rq_psn, 4321);
@@ -216,8 +227,8 @@ START_TEST(connect_arguments) {
     ck_assert_int_eq(attr[1].ah_attr.grh.dgid.raw[15], 77);
     ck_assert_int_eq(attr[1].ah_attr.grh.traffic_class, 106);
     ck_assert_int_gt(attr[1].ah_attr.grh.hop_limit, 1); /* or it would never leave the subnet */
-    ck_assert_int_eq(qp->mask[2], IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-                                      IBV_QP_MAX_QP_RD_ATOMIC);
+    ck_assert_int_eq(qp->mask[2], IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+                                      IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
     ck_assert_int_eq(attr[2].timeout, 18); /* 7 attempts of 1.07 s are the longest below 10 s */
     ck_assert_int_eq(attr[2].retry_cnt, 6);
     ck_assert_int_eq(attr[2].rnr_retry, 7);
@@ -320,8 +331,8 @@ START_TEST(queue_pair_fails) {
     mock_add("mlx5_0", 1);
     ck_assert_int_eq(fix_open(), 0);
     mock_fail("ibv_create_qp", 0, _i ? ENOMEM : EMFILE);
-    fix_error(mpix_net_verbs.address(fix.net, 1, &blob), _i ? MPIX_ERRK_NO_MEM : MPIX_ERRK_TRANSPORT, "mlx5_0:1",
-              "rank 1", "net_depth", NULL);
+    fix_error(mpix_net_verbs.address(fix.net, 1, &blob),
+              _i ? MPIX_ERRK_NO_MEM : MPIX_ERRK_TRANSPORT, "mlx5_0:1", "rank 1", "net_depth", NULL);
     ck_assert_int_eq(mock.nqps, 0);
 }
 END_TEST

@@ -10,14 +10,17 @@
 #include "base/topo.h"
 #include "tests/unit/verbs_fixture.h"
 
-static void devices(const char *list) { snprintf(fix.params.net_devices, sizeof fix.params.net_devices, "%s", list); }
+static void devices(const char *list) {
+    snprintf(fix.params.net_devices, sizeof fix.params.net_devices, "%s", list);
+}
 
-/* ---- devices and ports ------------------------------------------------------------------------------------------ */
+/* ---- devices and ports ----------------------------------------------------------------------- */
 
 START_TEST(no_device) {
     fix_error(fix_open(), MPIX_ERRK_UNSUPPORTED, "no RDMA device", "rdma link add", NULL);
     mock_fail("ibv_get_device_list", 0, ENOSYS);
-    fix_error(fix_open(), MPIX_ERRK_UNSUPPORTED, "no RDMA device", "Function not implemented", NULL);
+    fix_error(fix_open(), MPIX_ERRK_UNSUPPORTED, "no RDMA device", "Function not implemented",
+              NULL);
 }
 END_TEST
 
@@ -64,7 +67,8 @@ END_TEST
 START_TEST(open_and_query_fail) {
     mock_add("mlx5_0", 1);
     mock_fail("ibv_open_device", 0, EACCES);
-    fix_error(fix_open(), MPIX_ERRK_UNSUPPORTED, "mlx5_0:1", "Permission denied", "/dev/infiniband", NULL);
+    fix_error(fix_open(), MPIX_ERRK_UNSUPPORTED, "mlx5_0:1", "Permission denied", "/dev/infiniband",
+              NULL);
     mock.nfails = 0;
     mock_fail("ibv_query_device", 0, EIO);
     fix_error(fix_open(), MPIX_ERRK_UNSUPPORTED, "attributes", "Input/output error", NULL);
@@ -95,7 +99,8 @@ END_TEST
 START_TEST(ranks_are_dealt_out) {
     static const char *const expected[] = {"mlx5_0:1", "mlx5_2:1", "mlx5_0:1"};
     mock_add("mlx5_0", 1);
-    mock.device[mock_add("mlx5_1", 2)].port[1].active_speed = 1; /* slower: not one of those that are alike */
+    /* slower: not one of those that are alike */
+    mock.device[mock_add("mlx5_1", 2)].port[1].active_speed = 1;
     mock_add("mlx5_2", 3);
     fix.boot.local_rank = _i;
     ck_assert_int_eq(fix_open(), 0);
@@ -125,7 +130,9 @@ START_TEST(one_network_for_all) {
     fix.boot.local_rank = _i % 2;
     ck_assert_int_eq(fix_open(), 0);
     ck_assert_str_eq(fix.net->caps.device, _i >= 2 && _i % 2 ? "mlx5_1:1" : "mlx5_0:1");
-    ck_assert_str_eq(fix.v->devices[0].port.network, _i < 2 ? "10.0.0.0/24" : _i < 4 ? "10.0.0.0/16" : "routed IPv4");
+    ck_assert_str_eq(fix.v->devices[0].port.network, _i < 2   ? "10.0.0.0/24"
+                                                     : _i < 4 ? "10.0.0.0/16"
+                                                              : "routed IPv4");
 }
 END_TEST
 
@@ -139,7 +146,8 @@ START_TEST(nearest_of_equal_ones) {
         int d = mock_add(i ? "mlx5_1" : "mlx5_0", i + 1);
         snprintf(path, sizeof path, "%s/%d", folder, i);
         ck_assert_int_eq(mkdir(path, 0700), 0);
-        snprintf(mock.device[d].ibv.ibdev_path, sizeof mock.device[d].ibv.ibdev_path, "%s/%d", folder, i);
+        snprintf(mock.device[d].ibv.ibdev_path, sizeof mock.device[d].ibv.ibdev_path, "%s/%d",
+                 folder, i);
         snprintf(path, sizeof path, "%s/%d/device", folder, i);
         ck_assert_int_eq(mkdir(path, 0700), 0);
         snprintf(path, sizeof path, "%s/%d/device/numa_node", folder, i);
@@ -151,7 +159,9 @@ START_TEST(nearest_of_equal_ones) {
         fix.boot.local_rank = local;
         ck_assert_int_eq(fix_open(), 0);
         /* Without knowledge of one's own place both are as near. */
-        ck_assert_str_eq(fix.net->caps.device, numa >= 0 ? "mlx5_1:1" : local ? "mlx5_1:1" : "mlx5_0:1");
+        ck_assert_str_eq(fix.net->caps.device, numa >= 0 ? "mlx5_1:1"
+                                               : local   ? "mlx5_1:1"
+                                                         : "mlx5_0:1");
         mpix_net_verbs.close(fix.net);
         fix.net = NULL;
     }
@@ -213,7 +223,7 @@ START_TEST(names_that_are_wrong) {
 }
 END_TEST
 
-/* ---- addresses -------------------------------------------------------------------------------------------------- */
+/* ---- addresses ------------------------------------------------------------------------------- */
 
 static void only_gids(int d, const char *const *gids, const enum ibv_gid_type *types, int n) {
     mock.device[d].ngids = 0;
@@ -222,11 +232,14 @@ static void only_gids(int d, const char *const *gids, const enum ibv_gid_type *t
 }
 
 START_TEST(gid_preference) {
-    static const char *const gids[] = {"fe80::1", "fe80::1", "169.254.3.4", "2001:db8::5", "10.2.0.1"};
-    static const enum ibv_gid_type types[] = {IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_GID_TYPE_ROCE_V2,
-                                              IBV_GID_TYPE_ROCE_V2, IBV_GID_TYPE_ROCE_V2};
-    static const char *const expected[] = {"gid[0] fe80::1 RoCEv1", "gid[1] fe80::1", "gid[1] fe80::1",
-                                           "gid[3] 2001:db8::5", "gid[4] 10.2.0.1"};
+    static const char *const gids[] = {"fe80::1", "fe80::1", "169.254.3.4", "2001:db8::5",
+                                       "10.2.0.1"};
+    static const enum ibv_gid_type types[] = {IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2,
+                                              IBV_GID_TYPE_ROCE_V2, IBV_GID_TYPE_ROCE_V2,
+                                              IBV_GID_TYPE_ROCE_V2};
+    static const char *const expected[] = {"gid[0] fe80::1 RoCEv1", "gid[1] fe80::1",
+                                           "gid[1] fe80::1", "gid[3] 2001:db8::5",
+                                           "gid[4] 10.2.0.1"};
     int d = mock_add("mlx5_0", 1);
 
     only_gids(d, gids, types, _i + 1);

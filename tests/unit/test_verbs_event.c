@@ -13,7 +13,9 @@
 static mpix_net_done done[64];
 
 static int poll_all(void) { return mpix_net_verbs.poll(fix.net, done, 64); }
-static mock_qp *qp_of(int peer, int lane) { return (mock_qp *)verbs_lane_of(fix.v, peer, lane)->qp; }
+static mock_qp *qp_of(int peer, int lane) {
+    return (mock_qp *)verbs_lane_of(fix.v, peer, lane)->qp;
+}
 
 static void open_two(void) {
     mock_add("mlx5_0", 1);
@@ -35,7 +37,8 @@ static void look(int by_polling) {
 }
 
 START_TEST(device_events) {
-    static const enum ibv_event_type types[] = {IBV_EVENT_DEVICE_FATAL, IBV_EVENT_CQ_ERR, IBV_EVENT_SRQ_ERR};
+    static const enum ibv_event_type types[] = {IBV_EVENT_DEVICE_FATAL, IBV_EVENT_CQ_ERR,
+                                                IBV_EVENT_SRQ_ERR};
     mpix_net_op op;
     open_two();
     mock_event(1, types[_i], 0, NULL);
@@ -58,7 +61,8 @@ START_TEST(device_events) {
 END_TEST
 
 START_TEST(queue_pair_events) {
-    static const enum ibv_event_type types[] = {IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR};
+    static const enum ibv_event_type types[] = {IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR,
+                                                IBV_EVENT_QP_ACCESS_ERR};
     open_two();
     mock_event(0, types[_i], 0, &qp_of(2, 0)->qp);
     look(0);
@@ -70,8 +74,9 @@ START_TEST(queue_pair_events) {
 END_TEST
 
 START_TEST(harmless_events) {
-    static const enum ibv_event_type types[] = {IBV_EVENT_COMM_EST, IBV_EVENT_SRQ_LIMIT_REACHED, IBV_EVENT_GID_CHANGE,
-                                                IBV_EVENT_LID_CHANGE, IBV_EVENT_CLIENT_REREGISTER};
+    static const enum ibv_event_type types[] = {IBV_EVENT_COMM_EST, IBV_EVENT_SRQ_LIMIT_REACHED,
+                                                IBV_EVENT_GID_CHANGE, IBV_EVENT_LID_CHANGE,
+                                                IBV_EVENT_CLIENT_REREGISTER};
     open_two();
     mock_event(0, types[_i], 0, NULL);
     look(0);
@@ -80,11 +85,12 @@ START_TEST(harmless_events) {
 }
 END_TEST
 
-/* How much longer times must be that have to outlast some steps: under valgrind, on a machine that others use too. */
+/* How much longer times must be that have to outlast some steps: under valgrind, on a machine that
+ * others use too. */
 static unsigned slowness(void) { return getenv("CK_TIMEOUT_MULTIPLIER") ? 10 : 2; }
 
-/* A port that is back in time breaks nothing, one that stays away breaks its lanes. Events of a port that is not used
- * are nobody's. */
+/* A port that is back in time breaks nothing, one that stays away breaks its lanes. Events of a
+ * port that is not used are nobody's. */
 START_TEST(port_down) {
     fix.params.net_timeout = 0.05 * slowness();
     open_two();
@@ -108,12 +114,13 @@ START_TEST(port_down) {
 }
 END_TEST
 
-/* A lane on which nothing is sent asks, once per half net_timeout, whether the peer is there; that is no operation. If
- * it is not, the lane is broken. */
+/* A lane on which nothing is sent asks, once per half net_timeout, whether the peer is there; that
+ * is no operation. If it is not, the lane is broken. */
 START_TEST(silent_peers) {
     mpix_net_op op;
     int before, fd;
-    fix.params.net_timeout = 0.3 * slowness(); /* half of it must outlast the steps up to "not yet" */
+    /* half of it must outlast the steps up to "not yet" */
+    fix.params.net_timeout = 0.3 * slowness();
     open_two();
     op = fix_word(1, 0, 8, 1);
     ck_assert_int_eq(mpix_net_verbs.post(fix.net, &op, 1), 1);
@@ -125,7 +132,8 @@ START_TEST(silent_peers) {
     ck_assert_int_eq(mock.nwrs, before); /* not yet */
     usleep(160000 * slowness());
     look(0);
-    ck_assert_int_eq(mock.nwrs, before + 5); /* three peers on two devices; lane 0 of peer 1 has sent something */
+    /* three peers on two devices; lane 0 of peer 1 has sent something */
+    ck_assert_int_eq(mock.nwrs, before + 5);
     for (int i = before; i < mock.nwrs; i++) {
         ck_assert(mock.wr[i].qp != qp_of(1, 0));
         ck_assert_int_eq((int)mock.wr[i].wr.opcode, IBV_WR_RDMA_WRITE);
@@ -196,8 +204,8 @@ static int readable(int fd) {
     return poll(&p, 1, 0) == 1;
 }
 
-/* Whatever comes on whichever device makes the one descriptor readable, until it is acknowledged; without arming
- * nothing does. */
+/* Whatever comes on whichever device makes the one descriptor readable, until it is acknowledged;
+ * without arming nothing does. */
 START_TEST(sleeping) {
     mpix_net_op op;
     mpix_net_arrival arrivals[4];
@@ -231,12 +239,13 @@ START_TEST(arming_is_refused) {
     int fd;
     open_two();
     mock_fail("ibv_req_notify_cq", _i, EIO);
-    fix_error(mpix_net_verbs.arm(fix.net, &fd), MPIX_ERRK_TRANSPORT, _i < 2 ? "mlx5_0:1" : "mlx5_1:1", "notification",
-              NULL);
+    fix_error(mpix_net_verbs.arm(fix.net, &fd), MPIX_ERRK_TRANSPORT,
+              _i < 2 ? "mlx5_0:1" : "mlx5_1:1", "notification", NULL);
 }
 END_TEST
 
-/* Events that were never taken do not make closing wait (the mock asserts that all taken ones were acknowledged). */
+/* Events that were never taken do not make closing wait (the mock asserts that all taken ones were
+ * acknowledged). */
 START_TEST(close_with_everything_open) {
     mpix_net_op op;
     int fd;

@@ -19,7 +19,8 @@ static void open_devices(int n, uint64_t max_mr_size) {
         mock_add(i ? "mlx5_1" : "mlx5_0", i + 1);
         mock.device[i].attr.max_mr_size = max_mr_size;
     }
-    snprintf(fix.params.net_devices, sizeof fix.params.net_devices, "%s", n > 1 ? "mlx5_0,mlx5_1" : "");
+    snprintf(fix.params.net_devices, sizeof fix.params.net_devices, "%s",
+             n > 1 ? "mlx5_0,mlx5_1" : "");
     fix.params.lanes = n;
     ck_assert_int_eq(fix_open(), 0);
     own_mrs = mock.nmrs;
@@ -27,7 +28,8 @@ static void open_devices(int n, uint64_t max_mr_size) {
 
 START_TEST(one_piece) {
     open_devices(1, UINT64_MAX);
-    ck_assert_int_eq(mpix_net_verbs.mem_reg(fix.net, fix.memory + 5, 1001, &fix.mem), 0); /* any address, any length */
+    /* any address, any length */
+    ck_assert_int_eq(mpix_net_verbs.mem_reg(fix.net, fix.memory + 5, 1001, &fix.mem), 0);
     ck_assert_int_eq(mock.nmrs, own_mrs + 1);
     ck_assert_ptr_eq(mock.mr[own_mrs].mr.addr, fix.memory + 5);
     ck_assert_uint_eq(mock.mr[own_mrs].mr.length, 1001);
@@ -80,8 +82,8 @@ END_TEST
 
 START_TEST(too_many_pieces) {
     open_devices(1, 8192);
-    fix_error(mpix_net_verbs.mem_reg(fix.net, fix.memory, 17 * 8192, &fix.mem), MPIX_ERRK_NO_MEM, "mlx5_0:1",
-              "8192 bytes at once", "139264 bytes", NULL);
+    fix_error(mpix_net_verbs.mem_reg(fix.net, fix.memory, 17 * 8192, &fix.mem), MPIX_ERRK_NO_MEM,
+              "mlx5_0:1", "8192 bytes at once", "139264 bytes", NULL);
     ck_assert_int_eq(mock.nmrs, own_mrs);
 }
 END_TEST
@@ -91,16 +93,19 @@ START_TEST(refused) {
     static const struct {
         int err, kind;
         const char *word;
-    } cases[] = {{ENOMEM, MPIX_ERRK_NO_MEM, "RLIMIT_MEMLOCK"}, {EAGAIN, MPIX_ERRK_NO_MEM, "RLIMIT_MEMLOCK"},
-                 {EPERM, MPIX_ERRK_NO_MEM, "may not lock"},    {EFAULT, MPIX_ERRK_TRANSPORT, "may write"},
-                 {EINVAL, MPIX_ERRK_TRANSPORT, "refuses"},     {EOPNOTSUPP, MPIX_ERRK_TRANSPORT, "refuses"}};
+    } cases[] = {{ENOMEM, MPIX_ERRK_NO_MEM, "RLIMIT_MEMLOCK"},
+                 {EAGAIN, MPIX_ERRK_NO_MEM, "RLIMIT_MEMLOCK"},
+                 {EPERM, MPIX_ERRK_NO_MEM, "may not lock"},
+                 {EFAULT, MPIX_ERRK_TRANSPORT, "may write"},
+                 {EINVAL, MPIX_ERRK_TRANSPORT, "refuses"},
+                 {EOPNOTSUPP, MPIX_ERRK_TRANSPORT, "refuses"}};
     int live;
 
     open_devices(2, 20000);
     live = mock.live;
     mock_fail("ibv_reg_mr", 2, cases[_i].err);
-    fix_error(mpix_net_verbs.mem_reg(fix.net, fix.memory, 40000, &fix.mem), cases[_i].kind, "mlx5_0:1", "40000 bytes",
-              cases[_i].word, NULL);
+    fix_error(mpix_net_verbs.mem_reg(fix.net, fix.memory, 40000, &fix.mem), cases[_i].kind,
+              "mlx5_0:1", "40000 bytes", cases[_i].word, NULL);
     ck_assert_int_eq(mpix_error_tls()->sys_errno, cases[_i].err);
     ck_assert_int_eq(mock.nmrs, own_mrs + 2);
     ck_assert_int_eq(mock.live, live);
@@ -117,8 +122,8 @@ START_TEST(memlock_is_named) {
     ck_assert_int_eq(setrlimit(RLIMIT_MEMLOCK, &limit), 0);
     open_devices(1, UINT64_MAX);
     mock_fail("ibv_reg_mr", 0, ENOMEM);
-    fix_error(mpix_net_verbs.mem_reg(fix.net, fix.memory, 4096, &fix.mem), MPIX_ERRK_NO_MEM, "RLIMIT_MEMLOCK is 64 KiB",
-              "ulimit -l", NULL);
+    fix_error(mpix_net_verbs.mem_reg(fix.net, fix.memory, 4096, &fix.mem), MPIX_ERRK_NO_MEM,
+              "RLIMIT_MEMLOCK is 64 KiB", "ulimit -l", NULL);
 }
 END_TEST
 
@@ -133,7 +138,8 @@ START_TEST(damaged_keys) {
     case 2: key.piece = 0; break;
     default: key.npieces = 0; break;
     }
-    fix_error(mpix_net_verbs.rmem_open(fix.net, 3, &key, &fix.rmem[3]), MPIX_ERRK_TRANSPORT, "rank 3", "damaged", NULL);
+    fix_error(mpix_net_verbs.rmem_open(fix.net, 3, &key, &fix.rmem[3]), MPIX_ERRK_TRANSPORT,
+              "rank 3", "damaged", NULL);
     ck_assert_ptr_null(fix.rmem[3]);
 }
 END_TEST
@@ -141,12 +147,12 @@ END_TEST
 START_TEST(peer_with_shorter_pieces) {
     verbs_key key = {.base = 4096, .bytes = 1 << 20, .piece = 65536, .ndevices = 1, .npieces = 16};
     open_devices(1, UINT64_MAX);
-    fix_error(mpix_net_verbs.rmem_open(fix.net, 1, &key, &fix.rmem[1]), MPIX_ERRK_UNSUPPORTED, "rank 1", "65536",
-              "net_depth", NULL);
+    fix_error(mpix_net_verbs.rmem_open(fix.net, 1, &key, &fix.rmem[1]), MPIX_ERRK_UNSUPPORTED,
+              "rank 1", "65536", "net_depth", NULL);
 }
 END_TEST
 
-/* ---- GPU memory, of a GPU of cardboard -------------------------------------------------------------------------- */
+/* ---- GPU memory, of a GPU of cardboard ------------------------------------------------------- */
 
 static mpix_net_gpu way;
 
@@ -163,7 +169,8 @@ START_TEST(gpu_by_dmabuf) {
     for (int i = 0; i < 4; i++) {
         ck_assert_int_eq(mock.mr[own_mrs + i].fd, 77);
         ck_assert_uint_eq(mock.mr[own_mrs + i].offset, 8192u + (unsigned)(i % 2) * 16384);
-        ck_assert_uint_eq(mock.mr[own_mrs + i].iova, (uintptr_t)(fix.memory + 4096 + i % 2 * 16384));
+        ck_assert_uint_eq(mock.mr[own_mrs + i].iova,
+                          (uintptr_t)(fix.memory + 4096 + i % 2 * 16384));
         ck_assert_int_eq(mock.mr[own_mrs + i].access, ACCESS | IBV_ACCESS_REMOTE_ATOMIC);
     }
 }
@@ -182,8 +189,13 @@ END_TEST
 
 /* Neither: that is no error here, the caller takes other memory. Nothing stays registered. */
 START_TEST(gpu_not_at_all) {
-    static const struct { int dmabuf, peermem; const char *first, *second; } cases[] = {
-        {0, 0, "not exported", "no module"}, {1, 0, "Cannot allocate", "no module"}, {0, 1, "not exported", "Bad address"}, {1, 1, "Cannot allocate", "Bad address"}};
+    static const struct {
+        int dmabuf, peermem;
+        const char *first, *second;
+    } cases[] = {{0, 0, "not exported", "no module"},
+                 {1, 0, "Cannot allocate", "no module"},
+                 {0, 1, "not exported", "Bad address"},
+                 {1, 1, "Cannot allocate", "Bad address"}};
     int live;
 
     open_devices(2, UINT64_MAX);

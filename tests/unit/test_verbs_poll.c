@@ -10,17 +10,19 @@ static mpix_net_done done[64];
 
 static int post(const mpix_net_op *ops, int n) { return mpix_net_verbs.post(fix.net, ops, n); }
 static int poll_all(void) { return mpix_net_verbs.poll(fix.net, done, 64); }
-static mock_qp *qp_of(int peer, int lane) { return (mock_qp *)verbs_lane_of(fix.v, peer, lane)->qp; }
+static mock_qp *qp_of(int peer, int lane) {
+    return (mock_qp *)verbs_lane_of(fix.v, peer, lane)->qp;
+}
 
 static void open_one(void) {
     mock_add("mlx5_0", 1);
     fix_reopen();
 }
 
-/* ---- refusals --------------------------------------------------------------------------------------------------- */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
-/* The device takes 5 of 10 requests to peer 1 and all to peer 2; the rest is kept, and nothing new is taken until it is
- * gone. */
+/* The device takes 5 of 10 requests to peer 1 and all to peer 2; the rest is kept, and nothing new
+ * is taken until it is gone. */
 START_TEST(refused_for_now) {
     mpix_net_op ops[10], other;
     open_one();
@@ -73,18 +75,19 @@ START_TEST(refused_for_good) {
 }
 END_TEST
 
-/* ---- completions ------------------------------------------------------------------------------------------------ */
+/* ---- completions ----------------------------------------------------------------------------- */
 
 START_TEST(completion_errors) {
     static const struct {
         enum ibv_wc_status status;
         int kind;
-    } cases[] = {{IBV_WC_RETRY_EXC_ERR, MPIX_ERRK_PEER},      {IBV_WC_RNR_RETRY_EXC_ERR, MPIX_ERRK_PEER},
-                 {IBV_WC_REM_ACCESS_ERR, MPIX_ERRK_PEER},     {IBV_WC_REM_OP_ERR, MPIX_ERRK_PEER},
-                 {IBV_WC_REM_INV_REQ_ERR, MPIX_ERRK_PEER},    {IBV_WC_WR_FLUSH_ERR, MPIX_ERRK_PEER},
-                 {IBV_WC_LOC_PROT_ERR, MPIX_ERRK_TRANSPORT},  {IBV_WC_LOC_LEN_ERR, MPIX_ERRK_TRANSPORT},
-                 {IBV_WC_LOC_QP_OP_ERR, MPIX_ERRK_TRANSPORT}, {IBV_WC_FATAL_ERR, MPIX_ERRK_TRANSPORT},
-                 {IBV_WC_GENERAL_ERR, MPIX_ERRK_TRANSPORT}};
+    } cases[] = {
+        {IBV_WC_RETRY_EXC_ERR, MPIX_ERRK_PEER},      {IBV_WC_RNR_RETRY_EXC_ERR, MPIX_ERRK_PEER},
+        {IBV_WC_REM_ACCESS_ERR, MPIX_ERRK_PEER},     {IBV_WC_REM_OP_ERR, MPIX_ERRK_PEER},
+        {IBV_WC_REM_INV_REQ_ERR, MPIX_ERRK_PEER},    {IBV_WC_WR_FLUSH_ERR, MPIX_ERRK_PEER},
+        {IBV_WC_LOC_PROT_ERR, MPIX_ERRK_TRANSPORT},  {IBV_WC_LOC_LEN_ERR, MPIX_ERRK_TRANSPORT},
+        {IBV_WC_LOC_QP_OP_ERR, MPIX_ERRK_TRANSPORT}, {IBV_WC_FATAL_ERR, MPIX_ERRK_TRANSPORT},
+        {IBV_WC_GENERAL_ERR, MPIX_ERRK_TRANSPORT}};
     mpix_net_op ops[10];
     open_one();
     for (int i = 0; i < 10; i++)
@@ -147,7 +150,7 @@ START_TEST(more_completions_than_one_turn) {
 }
 END_TEST
 
-/* ---- arrivals --------------------------------------------------------------------------------------------------- */
+/* ---- arrivals -------------------------------------------------------------------------------- */
 
 START_TEST(arrivals_of_peers) {
     mpix_net_arrival arrivals[64];

@@ -11,7 +11,9 @@ static mpix_net_done done[64];
 
 static int post(const mpix_net_op *ops, int n) { return mpix_net_verbs.post(fix.net, ops, n); }
 static int poll_all(void) { return mpix_net_verbs.poll(fix.net, done, 64); }
-static mock_qp *qp_of(int peer, int lane) { return (mock_qp *)verbs_lane_of(fix.v, peer, lane)->qp; }
+static mock_qp *qp_of(int peer, int lane) {
+    return (mock_qp *)verbs_lane_of(fix.v, peer, lane)->qp;
+}
 static int is_signalled(int i) { return (mock.wr[i].wr.send_flags & IBV_SEND_SIGNALED) != 0; }
 
 static void open_one(void) {
@@ -19,7 +21,7 @@ static void open_one(void) {
     fix_reopen();
 }
 
-/* ---- work requests ---------------------------------------------------------------------------------------------- */
+/* ---- work requests --------------------------------------------------------------------------- */
 
 START_TEST(write_arguments) {
     mpix_net_op op;
@@ -83,7 +85,8 @@ START_TEST(word_inline) {
 }
 END_TEST
 
-/* Without inline data words lie in a ring; a slot is used again only when its request is complete. */
+/* Without inline data words lie in a ring; a slot is used again only when its
+ * request is complete. */
 START_TEST(word_from_the_ring) {
     mpix_net_op op;
     const uint64_t *slot[128];
@@ -100,7 +103,8 @@ START_TEST(word_from_the_ring) {
         ck_assert_uint_eq(mock.wr[k].wr.send_flags & IBV_SEND_INLINE, 0);
         ck_assert_uint_eq(mock.wr[k].sge.lkey, fix.v->devices[0].scratch_mr->lkey);
         ck_assert(slot[k] >= fix.v->devices[0].scratch);
-        ck_assert_uint_le((size_t)((const char *)(slot[k] + 1) - (const char *)fix.v->devices[0].scratch),
+        ck_assert_uint_le((size_t)((const char *)(slot[k] + 1) -
+                                   (const char *)fix.v->devices[0].scratch),
                           fix.v->devices[0].scratch_mr->length);
         for (int j = 0; j <= k; j++) /* what is under way still has its value */
             if (mock.wr[j].index >= mock.wr[j].qp->finished)
@@ -163,7 +167,8 @@ START_TEST(add_without_atomics) {
 }
 END_TEST
 
-/* Lanes go over the devices in turn, on both sides; each has the keys of its own device here and of the peer's there.
+/* Lanes go over the devices in turn, on both sides; each has the keys of its own device here and of
+ * the peer's there.
  */
 START_TEST(keys_of_lanes) {
     mpix_net_op op;
@@ -180,8 +185,12 @@ START_TEST(keys_of_lanes) {
         blob.lane[l].device = (uint32_t)l;
     ck_assert_int_eq(mpix_net_verbs.connect(fix.net, 1, &blob), 0);
     {
-        verbs_key key = {
-            .base = 0x10000, .bytes = 4096, .piece = 4096, .ndevices = 3, .npieces = 1, .rkey = {{11}, {22}, {33}}};
+        verbs_key key = {.base = 0x10000,
+                         .bytes = 4096,
+                         .piece = 4096,
+                         .ndevices = 3,
+                         .npieces = 1,
+                         .rkey = {{11}, {22}, {33}}};
         ck_assert_int_eq(mpix_net_verbs.rmem_open(fix.net, 1, &key, &fix.rmem[1]), 0);
     }
     ck_assert_int_eq(mpix_net_verbs.mem_reg(fix.net, fix.memory, sizeof fix.memory, &fix.mem), 0);
@@ -194,7 +203,8 @@ START_TEST(keys_of_lanes) {
 }
 END_TEST
 
-/* Pieces of 16384 bytes on both sides: requests end at the edges of either, and are one operation. */
+/* Pieces of 16384 bytes on both sides: requests end at the edges of either, and are
+ * one operation. */
 START_TEST(cut_at_pieces) {
     static const struct {
         uint64_t loff, roff, len;
@@ -224,7 +234,8 @@ START_TEST(cut_at_pieces) {
         ck_assert_uint_eq(wr->sge.lkey, fix.mem->mr[0][(cases[_i].loff + at) / 16384]->lkey);
         ck_assert_uint_eq(wr->wr.wr.rdma.remote_addr, (uintptr_t)fix.memory + cases[_i].roff + at);
         ck_assert_uint_eq(wr->wr.wr.rdma.rkey, fix.mem->mr[0][(cases[_i].roff + at) / 16384]->rkey);
-        ck_assert_int_eq(wr->wr.opcode, last ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE); /* counted once */
+        /* counted once */
+        ck_assert_int_eq(wr->wr.opcode, last ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE);
         ck_assert_int_eq(is_signalled(i), last);
         at += cases[_i].lens[i];
     }
@@ -234,7 +245,7 @@ START_TEST(cut_at_pieces) {
 }
 END_TEST
 
-/* ---- doorbells and signalling ----------------------------------------------------------------------------------- */
+/* ---- doorbells and signalling ---------------------------------------------------------------- */
 
 START_TEST(one_doorbell_per_lane) {
     mpix_net_op ops[12];

@@ -1,6 +1,7 @@
 /*
- * test_window.c - unit tests of src/mem and src/transport on one rank, and of the passing of descriptors between
- * threads that play ranks. MPI is initialized once, as a job of one rank; the tests share the process.
+ * test_window.c - unit tests of src/mem and src/transport on one rank, and of the passing of
+ * descriptors between threads that play ranks. MPI is initialized once, as a job of one rank; the
+ * tests share the process.
  */
 #include "config.h"
 
@@ -55,7 +56,7 @@ static mpix_win *create(size_t bytes, int flags) {
     return win;
 }
 
-/* ---- own memory ------------------------------------------------------------------------------------- */
+/* ---- own memory ------------------------------------------------------------------------------ */
 
 START_TEST(window_commit) {
     const size_t bytes = 8 << 20;
@@ -118,18 +119,21 @@ START_TEST(window_no_memory) {
         snprintf(number, sizeof number, "%zu", sizes[i]);
         ck_assert_ptr_nonnull(strstr(mpix_error_tls()->text, number));
     }
-    /* More than the host has can be reserved but not committed; asking for it does not take the rest of the memory away
-     * first. */
+    /* More than the host has can be reserved but not committed; asking for it does not take the
+     * rest of the memory away first. */
     available = mpix_mem_available();
     ck_assert_uint_gt(available, 1 << 20);
-    ck_assert_int_eq(mpix_win_create(boot, &params, 4 * available, MPIX_WIN_COMMIT, &win), MPIX_ERRK_NO_MEM);
+    ck_assert_int_eq(mpix_win_create(boot, &params, 4 * available, MPIX_WIN_COMMIT, &win),
+                     MPIX_ERRK_NO_MEM);
     ck_assert_uint_gt(mpix_mem_available(), available / 2);
-    space = mmap(NULL, 4 * available + (1 << 20), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    space = mmap(NULL, 4 * available + (1 << 20), PROT_NONE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (space != MAP_FAILED) { /* valgrind has less address space than that */
         munmap(space, 4 * available + (1 << 20));
         win = create(4 * available, 0);
         ck_assert_int_eq(mpix_win_commit(win, 0, 4 * available), MPIX_ERRK_NO_MEM);
-        ck_assert_int_eq(mpix_win_commit(win, 4096, 8192), 0); /* the window is as usable as before */
+        /* the window is as usable as before */
+        ck_assert_int_eq(mpix_win_commit(win, 4096, 8192), 0);
         ((char *)win->base)[4096] = 1;
         mpix_win_free(win);
     }
@@ -151,7 +155,8 @@ START_TEST(window_no_memory) {
     low = old;
     low.rlim_cur = 1 << 20;
     setrlimit(RLIMIT_FSIZE, &low);
-    ck_assert_int_eq(mpix_win_create(boot, &params, 2 << 20, MPIX_WIN_COMMIT, &win), MPIX_ERRK_NO_MEM);
+    ck_assert_int_eq(mpix_win_create(boot, &params, 2 << 20, MPIX_WIN_COMMIT, &win),
+                     MPIX_ERRK_NO_MEM);
     setrlimit(RLIMIT_FSIZE, &old);
     ck_assert_ptr_nonnull(strstr(mpix_error_tls()->text, "RLIMIT_FSIZE"));
     /* Descriptors. */
@@ -211,7 +216,7 @@ START_TEST(window_blob) {
 }
 END_TEST
 
-/* ---- a peer's memory -------------------------------------------------------------------------------- */
+/* ---- a peer's memory ------------------------------------------------------------------------- */
 
 static int fds(void) {
     int n = 0;
@@ -306,7 +311,7 @@ START_TEST(peer_map) {
 }
 END_TEST
 
-/* ---- descriptors by socket between threads ---------------------------------------------------------- */
+/* ---- descriptors by socket between threads --------------------------------------------------- */
 
 enum { PLAYERS = 4 };
 
@@ -328,8 +333,11 @@ static void players_make(player *p, double timeout) {
     for (int r = 0; r < PLAYERS; r++) {
         memset(&p[r], 0, sizeof p[r]);
         p[r].own = create(r == 2 ? 0 : 5000 + (size_t)r, MPIX_WIN_COMMIT * 0);
-        p[r].boot =
-            (mpix_boot){.rank = r, .size = PLAYERS, .nhosts = 1, .host_of = p[r].hosts, .hostnames = p[r].names};
+        p[r].boot = (mpix_boot){.rank = r,
+                                .size = PLAYERS,
+                                .nhosts = 1,
+                                .host_of = p[r].hosts,
+                                .hostnames = p[r].names};
         p[r].params = params;
         p[r].params.timeout = timeout;
         p[r].win = (mpix_win){.fd = p[r].own->fd,
@@ -401,7 +409,8 @@ START_TEST(socket_exchange) {
 }
 END_TEST
 
-/* Datagrams of a stranger, with descriptors and with a guessed rank, change nothing and leak nothing. */
+/* Datagrams of a stranger, with descriptors and with a guessed rank, change nothing and
+ * leak nothing. */
 static void send_garbage(const mpix_win_blob *to, const void *data, size_t len, int nfds) {
     struct sockaddr_un addr = {.sun_family = AF_UNIX};
     struct iovec iov = {(void *)(uintptr_t)data, len};
@@ -409,7 +418,10 @@ static void send_garbage(const mpix_win_blob *to, const void *data, size_t len, 
         struct cmsghdr align;
         char room[CMSG_SPACE(8 * sizeof(int))];
     } control = {.room = {0}};
-    struct msghdr msg = {.msg_name = &addr, .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.room};
+    struct msghdr msg = {.msg_name = &addr,
+                         .msg_iov = &iov,
+                         .msg_iovlen = 1,
+                         .msg_control = control.room};
     int sock = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0), give[8];
     struct cmsghdr *cmsg;
 
@@ -469,8 +481,8 @@ START_TEST(socket_timeout) {
 }
 END_TEST
 
-/* To rank 3, rank 0's socket is gone and rank 1's in another network name space: found at once, without waiting for
- * either. */
+/* To rank 3, rank 0's socket is gone and rank 1's in another network name space: found at once,
+ * without waiting for either. */
 START_TEST(socket_gone) {
     static player p[PLAYERS];
     uint64_t start = mpix_clock_ns();
@@ -488,7 +500,7 @@ START_TEST(socket_gone) {
 }
 END_TEST
 
-/* ---- transports ------------------------------------------------------------------------------------- */
+/* ---- transports ------------------------------------------------------------------------------ */
 
 START_TEST(transport_choice) {
     int hosts[3] = {0, 0, 1};
@@ -511,8 +523,8 @@ END_TEST
 
 int main(int argc, char **argv) {
     Suite *suite = suite_create("window");
-    TCase *own = tcase_create("own"), *peer = tcase_create("peer"), *sockets = tcase_create("sockets"),
-          *other = tcase_create("other");
+    TCase *own = tcase_create("own"), *peer = tcase_create("peer"),
+          *sockets = tcase_create("sockets"), *other = tcase_create("other");
     TCase *cases[] = {own, peer, sockets, other};
     int failed;
 

@@ -1,5 +1,5 @@
-/* verbs_fixture.h - what the files of test_verbs share: a group of ranks on paper, and a transport opened on the mocked
- * devices. */
+/* verbs_fixture.h - what the files of test_verbs share: a group of ranks on paper, and a transport
+ * opened on the mocked devices. */
 #ifndef MPIX_TESTS_VERBS_FIXTURE_H
 #define MPIX_TESTS_VERBS_FIXTURE_H
 #include <check.h>
@@ -29,7 +29,8 @@ void fix_setup(void);    /* rank 0 of 4, wants all others; no device yet */
 void fix_teardown(void); /* closes what is open; nothing may be left behind */
 int fix_open(void);
 void fix_reopen(
-    void); /* open must succeed; connects all peers as if each had the same devices, registers memory and opens keys */
+    void); /* open must succeed; connects all peers as if each had the same devices, registers
+            * memory and opens keys */
 void fix_connect(void);
 /* The blob a peer would send, if it were made as this rank is. */
 void fix_blob(int peer, verbs_blob *blob);

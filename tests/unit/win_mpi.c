@@ -1,7 +1,9 @@
 /*
- * win_mpi.c - windows between ranks: sizes, contents in both directions, ways of passing descriptors, failures, leaks.
+ * win_mpi.c - windows between ranks: sizes, contents in both directions, ways of passing
+ * descriptors, failures, leaks.
  *
- * usage: win_mpi [cycles]; run by root, the part without rights to look into a peer's /proc is tested too.
+ * usage: win_mpi [cycles]; run by root, the part without rights to look into a peer's
+ * /proc is tested too.
  */
 #include "config.h"
 
@@ -35,8 +37,8 @@ static size_t size_of(int kind, int rank) {
     }
 }
 
-/* Each owner fills its memory; everybody reads it; then every rank r writes the bytes at r, r + size, ... of
- * everybody's memory. */
+/* Each owner fills its memory; everybody reads it; then every rank r writes the bytes at r,
+ * r + size, ... of everybody's memory. */
 static void check_contents(const mpix_win *win, int kind) {
     unsigned char *own = win->base;
     int size = boot->size, rank = boot->rank;
@@ -74,24 +76,30 @@ static void test_sizes(int passing, int flags) {
 
         params.fd_passing = passing;
         status = mpix_win_create(boot, &params, bytes, flags, &win);
-        CHECK(status == 0 && win, "sizes %d, passing %d, flags %d: %s", kind, passing, flags, mpix_error_tls()->text);
+        CHECK(status == 0 && win, "sizes %d, passing %d, flags %d: %s", kind, passing, flags,
+              mpix_error_tls()->text);
         if (status)
             continue;
-        CHECK(win->by_socket == (passing == MPIX_FD_SOCKET), "by socket: %d with passing %d", win->by_socket, passing);
-        CHECK(win->bytes == bytes && win->size == boot->size, "%zu bytes, %d ranks", win->bytes, win->size);
+        CHECK(win->by_socket == (passing == MPIX_FD_SOCKET), "by socket: %d with passing %d",
+              win->by_socket, passing);
+        CHECK(win->bytes == bytes && win->size == boot->size, "%zu bytes, %d ranks", win->bytes,
+              win->size);
         CHECK((win->base == NULL) == (bytes == 0), "base %p", win->base);
-        CHECK((uintptr_t)win->base % (uintptr_t)sysconf(_SC_PAGESIZE) == 0, "base %p is not page aligned", win->base);
-        CHECK(win->peer[boot->rank] == win->base, "own peer %p, base %p", win->peer[boot->rank], win->base);
+        CHECK((uintptr_t)win->base % (uintptr_t)sysconf(_SC_PAGESIZE) == 0,
+              "base %p is not page aligned", win->base);
+        CHECK(win->peer[boot->rank] == win->base, "own peer %p, base %p", win->peer[boot->rank],
+              win->base);
         for (int r = 0; r < boot->size; r++)
-            CHECK(win->via[r] == (r == boot->rank ? &mpix_transport_self : &mpix_transport_shm), "rank %d via %s", r,
-                  win->via[r]->name);
+            CHECK(win->via[r] == (r == boot->rank ? &mpix_transport_self : &mpix_transport_shm),
+                  "rank %d via %s", r, win->via[r]->name);
         if (!(flags & MPIX_WIN_COMMIT) && bytes) {
             CHECK(mpix_win_commit(win, 0, bytes / 2) == 0, "%s", mpix_error_tls()->text);
-            CHECK(mpix_win_commit(win, bytes / 2, bytes - bytes / 2) == 0, "%s", mpix_error_tls()->text);
+            CHECK(mpix_win_commit(win, bytes / 2, bytes - bytes / 2) == 0, "%s",
+                  mpix_error_tls()->text);
         }
         /* Only a window that may have to commit more keeps a descriptor, its own. */
-        CHECK(check_open_files() == fds + (!(flags & MPIX_WIN_COMMIT) && bytes > 0), "%d descriptors, %d before", check_open_files(),
-              fds);
+        CHECK(check_open_files() == fds + (!(flags & MPIX_WIN_COMMIT) && bytes > 0),
+              "%d descriptors, %d before", check_open_files(), fds);
         check_contents(win, kind);
         mpix_win_free(win);
         CHECK(check_open_files() == fds, "%d descriptors, %d before", check_open_files(), fds);
@@ -104,7 +112,9 @@ static void test_mixed_passing(void) {
     mpix_win *win = NULL;
     int status;
 
-    params.fd_passing = boot->rank == boot->size - 1 ? MPIX_FD_SOCKET : boot->rank == 0 ? MPIX_FD_PROC : MPIX_FD_AUTO;
+    params.fd_passing = boot->rank == boot->size - 1 ? MPIX_FD_SOCKET
+                        : boot->rank == 0            ? MPIX_FD_PROC
+                                                     : MPIX_FD_AUTO;
     status = mpix_win_create(boot, &params, size_of(UNEVEN, boot->rank), MPIX_WIN_COMMIT, &win);
     CHECK(status == 0, "%s", mpix_error_tls()->text);
     if (!status)
@@ -113,29 +123,35 @@ static void test_mixed_passing(void) {
     params.fd_passing = MPIX_FD_AUTO;
 }
 
-/* A rank whose window can't be had: its own error there, REMOTE naming it elsewhere, and the next window works. */
+/* A rank whose window can't be had: its own error there, REMOTE naming it elsewhere, and the next
+ * window works. */
 static void test_no_memory(int passing) {
     int culprit = boot->size / 2, fds = check_open_files(), status;
     mpix_win *win = NULL;
 
     params.fd_passing = passing;
-    status = mpix_win_create(boot, &params, boot->rank == culprit ? (size_t)1 << 60 : 4096, MPIX_WIN_COMMIT, &win);
+    status = mpix_win_create(boot, &params, boot->rank == culprit ? (size_t)1 << 60 : 4096,
+                             MPIX_WIN_COMMIT, &win);
     CHECK(win == NULL, "a window in spite of an error");
     if (boot->rank == culprit) {
         CHECK(status == MPIX_ERRK_NO_MEM, "%s", mpix_kind_name(status));
-        CHECK(strstr(mpix_error_tls()->text, "1152921504606846976"), "no size in: %s", mpix_error_tls()->text);
+        CHECK(strstr(mpix_error_tls()->text, "1152921504606846976"), "no size in: %s",
+              mpix_error_tls()->text);
     } else {
         CHECK(status == MPIX_ERRK_REMOTE, "%s", mpix_kind_name(status));
         CHECK(mpix_error_tls()->rank == culprit, "blames rank %d", mpix_error_tls()->rank);
         CHECK(strstr(mpix_error_tls()->text, "NO_MEM"), "no kind in: %s", mpix_error_tls()->text);
-        CHECK(strcmp(mpix_error_tls()->host, boot->hostnames[culprit]) == 0, "host %s", mpix_error_tls()->host);
+        CHECK(strcmp(mpix_error_tls()->host, boot->hostnames[culprit]) == 0, "host %s",
+              mpix_error_tls()->host);
     }
     CHECK(check_open_files() == fds, "%d descriptors, %d before", check_open_files(), fds);
-    CHECK(mpix_win_create(boot, &params, 4096, MPIX_WIN_COMMIT, &win) == 0, "%s", mpix_error_tls()->text);
+    CHECK(mpix_win_create(boot, &params, 4096, MPIX_WIN_COMMIT, &win) == 0, "%s",
+          mpix_error_tls()->text);
     mpix_win_free(win);
 }
 
-/* No descriptor is left on one rank, for its own memory (spare 0) or for its peers' (spare 1, 2). */
+/* No descriptor is left on one rank, for its own memory (spare 0) or for its peers'
+ * (spare 1, 2). */
 static void test_no_descriptors(int passing, int spare) {
     int culprit = boot->size - 1, status, next = dup(0);
     mpix_win *win = NULL;
@@ -151,9 +167,10 @@ static void test_no_descriptors(int passing, int spare) {
     status = mpix_win_create(boot, &params, 4096, MPIX_WIN_COMMIT, &win);
     setrlimit(RLIMIT_NOFILE, &old);
     if (boot->rank == culprit) {
-        CHECK(status == MPIX_ERRK_NO_MEM, "passing %d, spare %d: %s: %s", passing, spare, mpix_kind_name(status),
+        CHECK(status == MPIX_ERRK_NO_MEM, "passing %d, spare %d: %s: %s", passing, spare,
+              mpix_kind_name(status), mpix_error_tls()->text);
+        CHECK(strstr(mpix_error_tls()->text, "RLIMIT_NOFILE"), "no remedy in: %s",
               mpix_error_tls()->text);
-        CHECK(strstr(mpix_error_tls()->text, "RLIMIT_NOFILE"), "no remedy in: %s", mpix_error_tls()->text);
     } else {
         CHECK(status == MPIX_ERRK_REMOTE && mpix_error_tls()->rank == culprit, "%s, rank %d: %s",
               mpix_kind_name(status), mpix_error_tls()->rank, mpix_error_tls()->text);
@@ -163,7 +180,8 @@ static void test_no_descriptors(int passing, int spare) {
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
-/* Ranks that MPI puts on different hosts: each rank names the first it can't reach, its host and why. */
+/* Ranks that MPI puts on different hosts: each rank names the first it can't reach, its
+ * host and why. */
 static void test_other_host(void) {
     mpix_win *win = NULL;
     int last = boot->size - 1, status, other = boot->rank == last ? 0 : last;
@@ -174,9 +192,11 @@ static void test_other_host(void) {
     status = mpix_win_create(boot, &params, 4096, MPIX_WIN_COMMIT, &win);
     CHECK(status == MPIX_ERRK_UNSUPPORTED && win == NULL, "%s", mpix_kind_name(status));
     CHECK(mpix_error_tls()->rank == other, "blames rank %d", mpix_error_tls()->rank);
-    CHECK(strcmp(mpix_error_tls()->host, boot->hostnames[other]) == 0, "host %s", mpix_error_tls()->host);
-    CHECK(strstr(mpix_error_tls()->text, "elsewhere") && strstr(mpix_error_tls()->text, "different hosts"), "%s",
-          mpix_error_tls()->text);
+    CHECK(strcmp(mpix_error_tls()->host, boot->hostnames[other]) == 0, "host %s",
+          mpix_error_tls()->host);
+    CHECK(strstr(mpix_error_tls()->text, "elsewhere") &&
+              strstr(mpix_error_tls()->text, "different hosts"),
+          "%s", mpix_error_tls()->text);
     boot->nhosts = 1;
     boot->host_of[last] = 0;
     strcpy(boot->hostnames[last], boot->hostnames[0]);
@@ -197,8 +217,8 @@ static void test_cycles(int cycles) {
 }
 
 /*
- * Without root's rights, and after a change of user, a process may not be looked at through /proc: auto finds the other
- * way. The change is undone, since MPI has files to remove.
+ * Without root's rights, and after a change of user, a process may not be looked at through /proc:
+ * auto finds the other way. The change is undone, since MPI has files to remove.
  */
 static void test_no_rights(void) {
     mpix_win *win = NULL;
@@ -218,8 +238,8 @@ static void test_no_rights(void) {
     params.fd_passing = MPIX_FD_PROC;
     status = mpix_win_create(boot, &params, 4096, MPIX_WIN_COMMIT, &win);
     if (boot->size > 1) {
-        CHECK(status == MPIX_ERRK_UNSUPPORTED && mpix_error_tls()->rank >= 0, "%s: %s", mpix_kind_name(status),
-              mpix_error_tls()->text);
+        CHECK(status == MPIX_ERRK_UNSUPPORTED && mpix_error_tls()->rank >= 0, "%s: %s",
+              mpix_kind_name(status), mpix_error_tls()->text);
         CHECK(strstr(mpix_error_tls()->text, "/proc/"), "no path in: %s", mpix_error_tls()->text);
     } else {
         CHECK(status == 0, "%s", mpix_error_tls()->text);
