@@ -1,6 +1,7 @@
 /*
- * fuzz.h - what the targets share. A target is libFuzzer's function, in a program by itself: `make check-fuzz` builds it
- * with clang's libFuzzer, `make check` with replay.c, which runs the inputs that are kept and mutations of them.
+ * fuzz.h - what the targets share. A target is libFuzzer's function, in a program by itself: `make
+ * check-fuzz` builds it with clang's libFuzzer, `make check` with replay.c, which runs the inputs
+ * that are kept and mutations of them.
  */
 #ifndef MPIX_TESTS_FUZZ_H
 #define MPIX_TESTS_FUZZ_H
@@ -21,14 +22,14 @@ int LLVMFuzzerInitialize(int *argc, char ***argv);
 #endif
 
 /* A property that must hold whatever the input. */
-#define FUZZ_CHECK(condition, ...)                                      \
-    do {                                                                \
-        if (!(condition)) {                                             \
+#define FUZZ_CHECK(condition, ...) \
+    do { \
+        if (!(condition)) { \
             fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition); \
-            fprintf(stderr, __VA_ARGS__);                               \
-            fputc('\n', stderr);                                        \
-            abort();                                                    \
-        }                                                               \
+            fprintf(stderr, __VA_ARGS__); \
+            fputc('\n', stderr); \
+            abort(); \
+        } \
     } while (0)
 
 /* The input as a row of numbers; zeros behind its end. */
@@ -44,7 +45,9 @@ static inline uint8_t fuzz_u8(fuzz_bytes *in) {
     return *in->data++;
 }
 /* In [lo, hi]; hi - lo below 256. */
-static inline int fuzz_range(fuzz_bytes *in, int lo, int hi) { return lo + fuzz_u8(in) % (hi - lo + 1); }
+static inline int fuzz_range(fuzz_bytes *in, int lo, int hi) {
+    return lo + fuzz_u8(in) % (hi - lo + 1);
+}
 static inline void fuzz_fill(fuzz_bytes *in, void *to, size_t bytes) {
     for (size_t i = 0; i < bytes; i++)
         ((uint8_t *)to)[i] = fuzz_u8(in);

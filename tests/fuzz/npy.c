@@ -30,7 +30,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     uint64_t sum = 0; /* a sanitizer sees whether all of them are there */
     for (int64_t i = 0; i < npy.tokens * npy.k; i++)
         sum += (uint32_t)npy.ids[i];
-    FUZZ_CHECK(size > (uint64_t)(npy.tokens * npy.k), "%llu ids of a file of %zu bytes", (unsigned long long)sum, size);
+    FUZZ_CHECK(size > (uint64_t)(npy.tokens * npy.k), "%llu ids of a file of %zu bytes",
+               (unsigned long long)sum, size);
     free(npy.ids);
     return 0;
 }

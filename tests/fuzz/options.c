@@ -37,8 +37,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (result == BENCH_OPTIONS_BAD)
         FUZZ_CHECK(*err, "refused without a word");
     if (result == BENCH_OPTIONS_OK) {
-        FUZZ_CHECK(opt.hidden >= 1 && opt.topk >= 0 && opt.num_experts >= 0, "hidden %ld", opt.hidden);
-        FUZZ_CHECK(opt.tokens_min >= 0 && opt.tokens_min <= opt.tokens_max, "%ld to %ld", opt.tokens_min, opt.tokens_max);
+        FUZZ_CHECK(opt.hidden >= 1 && opt.topk >= 0 && opt.num_experts >= 0, "hidden %ld",
+                   opt.hidden);
+        FUZZ_CHECK(opt.tokens_min >= 0 && opt.tokens_min <= opt.tokens_max, "%ld to %ld",
+                   opt.tokens_min, opt.tokens_max);
         FUZZ_CHECK(opt.nsms >= 0 && opt.nsms <= BENCH_SMS, "%d", opt.nsms);
         FUZZ_CHECK(opt.dtype > 0 && bench_dtype_size(opt.dtype) > 0, "dtype %d", opt.dtype);
         FUZZ_CHECK(opt.zipf_s >= 0, "%g", opt.zipf_s);

@@ -20,14 +20,17 @@ static void round_trip(const mpix_params *params) {
         char text[MPIX_PARAM_STRING + 64], again[sizeof text];
         mpix_params copy = defaults;
         mpix_params_print(params, &table[i], text, sizeof text);
-        FUZZ_CHECK(mpix_params_set(&copy, table[i].name, text) == 0, "%s prints as %s", table[i].name, text);
+        FUZZ_CHECK(mpix_params_set(&copy, table[i].name, text) == 0, "%s prints as %s",
+                   table[i].name, text);
         mpix_params_print(&copy, &table[i], again, sizeof again);
         FUZZ_CHECK(strcmp(text, again) == 0, "%s: %s, then %s", table[i].name, text, again);
     }
 }
 
 /* Those that open files take effect at once. */
-static int opens_files(const char *name) { return strcmp(name, "log_file") == 0 || strcmp(name, "trace") == 0; }
+static int opens_files(const char *name) {
+    return strcmp(name, "log_file") == 0 || strcmp(name, "trace") == 0;
+}
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     mpix_params params = defaults;
@@ -48,7 +51,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             continue;
         mpix_params before = params;
         if (mpix_params_set(&params, line, value)) /* a refused value changes nothing */
-            FUZZ_CHECK(memcmp(&before, &params, sizeof params) == 0, "%s=%s was refused and changed", line, value);
+            FUZZ_CHECK(memcmp(&before, &params, sizeof params) == 0,
+                       "%s=%s was refused and changed", line, value);
     }
     round_trip(&params);
     free(text);

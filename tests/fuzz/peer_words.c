@@ -1,9 +1,11 @@
 /*
- * peer_words.c - what a peer writes into this rank's windows: counts, places, offers, words, status, the rows beside them
- * and whole batches, of all modes and layouts, mapped and through the proxy. Nothing of it may be trusted with memory.
+ * peer_words.c - what a peer writes into this rank's windows: counts, places, offers, words,
+ * status, the rows beside them and whole batches, of all modes and layouts, mapped and through the
+ * proxy. Nothing of it may be trusted with memory.
  *
- * Two ranks. Rank 1 takes part in creating contexts and does nothing else; rank 0 writes into its own windows what rank 1
- * would have written, right but for the bytes of the input, and steps its call until it ends or nothing happens any more.
+ * Two ranks. Rank 1 takes part in creating contexts and does nothing else; rank 0 writes into its
+ * own windows what rank 1 would have written, right but for the bytes of the input, and steps its
+ * call until it ends or nothing happens any more.
  */
 #include "config.h"
 
@@ -11,15 +13,27 @@
 #include "coll/host_ll/ll.h"
 #include "tests/fuzz/fuzz.h"
 
-enum { TOKENS = 20, TOPK = 3, EXPERTS = 6, HIDDEN = 24, ROW = HIDDEN * 4, SHAPES = 6, STEPS = 60, QUIT = 99 };
+enum {
+    TOKENS = 20,
+    TOPK = 3,
+    EXPERTS = 6,
+    HIDDEN = 24,
+    ROW = HIDDEN * 4,
+    SHAPES = 6,
+    STEPS = 60,
+    QUIT = 99
+};
 
 typedef struct shape {
     int mode, layout;
     const char *reach;
 } shape;
-static const shape shapes[SHAPES] = {{MPIX_EP_HT, MPIX_EP_COMPACT, "auto"},  {MPIX_EP_HT, MPIX_EP_EXPERT, "auto"},
-                                     {MPIX_EP_HT, MPIX_EP_COMPACT, "proxied"}, {MPIX_EP_HT, MPIX_EP_EXPERT, "proxied"},
-                                     {MPIX_EP_LL, MPIX_EP_SLOTS, "auto"},    {MPIX_EP_LL, MPIX_EP_EXPERT, "auto"}};
+static const shape shapes[SHAPES] = {{MPIX_EP_HT, MPIX_EP_COMPACT, "auto"},
+                                     {MPIX_EP_HT, MPIX_EP_EXPERT, "auto"},
+                                     {MPIX_EP_HT, MPIX_EP_COMPACT, "proxied"},
+                                     {MPIX_EP_HT, MPIX_EP_EXPERT, "proxied"},
+                                     {MPIX_EP_LL, MPIX_EP_SLOTS, "auto"},
+                                     {MPIX_EP_LL, MPIX_EP_EXPERT, "auto"}};
 static struct {
     MPIX_Ep ep;
     MPIX_Ep_handle handle;
@@ -41,14 +55,16 @@ static void create(int which) {
     MPI_Info_set(info, "mpix_ep_transport", "shmem");
     MPI_Info_set(info, "mpix_ep_signal", "ordered");
     MPI_Info_set(info, "mpix_ep_log_level", "none");
-    if (MPIX_Ep_create(MPI_COMM_WORLD, &c, info, &made[which].ep) || MPIX_Ep_handle_create(made[which].ep, &made[which].handle)) {
+    if (MPIX_Ep_create(MPI_COMM_WORLD, &c, info, &made[which].ep) ||
+        MPIX_Ep_handle_create(made[which].ep, &made[which].handle)) {
         fprintf(stderr, "peer_words: no context: %s\n", mpix_error_tls()->text);
         abort();
     }
     MPI_Info_free(&info);
 }
 
-/* A context that has failed here is given up by both: each by itself, since they are not in step any more. */
+/* A context that has failed here is given up by both: each by itself, since they are not in
+ * step any more. */
 static void drop(int which) {
     if (!made[which].ep)
         return;
@@ -105,7 +121,7 @@ static void renew(int which) {
     create(which);
 }
 
-/* ---- what rank 1 would write ---------------------------------------------------------------------------------------------- */
+/* ---- what rank 1 would write ----------------------------------------------------------------- */
 
 /* XORs some of the bytes, mostly few. */
 static void change(fuzz_bytes *in, void *at, size_t bytes) {
@@ -139,7 +155,8 @@ static void forge_offer(fuzz_bytes *in, mpix_ep_call *call, int wire) {
     right.wire = wire;
     right.flags = fuzz_u8(in) & 15;
     for (int i = 0; i < MPIX_EP_PLACES; i++)
-        right.place[i] = (mpix_ep_place){call->ep->banks_at + (uint64_t)fuzz_range(in, 0, 64) * 16, ROW, 0, (uint32_t)fuzz_range(in, 0, 3) > 0};
+        right.place[i] = (mpix_ep_place){call->ep->banks_at + (uint64_t)fuzz_range(in, 0, 64) * 16,
+                                         ROW, 0, (uint32_t)fuzz_range(in, 0, 3) > 0};
     change(in, (char *)&right + head, sizeof right - head);
     memcpy((char *)o + head, (char *)&right + head, sizeof right - head);
     atomic_store(&o->epoch, call->epoch);
@@ -174,13 +191,20 @@ static void forge_batch(fuzz_bytes *in, mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     int combine = call->type == MPIX_EP_COMBINE;
     size_t place = combine ? (size_t)call->handle->ll->answer[1] : ep->ll->region;
-    size_t room = combine ? mpix_ep_ll_answer_bytes(&ep->config, (size_t)call->handle->plan->send_tokens[1]) : ep->ll->region;
+    size_t room = combine ? mpix_ep_ll_answer_bytes(&ep->config,
+                                                    (size_t)call->handle->plan->send_tokens[1])
+                          : ep->ll->region;
     char *at = mpix_ep_ll_bank(call, 0) + place;
     uint32_t small = fuzz_u8(in) % 4;
     for (size_t i = 0; i + 4 <= room; i += 4)
         memcpy(at + i, &small, 4);
-    mpix_ep_ll_head head = {.flags = fuzz_u8(in) & 15, .width = TOPK, .dtype = MPIX_EP_F32, .hidden = HIDDEN, .stride = ROW};
-    head.rows = combine ? (uint32_t)call->handle->plan->send_tokens[1] : (uint32_t)fuzz_range(in, 0, TOKENS);
+    mpix_ep_ll_head head = {.flags = fuzz_u8(in) & 15,
+                            .width = TOPK,
+                            .dtype = MPIX_EP_F32,
+                            .hidden = HIDDEN,
+                            .stride = ROW};
+    head.rows = combine ? (uint32_t)call->handle->plan->send_tokens[1]
+                        : (uint32_t)fuzz_range(in, 0, TOKENS);
     head.exist = (uint32_t)fuzz_range(in, 0, TOKENS);
     head.reply = fuzz_u8(in) * 64u;
     const size_t behind = sizeof head.epoch;
@@ -196,8 +220,10 @@ static void forge_batch(fuzz_bytes *in, mpix_ep_call *call) {
 
 static void forge_ll_offer(fuzz_bytes *in, mpix_ep_call *call) {
     const mpix_ep_ctl_layout *l = &call->ep->layout;
-    mpix_ep_ll_offer *o = (mpix_ep_ll_offer *)(void *)((char *)call->ep->ctl->base + l->slots_at + l->slot * (size_t)call->handle->slot + l->block +
-                                                       l->offers_dispatch) + call->epoch % (uint64_t)call->ep->config.depth;
+    mpix_ep_ll_offer *o = (mpix_ep_ll_offer *)(void *)((char *)call->ep->ctl->base + l->slots_at +
+                                                       l->slot * (size_t)call->handle->slot +
+                                                       l->block + l->offers_dispatch) +
+                          call->epoch % (uint64_t)call->ep->config.depth;
     const size_t behind = sizeof o->epoch;
     mpix_ep_ll_offer right = {.rows = fuzz_u8(in), .x = fuzz_u8(in) * 16u, .x_stride = ROW};
     change(in, (char *)&right + behind, sizeof right - behind);
@@ -205,7 +231,7 @@ static void forge_ll_offer(fuzz_bytes *in, mpix_ep_call *call) {
     atomic_store(&o->epoch, call->epoch);
 }
 
-/* ---- rank 0's calls ------------------------------------------------------------------------------------------------------------ */
+/* ---- rank 0's calls -------------------------------------------------------------------------- */
 
 /* 1: it ended; 0: it goes nowhere. code: its result. */
 static int steps(MPIX_Xfer *xfer, int *code) {
@@ -236,7 +262,8 @@ static int route(fuzz_bytes *in, int which, const int32_t *ids, int ntok, int *c
     return steps(&xfer, code);
 }
 
-static int dispatch(fuzz_bytes *in, int which, const float *x, int rows, float *out_x, int *beside, int *code) {
+static int dispatch(fuzz_bytes *in, int which, const float *x, int rows, float *out_x, int *beside,
+                    int *code) {
     MPIX_Ep_dispatch_in i;
     MPIX_Ep_dispatch_out o;
     MPIX_Xfer xfer;
@@ -277,7 +304,8 @@ static int dispatch(fuzz_bytes *in, int which, const float *x, int rows, float *
     return steps(&xfer, code);
 }
 
-static int combine(fuzz_bytes *in, int which, const float *rows_at, float *y, float *values, int *code) {
+static int combine(fuzz_bytes *in, int which, const float *rows_at, float *y, float *values,
+                   int *code) {
     MPIX_Ep_combine_in i;
     MPIX_Ep_combine_out o;
     MPIX_Xfer xfer;
@@ -326,7 +354,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             ids[t * TOPK + k] = first % 7 == 0 && k == 1 ? -1 : (first + k) % EXPERTS;
     rows = shapes[which].layout == MPIX_EP_SLOTS ? 2 * TOKENS : fuzz_range(&in, 0, 200);
     int want = fuzz_range(&in, 0, 1);
-    float *x = calloc(TOKENS, ROW), *out = malloc((size_t)rows * ROW + 1), *y = malloc((size_t)ntok * ROW + 1);
+    float *x = calloc(TOKENS, ROW), *out = malloc((size_t)rows * ROW + 1),
+          *y = malloc((size_t)ntok * ROW + 1);
     float *values = want ? malloc((size_t)ntok * TOPK * 4 + 1) : NULL;
     int *beside = want ? malloc((size_t)rows * 4 * (1 + 2 * TOPK) + 1) : NULL;
     if (!x || !out || !y)

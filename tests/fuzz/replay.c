@@ -1,5 +1,6 @@
 /*
- * replay.c - runs a target without libFuzzer: every file of the corpus, then mutations of them drawn from a seed.
+ * replay.c - runs a target without libFuzzer: every file of the corpus, then mutations of them
+ * drawn from a seed.
  *
  *   TARGET [-runs=N] [-seed=S] FILE-OR-FOLDER ...
  */

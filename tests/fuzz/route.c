@@ -1,6 +1,6 @@
 /*
- * route.c - ids and counts of route, against a reference written from the layouts' definitions in mpix_ep.h: all ranks
- * of a small job in one process, without MPI.
+ * route.c - ids and counts of route, against a reference written from the layouts' definitions in
+ * mpix_ep.h: all ranks of a small job in one process, without MPI.
  */
 #include "config.h"
 
@@ -15,8 +15,8 @@ typedef struct job {
     int owner[EXPERTS], local[EXPERTS], nlocal[RANKS];
     int ntok[RANKS];
     int64_t ids[RANKS][TOKENS][TOPK];
-    int bad[RANKS];                  /* a rank's ids are to be refused */
-    int row[RANKS][TOKENS][TOPK];    /* of each choice at its rank, -1: none */
+    int bad[RANKS];               /* a rank's ids are to be refused */
+    int row[RANKS][TOKENS][TOPK]; /* of each choice at its rank, -1: none */
     int total[RANKS], offset[RANKS][EXPERTS + 1];
     int src[RANKS][ROWS], expert[RANKS][ROWS]; /* of each row, -1: padding */
 } job;
@@ -126,11 +126,13 @@ static void check_sent(const job *j, int rank, const mpix_ep_plan *plan) {
                 if (!here(j, r, j->ids[rank][t][k]) || (j->layout == MPIX_EP_COMPACT && seen))
                     continue;
                 seen = 1;
-                FUZZ_CHECK(at < plan->first[t + 1], "rank %d token %d has too few entries", rank, t);
+                FUZZ_CHECK(at < plan->first[t + 1], "rank %d token %d has too few entries", rank,
+                           t);
                 const mpix_ep_entry *entry = &plan->entries[at++];
-                FUZZ_CHECK(entry->rank == r && entry->choice == k && entry->row == j->row[rank][t][k],
-                           "rank %d token %d choice %d: rank %d choice %d row %lld, expected %d, %d", rank, t, k,
-                           entry->rank, entry->choice, (long long)entry->row, r, j->row[rank][t][k]);
+                FUZZ_CHECK(
+                    entry->rank == r && entry->choice == k && entry->row == j->row[rank][t][k],
+                    "rank %d token %d choice %d: rank %d choice %d row %lld, expected %d, %d", rank,
+                    t, k, entry->rank, entry->choice, (long long)entry->row, r, j->row[rank][t][k]);
             }
         }
         FUZZ_CHECK(at == plan->first[t + 1], "rank %d token %d has too many entries", rank, t);
@@ -139,17 +141,21 @@ static void check_sent(const job *j, int rank, const mpix_ep_plan *plan) {
 
 static void check_received(const job *j, int rank, const mpix_ep_plan *plan) {
     int src[ROWS], expert[ROWS];
-    FUZZ_CHECK(plan->recv_total == j->total[rank], "%lld rows, expected %d", (long long)plan->recv_total, j->total[rank]);
+    FUZZ_CHECK(plan->recv_total == j->total[rank], "%lld rows, expected %d",
+               (long long)plan->recv_total, j->total[rank]);
     for (int r = 0; r < j->ranks; r++)
-        FUZZ_CHECK(plan->total[r] == j->total[r], "rank %d: %lld rows, expected %d", r, (long long)plan->total[r], j->total[r]);
+        FUZZ_CHECK(plan->total[r] == j->total[r], "rank %d: %lld rows, expected %d", r,
+                   (long long)plan->total[r], j->total[r]);
     for (int e = 0; j->layout == MPIX_EP_EXPERT && e <= j->nlocal[rank]; e++)
-        FUZZ_CHECK(plan->offset[e] == j->offset[rank][e], "expert %d at %lld", e, (long long)plan->offset[e]);
+        FUZZ_CHECK(plan->offset[e] == j->offset[rank][e], "expert %d at %lld", e,
+                   (long long)plan->offset[e]);
     for (int i = 0; i < j->total[rank]; i++)
         src[i] = expert[i] = -1;
     for (int64_t g = 0; g < plan->nsegments; g++) {
         const mpix_ep_segment *s = &plan->segments[g];
         for (int64_t i = s->row; i < s->row + s->n; i++) {
-            FUZZ_CHECK(i >= 0 && i < j->total[rank] && src[i] < 0, "row %lld is outside or twice", (long long)i);
+            FUZZ_CHECK(i >= 0 && i < j->total[rank] && src[i] < 0, "row %lld is outside or twice",
+                       (long long)i);
             src[i] = s->source;
             expert[i] = s->expert;
         }
@@ -197,7 +203,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     config.expert_owner = j.given ? j.owner : NULL;
     memset(from, 0, sizeof from);
     for (int r = 0; r < j.ranks; r++) {
-        FUZZ_CHECK(mpix_ep_placement_init(&placement[r], &config, j.ranks, r) == 0, "placement of rank %d", r);
+        FUZZ_CHECK(mpix_ep_placement_init(&placement[r], &config, j.ranks, r) == 0,
+                   "placement of rank %d", r);
         plan[r] = plan_of(&j, r, &placement[r]);
         good &= plan[r] != NULL;
         if (plan[r])
@@ -211,7 +218,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         check_sent(&j, r, plan[r]);
         check_received(&j, r, plan[r]);
     }
-    /* A defective peer's counts: any numbers; the result means nothing, but nothing is written past. */
+    /* A defective peer's counts: any numbers; the result means nothing, but nothing is
+     * written past. */
     if (!good && plan[0]) {
         for (int r = 1; r < j.ranks; r++)
             fuzz_fill(&in, &from[r], sizeof from[r]);

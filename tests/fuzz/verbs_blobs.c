@@ -1,6 +1,6 @@
 /*
- * verbs_blobs.c - what a peer sends at creation: the address of its queue pairs and the key of its window, changed at
- * will, and operations with what was taken. The devices are mock_verbs.c.
+ * verbs_blobs.c - what a peer sends at creation: the address of its queue pairs and the key of its
+ * window, changed at will, and operations with what was taken. The devices are mock_verbs.c.
  */
 #include "config.h"
 
@@ -32,10 +32,12 @@ static void change(fuzz_bytes *in, void *blob, size_t bytes) {
     }
 }
 
-static void operate(fuzz_bytes *in, mpix_net *net, mpix_net_mem *mem, mpix_net_rmem *rmem, int peer, uint64_t bytes) {
+static void operate(fuzz_bytes *in, mpix_net *net, mpix_net_mem *mem, mpix_net_rmem *rmem, int peer,
+                    uint64_t bytes) {
     mpix_net_done done[64];
     for (int n = fuzz_range(in, 0, 8); n > 0; n--) {
-        /* As the layers above ask: inside what the peer's key says, inside the limits of the transport. */
+        /* As the layers above ask: inside what the peer's key says, inside the limits of
+         * the transport. */
         uint64_t len = fuzz_u8(in) * 8u, roff = 0;
         fuzz_fill(in, &roff, 4);
         if (len > bytes)
@@ -79,7 +81,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     params.lanes = fuzz_range(&in, 1, 4);
     if (mpix_net_verbs.open(&boot, &params, want, &net))
         abort();
-    FUZZ_CHECK(mpix_net_verbs.mem_reg(net, memory, sizeof memory, &mem) == 0, "%s", mpix_error_tls()->text);
+    FUZZ_CHECK(mpix_net_verbs.mem_reg(net, memory, sizeof memory, &mem) == 0, "%s",
+               mpix_error_tls()->text);
     for (int p = 1; p < RANKS; p++) {
         if (mpix_net_verbs.address(net, p, &blob))
             abort();

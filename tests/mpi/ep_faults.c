@@ -1,15 +1,18 @@
 /*
- * ep_faults.c - peers that are late, absent, stopped, killed or gone: the others get an error that names them, in time, and free
- * returns.
+ * ep_faults.c - peers that are late, absent, stopped, killed or gone: the others get an error that
+ * names them, in time, and free returns.
  *
  *   ep_faults --case late|absent|stopped|killed|gone|forgotten|injected [--progress caller|thread]
- *             [--mode ht|ll] [--limit SECONDS]    (timeout_s where a peer is waited for in vain, default 1)
+ *             [--mode ht|ll] [--limit SECONDS]    (timeout_s where a peer is waited for in
+ *                                                 vain, default 1)
  *   ep_faults --case cut --command SHELL_COMMAND --heal SHELL_COMMAND
  *
- * The victim is the last rank but one (rank 1 of 2). `killed` and `gone` need a launcher that lets survivors live; they leave by
- * _exit, because MPI may not be able to finalize, and tests/mpi/run.sh counts their verdicts. `cut` is for networks that MPI does not
- * use: the victim's command takes it off, for good as far as this context is concerned; every rank gets an error, the victim too.
- * `injected` is run over the transport chaos (environment), which fails or stalls at chosen operations.
+ * The victim is the last rank but one (rank 1 of 2). `killed` and `gone` need a launcher that lets
+ * survivors live; they leave by _exit, because MPI may not be able to finalize, and
+ * tests/mpi/run.sh counts their verdicts. `cut` is for networks that MPI does not use: the victim's
+ * command takes it off, for good as far as this context is concerned; every rank gets an error, the
+ * victim too. `injected` is run over the transport chaos (environment), which fails or stalls at
+ * chosen operations.
  */
 #include "call.h"
 
@@ -29,15 +32,13 @@ static const char *progress;
 static double limit; /* timeout_s */
 static int low_latency;
 
-static double now(void)
-{
+static double now(void) {
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC, &ts);
     return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
 }
 
-static void rest(double seconds)
-{
+static void rest(double seconds) {
     struct timespec ts = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
     while (nanosleep(&ts, &ts) != 0 && errno == EINTR)
         ;
@@ -46,8 +47,7 @@ static void rest(double seconds)
 /* Info keys of the next contexts: "name=value name=value". */
 static const char *extra = "";
 
-static void set_extra(MPI_Info info)
-{
+static void set_extra(MPI_Info info) {
     char copy[256], key[64], *save = NULL;
     snprintf(copy, sizeof copy, "%s", extra);
     for (char *word = strtok_r(copy, " ", &save); word; word = strtok_r(NULL, " ", &save)) {
@@ -58,8 +58,7 @@ static void set_extra(MPI_Info info)
     }
 }
 
-static int try_make(t_ctx *ctx, double timeout)
-{
+static int try_make(t_ctx *ctx, double timeout) {
     MPI_Info info;
     memset(ctx, 0, sizeof *ctx);
     MPIX_INIT(&ctx->config);
@@ -78,56 +77,55 @@ static int try_make(t_ctx *ctx, double timeout)
     return code;
 }
 
-static void make(t_ctx *ctx, t_handle *handle, double timeout)
-{
+static void make(t_ctx *ctx, t_handle *handle, double timeout) {
     REQUIRE(try_make(ctx, timeout) == MPI_SUCCESS, "no context");
     ctx->area.bytes = 1 << 18;
     CHECK_OK(MPIX_Ep_alloc(ctx->ep, (MPI_Count)ctx->area.bytes, MPI_INFO_NULL, &ctx->area.base));
     t_handle_init(handle, ctx);
 }
 
-static t_call *prepare(t_handle *handle, int kind)
-{
+static t_call *prepare(t_handle *handle, int kind) {
     t_shape s = {.seed = t_rand(&common), .hidden = 90, .dtype = MPIX_EP_F32, .flavour = REF_MIXED};
     if (kind == T_DISPATCH)
         return t_call_dispatch(handle, &s, &own);
     if (kind == T_COMBINE)
         return t_call_combine(handle, &s, &own);
-    int64_t *ids = t_make_ids((int)handle->ctx->config.num_experts, NULL, T_UNIFORM, s.seed, 20, 3, &own);
+    int64_t *ids = t_make_ids((int)handle->ctx->config.num_experts, NULL, T_UNIFORM, s.seed, 20, 3,
+                              &own);
     t_call *call = t_call_route(handle, 20, 3, ids, 32, &own);
     free(ids);
     return call;
 }
 
-static void all_well(t_handle *handle)
-{
+static void all_well(t_handle *handle) {
     for (int kind = T_ROUTE; kind <= T_COMBINE; kind++)
         t_call_run(prepare(handle, kind), kind & 1);
 }
 
 /* An error of one kind that blames the victim. */
-static void blames(int code, int kind, const char *what)
-{
+static void blames(int code, int kind, const char *what) {
     MPIX_Error error;
     MPIX_INIT(&error);
     MPIX_Error_last(&error);
-    if (!CHECK(code != MPI_SUCCESS, "%s: MPI_SUCCESS, expected an error about rank %d", what, victim))
+    if (!CHECK(code != MPI_SUCCESS, "%s: MPI_SUCCESS, expected an error about rank %d", what,
+               victim))
         return;
     CHECK(error.kind == kind, "%s: kind %d, expected %d: %s", what, error.kind, kind, error.text);
-    CHECK(error.rank == victim && error.host[0], "%s: blames rank %d on \"%s\", expected rank %d: %s", what, error.rank, error.host, victim,
-          error.text);
+    CHECK(error.rank == victim && error.host[0],
+          "%s: blames rank %d on \"%s\", expected rank %d: %s", what, error.rank, error.host,
+          victim, error.text);
 }
 
 /* What a context must still do after it has failed. */
-static void failed_context(t_ctx *ctx, t_handle *handle, t_call *again, int kind)
-{
+static void failed_context(t_ctx *ctx, t_handle *handle, t_call *again, int kind) {
     MPIX_Error error;
     double begin = now();
     t_where("calls on a failed context");
     blames(t_call_start(again, 1), kind, "a call on the failed context");
     CHECK(now() - begin < 1, "a call on a failed context took %.2f s", now() - begin);
     MPIX_INIT(&error);
-    CHECK(MPIX_Ep_get_async_error(ctx->ep, &error) == MPI_SUCCESS && error.kind == kind && error.rank == victim,
+    CHECK(MPIX_Ep_get_async_error(ctx->ep, &error) == MPI_SUCCESS && error.kind == kind &&
+              error.rank == victim,
           "async error: kind %d, rank %d", error.kind, error.rank);
     CHECK_OK(MPIX_Ep_handle_free(&handle->h));
     t_where("free of a failed context");
@@ -138,8 +136,7 @@ static void failed_context(t_ctx *ctx, t_handle *handle, t_call *again, int kind
 }
 
 /* The others' side: several transfers, all of which fail, in time. */
-static void survive(t_ctx *ctx, t_handle *handle, t_call **calls, int n, int kind)
-{
+static void survive(t_ctx *ctx, t_handle *handle, t_call **calls, int n, int kind) {
     MPIX_Xfer xfers[4];
     int codes[4] = {0};
     double begin = now();
@@ -153,7 +150,8 @@ static void survive(t_ctx *ctx, t_handle *handle, t_call **calls, int n, int kin
     if (xfers[0] == MPIX_XFER_NULL && calls[0]->code == MPI_SUCCESS)
         blames(code, kind, "waitall");
     for (int i = 0; i < n - 1; i++)
-        CHECK(codes[i] != MPI_SUCCESS || calls[i]->code != MPI_SUCCESS, "transfer %d of a failed context succeeded", i);
+        CHECK(codes[i] != MPI_SUCCESS || calls[i]->code != MPI_SUCCESS,
+              "transfer %d of a failed context succeeded", i);
     double took = now() - begin;
     CHECK(took < limit + 3, "the error came after %.2f s, timeout_s is %.2f", took, limit);
     if (kind == MPIX_ERRK_TIMEOUT)
@@ -167,8 +165,7 @@ static void survive(t_ctx *ctx, t_handle *handle, t_call **calls, int n, int kin
 }
 
 /* A slow peer is no failure. */
-static void late(void)
-{
+static void late(void) {
     t_ctx ctx;
     t_handle handle;
     make(&ctx, &handle, 20);
@@ -180,14 +177,15 @@ static void late(void)
         double begin = now();
         t_call_run(call, kind & 1);
         if (t_rank != victim && !(low_latency && kind == T_ROUTE)) /* that one is local */
-            CHECK(now() - begin > 0.2, "call %d did not wait for a late rank: %.3f s", kind, now() - begin);
+            CHECK(now() - begin > 0.2, "call %d did not wait for a late rank: %.3f s", kind,
+                  now() - begin);
     }
     CHECK_OK(MPIX_Ep_free(&ctx.ep));
 }
 
-/* The victim does not call, or stops itself for a while; then it comes back, and gets an error too. */
-static void away(int stop)
-{
+/* The victim does not call, or stops itself for a while; then it comes back, and gets
+ * an error too. */
+static void away(int stop) {
     static const int kinds[] = {T_ROUTE, T_DISPATCH, T_COMBINE};
     for (int at = low_latency ? T_DISPATCH : T_ROUTE; at <= T_COMBINE; at++) {
         t_ctx ctx;
@@ -217,13 +215,16 @@ static void away(int stop)
             }
             double begin = now();
             t_where("rank %d is back", victim);
-            int code = t_call_start(calls[0], 1); /* writes where it was granted to, if at all, and waits in vain */
-            /* Low latency: what the others had sent before they gave up is there, so the calls that they started succeed here. */
+            /* writes where it was granted to, if at all, and waits in vain */
+            int code = t_call_start(calls[0], 1);
+            /* Low latency: what the others had sent before they gave up is there, so the calls that
+             * they started succeed here. */
             for (int i = 1; low_latency && i < 3 && code == MPI_SUCCESS; i++) {
                 t_call_check(calls[i - 1]);
                 code = t_call_start(calls[i], 1);
             }
-            CHECK(code != MPI_SUCCESS || at == T_ROUTE || t_size == 1, "the call that the others gave up on succeeded");
+            CHECK(code != MPI_SUCCESS || at == T_ROUTE || t_size == 1,
+                  "the call that the others gave up on succeeded");
             CHECK(now() - begin < limit + 3, "its calls took %.2f s", now() - begin);
             begin = now();
             CHECK_OK(MPIX_Ep_free(&ctx.ep));
@@ -242,8 +243,7 @@ static void away(int stop)
     CHECK_OK(MPIX_Ep_free(&ctx.ep));
 }
 
-static int can_watch(void)
-{
+static int can_watch(void) {
 #ifdef SYS_pidfd_open
     int fd = (int)syscall(SYS_pidfd_open, getppid(), 0);
     if (fd >= 0)
@@ -255,8 +255,7 @@ static int can_watch(void)
 }
 
 /* The victim ends for good. */
-static void dead(int by_signal)
-{
+static void dead(int by_signal) {
     t_ctx ctx;
     t_handle handle;
     t_call *calls[4];
@@ -277,10 +276,11 @@ static void dead(int by_signal)
     t_leave();
 }
 
-/* Names that the library could have left in /dev/shm; MPI's own and other programs' are known by their names. */
-static int shm_names(char names[][64], int room)
-{
-    static const char *const others[] = {".", "vader_segment", "sm_segment", "ucx", "psm", "osc", "mpich", "mpi_", "sem.", "open_mpi"};
+/* Names that the library could have left in /dev/shm; MPI's own and other programs' are known
+ * by their names. */
+static int shm_names(char names[][64], int room) {
+    static const char *const others[] = {".",   "vader_segment", "sm_segment", "ucx",  "psm",
+                                         "osc", "mpich",         "mpi_",       "sem.", "open_mpi"};
     DIR *dir = opendir("/dev/shm");
     int n = 0;
     for (struct dirent *e; dir && (e = readdir(dir));) {
@@ -295,8 +295,7 @@ static int shm_names(char names[][64], int room)
     return n;
 }
 
-static void no_names(void)
-{
+static void no_names(void) {
     char before[64][64], during[64][64];
     t_ctx ctx;
     t_handle handle;
@@ -311,21 +310,21 @@ static void no_names(void)
         int old = 0;
         for (int j = 0; j < n; j++)
             old |= strcmp(during[i], before[j]) == 0;
-        CHECK(old, "/dev/shm/%s appeared", during[i]); /* windows have no names, so a death leaves none */
+        /* windows have no names, so a death leaves none */
+        CHECK(old, "/dev/shm/%s appeared", during[i]);
     }
     MPI_Barrier(MPI_COMM_WORLD);
     CHECK_OK(MPIX_Ep_free(&ctx.ep));
 }
 
-static void command(const char *text)
-{
+static void command(const char *text) {
     int status = text[0] ? system(text) : -1; /* NOLINT: the test's own command line */
     REQUIRE(status == 0, "the command \"%s\" ended with status %d", text, status);
 }
 
-/* The network is gone while calls are under way. Nobody frees before all have their error: who hangs up would be blamed too. */
-static void cut(const char *away, const char *back)
-{
+/* The network is gone while calls are under way. Nobody frees before all have their error: who
+ * hangs up would be blamed too. */
+static void cut(const char *away, const char *back) {
     enum { PATIENCE = 20 }; /* timeout_s; the device gives up earlier, after net_timeout */
     t_ctx ctx;
     t_handle handle;
@@ -343,8 +342,10 @@ static void cut(const char *away, const char *back)
     MPIX_INIT(&error);
     MPIX_Error_last(&error);
     if (CHECK(code != MPI_SUCCESS, "the dispatch succeeded without a network")) {
-        CHECK(error.kind == MPIX_ERRK_PEER || error.kind == MPIX_ERRK_TRANSPORT, "kind %d, expected PEER or TRANSPORT: %s", error.kind, error.text);
-        CHECK(t_rank == victim ? error.rank >= 0 && error.rank != victim : error.rank == victim, "blames rank %d: %s", error.rank, error.text);
+        CHECK(error.kind == MPIX_ERRK_PEER || error.kind == MPIX_ERRK_TRANSPORT,
+              "kind %d, expected PEER or TRANSPORT: %s", error.kind, error.text);
+        CHECK(t_rank == victim ? error.rank >= 0 && error.rank != victim : error.rank == victim,
+              "blames rank %d: %s", error.rank, error.text);
         CHECK(error.host[0] != 0, "names no host: %s", error.text);
     }
     CHECK(took < PATIENCE, "the error came after %.1f s, as late as the time limit", took);
@@ -368,41 +369,43 @@ static void cut(const char *away, const char *back)
 }
 
 /* Contexts that are never freed are taken down in MPI_Finalize. */
-static void forgotten(void)
-{
+static void forgotten(void) {
     t_ctx ctx[2];
     t_handle handle[2];
     for (int i = 0; i < 2; i++) {
         make(&ctx[i], &handle[i], 20);
         all_well(&handle[i]);
     }
-    static t_call *volatile left; /* in flight, and left there; volatile, so that it stays reachable for the leak check */
+    /* in flight, and left there; volatile, so that it stays reachable for the leak check */
+    static t_call *volatile left;
     left = prepare(&handle[0], T_DISPATCH);
     CHECK_OK(t_call_start(left, 0));
 }
 
-/* ---- injected failures ---- */
+/* ---- injected failures ----------------------------------------------------------------------- */
 
 enum { INJECTED_CALLS = 10 };
 
-/* An error that blames some other rank by number and host. kind 0: any of those that a lost peer gives. */
-static void blames_somebody(int kind, const char *what)
-{
+/* An error that blames some other rank by number and host. kind 0: any of those that a
+ * lost peer gives. */
+static void blames_somebody(int kind, const char *what) {
     MPIX_Error error;
     MPIX_INIT(&error);
     MPIX_Error_last(&error);
-    CHECK(kind ? error.kind == kind : error.kind == MPIX_ERRK_TRANSPORT || error.kind == MPIX_ERRK_TIMEOUT || error.kind == MPIX_ERRK_PEER,
+    CHECK(kind ? error.kind == kind
+               : error.kind == MPIX_ERRK_TRANSPORT || error.kind == MPIX_ERRK_TIMEOUT ||
+                     error.kind == MPIX_ERRK_PEER,
           "%s: kind %d: %s", what, error.kind, error.text);
-    CHECK(error.rank >= 0 && error.rank < t_size && error.rank != t_rank && error.host[0], "%s: blames rank %d on \"%s\": %s", what, error.rank,
-          error.host, error.text);
+    CHECK(error.rank >= 0 && error.rank < t_size && error.rank != t_rank && error.host[0],
+          "%s: blames rank %d on \"%s\": %s", what, error.rank, error.host, error.text);
 }
 
 /*
- * Calls one after the other until one fails, as it must on every rank: on the rank where the operation failed at once, by the time
- * limit on those that wait for it. kind: of the error on the victim; 0: ask not, for it is all ranks' operations that fail.
+ * Calls one after the other until one fails, as it must on every rank: on the rank where the
+ * operation failed at once, by the time limit on those that wait for it. kind: of the error on the
+ * victim; 0: ask not, for it is all ranks' operations that fail.
  */
-static void inject(const char *keys, int kind)
-{
+static void inject(const char *keys, int kind) {
     t_ctx ctx;
     t_handle handle;
     t_call *calls[INJECTED_CALLS];
@@ -434,7 +437,8 @@ static void inject(const char *keys, int kind)
     CHECK(failed, "no call failed");
     MPIX_Error error;
     MPIX_INIT(&error);
-    CHECK(MPIX_Ep_get_async_error(ctx.ep, &error) == MPI_SUCCESS && error.kind != 0, "async error: kind %d", error.kind);
+    CHECK(MPIX_Ep_get_async_error(ctx.ep, &error) == MPI_SUCCESS && error.kind != 0,
+          "async error: kind %d", error.kind);
     begin = now();
     CHECK_OK(MPIX_Ep_free(&ctx.ep));
     CHECK(now() - begin < 3, "free took %.2f s", now() - begin);
@@ -443,12 +447,13 @@ static void inject(const char *keys, int kind)
     t_plans_free();
     extra = "";
     MPI_Barrier(MPI_COMM_WORLD);
-    CHECK(t_mappings("memfd:mpix-ep") == 0, "%d mappings of windows are left", t_mappings("memfd:mpix-ep"));
-    CHECK(t_open_files() <= fds + 2, "%d descriptors, %d before", t_open_files(), fds); /* MPI opens some for the first messages */
+    CHECK(t_mappings("memfd:mpix-ep") == 0, "%d mappings of windows are left",
+          t_mappings("memfd:mpix-ep"));
+    /* MPI opens some for the first messages */
+    CHECK(t_open_files() <= fds + 2, "%d descriptors, %d before", t_open_files(), fds);
 }
 
-static void refused(const char *keys, int kind, int others, const char *text)
-{
+static void refused(const char *keys, int kind, int others, const char *text) {
     t_ctx ctx;
     MPIX_Error error;
     int fds = t_open_files();
@@ -458,20 +463,23 @@ static void refused(const char *keys, int kind, int others, const char *text)
     MPIX_INIT(&error);
     MPIX_Error_last(&error);
     if (CHECK(code != MPI_SUCCESS, "a context was made")) {
-        CHECK(error.kind == (t_rank == victim ? kind : others), "kind %d: %s", error.kind, error.text);
-        CHECK(t_rank != victim || strstr(error.text, text), "no \"%s\" in \"%s\"", text, error.text);
-        CHECK(others != MPIX_ERRK_REMOTE || t_rank == victim || error.rank == victim, "blames %d: %s", error.rank, error.text);
+        CHECK(error.kind == (t_rank == victim ? kind : others), "kind %d: %s", error.kind,
+              error.text);
+        CHECK(t_rank != victim || strstr(error.text, text), "no \"%s\" in \"%s\"", text,
+              error.text);
+        CHECK(others != MPIX_ERRK_REMOTE || t_rank == victim || error.rank == victim,
+              "blames %d: %s", error.rank, error.text);
         CHECK(ctx.ep == MPIX_EP_NULL, "an output was set");
     } else {
         CHECK_OK(MPIX_Ep_free(&ctx.ep));
     }
     extra = "";
     CHECK(t_open_files() <= fds + 2, "%d descriptors, %d before", t_open_files(), fds);
-    CHECK(t_mappings("memfd:mpix-ep") == 0, "%d mappings of windows are left", t_mappings("memfd:mpix-ep"));
+    CHECK(t_mappings("memfd:mpix-ep") == 0, "%d mappings of windows are left",
+          t_mappings("memfd:mpix-ep"));
 }
 
-static void well(const char *keys)
-{
+static void well(const char *keys) {
     t_ctx ctx;
     t_handle handle;
     t_where("%s", keys);
@@ -485,36 +493,41 @@ static void well(const char *keys)
 }
 
 /* Over the transport chaos. */
-static void injected(void)
-{
+static void injected(void) {
     static const char *const calls[] = {"open", "address", "connect", "register", "key"};
     char keys[200];
-    for (int at = 1; at <= 20; at = at * 2 + 1) { /* 1 3 7 15: in the route's, the offer's and the batch's operations */
+    /* 1 3 7 15: in the route's, the offer's and the batch's operations */
+    for (int at = 1; at <= 20; at = at * 2 + 1) {
         snprintf(keys, sizeof keys, "chaos_fail_at=%d chaos_seed=%d chaos_rank=%d", at, at, victim);
         inject(keys, MPIX_ERRK_TRANSPORT);
     }
     for (int at = 2; at <= 20; at *= 3) {
-        snprintf(keys, sizeof keys, "chaos_fail_at=%d chaos_reorder=no signal=ordered chaos_seed=%d chaos_rank=%d", at, at, victim);
+        snprintf(keys, sizeof keys,
+                 "chaos_fail_at=%d chaos_reorder=no signal=ordered chaos_seed=%d chaos_rank=%d", at,
+                 at, victim);
         inject(keys, MPIX_ERRK_TRANSPORT);
     }
     inject("chaos_fail_ppm=200000", 0);
     snprintf(keys, sizeof keys, "chaos_stall_at=9 chaos_rank=%d", victim);
     inject(keys, MPIX_ERRK_TIMEOUT);
     well("chaos_stall_at=9 chaos_stall_ms=300"); /* a stall that ends is none */
-    snprintf(keys, sizeof keys, "chaos_stall_at=5 chaos_stall_thread=yes chaos_stall_ms=2000 proxy=thread chaos_rank=%d", victim);
+    snprintf(
+        keys, sizeof keys,
+        "chaos_stall_at=5 chaos_stall_thread=yes chaos_stall_ms=2000 proxy=thread chaos_rank=%d",
+        victim);
     inject(keys, MPIX_ERRK_TIMEOUT); /* the victim's proxy does not run for longer than the limit */
     well("chaos_stall_at=5 chaos_stall_thread=yes chaos_stall_ms=300 proxy=thread");
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         snprintf(keys, sizeof keys, "chaos_fail_call=%s chaos_rank=%d", calls[i], victim);
         refused(keys, MPIX_ERRK_TRANSPORT, MPIX_ERRK_REMOTE, "chaos_fail_call");
     }
-    refused("signal=ordered", MPIX_ERRK_UNSUPPORTED, MPIX_ERRK_UNSUPPORTED, "chaos_reorder"); /* does not keep order */
+    /* does not keep order */
+    refused("signal=ordered", MPIX_ERRK_UNSUPPORTED, MPIX_ERRK_UNSUPPORTED, "chaos_reorder");
     well("signal=auto");
     well("signal=ordered chaos_reorder=no");
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     t_init(&argc, &argv, "ep_faults");
     const char *name = t_option_text(argc, argv, "--case", "late");
     progress = t_option_text(argc, argv, "--progress", "caller");

@@ -1,9 +1,11 @@
 /*
- * ep_files.c - the choices of a real router: data/routing/layer{0,1,2}_topk.npy, uint8 [65536][8], 64 experts.
+ * ep_files.c - the choices of a real router: data/routing/layer{0,1,2}_topk.npy, uint8
+ * [65536][8], 64 experts.
  *
  *   ep_files [--dir DIR] [--tokens N]
  *
- * Each rank takes its own stretch of the text. Without --dir the files are those of the source tree (MPIX_SRCDIR).
+ * Each rank takes its own stretch of the text. Without --dir the files are those of the source
+ * tree (MPIX_SRCDIR).
  */
 #include "call.h"
 
@@ -15,8 +17,7 @@ enum { EXPERTS = 64, TOPK = 8, HIDDEN = 64, FILE_TOKENS = 65536 };
 static t_rng common, own;
 
 /* The choices of this rank: ntok tokens from the file's place first on. */
-static int64_t *load(const char *dir, int layer, int64_t first, int64_t ntok)
-{
+static int64_t *load(const char *dir, int layer, int64_t first, int64_t ntok) {
     char path[4096], header[128];
     snprintf(path, sizeof path, "%s/layer%d_topk.npy", dir, layer);
     FILE *file = fopen(path, "rb");
@@ -24,13 +25,15 @@ static int64_t *load(const char *dir, int layer, int64_t first, int64_t ntok)
     REQUIRE(fread(header, 1, sizeof header, file) == sizeof header, "%s is too short", path);
     size_t length = 10u + (unsigned char)header[8] + 256u * (unsigned char)header[9];
     header[sizeof header - 1] = 0;
-    REQUIRE(memcmp(header, "\x93NUMPY\x01", 7) == 0 && strstr(header + 10, "|u1") && strstr(header + 10, "(65536, 8)"),
+    REQUIRE(memcmp(header, "\x93NUMPY\x01", 7) == 0 && strstr(header + 10, "|u1") &&
+                strstr(header + 10, "(65536, 8)"),
             "%s is not a uint8 [65536][8] of version 1", path);
     unsigned char *bytes = malloc((size_t)(ntok * TOPK));
     int64_t *ids = malloc((size_t)(ntok * TOPK) * sizeof *ids);
     REQUIRE(bytes && ids, "no memory");
     REQUIRE(fseek(file, (long)length + (long)(first * TOPK), SEEK_SET) == 0 &&
-                fread(bytes, TOPK, (size_t)ntok, file) == (size_t)ntok, "%s ends early", path);
+                fread(bytes, TOPK, (size_t)ntok, file) == (size_t)ntok,
+            "%s ends early", path);
     fclose(file);
     for (int64_t i = 0; i < ntok * TOPK; i++)
         ids[i] = bytes[i];
@@ -38,14 +41,18 @@ static int64_t *load(const char *dir, int layer, int64_t first, int64_t ntok)
     return ids;
 }
 
-static void one_layer(t_ctx *ctx, const char *dir, int layer, int64_t ntok, int dtype)
-{
+static void one_layer(t_ctx *ctx, const char *dir, int layer, int64_t ntok, int dtype) {
     t_handle handle;
     int64_t *ids = load(dir, layer, ntok * t_rank % (FILE_TOKENS - ntok + 1), ntok);
     t_handle_init(&handle, ctx);
     t_call_run(t_call_route(&handle, ntok, TOPK, ids, t_chance(&own, 50) ? 32 : 64, &own), 1);
     for (int again = 0; again < 2; again++) { /* the routing serves forward and backward */
-        t_shape s = {.seed = t_rand(&common), .hidden = HIDDEN, .dtype = dtype, .flavour = REF_MIXED, .weights = 1, .slot_values = again};
+        t_shape s = {.seed = t_rand(&common),
+                     .hidden = HIDDEN,
+                     .dtype = dtype,
+                     .flavour = REF_MIXED,
+                     .weights = 1,
+                     .slot_values = again};
         t_call_run(t_call_dispatch(&handle, &s, &own), !again);
         t_call_run(t_call_combine(&handle, &s, &own), again);
     }
@@ -53,11 +60,11 @@ static void one_layer(t_ctx *ctx, const char *dir, int layer, int64_t ntok, int 
     free(ids);
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     char fallback[4096];
     t_init(&argc, &argv, "ep_files");
-    snprintf(fallback, sizeof fallback, "%s/data/routing", getenv("MPIX_SRCDIR") ? getenv("MPIX_SRCDIR") : ".");
+    snprintf(fallback, sizeof fallback, "%s/data/routing",
+             getenv("MPIX_SRCDIR") ? getenv("MPIX_SRCDIR") : ".");
     const char *dir = t_option_text(argc, argv, "--dir", fallback);
     int64_t ntok = t_option(argc, argv, "--tokens", 2048);
     common.s = 11;

@@ -1,6 +1,7 @@
 /*
- * ep_hops.c - what two hops send over the network, for the choices of a real router (data/routing): bytes are those of the routing's unique
- * (token, host) pairs, by the library's counters; and the mode auto takes two hops there.
+ * ep_hops.c - what two hops send over the network, for the choices of a real router (data/routing):
+ * bytes are those of the routing's unique (token, host) pairs, by the library's counters; and the
+ * mode auto takes two hops there.
  *
  *   ep_hops [--dir DIR] [--tokens N] [--layers N]
  *
@@ -17,18 +18,19 @@ typedef struct {
     long long dispatch, combine; /* bytes that all ranks sent */
 } traffic;
 
-static int64_t *load(const char *dir, int layer, int64_t first, int64_t ntok)
-{
+static int64_t *load(const char *dir, int layer, int64_t first, int64_t ntok) {
     char path[4096], header[128];
     snprintf(path, sizeof path, "%s/layer%d_topk.npy", dir, layer);
     FILE *file = fopen(path, "rb");
-    REQUIRE(file && fread(header, 1, sizeof header, file) == sizeof header, "%s can't be read", path);
+    REQUIRE(file && fread(header, 1, sizeof header, file) == sizeof header, "%s can't be read",
+            path);
     long length = 10 + (unsigned char)header[8] + 256 * (unsigned char)header[9];
     unsigned char *bytes = malloc((size_t)(ntok * TOPK));
     int64_t *ids = malloc((size_t)(ntok * TOPK) * sizeof *ids);
     REQUIRE(bytes && ids, "no memory");
-    REQUIRE(fseek(file, length + (long)(first * TOPK), SEEK_SET) == 0 && fread(bytes, TOPK, (size_t)ntok, file) == (size_t)ntok, "%s ends early",
-            path);
+    REQUIRE(fseek(file, length + (long)(first * TOPK), SEEK_SET) == 0 &&
+                fread(bytes, TOPK, (size_t)ntok, file) == (size_t)ntok,
+            "%s ends early", path);
     fclose(file);
     for (int64_t i = 0; i < ntok * TOPK; i++)
         ids[i] = bytes[i];
@@ -36,8 +38,7 @@ static int64_t *load(const char *dir, int layer, int64_t first, int64_t ntok)
     return ids;
 }
 
-static long long sent(MPIX_Ep ep)
-{
+static long long sent(MPIX_Ep ep) {
     long long bytes = 0;
     for (int r = 0; r < t_size; r++) {
         MPIX_Ep_peer peer;
@@ -48,31 +49,30 @@ static long long sent(MPIX_Ep ep)
     return bytes;
 }
 
-static long long everybody(long long n)
-{
+static long long everybody(long long n) {
     long long all;
     MPI_Allreduce(&n, &all, 1, MPI_LONG_LONG, MPI_SUM, MPI_COMM_WORLD);
     return all;
 }
 
-/* Unique (token, rank) or (token, host) pairs between hosts, of all ranks; experts lie in equal blocks. */
-static long long pairs(const int64_t *ids, int64_t ntok, int by_host)
-{
+/* Unique (token, rank) or (token, host) pairs between hosts, of all ranks; experts lie in
+ * equal blocks. */
+static long long pairs(const int64_t *ids, int64_t ntok, int by_host) {
     long long n = 0;
     for (int64_t t = 0; t < ntok; t++)
         for (int to = 0; to < (by_host ? t_hosts : t_size); to++) {
             int hit = 0;
             for (int k = 0; k < TOPK; k++) {
                 int rank = (int)(ids[t * TOPK + k] / (EXPERTS / t_size));
-                hit |= (by_host ? t_host_of[rank] : rank) == to && t_host_of[rank] != t_host_of[t_rank];
+                hit |= (by_host ? t_host_of[rank] : rank) == to &&
+                       t_host_of[rank] != t_host_of[t_rank];
             }
             n += hit;
         }
     return everybody(n);
 }
 
-static traffic measure(const int64_t *ids, int64_t ntok, int layout, const char *two_hops)
-{
+static traffic measure(const int64_t *ids, int64_t ntok, int layout, const char *two_hops) {
     MPIX_Ep_config config;
     MPIX_Ep ep;
     MPIX_Ep_handle handle;
@@ -105,7 +105,8 @@ static traffic measure(const int64_t *ids, int64_t ntok, int layout, const char 
     routing.idx_bits = 64;
     counts.recv_total = &rows;
     CHECK_OK(MPIX_Ep_route(handle, &routing, &counts));
-    uint16_t *x = calloc((size_t)ntok * HIDDEN, 2), *y = calloc((size_t)ntok * HIDDEN, 2), *out = calloc((size_t)rows * HIDDEN + 1, 2);
+    uint16_t *x = calloc((size_t)ntok * HIDDEN, 2), *y = calloc((size_t)ntok * HIDDEN, 2),
+             *out = calloc((size_t)rows * HIDDEN + 1, 2);
     REQUIRE(x && y && out, "no memory");
     MPIX_INIT(&din);
     MPIX_INIT(&dout);
@@ -132,38 +133,42 @@ static traffic measure(const int64_t *ids, int64_t ntok, int layout, const char 
     return total;
 }
 
-/* n items of so many bytes: that, and for each chunk of them a head, a word and credit; for each pair of ranks an offer and signals. */
-static void check(const char *what, long long got, long long n, long long bytes)
-{
+/* n items of so many bytes: that, and for each chunk of them a head, a word and credit; for each
+ * pair of ranks an offer and signals. */
+static void check(const char *what, long long got, long long n, long long bytes) {
     long long ends = (long long)t_size * t_size, chunks = n * bytes / (CHUNK - 32 - bytes) + ends;
-    CHECK(got >= n * bytes && got <= n * bytes + chunks * 64 + ends * 512, "%s: %lld bytes for %lld items of %lld, which are %lld", what, got, n, bytes,
-          n * bytes);
+    CHECK(got >= n * bytes && got <= n * bytes + chunks * 64 + ends * 512,
+          "%s: %lld bytes for %lld items of %lld, which are %lld", what, got, n, bytes, n * bytes);
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     char fallback[4096];
     t_init(&argc, &argv, "ep_hops");
-    snprintf(fallback, sizeof fallback, "%s/data/routing", getenv("MPIX_SRCDIR") ? getenv("MPIX_SRCDIR") : ".");
+    snprintf(fallback, sizeof fallback, "%s/data/routing",
+             getenv("MPIX_SRCDIR") ? getenv("MPIX_SRCDIR") : ".");
     const char *dir = t_option_text(argc, argv, "--dir", fallback);
     int64_t ntok = t_option(argc, argv, "--tokens", 700);
     int layers = (int)t_option(argc, argv, "--layers", 3);
-    long long row = 2 * HIDDEN, far = row + 80, ask = 112; /* up16(4 + 8 * TOPK), up16(4 + 12 * TOPK) */
+    /* up16(4 + 8 * TOPK), up16(4 + 12 * TOPK) */
+    long long row = 2 * HIDDEN, far = row + 80, ask = 112;
     for (int layer = 0; layer < layers && !t_failed_anywhere(); layer++) {
         int layout = layer == 1 ? MPIX_EP_EXPERT : MPIX_EP_COMPACT;
         int64_t *ids = load(dir, layer, ntok * t_rank % (FILE_TOKENS - ntok + 1), ntok);
         t_where("layer %d", layer);
         t_watchdog(60);
         long long flat = pairs(ids, ntok, 0), hop = pairs(ids, ntok, 1);
-        traffic off = measure(ids, ntok, layout, "off"), on = measure(ids, ntok, layout, "on"), chosen = measure(ids, ntok, layout, "auto");
+        traffic off = measure(ids, ntok, layout, "off"), on = measure(ids, ntok, layout, "on"),
+                chosen = measure(ids, ntok, layout, "auto");
         check("dispatch, one hop", off.dispatch, flat, far);
         check("dispatch, two hops", on.dispatch, hop, row + ask);
         check("combine, two hops", on.combine, hop, row + ask);
         check("dispatch, auto", chosen.dispatch, hop, row + ask);
         check("combine, auto", chosen.combine, hop, row + ask);
         if (t_rank == 0)
-            printf("# layer %d: %lld (token, rank) and %lld (token, host) pairs, %.2f; bytes sent dispatch %lld and %lld, combine %lld and %lld\n", layer,
-                   flat, hop, (double)flat / (double)hop, off.dispatch, on.dispatch, off.combine, on.combine);
+            printf("# layer %d: %lld (token, rank) and %lld (token, host) pairs, %.2f; bytes sent "
+                   "dispatch %lld and %lld, combine %lld and %lld\n",
+                   layer, flat, hop, (double)flat / (double)hop, off.dispatch, on.dispatch,
+                   off.combine, on.combine);
         free(ids);
     }
     return t_end();

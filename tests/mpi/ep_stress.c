@@ -1,10 +1,13 @@
 /*
- * ep_stress.c - thousands of small calls, many in flight; then contexts made and freed many times without leaving anything behind.
+ * ep_stress.c - thousands of small calls, many in flight; then contexts made and freed many times
+ * without leaving anything behind.
  *
- *   ep_stress [--rounds N] [--contexts N] [--seed S] [--mode ht|ll]    (ll: low latency; many small calls only)
+ *   ep_stress [--rounds N] [--contexts N] [--seed S] [--mode ht|ll]
+ *       ll: low latency; many small calls only
  *
- * Contents are hashes of (call, rank, token, word) and every word is compared; the routings of a handle are the reference's, but
- * buffers are kept, so that the calls follow each other as fast as they can.
+ * Contents are hashes of (call, rank, token, word) and every word is compared; the routings of
+ * a handle are the reference's, but buffers are kept, so that the calls follow each other as
+ * fast as they can.
  */
 #include "call.h"
 
@@ -29,7 +32,8 @@ typedef struct {
     int dispatched; /* since the route: a combine of low latency needs it */
 } lane;
 
-/* One call in flight: a dispatch of 64-bit words, or a combine of whole numbers, whose sums are exact. */
+/* One call in flight: a dispatch of 64-bit words, or a combine of whole numbers, whose
+ * sums are exact. */
 typedef struct {
     lane *lane;
     ref_plan *plan;
@@ -42,18 +46,15 @@ typedef struct {
     MPI_Count *token;
 } slot;
 
-static uint64_t word(uint64_t seed, int rank, int64_t row, int w)
-{
+static uint64_t word(uint64_t seed, int rank, int64_t row, int w) {
     return t_hash2(seed + (uint64_t)w, (uint64_t)rank << 40 | (uint64_t)row);
 }
 
-static double number(uint64_t seed, int rank, int64_t row, int w)
-{
+static double number(uint64_t seed, int rank, int64_t row, int w) {
     return (double)(int64_t)(word(seed, rank, row, w) % 20011) - 10005;
 }
 
-static int start(slot *s, int blocking)
-{
+static int start(slot *s, int blocking) {
     const ref_plan *plan = s->plan;
     int64_t mine = plan->ntok[t_rank], rows = plan->total[t_rank];
     if (!s->combine) {
@@ -71,7 +72,8 @@ static int start(slot *s, int blocking)
         out.src_rank = s->src;
         out.src_token = s->token;
         memset(s->out, 0xee, (size_t)rows * (size_t)s->words * 8);
-        return blocking ? MPIX_Ep_dispatch(s->lane->h, &in, &out) : MPIX_Ep_idispatch(s->lane->h, &in, &out, &s->xfer);
+        return blocking ? MPIX_Ep_dispatch(s->lane->h, &in, &out)
+                        : MPIX_Ep_idispatch(s->lane->h, &in, &out, &s->xfer);
     }
     MPIX_Ep_combine_in in;
     MPIX_Ep_combine_out out;
@@ -84,30 +86,32 @@ static int start(slot *s, int blocking)
     in.x = (MPIX_Ep_rows){.data = s->x, .dtype = MPIX_EP_F64};
     out.y.data = s->out;
     memset(s->out, 0xee, (size_t)mine * (size_t)s->words * 8);
-    return blocking ? MPIX_Ep_combine(s->lane->h, &in, &out) : MPIX_Ep_icombine(s->lane->h, &in, &out, &s->xfer);
+    return blocking ? MPIX_Ep_combine(s->lane->h, &in, &out)
+                    : MPIX_Ep_icombine(s->lane->h, &in, &out, &s->xfer);
 }
 
-static void check_dispatch(const slot *s)
-{
+static void check_dispatch(const slot *s) {
     const ref_row *rows = s->plan->rows[t_rank];
     for (int64_t r = 0; r < s->plan->total[t_rank]; r++) {
-        if (!CHECK(s->src[r] == rows[r].src && s->token[r] == rows[r].token, "row %lld is (%d, %lld), expected (%d, %lld)", (long long)r,
-                   s->src[r], (long long)s->token[r], rows[r].src, (long long)rows[r].token))
+        if (!CHECK(s->src[r] == rows[r].src && s->token[r] == rows[r].token,
+                   "row %lld is (%d, %lld), expected (%d, %lld)", (long long)r, s->src[r],
+                   (long long)s->token[r], rows[r].src, (long long)rows[r].token))
             return;
         for (int w = 0; w < s->words; w++) {
             /* Padding is zero; a place of SLOTS that no token has taken is not touched. */
             uint64_t none = s->plan->layout == MPIX_EP_SLOTS ? UINT64_C(0xeeeeeeeeeeeeeeee) : 0;
             uint64_t expect = rows[r].src < 0 ? none : word(s->seed, rows[r].src, rows[r].token, w);
-            if (!CHECK(s->out[r * s->words + w] == expect, "row %lld (from rank %d, token %lld), word %d of %d is %#llx, expected %#llx",
-                       (long long)r, rows[r].src, (long long)rows[r].token, w, s->words, (unsigned long long)s->out[r * s->words + w],
-                       (unsigned long long)expect))
+            if (!CHECK(
+                    s->out[r * s->words + w] == expect,
+                    "row %lld (from rank %d, token %lld), word %d of %d is %#llx, expected %#llx",
+                    (long long)r, rows[r].src, (long long)rows[r].token, w, s->words,
+                    (unsigned long long)s->out[r * s->words + w], (unsigned long long)expect))
                 return;
         }
     }
 }
 
-static void check_combine(const slot *s)
-{
+static void check_combine(const slot *s) {
     const ref_plan *plan = s->plan;
     for (int64_t t = 0; t < plan->ntok[t_rank]; t++)
         for (int w = 0; w < s->words; w++) {
@@ -117,18 +121,19 @@ static void check_combine(const slot *s)
                 int again = 0;
                 for (int j = 0; e >= 0 && j < k; j++) {
                     int64_t f = ref_choice(plan, t_rank, t, j);
-                    again |= f >= 0 && plan->owner[f] == plan->owner[e] && plan->place[t * plan->topk + j] == row;
+                    again |= f >= 0 && plan->owner[f] == plan->owner[e] &&
+                             plan->place[t * plan->topk + j] == row;
                 }
                 if (e >= 0 && !again) /* a COMPACT row counts once */
                     expect += number(s->seed, plan->owner[e], row, w);
             }
-            if (!CHECK(got == expect, "y[%lld][%d] is %g, expected %g", (long long)t, w, got, expect))
+            if (!CHECK(got == expect, "y[%lld][%d] is %g, expected %g", (long long)t, w, got,
+                       expect))
                 return;
         }
 }
 
-static void finish(slot *s, int code)
-{
+static void finish(slot *s, int code) {
     if (CHECK_OK(code)) {
         if (s->combine)
             check_combine(s);
@@ -138,8 +143,7 @@ static void finish(slot *s, int code)
     s->plan = NULL;
 }
 
-static void finish_all(slot *slots)
-{
+static void finish_all(slot *slots) {
     MPIX_Xfer xfers[FLIGHT];
     int which[FLIGHT], n = 0, index;
     for (int i = 0; i < FLIGHT; i++)
@@ -155,18 +159,17 @@ static void finish_all(slot *slots)
     }
 }
 
-static void reroute(lane *l)
-{
+static void reroute(lane *l) {
     l->ntok = t_range(&own, 0, TOKENS);
-    int64_t *ids = t_make_ids((int)l->as.ctx->config.num_experts, NULL, (int)t_range(&common, 0, T_FLAVOURS - 1), t_rand(&common), l->ntok, TOPK,
-                              &own);
+    int64_t *ids = t_make_ids((int)l->as.ctx->config.num_experts, NULL,
+                              (int)t_range(&common, 0, T_FLAVOURS - 1), t_rand(&common), l->ntok,
+                              TOPK, &own);
     t_call_run(t_call_route(&l->as, l->ntok, TOPK, ids, 32, &own), t_chance(&own, 50));
     free(ids);
     l->dispatched = 0;
 }
 
-static int make_context(t_ctx *ctx, int layout, const char *progress, const char *stores)
-{
+static int make_context(t_ctx *ctx, int layout, const char *progress, const char *stores) {
     MPI_Info info;
     memset(ctx, 0, sizeof *ctx);
     MPIX_INIT(&ctx->config);
@@ -187,8 +190,7 @@ static int make_context(t_ctx *ctx, int layout, const char *progress, const char
     return ok;
 }
 
-static void many_calls(int layout, const char *progress, const char *stores, long rounds)
-{
+static void many_calls(int layout, const char *progress, const char *stores, long rounds) {
     t_ctx ctx;
     lane lanes[HANDLES];
     slot slots[FLIGHT];
@@ -197,11 +199,14 @@ static void many_calls(int layout, const char *progress, const char *stores, lon
     if (!make_context(&ctx, layout, progress, stores))
         return;
     /* Half of the outputs and combine's rows lie where peers reach them. */
-    CHECK_OK(MPIX_Ep_alloc(ctx.ep, (MPI_Count)(FLIGHT * 2 * most * WORDS * 8), MPI_INFO_NULL, &direct));
+    CHECK_OK(
+        MPIX_Ep_alloc(ctx.ep, (MPI_Count)(FLIGHT * 2 * most * WORDS * 8), MPI_INFO_NULL, &direct));
     memset(slots, 0, sizeof slots);
     for (int i = 0; i < FLIGHT; i++) {
-        slots[i].x = i & 1 ? malloc(most * WORDS * 8) : (void *)(direct + (size_t)i * 2 * most * WORDS * 8);
-        slots[i].out = i & 2 ? malloc(most * WORDS * 8) : (void *)(direct + ((size_t)i * 2 + 1) * most * WORDS * 8);
+        slots[i].x = i & 1 ? malloc(most * WORDS * 8)
+                           : (void *)(direct + (size_t)i * 2 * most * WORDS * 8);
+        slots[i].out = i & 2 ? malloc(most * WORDS * 8)
+                             : (void *)(direct + ((size_t)i * 2 + 1) * most * WORDS * 8);
         slots[i].src = malloc(most * sizeof(int));
         slots[i].token = malloc(most * sizeof(MPI_Count));
     }
@@ -247,9 +252,9 @@ static void many_calls(int layout, const char *progress, const char *stores, lon
     t_plans_free();
 }
 
-/* The last bytes of a row, looked at as soon as the call returns: a signal that overtakes streaming stores shows here first. */
-static void fresh_rows(long rounds)
-{
+/* The last bytes of a row, looked at as soon as the call returns: a signal that overtakes streaming
+ * stores shows here first. */
+static void fresh_rows(long rounds) {
     enum { LONG = 2048 };
     t_ctx ctx;
     t_handle h;
@@ -266,7 +271,8 @@ static void fresh_rows(long rounds)
     ctx.config.timeout_s = 60;
     MPI_Info_create(&info);
     MPI_Info_set(info, "mpix_ep_stores", "streaming");
-    if (t_size <= sysconf(_SC_NPROCESSORS_ONLN)) /* the reader is awake when the signal comes: only then it can be too early */
+    /* the reader is awake when the signal comes: only then it can be too early */
+    if (t_size <= sysconf(_SC_NPROCESSORS_ONLN))
         MPI_Info_set(info, "mpix_ep_spin_us", "1000");
     else
         rounds /= 10;
@@ -292,7 +298,8 @@ static void fresh_rows(long rounds)
         int w = words - 1;
         while (w >= 0 && *(volatile uint64_t *)&out[w] == ((uint64_t)round << 20 | (uint64_t)w))
             w--;
-        CHECK(code == MPI_SUCCESS && w < 0, "round %ld: code %d, word %d of %d is old", round, code, w, words);
+        CHECK(code == MPI_SUCCESS && w < 0, "round %ld: code %d, word %d of %d is old", round, code,
+              w, words);
         if (code != MPI_SUCCESS)
             break;
     }
@@ -301,8 +308,7 @@ static void fresh_rows(long rounds)
     free(x);
 }
 
-static void many_contexts(long contexts)
-{
+static void many_contexts(long contexts) {
     enum { WARM = 4 };
     int fds = 0, maps = 0, during = 0;
     for (long i = 0; i < contexts; i++) {
@@ -311,12 +317,16 @@ static void many_contexts(long contexts)
         void *base;
         t_where("context %ld of %ld", i, contexts);
         t_watchdog(60);
-        if (!make_context(&ctx, i % 2 ? MPIX_EP_EXPERT : MPIX_EP_COMPACT, i % 3 ? "caller" : "thread", "auto"))
+        if (!make_context(&ctx, i % 2 ? MPIX_EP_EXPERT : MPIX_EP_COMPACT,
+                          i % 3 ? "caller" : "thread", "auto"))
             return;
         CHECK_OK(MPIX_Ep_alloc(ctx.ep, 100000, MPI_INFO_NULL, &base));
         t_handle_init(&h, &ctx);
         int64_t ids[TOPK] = {0, 1, 2, -1};
-        t_shape s = {.seed = t_rand(&common), .hidden = 9, .dtype = MPIX_EP_F32, .flavour = REF_MIXED};
+        t_shape s = {.seed = t_rand(&common),
+                     .hidden = 9,
+                     .dtype = MPIX_EP_F32,
+                     .flavour = REF_MIXED};
         t_call_run(t_call_route(&h, 1, TOPK, ids, 32, &own), 1);
         t_call_run(t_call_dispatch(&h, &s, &own), 1);
         t_call_run(t_call_combine(&h, &s, &own), 1);
@@ -331,18 +341,21 @@ static void many_contexts(long contexts)
         }
     }
     CHECK(during > 0, "no window was seen in /proc/self/maps: the test looks for the wrong thing");
-    CHECK(t_open_files() == fds, "%d descriptors, %d after the first contexts", t_open_files(), fds);
+    CHECK(t_open_files() == fds, "%d descriptors, %d after the first contexts", t_open_files(),
+          fds);
     int now = t_mappings("");
-#if defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer) /* whose allocator maps more and more */
+/* whose allocator maps more and more */
+#if defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
     now = maps;
 #endif
-    CHECK(now - maps < (contexts - WARM) / 2, "%d mappings, %d after the first contexts", now, maps);
+    CHECK(now - maps < (contexts - WARM) / 2, "%d mappings, %d after the first contexts", now,
+          maps);
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     t_init(&argc, &argv, "ep_stress");
-    long rounds = t_option(argc, argv, "--rounds", 1500), contexts = t_option(argc, argv, "--contexts", 30);
+    long rounds = t_option(argc, argv, "--rounds", 1500),
+         contexts = t_option(argc, argv, "--contexts", 30);
     uint64_t seed = (uint64_t)t_option(argc, argv, "--seed", 1);
     common.s = t_hash2(seed, 1);
     own.s = t_hash2(t_hash2(seed, 2), (uint64_t)t_rank);
@@ -355,7 +368,8 @@ int main(int argc, char **argv)
     }
     for (int layout = MPIX_EP_COMPACT; layout <= MPIX_EP_EXPERT; layout++) {
         many_calls(layout, "caller", "ordinary", rounds);
-        many_calls(layout, "caller", "streaming", rounds); /* whose order is the library's business */
+        /* whose order is the library's business */
+        many_calls(layout, "caller", "streaming", rounds);
         many_calls(layout, "thread", "streaming", rounds / 4);
     }
     fresh_rows(rounds * 3);

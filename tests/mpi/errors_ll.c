@@ -1,6 +1,7 @@
 /*
- * errors_ll.c - faults in the low-latency mode, where no call asks the others before it sends: what every rank learns in the same call, what only
- * the rank that errs does, and that the next call works in any case.
+ * errors_ll.c - faults in the low-latency mode, where no call asks the others before it sends: what
+ * every rank learns in the same call, what only the rank that errs does, and that the next call
+ * works in any case.
  */
 #include "errors.h"
 
@@ -13,8 +14,7 @@ static t_handle handle;
 /* The rank that errs is the last one. */
 static int errs(void) { return t_rank == t_size - 1; }
 
-static int create(int layout)
-{
+static int create(int layout) {
     t_where("low latency, layout %d", layout);
     ll_layout = layout;
     ctx = (t_ctx){0};
@@ -26,14 +26,12 @@ static int create(int layout)
     return e_usable(&handle, 1);
 }
 
-static t_call *dispatch(void)
-{
+static t_call *dispatch(void) {
     t_shape s = e_shape(MPIX_EP_BF16, 0);
     return t_call_dispatch(&handle, &s, &e_own);
 }
 
-static t_call *combine(void)
-{
+static t_call *combine(void) {
     t_shape s = e_shape(MPIX_EP_BF16, 0);
     return t_call_combine(&handle, &s, &e_own);
 }
@@ -41,8 +39,7 @@ static t_call *combine(void)
 enum { OTHERS_REMOTE, OTHERS_FINE, OTHERS_SAME };
 
 /* Runs a call that was spoiled on the rank that errs. */
-static void run(t_call *call, int kind, const char *arg, int others, int blocking)
-{
+static void run(t_call *call, int kind, const char *arg, int others, int blocking) {
     int code = t_call_start(call, blocking);
     if (!blocking && code == MPI_SUCCESS)
         code = call->code = MPIX_Xfer_wait(&call->xfer);
@@ -57,8 +54,7 @@ static void run(t_call *call, int kind, const char *arg, int others, int blockin
     e_usable(&handle, 0);
 }
 
-static void dispatch_faults(int blocking)
-{
+static void dispatch_faults(int blocking) {
     t_call *d = dispatch();
     t_where("low latency: hidden = 0");
     d->u.dispatch.in.hidden = errs() ? 0 : E_HIDDEN;
@@ -78,14 +74,14 @@ static void dispatch_faults(int blocking)
     if (errs() && small)
         d->u.dispatch.out.capacity_rows = d->plan->total[t_rank] - 1;
     if (small)
-        run(d, MPIX_ERRK_TRUNCATE, "out.capacity_rows", ll_layout == MPIX_EP_SLOTS ? OTHERS_REMOTE : OTHERS_FINE, blocking);
+        run(d, MPIX_ERRK_TRUNCATE, "out.capacity_rows",
+            ll_layout == MPIX_EP_SLOTS ? OTHERS_REMOTE : OTHERS_FINE, blocking);
     else
         t_call_free(d);
 }
 
 /* Whoever wants weights and gets a row from the rank that gives none finds it out alone. */
-static void weights_missing(void)
-{
+static void weights_missing(void) {
     t_call *d = dispatch();
     static float weights[64 * E_MAX_TOKENS * E_MAX_TOPK];
     int from = 0;
@@ -104,8 +100,7 @@ static void weights_missing(void)
     e_usable(&handle, 0);
 }
 
-static void combine_faults(int blocking)
-{
+static void combine_faults(int blocking) {
     t_call *c = combine();
     int slots = ll_layout == MPIX_EP_SLOTS;
     static const float one[E_MAX_TOKENS * E_MAX_TOPK];
@@ -117,7 +112,8 @@ static void combine_faults(int blocking)
     t_where("low latency: topk_weights");
     if (errs())
         c->u.combine.in.topk_weights = one;
-    run(c, slots ? MPIX_ERRK_ARG : MPIX_ERRK_UNSUPPORTED, "in.topk_weights", OTHERS_REMOTE, blocking);
+    run(c, slots ? MPIX_ERRK_ARG : MPIX_ERRK_UNSUPPORTED, "in.topk_weights", OTHERS_REMOTE,
+        blocking);
     c = combine();
     t_where("low latency: wire");
     if (errs())
@@ -148,8 +144,7 @@ static void combine_faults(int blocking)
 }
 
 /* A combine needs a dispatch; a route that was refused leaves no routing. */
-static void order_faults(void)
-{
+static void order_faults(void) {
     t_call *r = e_route(&handle), *c;
     t_where("low latency: combine after route");
     t_call_run(r, 1);
@@ -164,7 +159,8 @@ static void order_faults(void)
     MPIX_INIT(&counts);
     counts.recv_per_rank = count;
     if (errs())
-        EXPECT(MPIX_Ep_route(handle.h, &r->u.route.in, &counts), MPIX_ERRK_UNSUPPORTED, "counts.recv_per_rank", "dispatch");
+        EXPECT(MPIX_Ep_route(handle.h, &r->u.route.in, &counts), MPIX_ERRK_UNSUPPORTED,
+               "counts.recv_per_rank", "dispatch");
     else
         EXPECT(MPIX_Ep_route(handle.h, NULL, NULL), MPIX_ERRK_ARG, "routing");
     t_call *d = dispatch();
@@ -174,8 +170,7 @@ static void order_faults(void)
     e_usable(&handle, 1);
 }
 
-static void topk_differs(void)
-{
+static void topk_differs(void) {
     int32_t ids[E_TOPK] = {0, 1, 2};
     MPIX_Ep_routing in;
     t_call *d;
@@ -195,8 +190,7 @@ static void topk_differs(void)
     e_usable(&handle, 1);
 }
 
-static void buffers(void)
-{
+static void buffers(void) {
     MPIX_Ep_rows rows = {0};
     t_where("low latency: combine_buffer");
     if (ll_layout == MPIX_EP_EXPERT) {
@@ -206,13 +200,13 @@ static void buffers(void)
     }
     EXPECT(MPIX_Ep_combine_buffer(handle.h, NULL), MPIX_ERRK_ARG, "rows", "NULL");
     if (CHECK_OK(MPIX_Ep_combine_buffer(handle.h, &rows)))
-        CHECK(rows.data && rows.stride >= E_ROW_BYTES && !rows.dtype, "combine_buffer: data %p, stride %lld, dtype %d", rows.data, (long long)rows.stride,
+        CHECK(rows.data && rows.stride >= E_ROW_BYTES && !rows.dtype,
+              "combine_buffer: data %p, stride %lld, dtype %d", rows.data, (long long)rows.stride,
               rows.dtype);
     e_usable(&handle, 0);
 }
 
-void e_ll(void)
-{
+void e_ll(void) {
     static const int layouts[] = {MPIX_EP_SLOTS, MPIX_EP_EXPERT};
     for (int i = 0; i < 2; i++) {
         if (!create(layouts[i]))

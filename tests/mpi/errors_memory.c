@@ -1,44 +1,50 @@
 /*
- * errors_memory.c - faults of alloc, dealloc, register, deregister and handle_create, and what these promise.
+ * errors_memory.c - faults of alloc, dealloc, register, deregister and handle_create, and
+ * what these promise.
  */
 #include "errors.h"
 
 #include <stdlib.h>
 
 /* Expect on the victim (-1: everywhere), REMOTE elsewhere. */
-#define ON(victim, code, kind, arg, ...)                                                      \
-    do {                                                                                      \
-        int code_ = (code);                                                                   \
-        if ((victim) < 0 || (victim) == t_rank)                                               \
-            EXPECT(code_, kind, arg __VA_OPT__(, ) __VA_ARGS__);                              \
-        else                                                                                  \
-            EXPECT_REMOTE(code_, victim);                                                     \
+#define ON(victim, code, kind, arg, ...) \
+    do { \
+        int code_ = (code); \
+        if ((victim) < 0 || (victim) == t_rank) \
+            EXPECT(code_, kind, arg __VA_OPT__(, ) __VA_ARGS__); \
+        else \
+            EXPECT_REMOTE(code_, victim); \
     } while (0)
 #define BAD(victim, bad, good) ((victim) < 0 || (victim) == t_rank ? (bad) : (good))
 
-static void allocs(t_ctx *ctx, int victim)
-{
+static void allocs(t_ctx *ctx, int victim) {
     void *base = &base, *untouched = base;
     int flag = -5;
     t_where("memory: alloc, rank %d errs", victim);
-    ON(victim, MPIX_Ep_alloc(ctx->ep, BAD(victim, -1, 64), MPI_INFO_NULL, &base), MPIX_ERRK_ARG, "bytes", "-1", "0");
-    ON(victim, MPIX_Ep_alloc(ctx->ep, 64, MPI_INFO_NULL, BAD(victim, NULL, &base)), MPIX_ERRK_ARG, "baseptr", "NULL");
+    ON(victim, MPIX_Ep_alloc(ctx->ep, BAD(victim, -1, 64), MPI_INFO_NULL, &base), MPIX_ERRK_ARG,
+       "bytes", "-1", "0");
+    ON(victim, MPIX_Ep_alloc(ctx->ep, 64, MPI_INFO_NULL, BAD(victim, NULL, &base)), MPIX_ERRK_ARG,
+       "baseptr", "NULL");
     /* More than there is: an error and no signal, at once or when it is touched. */
-    ON(victim, MPIX_Ep_alloc(ctx->ep, BAD(victim, INT64_C(1) << 45, 64), MPI_INFO_NULL, &base), MPIX_ERRK_NO_MEM, NULL);
+    ON(victim, MPIX_Ep_alloc(ctx->ep, BAD(victim, INT64_C(1) << 45, 64), MPI_INFO_NULL, &base),
+       MPIX_ERRK_NO_MEM, NULL);
     CHECK(base == untouched, "a failed alloc set its output");
     t_where("memory: register, rank %d errs", victim);
-    ON(victim, MPIX_Ep_register(ctx->ep, &base, BAD(victim, -2, 8), &flag), MPIX_ERRK_ARG, "bytes", "-2");
-    ON(victim, MPIX_Ep_register(ctx->ep, BAD(victim, NULL, (void *)&base), 8, &flag), MPIX_ERRK_ARG, "base", "NULL", "8");
-    ON(victim, MPIX_Ep_register(ctx->ep, &base, 8, BAD(victim, NULL, &flag)), MPIX_ERRK_ARG, "direct", "NULL");
+    ON(victim, MPIX_Ep_register(ctx->ep, &base, BAD(victim, -2, 8), &flag), MPIX_ERRK_ARG, "bytes",
+       "-2");
+    ON(victim, MPIX_Ep_register(ctx->ep, BAD(victim, NULL, (void *)&base), 8, &flag), MPIX_ERRK_ARG,
+       "base", "NULL", "8");
+    ON(victim, MPIX_Ep_register(ctx->ep, &base, 8, BAD(victim, NULL, &flag)), MPIX_ERRK_ARG,
+       "direct", "NULL");
     CHECK(flag == -5, "a failed register set its output");
     t_where("memory: handle_create, rank %d errs", victim);
     MPIX_Ep_handle h = MPIX_EP_HANDLE_NULL;
-    ON(victim, MPIX_Ep_handle_create(ctx->ep, BAD(victim, NULL, &h)), MPIX_ERRK_ARG, "handle", "NULL");
+    ON(victim, MPIX_Ep_handle_create(ctx->ep, BAD(victim, NULL, &h)), MPIX_ERRK_ARG, "handle",
+       "NULL");
     CHECK(h == MPIX_EP_HANDLE_NULL, "a failed handle_create set its output");
 }
 
-static void promises(t_ctx *ctx, t_handle *handle)
-{
+static void promises(t_ctx *ctx, t_handle *handle) {
     unsigned char *base = NULL, *second = NULL, *none = NULL;
     int flag = -1;
     MPI_Count bytes = 4096 * (t_rank + 1) - 5; /* may differ */
@@ -51,12 +57,14 @@ static void promises(t_ctx *ctx, t_handle *handle)
         if (!CHECK(base[i] == 0, "memory is not zeroed"))
             break;
     CHECK_OK(MPIX_Ep_alloc(ctx->ep, t_rank == 0 ? 0 : 16, MPI_INFO_NULL, &none));
-    CHECK(none != NULL && none != base, "an allocation of %d bytes is at %p, which is not its own", t_rank == 0 ? 0 : 16, (void *)none);
+    CHECK(none != NULL && none != base, "an allocation of %d bytes is at %p, which is not its own",
+          t_rank == 0 ? 0 : 16, (void *)none);
     CHECK_OK(MPIX_Ep_alloc(ctx->ep, 64, MPI_INFO_NULL, &second));
     CHECK_OK(MPIX_Ep_register(ctx->ep, base + 16, 100, &flag));
     CHECK(flag == 1, "inside memory from MPIX_Ep_alloc direct is %d", flag);
     CHECK_OK(MPIX_Ep_deregister(ctx->ep, base + 16));
-    CHECK_OK(MPIX_Ep_register(ctx->ep, t_rank == 0 ? NULL : (void *)&flag, t_rank == 0 ? 0 : sizeof flag, &flag));
+    CHECK_OK(MPIX_Ep_register(ctx->ep, t_rank == 0 ? NULL : (void *)&flag,
+                              t_rank == 0 ? 0 : sizeof flag, &flag));
     CHECK(t_rank == 0 || flag == 0, "the stack is direct");
     if (t_rank == 0)
         CHECK_OK(MPIX_Ep_deregister(ctx->ep, NULL));
@@ -75,9 +83,9 @@ static void promises(t_ctx *ctx, t_handle *handle)
     CHECK_OK(MPIX_Ep_dealloc(ctx->ep, second));
 }
 
-/* As many handles as the parameter says, and again after one is freed; a handle's slot is used again many times. */
-static void handles(void)
-{
+/* As many handles as the parameter says, and again after one is freed; a handle's slot is used
+ * again many times. */
+static void handles(void) {
     t_ctx ctx;
     t_handle h[3];
     MPI_Info info;
@@ -105,8 +113,7 @@ static void handles(void)
     e_destroy(&ctx);
 }
 
-void e_memory(void)
-{
+void e_memory(void) {
     for (int layout = MPIX_EP_COMPACT; layout <= MPIX_EP_EXPERT; layout++) {
         t_ctx ctx;
         t_handle handle;

@@ -1,14 +1,15 @@
 /*
- * errors_objects.c - NULL and freed objects, calls while transfers are in flight, and faults of the transfer calls.
+ * errors_objects.c - NULL and freed objects, calls while transfers are in flight, and faults of
+ * the transfer calls.
  */
 #include "errors.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Every call on a context that is not there; the caller alone gets ARG, so no peer may be waiting for it. */
-static void dead_context(MPIX_Ep ep)
-{
+/* Every call on a context that is not there; the caller alone gets ARG, so no peer may be
+ * waiting for it. */
+static void dead_context(MPIX_Ep ep) {
     MPIX_Ep_config config;
     MPIX_Error error;
     MPIX_Ep_handle h = MPIX_EP_HANDLE_NULL;
@@ -30,8 +31,7 @@ static void dead_context(MPIX_Ep ep)
     CHECK(h == MPIX_EP_HANDLE_NULL && base == NULL, "a call on a dead context set an output");
 }
 
-static void dead_handle(MPIX_Ep_handle h)
-{
+static void dead_handle(MPIX_Ep_handle h) {
     MPIX_Ep_routing r;
     MPIX_Ep_dispatch_in in;
     MPIX_Ep_dispatch_out out;
@@ -54,8 +54,7 @@ static void dead_handle(MPIX_Ep_handle h)
 }
 
 /* Small local calls of a live context. */
-static void local_calls(t_ctx *ctx)
-{
+static void local_calls(t_ctx *ctx) {
     MPIX_Ep_config config;
     MPIX_Error error;
     int alive[64];
@@ -73,22 +72,28 @@ static void local_calls(t_ctx *ctx)
         CHECK(alive[r] == 1, "alive[%d] is %d", r, alive[r]);
     MPIX_INIT(&error);
     error.kind = 5;
-    CHECK(MPIX_Ep_get_async_error(ctx->ep, &error) == MPI_SUCCESS && error.kind == 0, "async error %d in a sound context", error.kind);
+    CHECK(MPIX_Ep_get_async_error(ctx->ep, &error) == MPI_SUCCESS && error.kind == 0,
+          "async error %d in a sound context", error.kind);
     MPIX_INIT(&config);
     CHECK_OK(MPIX_Ep_get_config(ctx->ep, &config));
-    CHECK(config.depth == 2 && config.check == 1 && config.expert_align == 1 && config.timeout_s == 30 && config.max_topk == E_MAX_TOPK,
-          "get_config: depth %d, check %d, expert_align %d, timeout_s %g", config.depth, config.check, config.expert_align, config.timeout_s);
+    CHECK(config.depth == 2 && config.check == 1 && config.expert_align == 1 &&
+              config.timeout_s == 30 && config.max_topk == E_MAX_TOPK,
+          "get_config: depth %d, check %d, expert_align %d, timeout_s %g", config.depth,
+          config.check, config.expert_align, config.timeout_s);
     /* All tokens of all ranks choose as many experts as they may on the rank that has most. */
     int64_t most = (ctx->config.num_experts + t_size - 1) / t_size;
-    int64_t each = config.layout == MPIX_EP_EXPERT ? (most < config.max_topk ? most : config.max_topk) : most > 0;
-    CHECK(ctx->config.max_recv_rows == 0 && config.max_recv_rows == t_size * config.max_tokens * each,
-          "get_config: max_recv_rows %lld of %d ranks x %lld tokens x %lld", (long long)config.max_recv_rows, t_size,
-          (long long)config.max_tokens, (long long)each);
+    int64_t each = config.layout == MPIX_EP_EXPERT
+                       ? (most < config.max_topk ? most : config.max_topk)
+                       : most > 0;
+    CHECK(ctx->config.max_recv_rows == 0 &&
+              config.max_recv_rows == t_size * config.max_tokens * each,
+          "get_config: max_recv_rows %lld of %d ranks x %lld tokens x %lld",
+          (long long)config.max_recv_rows, t_size, (long long)config.max_tokens, (long long)each);
 }
 
-/* A transfer in flight keeps its handle, its context and its memory; all ranks start it, so nobody waits for a peer here. */
-static void in_flight(t_ctx *ctx, t_handle *handle)
-{
+/* A transfer in flight keeps its handle, its context and its memory; all ranks start it, so nobody
+ * waits for a peer here. */
+static void in_flight(t_ctx *ctx, t_handle *handle) {
     void *base = NULL;
     t_where("objects: frees while a transfer is in flight");
     CHECK_OK(MPIX_Ep_alloc(ctx->ep, 64, MPI_INFO_NULL, &base));
@@ -108,8 +113,7 @@ static void in_flight(t_ctx *ctx, t_handle *handle)
     CHECK_OK(MPIX_Ep_dealloc(ctx->ep, base));
 }
 
-static void transfers(t_handle *handle)
-{
+static void transfers(t_handle *handle) {
     MPIX_Xfer none[2] = {MPIX_XFER_NULL, MPIX_XFER_NULL}, stale;
     int flag = -1, index = -7, codes[2] = {-1, -1};
     t_where("objects: transfers");
@@ -127,7 +131,8 @@ static void transfers(t_handle *handle)
     CHECK(flag == 1, "MPIX_XFER_NULL does not count as done");
     CHECK_OK(MPIX_Xfer_wait(&none[0]));
     CHECK_OK(MPIX_Xfer_waitall(2, none, codes));
-    CHECK(codes[0] == MPI_SUCCESS && codes[1] == MPI_SUCCESS, "codes of no transfers: %d, %d", codes[0], codes[1]);
+    CHECK(codes[0] == MPI_SUCCESS && codes[1] == MPI_SUCCESS, "codes of no transfers: %d, %d",
+          codes[0], codes[1]);
     CHECK_OK(MPIX_Xfer_waitall(0, NULL, NULL));
     CHECK_OK(MPIX_Xfer_waitany(2, none, &index));
     CHECK(index == -1, "waitany of no transfers gives %d", index);
@@ -148,23 +153,25 @@ static void transfers(t_handle *handle)
 }
 
 /* A nonblocking NULL transfer is an argument that fails: the others learn of it. */
-static void null_xfer(t_handle *handle)
-{
+static void null_xfer(t_handle *handle) {
     for (int kind = T_ROUTE; kind <= T_COMBINE; kind++)
         for (int alone = 0; alone <= (t_size > 1); alone++) {
             int victim = alone ? t_size / 2 : t_rank, code;
             t_shape s = e_shape(MPIX_EP_F32, 0);
             s.hidden = 5;
-            t_call *call = kind == T_ROUTE ? e_route(handle) : kind == T_DISPATCH ? t_call_dispatch(handle, &s, &e_own)
-                                                                                 : t_call_combine(handle, &s, &e_own);
+            t_call *call = kind == T_ROUTE      ? e_route(handle)
+                           : kind == T_DISPATCH ? t_call_dispatch(handle, &s, &e_own)
+                                                : t_call_combine(handle, &s, &e_own);
             t_where("objects: xfer NULL in call %d, rank %d errs", kind, alone ? victim : -1);
             if (victim == t_rank) {
                 if (kind == T_ROUTE)
                     code = MPIX_Ep_iroute(handle->h, &call->u.route.in, NULL, NULL);
                 else if (kind == T_DISPATCH)
-                    code = MPIX_Ep_idispatch(handle->h, &call->u.dispatch.in, &call->u.dispatch.out, NULL);
+                    code = MPIX_Ep_idispatch(handle->h, &call->u.dispatch.in, &call->u.dispatch.out,
+                                             NULL);
                 else
-                    code = MPIX_Ep_icombine(handle->h, &call->u.combine.in, &call->u.combine.out, NULL);
+                    code = MPIX_Ep_icombine(handle->h, &call->u.combine.in, &call->u.combine.out,
+                                            NULL);
                 EXPECT(code, MPIX_ERRK_ARG, "xfer", "NULL");
             } else if (CHECK_OK(t_call_start(call, 0))) {
                 EXPECT_REMOTE(MPIX_Xfer_wait(&call->xfer), victim);
@@ -175,8 +182,7 @@ static void null_xfer(t_handle *handle)
 }
 
 /* Errors of several transfers: waitall reports each, and returns the first. */
-static void several(t_ctx *ctx)
-{
+static void several(t_ctx *ctx) {
     t_handle h[3];
     t_call *calls[3];
     MPIX_Xfer xfers[3];
@@ -195,7 +201,8 @@ static void several(t_ctx *ctx)
         xfers[i] = calls[i]->xfer;
     }
     int code = MPIX_Xfer_waitall(3, xfers, codes);
-    CHECK(codes[0] == MPI_SUCCESS && codes[2] == MPI_SUCCESS, "codes %d, %d of calls that succeeded", codes[0], codes[2]);
+    CHECK(codes[0] == MPI_SUCCESS && codes[2] == MPI_SUCCESS,
+          "codes %d, %d of calls that succeeded", codes[0], codes[2]);
     if (t_rank != victim) {
         CHECK(codes[1] == code, "waitall returns %d, the failure is %d", code, codes[1]);
         EXPECT_REMOTE(code, victim);
@@ -212,8 +219,7 @@ static void several(t_ctx *ctx)
     }
 }
 
-void e_objects(void)
-{
+void e_objects(void) {
     t_ctx ctx;
     t_handle handle, second;
     t_where("objects: NULL");

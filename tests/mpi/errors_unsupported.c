@@ -1,5 +1,6 @@
 /*
- * errors_unsupported.c - calls that this version declares and does not have: each says so, touches nothing, and hurts nothing.
+ * errors_unsupported.c - calls that this version declares and does not have: each says so, touches
+ * nothing, and hurts nothing.
  */
 #include "errors.h"
 
@@ -9,12 +10,12 @@
 /* Config values are in errors_create.c, dtypes in errors_calls.c. */
 #define NO(call) (t_where("unsupported: " #call), EXPECT((call), MPIX_ERRK_UNSUPPORTED, NULL))
 
-static void enqueued(t_handle *handle)
-{
+static void enqueued(t_handle *handle) {
     MPIX_Ep_handle h = handle->h;
     t_shape s = e_shape(MPIX_EP_F32, 0);
     s.hidden = 3;
-    t_call *r = e_route(handle), *d = t_call_dispatch(handle, &s, &e_own), *c = t_call_combine(handle, &s, &e_own);
+    t_call *r = e_route(handle), *d = t_call_dispatch(handle, &s, &e_own),
+           *c = t_call_combine(handle, &s, &e_own);
     MPIX_Ep_rows rows = {0};
     NO(MPIX_Ep_route_enqueue(h, &r->u.route.in, NULL, NULL));
     NO(MPIX_Ep_dispatch_enqueue(h, &d->u.dispatch.in, &d->u.dispatch.out, NULL));
@@ -31,8 +32,7 @@ static void enqueued(t_handle *handle)
     t_call_free(c);
 }
 
-static void p2p(void)
-{
+static void p2p(void) {
     MPIX_P2p p = MPIX_P2P_NULL;
     MPIX_P2p_mem mem = NULL;
     MPIX_P2p_rmem rmems[64] = {NULL};
@@ -52,8 +52,7 @@ static void p2p(void)
     CHECK_OK(MPIX_P2p_free(&p));
 }
 
-void e_unsupported(void)
-{
+void e_unsupported(void) {
     t_ctx ctx;
     t_handle handle;
     if (!e_create(&ctx, MPIX_EP_COMPACT, MPI_INFO_NULL))

@@ -3,8 +3,8 @@
  *
  *   p2p_data [--step N] [--rounds N] [--big 0|1] [--seed N]
  *
- * Contents are a hash of (seed, position); the receiving side computes what must be there, and what must be untouched. No transfer may
- * call MPI: the program counts.
+ * Contents are a hash of (seed, position); the receiving side computes what must be there, and what
+ * must be untouched. No transfer may call MPI: the program counts.
  */
 #include "count_mpi.h"
 #include "harness.h"
@@ -27,30 +27,26 @@ typedef struct region {
     int registered;
 } region;
 
-static void fill(unsigned char *to, uint64_t seed, size_t n)
-{
+static void fill(unsigned char *to, uint64_t seed, size_t n) {
     for (size_t i = 0; i < n; i++)
         to[i] = (unsigned char)(t_mix(seed + i / 8) >> i % 8 * 8);
 }
 
-static size_t wrong(const unsigned char *p, uint64_t seed, size_t n)
-{
+static size_t wrong(const unsigned char *p, uint64_t seed, size_t n) {
     for (size_t i = 0; i < n; i++)
         if (p[i] != (unsigned char)(t_mix(seed + i / 8) >> i % 8 * 8))
             return i;
     return n;
 }
 
-static size_t not_byte(const unsigned char *p, unsigned char byte, size_t n)
-{
+static size_t not_byte(const unsigned char *p, unsigned char byte, size_t n) {
     for (size_t i = 0; i < n; i++)
         if (p[i] != byte)
             return i;
     return n;
 }
 
-static void region_new(region *r, size_t bytes, int registered)
-{
+static void region_new(region *r, size_t bytes, int registered) {
     r->registered = registered;
     if (registered) {
         r->base = malloc(bytes ? bytes : 1);
@@ -63,9 +59,9 @@ static void region_new(region *r, size_t bytes, int registered)
     CHECK_OK(MPIX_P2p_exchange(r->mem, r->at));
 }
 
-/* A barrier in which this rank still does what its peers ask for: additions, and accesses that the system does not let them do. */
-static void meet(void)
-{
+/* A barrier in which this rank still does what its peers ask for: additions, and accesses that the
+ * system does not let them do. */
+static void meet(void) {
     MPI_Request request;
     int done = 0, flag;
     PMPI_Ibarrier(MPI_COMM_WORLD, &request);
@@ -75,8 +71,7 @@ static void meet(void)
     }
 }
 
-static void region_end(region *r)
-{
+static void region_end(region *r) {
     meet();
     for (int i = 0; i < t_size; i++)
         CHECK_OK(MPIX_P2p_rmem_free(&r->at[i]));
@@ -86,32 +81,35 @@ static void region_end(region *r)
         free(r->base);
 }
 
-static void no_mpi(const char *what)
-{
-    CHECK(atomic_load(&counted) == 0, "%s: %d MPI calls, the last is %s", what, atomic_load(&counted), atomic_load(&last_name));
+static void no_mpi(const char *what) {
+    CHECK(atomic_load(&counted) == 0, "%s: %d MPI calls, the last is %s", what,
+          atomic_load(&counted), atomic_load(&last_name));
     atomic_store(&counted, 0);
 }
 
-/* ---- every size ---------------------------------------------------------------------------------------------------------- */
+/* ---- every size ------------------------------------------------------------------------------ */
 
 static uint64_t told[5]; /* notifications sent to the next rank, per slot: the sums */
 
 /* One transfer of n bytes around the ring of ranks, at odd places on both sides. */
-static void one_size(region *from, region *to, size_t n, int how)
-{
-    uint64_t seed = t_hash2(n * 7 + (size_t)how, (uint64_t)t_rank), theirs = t_hash2(n * 7 + (size_t)how, (uint64_t)prev_rank);
+static void one_size(region *from, region *to, size_t n, int how) {
+    uint64_t seed = t_hash2(n * 7 + (size_t)how, (uint64_t)t_rank),
+             theirs = t_hash2(n * 7 + (size_t)how, (uint64_t)prev_rank);
     size_t off = PAD + t_mix(n + (size_t)how) % 64, roff = PAD + t_mix(n + 99) % 64;
     MPI_Count received = -1;
     MPIX_Xfer xfer;
     fill(from->base + off, seed, n);
     memset(to->base + roff - PAD, 0xa5, n + 2 * PAD);
     /* "my places are ready": to both neighbours, for a get reads the next rank's source */
-    CHECK_OK(MPIX_P2p_put_notify(&(MPIX_P2p_iov){from->mem, 0, from->at[prev_rank], 0, 0}, 1, 1, 1));
-    CHECK_OK(MPIX_P2p_put_notify(&(MPIX_P2p_iov){from->mem, 0, from->at[next_rank], 0, 0}, 1, 3, 1));
+    CHECK_OK(
+        MPIX_P2p_put_notify(&(MPIX_P2p_iov){from->mem, 0, from->at[prev_rank], 0, 0}, 1, 1, 1));
+    CHECK_OK(
+        MPIX_P2p_put_notify(&(MPIX_P2p_iov){from->mem, 0, from->at[next_rank], 0, 0}, 1, 3, 1));
     told[1]++;
     CHECK_OK(MPIX_P2p_notify_wait(p2p, next_rank, 1, told[1], NULL));
     CHECK_OK(MPIX_P2p_notify_wait(p2p, prev_rank, 3, told[1], NULL));
-    MPIX_P2p_iov iov = {from->mem, (MPI_Count)off, to->at[next_rank], (MPI_Count)roff, (MPI_Count)n};
+    MPIX_P2p_iov iov = {from->mem, (MPI_Count)off, to->at[next_rank], (MPI_Count)roff,
+                        (MPI_Count)n};
     switch (how) {
     case 0:
         told[0] += 3;
@@ -119,15 +117,20 @@ static void one_size(region *from, region *to, size_t n, int how)
         CHECK_OK(MPIX_P2p_notify_wait(p2p, prev_rank, 0, told[0], NULL));
         break;
     case 1: {
-        size_t at = PAD + t_mix(n + (size_t)how) % 64; /* the source's place is the same at all ranks */
-        CHECK_OK(MPIX_P2p_iget(&(MPIX_P2p_iov){to->mem, (MPI_Count)roff, from->at[prev_rank], (MPI_Count)at, (MPI_Count)n}, 1, &xfer));
+        /* the source's place is the same at all ranks */
+        size_t at = PAD + t_mix(n + (size_t)how) % 64;
+        CHECK_OK(MPIX_P2p_iget(&(MPIX_P2p_iov){to->mem, (MPI_Count)roff, from->at[prev_rank],
+                                               (MPI_Count)at, (MPI_Count)n},
+                               1, &xfer));
         CHECK_OK(MPIX_Xfer_wait(&xfer));
         break;
     }
     default: {
         MPIX_Xfer two[2];
         MPIX_P2p_iov in[2] = {{.mem = to->mem, .off = (MPI_Count)roff, .len = (MPI_Count)(n / 3)},
-                              {.mem = to->mem, .off = (MPI_Count)(roff + n / 3), .len = (MPI_Count)(n - n / 3)}};
+                              {.mem = to->mem,
+                               .off = (MPI_Count)(roff + n / 3),
+                               .len = (MPI_Count)(n - n / 3)}};
         CHECK_OK(MPIX_P2p_irecv(p2p, prev_rank, in, 2, &received, &two[0]));
         CHECK_OK(MPIX_P2p_isend(p2p, next_rank, &iov, 1, &two[1]));
         CHECK_OK(MPIX_Xfer_waitall(2, two, NULL));
@@ -136,18 +139,20 @@ static void one_size(region *from, region *to, size_t n, int how)
     }
     size_t bad = wrong(to->base + roff, theirs, n);
     CHECK(bad == n, "%zu bytes, way %d: byte %zu is wrong", n, how, bad);
-    CHECK(not_byte(to->base + roff - PAD, 0xa5, PAD) == PAD && not_byte(to->base + roff + n, 0xa5, PAD) == PAD, "%zu bytes, way %d: written outside",
-          n, how);
+    CHECK(not_byte(to->base + roff - PAD, 0xa5, PAD) == PAD &&
+              not_byte(to->base + roff + n, 0xa5, PAD) == PAD,
+          "%zu bytes, way %d: written outside", n, how);
     /* "taken": the next round may overwrite */
-    CHECK_OK(MPIX_P2p_put_notify(&(MPIX_P2p_iov){from->mem, 0, from->at[prev_rank], 0, 0}, 1, 2, 1));
-    CHECK_OK(MPIX_P2p_put_notify(&(MPIX_P2p_iov){from->mem, 0, from->at[next_rank], 0, 0}, 1, 2, 1));
+    CHECK_OK(
+        MPIX_P2p_put_notify(&(MPIX_P2p_iov){from->mem, 0, from->at[prev_rank], 0, 0}, 1, 2, 1));
+    CHECK_OK(
+        MPIX_P2p_put_notify(&(MPIX_P2p_iov){from->mem, 0, from->at[next_rank], 0, 0}, 1, 2, 1));
     told[2] += next_rank == prev_rank ? 2 : 1;
     CHECK_OK(MPIX_P2p_notify_wait(p2p, prev_rank, 2, told[2], NULL));
     CHECK_OK(MPIX_P2p_notify_wait(p2p, next_rank, 2, told[2], NULL));
 }
 
-static void all_sizes(size_t step)
-{
+static void all_sizes(size_t step) {
     for (int regs = 0; regs < 2; regs++) {
         region from, to;
         t_where("sizes, %s memory", regs ? "registered" : "allocated");
@@ -169,10 +174,9 @@ static void all_sizes(size_t step)
     }
 }
 
-/* ---- vectors, outstanding ------------------------------------------------------------------------------------------------ */
+/* ---- vectors, outstanding -------------------------------------------------------------------- */
 
-static void many(int n)
-{
+static void many(int n) {
     region r[2];
     MPIX_Xfer *x = calloc((size_t)n, sizeof *x), *y = calloc((size_t)n, sizeof *y);
     int64_t *old = calloc((size_t)n, sizeof *old), sum = 0;
@@ -190,10 +194,14 @@ static void many(int n)
         meet();
         atomic_store(&counted, 0);
         for (int i = 0; i < n; i++) /* receives of the second half, puts into the third quarter */
-            CHECK_OK(MPIX_P2p_irecv(p2p, prev_rank, &(MPIX_P2p_iov){.mem = to->mem, .off = n * 48 + i * 24, .len = 24}, 1, NULL, &y[i]));
+            CHECK_OK(
+                MPIX_P2p_irecv(p2p, prev_rank,
+                               &(MPIX_P2p_iov){.mem = to->mem, .off = n * 48 + i * 24, .len = 24},
+                               1, NULL, &y[i]));
         for (int i = 0; i < n; i++) {
             iov[i] = (MPIX_P2p_iov){from->mem, i * 24, to->at[next_rank], n * 24 + i * 24, 24};
-            CHECK_OK(i % 2 ? MPIX_P2p_iput(&iov[i], 1, &x[i]) : MPIX_P2p_isend(p2p, next_rank, &iov[i], 1, &x[i]));
+            CHECK_OK(i % 2 ? MPIX_P2p_iput(&iov[i], 1, &x[i])
+                           : MPIX_P2p_isend(p2p, next_rank, &iov[i], 1, &x[i]));
         }
         CHECK_OK(MPIX_Xfer_waitall(n, x, NULL));
         for (int i = 1; i < n; i += 2)
@@ -223,12 +231,14 @@ static void many(int n)
                 size_t at = (size_t)k * 24 + (size_t)b;
                 want[b] = (unsigned char)(t_mix((uint64_t)prev_rank + at / 8) >> at % 8 * 8);
             }
-            if (!CHECK(memcmp(to->base + (size_t)n * 48 + (size_t)i * 24, want, 24) == 0, "message %d is wrong", i))
+            if (!CHECK(memcmp(to->base + (size_t)n * 48 + (size_t)i * 24, want, 24) == 0,
+                       "message %d is wrong", i))
                 break;
         }
         sum = *(int64_t *)(void *)(to->base + (size_t)n * 96);
         CHECK(sum == (int64_t)n * (n - 1) / 2, "sum %lld", (long long)sum);
-        for (int i = 0; i < n; i++) /* nobody else adds: old values are sums in some order, all below the total */
+        /* nobody else adds: old values are sums in some order, all below the total */
+        for (int i = 0; i < n; i++)
             CHECK(old[i] >= 0 && old[i] <= sum, "old value %lld", (long long)old[i]);
     }
     region_end(&r[1]);
@@ -237,11 +247,10 @@ static void many(int n)
 }
 
 /*
- * Short and long messages in every order, with receives posted before and after they come. A long message is read while the next
- * ones arrive: each must go to its own receive.
+ * Short and long messages in every order, with receives posted before and after they come. A long
+ * message is read while the next ones arrive: each must go to its own receive.
  */
-static void messages(int n, int regs)
-{
+static void messages(int n, int regs) {
     enum { PLACE = 70000 };
     region from, to;
     MPIX_Xfer *x = calloc((size_t)n, sizeof *x), *y = calloc((size_t)n, sizeof *y);
@@ -252,7 +261,8 @@ static void messages(int n, int regs)
     t_watchdog(200);
     region_new(&from, (size_t)n * PLACE, regs);
     region_new(&to, (size_t)n * PLACE, regs);
-    for (int first = 0; first < 2; first++) { /* of the receives, every one, or every second, is there before any message */
+    /* of the receives, every one, or every second, is there before any message */
+    for (int first = 0; first < 2; first++) {
         for (int i = 0; i < n; i++) {
             uint64_t r = t_hash2((uint64_t)i, (uint64_t)first + 77);
             len[i] = r % 3 == 0 ? 20000 + r / 3 % 50000 : r / 3 % 300;
@@ -262,20 +272,33 @@ static void messages(int n, int regs)
         memset(to.base, 0x5a, (size_t)n * PLACE);
         atomic_store(&counted, 0);
         for (int i = 0; i < n / (1 + first); i++)
-            CHECK_OK(MPIX_P2p_irecv(p2p, prev_rank, &(MPIX_P2p_iov){.mem = to.mem, .off = (MPI_Count)i * PLACE, .len = PLACE}, 1, &got[i], &y[i]));
+            CHECK_OK(MPIX_P2p_irecv(
+                p2p, prev_rank,
+                &(MPIX_P2p_iov){.mem = to.mem, .off = (MPI_Count)i * PLACE, .len = PLACE}, 1,
+                &got[i], &y[i]));
         meet();
         for (int i = 0; i < n; i++)
-            CHECK_OK(MPIX_P2p_isend(p2p, next_rank, &(MPIX_P2p_iov){.mem = from.mem, .off = (MPI_Count)i * PLACE, .len = (MPI_Count)len[i]}, 1, &x[i]));
+            CHECK_OK(MPIX_P2p_isend(p2p, next_rank,
+                                    &(MPIX_P2p_iov){.mem = from.mem,
+                                                    .off = (MPI_Count)i * PLACE,
+                                                    .len = (MPI_Count)len[i]},
+                                    1, &x[i]));
         for (int i = n / (1 + first); i < n; i++)
-            CHECK_OK(MPIX_P2p_irecv(p2p, prev_rank, &(MPIX_P2p_iov){.mem = to.mem, .off = (MPI_Count)i * PLACE, .len = PLACE}, 1, &got[i], &y[i]));
+            CHECK_OK(MPIX_P2p_irecv(
+                p2p, prev_rank,
+                &(MPIX_P2p_iov){.mem = to.mem, .off = (MPI_Count)i * PLACE, .len = PLACE}, 1,
+                &got[i], &y[i]));
         CHECK_OK(MPIX_Xfer_waitall(n, y, NULL));
         CHECK_OK(MPIX_Xfer_waitall(n, x, NULL));
         no_mpi("messages of mixed lengths");
         for (int i = 0; i < n; i++) {
             const unsigned char *place = to.base + (size_t)i * PLACE;
-            CHECK(got[i] == (MPI_Count)len[i], "message %d has %lld bytes, expected %zu", i, (long long)got[i], len[i]);
-            CHECK(wrong(place, t_hash2((uint64_t)i, (uint64_t)prev_rank), len[i]) == len[i], "message %d of %zu bytes is wrong", i, len[i]);
-            CHECK(not_byte(place + len[i], 0x5a, PLACE - len[i]) == PLACE - len[i], "message %d: written behind its %zu bytes", i, len[i]);
+            CHECK(got[i] == (MPI_Count)len[i], "message %d has %lld bytes, expected %zu", i,
+                  (long long)got[i], len[i]);
+            CHECK(wrong(place, t_hash2((uint64_t)i, (uint64_t)prev_rank), len[i]) == len[i],
+                  "message %d of %zu bytes is wrong", i, len[i]);
+            CHECK(not_byte(place + len[i], 0x5a, PLACE - len[i]) == PLACE - len[i],
+                  "message %d: written behind its %zu bytes", i, len[i]);
         }
         meet();
     }
@@ -285,11 +308,11 @@ static void messages(int n, int regs)
 }
 
 /* All ranks add to one word: every old value is seen once. */
-static void contended(int n)
-{
+static void contended(int n) {
     for (int regs = 0; regs < 2; regs++) {
         region r;
-        int64_t *old = calloc((size_t)n, sizeof *old), *all = calloc((size_t)(n * t_size), sizeof *all);
+        int64_t *old = calloc((size_t)n, sizeof *old),
+                *all = calloc((size_t)(n * t_size), sizeof *all);
         char *seen = calloc((size_t)(n * t_size), 1);
         t_where("contended additions, %d", regs);
         t_watchdog(200);
@@ -299,20 +322,21 @@ static void contended(int n)
         for (int i = 0; i < n; i++)
             CHECK_OK(MPIX_P2p_fetch_add(r.at[0], 8, 1, &old[i]));
         meet();
-        CHECK(t_rank != 0 || ((int64_t *)(void *)r.base)[1] == (int64_t)n * t_size, "additions are lost");
+        CHECK(t_rank != 0 || ((int64_t *)(void *)r.base)[1] == (int64_t)n * t_size,
+              "additions are lost");
         MPI_Gather(old, n, MPI_INT64_T, all, n, MPI_INT64_T, 0, MPI_COMM_WORLD);
         for (int i = 0; t_rank == 0 && i < n * t_size; i++)
-            if (CHECK(all[i] >= 0 && all[i] < n * t_size && !seen[all[i]], "old value %lld twice, or out of range", (long long)all[i]))
+            if (CHECK(all[i] >= 0 && all[i] < n * t_size && !seen[all[i]],
+                      "old value %lld twice, or out of range", (long long)all[i]))
                 seen[all[i]] = 1;
         region_end(&r);
         free(old), free(all), free(seen);
     }
 }
 
-/* ---- many regions, advertised --------------------------------------------------------------------------------------------- */
+/* ---- many regions, advertised ---------------------------------------------------------------- */
 
-static void regions(int n)
-{
+static void regions(int n) {
     MPIX_P2p_mem *mem = calloc((size_t)n, sizeof *mem);
     MPIX_P2p_rmem *at = calloc((size_t)n, sizeof *at);
     MPIX_P2p_iov *iov = calloc((size_t)n, sizeof *iov);
@@ -356,7 +380,8 @@ static void regions(int n)
     for (int i = 0; i < n; i++)
         CHECK_OK(MPIX_P2p_dereg(&mem[i]));
     CHECK_OK(MPIX_P2p_dereg(&from));
-    if (t_rank % 2 == 0 || t_size % 2) { /* the notice with tag 9 is still there, and its memory is gone */
+    /* the notice with tag 9 is still there, and its memory is gone */
+    if (t_rank % 2 == 0 || t_size % 2) {
         MPIX_P2p_rmem gone[3];
         if (prev_rank % 2 == 0 || t_size % 2)
             CHECK_OK(MPIX_P2p_get_advert(p2p, prev_rank, 9, 3, gone, &got));
@@ -367,14 +392,14 @@ static void regions(int n)
     free(mem), free(at), free(iov), free(base), free(src);
 }
 
-/* ---- random traffic -------------------------------------------------------------------------------------------------------- */
+/* ---- random traffic -------------------------------------------------------------------------- */
 
 /*
- * Every rank owns a part of everybody's region and keeps a copy of what must be in it. A round writes random, disjoint pieces there
- * by random means; then owners hash their regions and writers their copies.
+ * Every rank owns a part of everybody's region and keeps a copy of what must be in it. A round
+ * writes random, disjoint pieces there by random means; then owners hash their regions and
+ * writers their copies.
  */
-static void traffic(int rounds, int regs)
-{
+static void traffic(int rounds, int regs) {
     size_t part = 1 << 16;
     region r, own;
     unsigned char *copy = calloc((size_t)t_size, part), *back = NULL;
@@ -400,7 +425,8 @@ static void traffic(int rounds, int regs)
                     break;
                 size_t from = (size_t)t_range(&rng, 0, (int64_t)(part - len));
                 memcpy(copy + (size_t)peer * part + at, own.base + from, len);
-                iov[n++] = (MPIX_P2p_iov){own.mem, (MPI_Count)from, r.at[peer], (MPI_Count)((size_t)t_rank * part + at), (MPI_Count)len};
+                iov[n++] = (MPIX_P2p_iov){own.mem, (MPI_Count)from, r.at[peer],
+                                          (MPI_Count)((size_t)t_rank * part + at), (MPI_Count)len};
                 at += len;
                 if (n == 16 || t_chance(&rng, 30)) {
                     CHECK_OK(MPIX_P2p_iput(iov, n, &x[pending++]));
@@ -412,8 +438,12 @@ static void traffic(int rounds, int regs)
             CHECK_OK(MPIX_Xfer_waitall(pending, x, NULL));
             if (t_chance(&rng, 50)) {
                 CHECK_OK(MPIX_P2p_flush(p2p, peer));
-                CHECK_OK(MPIX_P2p_get(&(MPIX_P2p_iov){own.mem, (MPI_Count)part, r.at[peer], (MPI_Count)((size_t)t_rank * part), (MPI_Count)part}, 1));
-                CHECK(memcmp(back, copy + (size_t)peer * part, part) == 0, "round %d: what is read from rank %d is not what was written", round, peer);
+                CHECK_OK(MPIX_P2p_get(&(MPIX_P2p_iov){own.mem, (MPI_Count)part, r.at[peer],
+                                                      (MPI_Count)((size_t)t_rank * part),
+                                                      (MPI_Count)part},
+                                      1));
+                CHECK(memcmp(back, copy + (size_t)peer * part, part) == 0,
+                      "round %d: what is read from rank %d is not what was written", round, peer);
             }
         }
         CHECK_OK(MPIX_P2p_flush(p2p, MPIX_ALL_PEERS));
@@ -428,7 +458,8 @@ static void traffic(int rounds, int regs)
             uint64_t hash = 0;
             for (size_t i = 0; i < part; i++)
                 hash = hash * 0x100000001b3u ^ r.base[(size_t)p * part + i];
-            CHECK(hash == theirs[p], "round %d: the part that rank %d writes has another hash", round, p);
+            CHECK(hash == theirs[p], "round %d: the part that rank %d writes has another hash",
+                  round, p);
         }
         meet();
     }
@@ -438,8 +469,7 @@ static void traffic(int rounds, int regs)
 }
 
 /* Beyond 4 GiB: offsets and lengths, in memory of which little is touched where that can be. */
-static void big(void)
-{
+static void big(void) {
     const size_t bytes = ((size_t)4 << 30) + 4096 + 17;
     if (t_size > 2 || sysconf(_SC_AVPHYS_PAGES) < (long)(bytes / 4096 * 3)) {
         if (t_rank == 0)
@@ -462,9 +492,12 @@ static void big(void)
     CHECK_OK(MPIX_P2p_exchange(mem, at));
     if (t_rank == 0 && t_size == 2) {
         CHECK_OK(MPIX_P2p_get(&(MPIX_P2p_iov){mem, 0, at[1], 0, (MPI_Count)bytes}, 1));
-        CHECK(base[0] == 1 && base[(size_t)1 << 32] == 2 && base[bytes - 1] == 3, "%d %d %d", base[0], base[(size_t)1 << 32], base[bytes - 1]);
+        CHECK(base[0] == 1 && base[(size_t)1 << 32] == 2 && base[bytes - 1] == 3, "%d %d %d",
+              base[0], base[(size_t)1 << 32], base[bytes - 1]);
         base[bytes - 2] = 9;
-        CHECK_OK(MPIX_P2p_put(&(MPIX_P2p_iov){mem, (MPI_Count)bytes - 2, at[1], (MPI_Count)bytes - 3, 1}, 1));
+        CHECK_OK(
+            MPIX_P2p_put(&(MPIX_P2p_iov){mem, (MPI_Count)bytes - 2, at[1], (MPI_Count)bytes - 3, 1},
+                         1));
         CHECK_OK(MPIX_P2p_flush(p2p, 1));
     }
     meet();
@@ -476,8 +509,7 @@ static void big(void)
     free(base);
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     t_init(&argc, &argv, "p2p_data");
     size_t step = (size_t)t_option(argc, argv, "--step", 1);
     int rounds = (int)t_option(argc, argv, "--rounds", 20);

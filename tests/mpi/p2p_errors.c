@@ -1,4 +1,5 @@
-/* p2p_errors.c - every wrong argument is told by its name, nothing is written, and the object stays usable. */
+/* p2p_errors.c - every wrong argument is told by its name, nothing is written, and the object
+ * stays usable. */
 #include "harness.h"
 #include "mpix_p2p.h"
 
@@ -11,23 +12,24 @@ static MPIX_P2p_rmem at[64];
 static char *base;
 static int mapped; /* peers are */
 
-static void expect(int line, int code, int kind, const char *arg, const char *text)
-{
+static void expect(int line, int code, int kind, const char *arg, const char *text) {
     MPIX_Error error;
     int k = 0;
     MPIX_INIT(&error);
     MPIX_Error_last(&error);
     MPIX_Error_kind(code, &k);
-    if (!CHECK(code != MPI_SUCCESS && k == kind && error.kind == kind, "line %d: code %d, kind %d, expected kind %d: %s", line, code, k, kind, error.text))
+    if (!CHECK(code != MPI_SUCCESS && k == kind && error.kind == kind,
+               "line %d: code %d, kind %d, expected kind %d: %s", line, code, k, kind, error.text))
         return;
-    CHECK(!arg || strcmp(error.arg, arg) == 0, "line %d: argument \"%s\", expected \"%s\": %s", line, error.arg, arg, error.text);
-    CHECK(!text || strstr(error.text, text), "line %d: \"%s\" is not in: %s", line, text, error.text);
+    CHECK(!arg || strcmp(error.arg, arg) == 0, "line %d: argument \"%s\", expected \"%s\": %s",
+          line, error.arg, arg, error.text);
+    CHECK(!text || strstr(error.text, text), "line %d: \"%s\" is not in: %s", line, text,
+          error.text);
 }
 #define EXPECT(call, kind, arg, text) expect(__LINE__, (call), MPIX_ERRK_##kind, arg, text)
 
 /* The object works: a put to ourselves arrives. */
-static void usable(void)
-{
+static void usable(void) {
     base[8] = 7;
     base[9] = 0;
     CHECK_OK(MPIX_P2p_put(&(MPIX_P2p_iov){mem, 8, at[t_rank], 9, 1}, 1));
@@ -35,17 +37,16 @@ static void usable(void)
     CHECK(base[9] == 7, "a put after an error");
 }
 
-static void pieces(void)
-{
+static void pieces(void) {
     MPIX_Xfer x = MPIX_XFER_NULL;
     MPIX_P2p_iov v = {mem, 0, at[t_rank], 0, 8};
     t_where("pieces");
-#define BAD(field, value, arg)                             \
-    do {                                                   \
-        MPIX_P2p_iov w = v;                                \
-        w.field = value;                                   \
-        EXPECT(MPIX_P2p_put(&w, 1), ARG, arg, NULL);       \
-        EXPECT(MPIX_P2p_iget(&w, 1, &x), ARG, arg, NULL);  \
+#define BAD(field, value, arg) \
+    do { \
+        MPIX_P2p_iov w = v; \
+        w.field = value; \
+        EXPECT(MPIX_P2p_put(&w, 1), ARG, arg, NULL); \
+        EXPECT(MPIX_P2p_iget(&w, 1, &x), ARG, arg, NULL); \
         EXPECT(MPIX_P2p_iput_notify(&w, 1, 0, 1, &x), ARG, arg, NULL); \
     } while (0)
     BAD(mem, NULL, "iov.mem");
@@ -74,8 +75,7 @@ static void pieces(void)
     usable();
 }
 
-static void objects(void)
-{
+static void objects(void) {
     int64_t old = 5;
     uint64_t now = 5;
     MPI_Count n = 1;
@@ -116,7 +116,8 @@ static void objects(void)
     if (t_size > 1) { /* the wrong peer */
         n = sizeof buf;
         CHECK_OK(MPIX_P2p_export(mem, 0, 8, buf, &n));
-        EXPECT(MPIX_P2p_import(p2p, (t_rank + 1) % t_size, buf, n, &rmem), ARG, "buf", "exported by rank");
+        EXPECT(MPIX_P2p_import(p2p, (t_rank + 1) % t_size, buf, n, &rmem), ARG, "buf",
+               "exported by rank");
         if (n > 8) {
             buf[60] ^= 0x55; /* damaged: another length or place */
             CHECK(MPIX_P2p_import(p2p, t_rank, buf, n, &rmem) != MPI_SUCCESS || rmem, "import");
@@ -128,8 +129,7 @@ static void objects(void)
     usable();
 }
 
-static void stale(void)
-{
+static void stale(void) {
     char *one = calloc(64, 1);
     MPIX_P2p_mem m = NULL, dead;
     MPIX_P2p_rmem r[64], gone;
@@ -146,7 +146,9 @@ static void stale(void)
     EXPECT(MPIX_P2p_export(dead, 0, 1, NULL, &n), ARG, "mem", NULL);
     EXPECT(MPIX_P2p_put(&(MPIX_P2p_iov){dead, 0, at[peer], 0, 8}, 1), ARG, "iov.mem", NULL);
     MPI_Barrier(MPI_COMM_WORLD);
-    if (mapped) /* a network tells nobody in advance; the owner's answer to an addition would need its progress */
+    /* a network tells nobody in advance; the owner's answer to an addition would
+     * need its progress */
+    if (mapped)
         EXPECT(MPIX_P2p_put(&(MPIX_P2p_iov){mem, 0, r[peer], 0, 8}, 1), ARG, NULL, "deregistered");
     if (mapped)
         EXPECT(MPIX_P2p_fetch_add(r[peer], 0, 1, &old), ARG, NULL, "deregistered");
@@ -163,8 +165,7 @@ static void stale(void)
 }
 
 /* Work in flight: a receive that nothing has matched, then what does not fit it. */
-static void in_flight(void)
-{
+static void in_flight(void) {
     char *one = calloc(1 << 16, 1);
     MPIX_P2p_mem m = NULL;
     MPIX_Xfer x = MPIX_XFER_NULL, copy;
@@ -172,11 +173,14 @@ static void in_flight(void)
     t_where("work in flight");
     CHECK_OK(MPIX_P2p_reg(p2p, one, 1 << 16, MPI_INFO_NULL, &m));
     for (int large = 0; large < 2; large++) {
-        CHECK_OK(MPIX_P2p_irecv(p2p, t_rank, &(MPIX_P2p_iov){.mem = m, .off = 100, .len = 50}, 1, &received, &x));
+        CHECK_OK(MPIX_P2p_irecv(p2p, t_rank, &(MPIX_P2p_iov){.mem = m, .off = 100, .len = 50}, 1,
+                                &received, &x));
         EXPECT(MPIX_P2p_dereg(&m), ARG, "mem", "in flight");
         EXPECT(MPIX_P2p_free(&p2p), ARG, "p2p", "in flight");
         MPIX_Xfer y = MPIX_XFER_NULL;
-        CHECK_OK(MPIX_P2p_isend(p2p, t_rank, &(MPIX_P2p_iov){.mem = m, .off = 200, .len = large ? 60000 : 51}, 1, &y));
+        CHECK_OK(MPIX_P2p_isend(p2p, t_rank,
+                                &(MPIX_P2p_iov){.mem = m, .off = 200, .len = large ? 60000 : 51}, 1,
+                                &y));
         copy = x;
         EXPECT(MPIX_Xfer_wait(&x), TRUNCATE, NULL, "does not fit");
         CHECK(x == MPIX_XFER_NULL && received == -1, "a truncated receive");
@@ -191,7 +195,8 @@ static void in_flight(void)
     char *two = malloc(60000);
     MPIX_P2p_mem to = NULL;
     CHECK_OK(MPIX_P2p_reg(p2p, two, 60000, MPI_INFO_NULL, &to));
-    CHECK_OK(MPIX_P2p_irecv(p2p, prev, &(MPIX_P2p_iov){.mem = to, .len = 60000}, 1, &received, &copy));
+    CHECK_OK(
+        MPIX_P2p_irecv(p2p, prev, &(MPIX_P2p_iov){.mem = to, .len = 60000}, 1, &received, &copy));
     MPIX_Xfer both[2] = {x, copy};
     CHECK_OK(MPIX_Xfer_waitall(2, both, NULL));
     CHECK(received == 60000, "received %lld", (long long)received);
@@ -201,9 +206,9 @@ static void in_flight(void)
     free(one), free(two);
 }
 
-/* Over a net a long put goes in pieces within its credit, and by the caller's proxy it goes on in calls only: its memory is in use until then. */
-static void put_in_flight(void)
-{
+/* Over a net a long put goes in pieces within its credit, and by the caller's proxy it goes on in
+ * calls only: its memory is in use until then. */
+static void put_in_flight(void) {
     enum { LONG = 24 << 20 };
     char *window = NULL, *from = malloc(LONG);
     MPIX_P2p_mem m = NULL, w = NULL;
@@ -236,14 +241,12 @@ static void put_in_flight(void)
 }
 
 static int handled;
-static void handler(MPI_Comm *comm, int *code, ...)
-{
+static void handler(MPI_Comm *comm, int *code, ...) {
     (void)comm, (void)code;
     handled++;
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     MPI_Errhandler h;
     MPI_Info info;
     MPIX_P2p other = NULL;
@@ -287,6 +290,7 @@ int main(int argc, char **argv)
     MPIX_P2p freed = p2p;
     CHECK_OK(MPIX_P2p_free(&p2p));
     EXPECT(MPIX_P2p_flush(freed, 0), ARG, "p2p", NULL);
-    EXPECT(MPIX_P2p_put(&(MPIX_P2p_iov){mem, 0, at[0], 0, 0}, 1), ARG, "iov.mem", NULL); /* handles end with their object */
+    /* handles end with their object */
+    EXPECT(MPIX_P2p_put(&(MPIX_P2p_iov){mem, 0, at[0], 0, 0}, 1), ARG, "iov.mem", NULL);
     return t_end();
 }

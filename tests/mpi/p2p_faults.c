@@ -1,10 +1,11 @@
 /*
- * p2p_faults.c - peers that compute, stop, die or fork: what is promised about progress holds, errors name the peer in time, and free
- * returns.
+ * p2p_faults.c - peers that compute, stop, die or fork: what is promised about progress holds,
+ * errors name the peer in time, and free returns.
  *
  *   p2p_faults --case computing|fork|stopped|killed|forgotten [--mem alloc|reg]
  *
- * The victim is the last rank. In `killed` survivors leave by _exit; tests/mpi/run.sh counts their verdicts.
+ * The victim is the last rank. In `killed` survivors leave by _exit; tests/mpi/run.sh
+ * counts their verdicts.
  */
 #include "harness.h"
 #include "mpix_p2p.h"
@@ -25,15 +26,13 @@ static MPIX_P2p_rmem at[64];
 static char *base;
 static int victim;
 
-static double now(void)
-{
+static double now(void) {
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC, &ts);
     return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
 }
 
-static void make(int registered, const char *timeout)
-{
+static void make(int registered, const char *timeout) {
     MPI_Info info;
     MPI_Info_create(&info);
     MPI_Info_set(info, "mpix_ep_timeout", timeout);
@@ -49,18 +48,18 @@ static void make(int registered, const char *timeout)
     CHECK_OK(MPIX_P2p_exchange(mem, at));
 }
 
-static void blames(int code, int kind, const char *what)
-{
+static void blames(int code, int kind, const char *what) {
     MPIX_Error error;
     MPIX_INIT(&error);
     MPIX_Error_last(&error);
     CHECK(code != MPI_SUCCESS && error.kind == kind && error.rank == victim && error.host[0],
-          "%s: code %d, kind %d (expected %d), rank %d (expected %d): %s", what, code, error.kind, kind, error.rank, victim, error.text);
+          "%s: code %d, kind %d (expected %d), rank %d (expected %d): %s", what, code, error.kind,
+          kind, error.rank, victim, error.text);
 }
 
-/* The victim looks at its memory with plain loads, and calls nothing. What is one-sided completes meanwhile. */
-static void computing(void)
-{
+/* The victim looks at its memory with plain loads, and calls nothing. What is one-sided
+ * completes meanwhile. */
+static void computing(void) {
     MPI_Barrier(MPI_COMM_WORLD);
     if (t_rank == victim) {
         double begin = now();
@@ -70,7 +69,8 @@ static void computing(void)
     } else if (t_rank == 0) {
         memset(base, 77, BYTES);
         CHECK_OK(MPIX_P2p_get(&(MPIX_P2p_iov){mem, BYTES, at[victim], 0, BYTES}, 1));
-        CHECK(base[BYTES] == victim + 1 && base[2 * BYTES - 1] == victim + 1, "got %d", base[BYTES]);
+        CHECK(base[BYTES] == victim + 1 && base[2 * BYTES - 1] == victim + 1, "got %d",
+              base[BYTES]);
         CHECK_OK(MPIX_P2p_put(&(MPIX_P2p_iov){mem, 0, at[victim], 0, BYTES - 1}, 1));
         CHECK_OK(MPIX_P2p_flush(p2p, victim));
         CHECK_OK(MPIX_P2p_put_notify(&(MPIX_P2p_iov){mem, 0, at[victim], BYTES - 1, 1}, 1, 0, 1));
@@ -82,8 +82,7 @@ static void computing(void)
 }
 
 /* A child that does nothing of ours, and its end, leave the parent's transfers alone. */
-static void forked(int registered)
-{
+static void forked(int registered) {
     pid_t child = fork();
     if (child == 0) {
         if (registered) /* its own copy of the page */
@@ -106,8 +105,7 @@ static void forked(int registered)
 }
 
 /* What must fail, by whom, and what works on: nothing does, the object has failed. */
-static void survive(int kind)
-{
+static void survive(int kind) {
     MPIX_Error error;
     MPIX_Xfer x[2];
     MPI_Count n;
@@ -119,19 +117,21 @@ static void survive(int kind)
     blames(MPIX_Xfer_wait(&x[0]), kind, "a receive");
     blames(MPIX_Xfer_wait(&x[1]), kind, "a large send");
     CHECK(!x[0] && !x[1], "transfers are left");
-    blames(MPIX_P2p_put(&(MPIX_P2p_iov){mem, 0, at[0], 0, 1}, 1), kind, "a put on the failed object");
+    blames(MPIX_P2p_put(&(MPIX_P2p_iov){mem, 0, at[0], 0, 1}, 1), kind,
+           "a put on the failed object");
     MPIX_INIT(&error);
-    CHECK(MPIX_P2p_get_async_error(p2p, &error) == MPI_SUCCESS && error.kind == kind && error.rank == victim, "async error: kind %d, rank %d",
-          error.kind, error.rank);
+    CHECK(MPIX_P2p_get_async_error(p2p, &error) == MPI_SUCCESS && error.kind == kind &&
+              error.rank == victim,
+          "async error: kind %d, rank %d", error.kind, error.rank);
     CHECK_OK(MPIX_P2p_dereg(&mem));
     begin = now();
     CHECK_OK(MPIX_P2p_free(&p2p));
     CHECK(now() - begin < 3, "free took %.2f s", now() - begin);
 }
 
-/* In mid-transfer: rank 0 moves data to and from the victim until it fails, or for as long as the memory works without its owner. */
-static void busy(double seconds)
-{
+/* In mid-transfer: rank 0 moves data to and from the victim until it fails, or for as long as the
+ * memory works without its owner. */
+static void busy(double seconds) {
     double begin = now();
     while (t_rank == 0 && now() - begin < seconds) {
         if (MPIX_P2p_put(&(MPIX_P2p_iov){mem, 0, at[victim], 0, BYTES}, 1) != MPI_SUCCESS ||
@@ -140,8 +140,7 @@ static void busy(double seconds)
     }
 }
 
-static void stopped(void)
-{
+static void stopped(void) {
     MPI_Barrier(MPI_COMM_WORLD);
     if (t_rank == victim) {
         pid_t me = getpid(), child = fork();
@@ -160,8 +159,7 @@ static void stopped(void)
     survive(MPIX_ERRK_TIMEOUT);
 }
 
-static void killed(void)
-{
+static void killed(void) {
     MPI_Barrier(MPI_COMM_WORLD);
     if (t_rank == victim) {
         usleep(150000);
@@ -173,7 +171,8 @@ static void killed(void)
         MPIX_INIT(&error);
         MPIX_P2p_get_async_error(p2p, &error);
         if (error.kind) { /* it was in a call */
-            CHECK(error.kind == MPIX_ERRK_PEER && error.rank == victim, "kind %d, rank %d: %s", error.kind, error.rank, error.text);
+            CHECK(error.kind == MPIX_ERRK_PEER && error.rank == victim, "kind %d, rank %d: %s",
+                  error.kind, error.rank, error.text);
             blames(MPIX_P2p_flush(p2p, victim), MPIX_ERRK_PEER, "a flush on the failed object");
             CHECK_OK(MPIX_P2p_free(&p2p));
             t_leave();
@@ -184,8 +183,7 @@ static void killed(void)
     t_leave();
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     t_init(&argc, &argv, "p2p_faults");
     const char *what = t_option_text(argc, argv, "--case", "computing");
     int registered = strcmp(t_option_text(argc, argv, "--mem", "alloc"), "reg") == 0;
