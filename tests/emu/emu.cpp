@@ -1,4 +1,5 @@
-/* emu.cpp - fibers for the threads of a kernel, and the table of functions by which the core calls the module (see emu.h). One stream exists. */
+/* emu.cpp - fibers for the threads of a kernel, and the table of functions by which the core calls
+ * the module (see emu.h). One stream exists. */
 #include "emu.h"
 
 #include "cuda_module.h"
@@ -18,18 +19,32 @@ enum { KIND_NO_MEM = 3, KIND_UNSUPPORTED }; /* MPIX_ERRK_* */
 enum { FIBERS = 4096, STACK = 256 << 10, VARIABLES = 64, BARRIERS = 16, SHARED = 256 << 10 };
 enum { READY, BLOCKED, DONE };
 
-struct barrier { int arrived, sum, result, nwaiting, waiting[1024]; };
-struct block { barrier barriers[BARRIERS]; void *variables[VARIABLES]; char *shared; size_t used; };
-struct warp { int arrived; uint64_t given[32], got[32]; };
+struct barrier {
+    int arrived, sum, result, nwaiting, waiting[1024];
+};
+struct block {
+    barrier barriers[BARRIERS];
+    void *variables[VARIABLES];
+    char *shared;
+    size_t used;
+};
+struct warp {
+    int arrived;
+    uint64_t given[32], got[32];
+};
 
-/* ---- contexts: swapcontext where nothing faster is written, for it asks the system each time ---- */
+/* ---- contexts -------------------------------------------------------------------------------- */
+/* swapcontext where nothing faster is written, for it asks the system each time */
 #ifdef __x86_64__
-struct emu_context { void *sp; };
+struct emu_context {
+    void *sp;
+};
 extern "C" void emu_switch(emu_context *from, emu_context *to);
 asm(".text\n.type emu_switch, @function\nemu_switch:\n"
     "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\n"
     "movq %rsp, (%rdi)\nmovq (%rsi), %rsp\n"
-    "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n.size emu_switch, . - emu_switch\n");
+    "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n.size emu_switch, . - "
+    "emu_switch\n");
 static void context_make(emu_context *c, char *stack, size_t bytes, void (*run)()) {
     void **top = (void **)(stack + bytes);
     *--top = NULL; /* a function begins 8 bytes off a multiple of 16 */
@@ -40,7 +55,9 @@ static void context_make(emu_context *c, char *stack, size_t bytes, void (*run)(
 }
 #else
 #include <ucontext.h>
-struct emu_context { ucontext_t u; };
+struct emu_context {
+    ucontext_t u;
+};
 static void emu_switch(emu_context *from, emu_context *to) { swapcontext(&from->u, &to->u); }
 static void context_make(emu_context *c, char *stack, size_t bytes, void (*run)()) {
     getcontext(&c->u);
@@ -68,7 +85,7 @@ uint64_t emu_now() {
 }
 static block &block_here() { return blocks[(unsigned)current / block_threads]; }
 
-/* ---- fibers ---- */
+/* ---- fibers ---------------------------------------------------------------------------------- */
 void emu_yield() {
     int me = current;
     emu_switch(&fibers[me], &scheduler);
@@ -89,7 +106,8 @@ void emu_exchange(uint64_t mine, uint64_t *all) {
     } else {
         block_until_freed();
     }
-    memcpy(all, w.got, sizeof w.got); /* nobody writes it before all have: the next exchange needs them */
+    /* nobody writes it before all have: the next exchange needs them */
+    memcpy(all, w.got, sizeof w.got);
 }
 int emu_barrier(int id, int threads, int value, bool waits) {
     barrier &b = block_here().barriers[id];
@@ -115,7 +133,9 @@ static void *take(block &b, size_t bytes) {
     }
     return p;
 }
-cudaError_t emu_shared_set(int bytes) { return bytes <= shared_most ? cudaSuccess : cudaErrorInvalidValue; }
+cudaError_t emu_shared_set(int bytes) {
+    return bytes <= shared_most ? cudaSuccess : cudaErrorInvalidValue;
+}
 void emu_bar_patience(uint64_t since) {
     if (emu_now() - since > 60000000000u) {
         fprintf(stderr, "emu: bytes that a barrier counts on do not come\n");
@@ -124,7 +144,8 @@ void emu_bar_patience(uint64_t since) {
 }
 void emu_bulk_check(const void *a, size_t b, uint32_t bytes) {
     if (((size_t)a | b | bytes) % 16) {
-        fprintf(stderr, "emu: a bulk copy of %u bytes between %p and %zx, not multiples of 16\n", bytes, a, b);
+        fprintf(stderr, "emu: a bulk copy of %u bytes between %p and %zx, not multiples of 16\n",
+                bytes, a, b);
         abort();
     }
 }
@@ -144,7 +165,8 @@ static void fiber_main() {
 }
 static void fiber_run(int i, unsigned first_block, dim3 grid) {
     current = i;
-    emu_here = {dim3((unsigned)i % block_threads, 0, 0), dim3(first_block + (unsigned)i / block_threads, 0, 0), dim3(block_threads), grid};
+    emu_here = {dim3((unsigned)i % block_threads, 0, 0),
+                dim3(first_block + (unsigned)i / block_threads, 0, 0), dim3(block_threads), grid};
     emu_switch(&scheduler, &fibers[i]);
 }
 
@@ -156,7 +178,8 @@ static void wave_run(unsigned first, unsigned n, dim3 grid, size_t shared) {
     for (unsigned b = 0; b < n; b++) {
         char *room = blocks[b].shared;
         if (!room)
-            room = (char *)mmap(NULL, SHARED, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
+            room = (char *)mmap(NULL, SHARED, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
         if (room == MAP_FAILED) {
             perror("emu: shared memory");
             abort();
@@ -192,21 +215,24 @@ static void wave_run(unsigned first, unsigned n, dim3 grid, size_t shared) {
     }
 }
 
-void emu_launch(unsigned grid, unsigned threads, size_t shared, const std::function<void()> &kernel) {
+void emu_launch(unsigned grid, unsigned threads, size_t shared,
+                const std::function<void()> &kernel) {
     unsigned most = FIBERS / threads;
     if (!stacks)
-        stacks = (char *)mmap(NULL, (size_t)FIBERS * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        stacks = (char *)mmap(NULL, (size_t)FIBERS * STACK, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (stacks == MAP_FAILED) {
         perror("emu: stacks");
         abort();
     }
     running = &kernel;
     block_threads = threads;
-    for (unsigned first = 0; first < grid; first += most) /* later blocks start when earlier ones have ended, as on a small GPU */
+    /* later blocks start when earlier ones have ended, as on a small GPU */
+    for (unsigned first = 0; first < grid; first += most)
         wave_run(first, grid - first < most ? grid - first : most, dim3(grid), shared);
 }
 
-/* ---- the module ---- */
+/* ---- the module ------------------------------------------------------------------------------ */
 typedef const mpix_cuda_device *device;
 
 static int number(const char *name, int otherwise) {
@@ -237,7 +263,9 @@ static int m_load(mpix_cuda_device *d, int, char *) {
     return 0;
 }
 static uint64_t m_allocation(device, const void *p) { return emu_memory_number(p); }
-static uint64_t m_stream_id(device, void *stream, unsigned long long) { return emu_stream_number(stream); }
+static uint64_t m_stream_id(device, void *stream, unsigned long long) {
+    return emu_stream_number(stream);
+}
 static int m_pointer(device, const void *p) { return emu_memory_kind(p); }
 static int m_map(mpix_cuda_mem *m, size_t bytes, int fd) {
     m->p = (char *)mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -246,11 +274,14 @@ static int m_map(mpix_cuda_mem *m, size_t bytes, int fd) {
     emu_memory_note(m->p, bytes, MPIX_CUDA_PTR_DEVICE);
     return 0;
 }
-/* CUDA IPC: a handle is a descriptor of this process. Behind the memory stands how many have opened it, for its maker must outlive them. */
+/* CUDA IPC: a handle is a descriptor of this process. Behind the memory stands how many have opened
+ * it, for its maker must outlive them. */
 struct ipc_handle {
     int pid, fd;
 };
-static std::atomic<int> *ipc_users(const mpix_cuda_mem *m) { return (std::atomic<int> *)((char *)m->p + m->bytes - sizeof(int)); }
+static std::atomic<int> *ipc_users(const mpix_cuda_mem *m) {
+    return (std::atomic<int> *)((char *)m->p + m->bytes - sizeof(int));
+}
 static ipc_handle ipc_of(const void *bytes) {
     ipc_handle handle;
     memcpy(&handle, bytes, sizeof handle);
@@ -273,7 +304,8 @@ static int m_alloc(device, size_t bytes, int ipc, mpix_cuda_mem *m, char *why) {
     }
     return 0;
 }
-static int m_import(device, size_t bytes, int ipc, int fd, const unsigned char *blob, mpix_cuda_mem *m, char *) {
+static int m_import(device, size_t bytes, int ipc, int fd, const unsigned char *blob,
+                    mpix_cuda_mem *m, char *) {
     char path[64];
     memset(m, 0, sizeof *m);
     m->fd = -1;
@@ -296,7 +328,8 @@ static void m_free(device, mpix_cuda_mem *m) {
         --*ipc_users(m);
     if (m->p && m->is_ipc && !m->imported) {
         if (*ipc_users(m)) {
-            fprintf(stderr, "emulation: memory is freed that %d others have opened\n", ipc_users(m)->load());
+            fprintf(stderr, "emulation: memory is freed that %d others have opened\n",
+                    ipc_users(m)->load());
             abort();
         }
         close(ipc_of(m->ipc).fd);
@@ -319,9 +352,13 @@ static int memory(size_t bytes, void **p, int kind, char *why) {
     memset(*p, 0, bytes);
     return 0;
 }
-static int m_local_alloc(device, size_t bytes, void **p, char *why) { return memory(bytes, p, MPIX_CUDA_PTR_DEVICE, why); }
+static int m_local_alloc(device, size_t bytes, void **p, char *why) {
+    return memory(bytes, p, MPIX_CUDA_PTR_DEVICE, why);
+}
 static void m_local_free(device, void *p) { emu_memory_free(p); }
-static int m_pinned_alloc(size_t bytes, void **p, char *why) { return memory(bytes, p, MPIX_CUDA_PTR_PINNED, why); }
+static int m_pinned_alloc(size_t bytes, void **p, char *why) {
+    return memory(bytes, p, MPIX_CUDA_PTR_PINNED, why);
+}
 static void m_pinned_free(void *p) { emu_memory_free(p); }
 static int m_copy(device, void *to, const void *from, size_t bytes, char *) {
     memcpy(to, from, bytes);
@@ -349,16 +386,26 @@ static int m_route(device d, const mpix_cuda_handle *h, const mpix_cuda_route *c
         mpix_cuda_place_launch(d, h, c, 0);
     return 0;
 }
-static int m_dispatch(device d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, void *, char *) { return mpix_cuda_launchers_of(h).dispatch(d, h, c, 0) != cudaSuccess; }
-static int m_combine(device d, const mpix_cuda_handle *h, mpix_cuda_combine *c, void *, char *) { return mpix_cuda_launchers_of(h).combine(d, h, c, 0) != cudaSuccess; }
+static int m_dispatch(device d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c, void *, char *) {
+    return mpix_cuda_launchers_of(h).dispatch(d, h, c, 0) != cudaSuccess;
+}
+static int m_combine(device d, const mpix_cuda_handle *h, mpix_cuda_combine *c, void *, char *) {
+    return mpix_cuda_launchers_of(h).combine(d, h, c, 0) != cudaSuccess;
+}
 /* Copies by engines are streams' work. */
 static int m_engines_create(device, int, void **, char *why) {
     snprintf(why, MPIX_CUDA_WHY, "copy engines are not emulated");
     return KIND_UNSUPPORTED;
 }
 static void m_engines_destroy(device, void *) {}
-cudaError_t mpix_cuda_engines_dispatch_launch(const mpix_cuda_device *, const mpix_cuda_handle *, mpix_cuda_dispatch *, cudaStream_t) { return cudaErrorNotSupported; }
-cudaError_t mpix_cuda_engines_combine_launch(const mpix_cuda_device *, const mpix_cuda_handle *, mpix_cuda_combine *, cudaStream_t) { return cudaErrorNotSupported; }
+cudaError_t mpix_cuda_engines_dispatch_launch(const mpix_cuda_device *, const mpix_cuda_handle *,
+                                              mpix_cuda_dispatch *, cudaStream_t) {
+    return cudaErrorNotSupported;
+}
+cudaError_t mpix_cuda_engines_combine_launch(const mpix_cuda_device *, const mpix_cuda_handle *,
+                                             mpix_cuda_combine *, cudaStream_t) {
+    return cudaErrorNotSupported;
+}
 
 static int m_host_register(device, void *p, size_t, void **mapped, char *) {
     *mapped = p;

@@ -1,5 +1,6 @@
 /*
- * alloc.h - what the programs alloc_ep and alloc_p2p share: a life of an object, with the n-th allocation or system call in one of its steps failing.
+ * alloc.h - what the programs alloc_ep and alloc_p2p share: a life of an object, with the n-th
+ * allocation or system call in one of its steps failing.
  *
  *   --what memory|system|refused   what fails; refused: the error must say so
  *   --sticky 0|1           only that one, or all after it too
@@ -15,7 +16,8 @@ extern int at_step; /* the step in which it fails now, -1: in none */
 /* What happens between these fails, if the step is the right one. */
 void arm(int step);
 void disarm(int step);
-/* All ranks compare what a collective call gave: the victim NO_MEM, the others REMOTE naming it, or success everywhere. 1: success. */
+/* All ranks compare what a collective call gave: the victim NO_MEM, the others REMOTE naming it, or
+ * success everywhere. 1: success. */
 int agree(int step, int code);
 /* alone: the victim may be the only one that notices. */
 int agree_alone(int step, int code, int alone);

@@ -1,7 +1,9 @@
 /*
- * alloc_gpu.c - as alloc_ep, for a context in GPU memory: the n-th allocation that the library makes in a call fails on one rank. Options: alloc.h.
+ * alloc_gpu.c - as alloc_ep, for a context in GPU memory: the n-th allocation that the library
+ * makes in a call fails on one rank. Options: alloc.h.
  *
- * Runs on the emulated GPU of check-emu. Every batch has its own number in all its rows, so rows of another call are seen.
+ * Runs on the emulated GPU of check-emu. Every batch has its own number in all its rows, so rows of
+ * another call are seen.
  */
 #include "alloc.h"
 #include "harness.h"
@@ -10,7 +12,9 @@
 #include <stdlib.h>
 
 enum { CREATE, HANDLE, ALLOC, ROUTE, DISPATCH, IDISPATCH, COMBINE, STEPS };
-static const char *const names[STEPS + 1] = {"create", "handle_create", "alloc", "route", "dispatch", "idispatch", "combine", "another dispatch"};
+static const char *const names[STEPS + 1] = {"create",  "handle_create",   "alloc",
+                                             "route",   "dispatch",        "idispatch",
+                                             "combine", "another dispatch"};
 enum { TOKENS = 16, HIDDEN = 64, CALLS = 3 };
 
 static float number; /* of the last batch */
@@ -20,15 +24,13 @@ static MPIX_Ep_handle handle;
 static float *rows[CALLS], *out[CALLS], *y; /* GPU memory; out is reached by peers */
 static MPI_Count received;
 
-static void *gpu(size_t bytes)
-{
+static void *gpu(size_t bytes) {
     void *p = NULL;
     REQUIRE(cudaMalloc(&p, bytes) == cudaSuccess, "no GPU memory");
     return p;
 }
 
-static void set(float *to, float value, size_t n)
-{
+static void set(float *to, float value, size_t n) {
     float *host = malloc(n * sizeof *host);
     REQUIRE(host, "no memory");
     for (size_t i = 0; i < n; i++)
@@ -37,19 +39,19 @@ static void set(float *to, float value, size_t n)
     free(host);
 }
 
-static void right(const float *from, float value, size_t n, const char *what)
-{
+static void right(const float *from, float value, size_t n, const char *what) {
     float *host = malloc(n * sizeof *host + 1);
     size_t i = 0;
-    REQUIRE(host && cudaMemcpy(host, from, n * sizeof *host, cudaMemcpyDefault) == cudaSuccess, "no copy");
+    REQUIRE(host && cudaMemcpy(host, from, n * sizeof *host, cudaMemcpyDefault) == cudaSuccess,
+            "no copy");
     while (i < n && host[i] == value)
         i++;
-    CHECK(i == n, "%s: element %zu of %zu is %g, expected %g", what, i, n, i < n ? (double)host[i] : 0, (double)value);
+    CHECK(i == n, "%s: element %zu of %zu is %g, expected %g", what, i, n,
+          i < n ? (double)host[i] : 0, (double)value);
     free(host);
 }
 
-static int make(void)
-{
+static int make(void) {
     MPIX_Ep_config config;
     MPIX_INIT(&config);
     config.memkind = MPIX_EP_CUDA;
@@ -64,8 +66,7 @@ static int make(void)
     return agree(CREATE, code);
 }
 
-static void route(int step)
-{
+static void route(int step) {
     MPIX_Ep_routing r;
     MPIX_Ep_counts counts;
     int32_t ids[TOKENS];
@@ -88,8 +89,7 @@ static void route(int step)
     cudaFree(there);
 }
 
-static int start(int i, MPIX_Xfer *xfer)
-{
+static int start(int i, MPIX_Xfer *xfer) {
     MPIX_Ep_dispatch_in in;
     MPIX_Ep_dispatch_out to;
     MPIX_INIT(&in);
@@ -104,8 +104,7 @@ static int start(int i, MPIX_Xfer *xfer)
 /* Before it is armed: the test's own memory would fail too. */
 static void fill(int i) { set(rows[i], number += 1, TOKENS * HIDDEN); }
 
-static void dispatch(int step)
-{
+static void dispatch(int step) {
     fill(0);
     arm(step);
     int code = start(0, NULL);
@@ -116,8 +115,7 @@ static void dispatch(int step)
 }
 
 /* Three, the failure in the second. */
-static void three(void)
-{
+static void three(void) {
     MPIX_Xfer xfers[CALLS] = {MPIX_XFER_NULL, MPIX_XFER_NULL, MPIX_XFER_NULL};
     int codes[CALLS];
     for (int i = 0; i < CALLS; i++)
@@ -140,8 +138,7 @@ static void three(void)
             right(out[i], number - (float)(CALLS - 1 - i), (size_t)received * HIDDEN, "idispatch");
 }
 
-static void combine(int step)
-{
+static void combine(int step) {
     MPIX_Ep_combine_in in;
     MPIX_Ep_combine_out to;
     MPIX_INIT(&in);
@@ -158,8 +155,7 @@ static void combine(int step)
     right(y, number, TOKENS * HIDDEN, "combine");
 }
 
-static void life(void)
-{
+static void life(void) {
     size_t bytes = (size_t)TOKENS * (size_t)t_size * HIDDEN * 4;
     if (!make())
         return;
@@ -175,7 +171,8 @@ static void life(void)
         if (i == 0)
             disarm(ALLOC);
         if (!(i ? CHECK_OK(code) : agree(ALLOC, code)))
-            REQUIRE(CHECK_OK(MPIX_Ep_alloc(ep, (MPI_Count)bytes, MPI_INFO_NULL, &out[i])), "no memory");
+            REQUIRE(CHECK_OK(MPIX_Ep_alloc(ep, (MPI_Count)bytes, MPI_INFO_NULL, &out[i])),
+                    "no memory");
         rows[i] = gpu(TOKENS * HIDDEN * 4);
     }
     y = gpu(TOKENS * HIDDEN * 4);
@@ -195,8 +192,7 @@ static void life(void)
     CHECK_OK(MPIX_Ep_free(&ep));
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     t_init(&argc, &argv, "alloc_gpu");
     alloc_run(argc, argv, life, STEPS, names);
     return t_end();

@@ -1,8 +1,10 @@
 /*
- * alloc_p2p.c - the n-th allocation or system call that the library makes in a call of MPIX_P2p_* fails on one rank. Options: alloc.h.
+ * alloc_p2p.c - the n-th allocation or system call that the library makes in a call of MPIX_P2p_*
+ * fails on one rank. Options: alloc.h.
  *
- * Collective calls: NO_MEM there, REMOTE elsewhere. Others: NO_MEM on that rank, whose peers notice nothing; the same call works the next time,
- * and what arrives is right. What a rank does for its peers' calls never fails: what there is no memory for waits.
+ * Collective calls: NO_MEM there, REMOTE elsewhere. Others: NO_MEM on that rank, whose peers notice
+ * nothing; the same call works the next time, and what arrives is right. What a rank does for its
+ * peers' calls never fails: what there is no memory for waits.
  */
 #include "alloc.h"
 #include "harness.h"
@@ -11,9 +13,32 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CREATE, ALLOC, REG, EXCHANGE, IMPORT, PUT, IPUT, GET, NOTIFY, ADD, SEND, SEND_LARGE, RECV, RECV_LARGE, ADVERTISE, GET_ADVERT, TARGET, EARLY, STEPS };
-static const char *const names[STEPS] = {"create",     "alloc", "reg",  "exchange",   "import",    "put",        "iput",   "get",  "put_notify",
-                                         "fetch_add",  "send",  "send_large", "recv", "recv_large", "advertise", "get_advert", "target", "early"};
+enum {
+    CREATE,
+    ALLOC,
+    REG,
+    EXCHANGE,
+    IMPORT,
+    PUT,
+    IPUT,
+    GET,
+    NOTIFY,
+    ADD,
+    SEND,
+    SEND_LARGE,
+    RECV,
+    RECV_LARGE,
+    ADVERTISE,
+    GET_ADVERT,
+    TARGET,
+    EARLY,
+    STEPS
+};
+static const char *const names[STEPS] = {"create",     "alloc",      "reg",       "exchange",
+                                         "import",     "put",        "iput",      "get",
+                                         "put_notify", "fetch_add",  "send",      "send_large",
+                                         "recv",       "recv_large", "advertise", "get_advert",
+                                         "target",     "early"};
 enum { BYTES = 400000, PIECES = 24, PIECE = 500, LARGE = 90000, ROOM = 4096 };
 
 static MPIX_P2p p2p;
@@ -21,16 +46,15 @@ static int next, prev, registered;
 static unsigned char *base, own_memory[BYTES];
 static MPIX_P2p_mem mem;
 static MPIX_P2p_rmem at[64];
-static uint64_t told, noted; /* notifications from prev that have been waited for, in slots 1 and 2 */
+static uint64_t told, noted; /* notifications from prev that have been waited for, in
+                              * slots 1 and 2 */
 
-static void fill(unsigned char *to, uint64_t seed, size_t n)
-{
+static void fill(unsigned char *to, uint64_t seed, size_t n) {
     for (size_t i = 0; i < n; i++)
         to[i] = (unsigned char)(t_mix(seed + i / 8) >> i % 8 * 8);
 }
 
-static void right(const unsigned char *p, uint64_t seed, size_t n, const char *what)
-{
+static void right(const unsigned char *p, uint64_t seed, size_t n, const char *what) {
     size_t i = 0;
     while (i < n && p[i] == (unsigned char)(t_mix(seed + i / 8) >> i % 8 * 8))
         i++;
@@ -38,8 +62,7 @@ static void right(const unsigned char *p, uint64_t seed, size_t n, const char *w
 }
 
 /* A barrier in which this rank does what its peers ask for. */
-static void meet(void)
-{
+static void meet(void) {
     MPI_Request request;
     int met = 0, flag;
     MPI_Ibarrier(MPI_COMM_WORLD, &request);
@@ -50,10 +73,10 @@ static void meet(void)
 }
 
 /* A word for the previous rank, and the next one's; meanwhile as in meet. */
-static int flag_from_next(int mine)
-{
+static int flag_from_next(int mine) {
     MPI_Request requests[2];
-    MPI_Status statuses[2]; /* MPICH's MPI_STATUSES_IGNORE is an address that gcc takes for a wrong one */
+    /* MPICH's MPI_STATUSES_IGNORE is an address that gcc takes for a wrong one */
+    MPI_Status statuses[2];
     int theirs = 0, met = 0, flag;
     MPI_Irecv(&theirs, 1, MPI_INT, next, 1, MPI_COMM_WORLD, &requests[0]);
     MPI_Isend(&mine, 1, MPI_INT, prev, 1, MPI_COMM_WORLD, &requests[1]);
@@ -65,24 +88,24 @@ static int flag_from_next(int mine)
 }
 
 /* The next rank is told, and the previous one waited for. */
-static void pass(void)
-{
+static void pass(void) {
     CHECK_OK(MPIX_P2p_flush(p2p, next));
     CHECK_OK(MPIX_P2p_put_notify(&(MPIX_P2p_iov){mem, 0, at[next], 0, 0}, 1, 1, 1));
     CHECK_OK(MPIX_P2p_notify_wait(p2p, prev, 1, ++told, NULL));
 }
 
-/* ---- memory ---- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
-static int memory(void)
-{
+static int memory(void) {
     int step = registered ? REG : ALLOC;
     void *p = NULL;
     arm(step);
-    int code = registered ? MPIX_P2p_reg(p2p, p = own_memory, BYTES, MPI_INFO_NULL, &mem) : MPIX_P2p_alloc(p2p, BYTES, MPI_INFO_NULL, &p, &mem);
+    int code = registered ? MPIX_P2p_reg(p2p, p = own_memory, BYTES, MPI_INFO_NULL, &mem)
+                          : MPIX_P2p_alloc(p2p, BYTES, MPI_INFO_NULL, &p, &mem);
     disarm(step);
     if (registered ? !done(step, code) : !agree(step, code))
-        CHECK_OK(registered ? MPIX_P2p_reg(p2p, p = own_memory, BYTES, MPI_INFO_NULL, &mem) : MPIX_P2p_alloc(p2p, BYTES, MPI_INFO_NULL, &p, &mem));
+        CHECK_OK(registered ? MPIX_P2p_reg(p2p, p = own_memory, BYTES, MPI_INFO_NULL, &mem)
+                            : MPIX_P2p_alloc(p2p, BYTES, MPI_INFO_NULL, &p, &mem));
     base = p;
     arm(EXCHANGE);
     code = MPIX_P2p_exchange(mem, at);
@@ -92,13 +115,13 @@ static int memory(void)
     return base && mem && at[next];
 }
 
-static void import(void)
-{
+static void import(void) {
     char mine[ROOM], theirs[ROOM];
     MPI_Count n = ROOM;
     MPIX_P2p_rmem rmem = NULL;
     CHECK_OK(MPIX_P2p_export(mem, 0, 100, mine, &n));
-    MPI_Sendrecv(mine, ROOM, MPI_BYTE, prev, 0, theirs, ROOM, MPI_BYTE, next, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    MPI_Sendrecv(mine, ROOM, MPI_BYTE, prev, 0, theirs, ROOM, MPI_BYTE, next, 0, MPI_COMM_WORLD,
+                 MPI_STATUS_IGNORE);
     arm(IMPORT);
     int code = MPIX_P2p_import(p2p, next, theirs, n, &rmem);
     disarm(IMPORT);
@@ -109,17 +132,15 @@ static void import(void)
     meet();
 }
 
-/* ---- puts, gets, additions ---- */
+/* ---- puts, gets, additions ------------------------------------------------------------------- */
 
 /* PIECES pieces, in the first half of our memory and in the second half of the peer's. */
-static void pieces(MPIX_P2p_iov *iov, int peer)
-{
+static void pieces(MPIX_P2p_iov *iov, int peer) {
     for (int i = 0; i < PIECES; i++)
         iov[i] = (MPIX_P2p_iov){mem, i * 2 * PIECE, at[peer], BYTES / 2 + i * 3 * PIECE, PIECE};
 }
 
-static void put(int step)
-{
+static void put(int step) {
     MPIX_P2p_iov iov[PIECES];
     MPIX_Xfer xfer = MPIX_XFER_NULL, before = MPIX_XFER_NULL;
     pieces(iov, next);
@@ -145,7 +166,8 @@ static void put(int step)
     if (step == NOTIFY) {
         uint64_t now = 0;
         CHECK_OK(MPIX_P2p_notify_wait(p2p, prev, 2, noted += 5, &now));
-        CHECK(now == noted, "notified of %llu, expected %llu", (unsigned long long)now, (unsigned long long)noted);
+        CHECK(now == noted, "notified of %llu, expected %llu", (unsigned long long)now,
+              (unsigned long long)noted);
     }
     pass();
     for (int i = 0; i < PIECES; i++)
@@ -153,8 +175,7 @@ static void put(int step)
     meet();
 }
 
-static void get(void)
-{
+static void get(void) {
     MPIX_P2p_iov iov[PIECES];
     pieces(iov, next);
     for (int i = 0; i < PIECES; i++)
@@ -170,8 +191,7 @@ static void get(void)
     meet();
 }
 
-static void add(void)
-{
+static void add(void) {
     int64_t old = -1, *word = (int64_t *)(void *)(base + 64);
     *word = 7;
     meet();
@@ -186,11 +206,11 @@ static void add(void)
     meet();
 }
 
-/* ---- messages ---- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
-/* A message begins with its number. A receive that fails may have taken it, so then another is sent. */
-static void send_and_receive(int step, int64_t n)
-{
+/* A message begins with its number. A receive that fails may have taken it, so then
+ * another is sent. */
+static void send_and_receive(int step, int64_t n) {
     MPIX_P2p_iov from = {mem, 0, NULL, 0, n}, to = {mem, BYTES / 2, NULL, 0, n};
     int receives = step == RECV || step == RECV_LARGE, again = 0, again_for_next;
     MPIX_Xfer xfer = MPIX_XFER_NULL, second = MPIX_XFER_NULL;
@@ -232,8 +252,7 @@ static void send_and_receive(int step, int64_t n)
     meet();
 }
 
-static void advertise(int step)
-{
+static void advertise(int step) {
     MPIX_P2p_iov iov[3];
     MPIX_P2p_rmem got[3] = {NULL, NULL, NULL};
     int n = 0, code;
@@ -255,10 +274,9 @@ static void advertise(int step)
     meet();
 }
 
-/* ---- what is done for peers ---- */
+/* ---- what is done for peers ------------------------------------------------------------------ */
 
-static void target(void)
-{
+static void target(void) {
     MPIX_P2p_iov iov[PIECES];
     MPIX_Xfer xfers[3] = {MPIX_XFER_NULL, MPIX_XFER_NULL, MPIX_XFER_NULL};
     int64_t old = -1;
@@ -284,9 +302,9 @@ static void target(void)
 }
 
 /* Messages come that nobody has asked for. */
-static void early(void)
-{
-    MPIX_P2p_iov small = {mem, 0, NULL, 0, 100}, large = {mem, 0, NULL, 0, LARGE}, to = {mem, BYTES / 2, NULL, 0, LARGE};
+static void early(void) {
+    MPIX_P2p_iov small = {mem, 0, NULL, 0, 100}, large = {mem, 0, NULL, 0, LARGE},
+                 to = {mem, BYTES / 2, NULL, 0, LARGE};
     MPIX_Xfer xfers[3];
     MPI_Count got;
     fill(base, (uint64_t)(t_rank * 100), LARGE);
@@ -301,7 +319,8 @@ static void early(void)
     for (int i = 0; i < 3; i++) {
         MPI_Count n = i == 1 ? LARGE : 100;
         CHECK_OK(MPIX_P2p_recv(p2p, prev, &to, 1, &got));
-        CHECK(got == n, "message %d has %lld bytes, expected %lld", i, (long long)got, (long long)n);
+        CHECK(got == n, "message %d has %lld bytes, expected %lld", i, (long long)got,
+              (long long)n);
         right(base + BYTES / 2, (uint64_t)(prev * 100), (size_t)n, "an early message");
     }
     CHECK_OK(MPIX_Xfer_waitall(3, xfers, NULL));
@@ -309,8 +328,7 @@ static void early(void)
 }
 
 /* One step's calls. */
-static void step(int s)
-{
+static void step(int s) {
     switch (s) {
     case IMPORT: import(); return;
     case PUT:
@@ -330,8 +348,7 @@ static void step(int s)
     }
 }
 
-static void life(void)
-{
+static void life(void) {
     told = noted = 0;
     p2p = NULL;
     arm(CREATE);
@@ -355,8 +372,7 @@ static void life(void)
     CHECK_OK(MPIX_P2p_free(&p2p));
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     t_init(&argc, &argv, "alloc_p2p");
     next = (t_rank + 1) % t_size;
     prev = (t_rank + t_size - 1) % t_size;

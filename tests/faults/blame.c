@@ -1,19 +1,32 @@
 /*
- * blame.c - whoever is absent, stopped or killed is named: by kind, rank and time, on every other rank, wherever it stands.
+ * blame.c - whoever is absent, stopped or killed is named: by kind, rank and time, on every other
+ * rank, wherever it stands.
  *
- *   blame --faults absent|stopped|killed|midway|ended [--limit MILLISECONDS]   (timeout_s where somebody is waited for in vain, default 1500)
+ *   blame --faults absent|stopped|killed|midway|ended [--limit MILLISECONDS]   (timeout_s where
+ *                                                                              somebody is waited
+ *                                                                              for in vain,
+ *                                                                              default 1500)
  *
- * absent: never makes the call. stopped, killed: by a signal, in the call's place. midway: starts the call first, without waiting, and is then stopped;
- * ended: and is then killed. So its offers are there, and what needs no peer's part.
- * A case is a context of its own, with the fault before one call. All cases of a fault run at once, so that their time limits pass together. See blame.h
+ * absent: never makes the call. stopped, killed: by a signal, in the call's place. midway: starts
+ * the call first, without waiting, and is then stopped; ended: and is then killed. So its offers
+ * are there, and what needs no peer's part. A case is a context of its own, with the fault before
+ * one call. All cases of a fault run at once, so that their time limits pass together. See blame.h
  * for who is the victim. Environment: how ranks reach each other.
  */
 #include "blame.h"
 
 enum { TOKENS = 24, TOPK = 2, HIDDEN = 40, MAX_CASES = 96 };
-enum { ROUTE, DISPATCH, AGAIN, COMBINE, PHASES }; /* AGAIN: a dispatch of a routing that has been used before */
+enum {
+    ROUTE,
+    DISPATCH,
+    AGAIN,
+    COMBINE,
+    PHASES
+}; /* AGAIN: a dispatch of a routing that has
+    * been used before */
 
-static const char *const phase_names[] = {"route", "dispatch", "dispatch of a known routing", "combine"};
+static const char *const phase_names[] = {"route", "dispatch", "dispatch of a known routing",
+                                          "combine"};
 
 typedef struct {
     int place, mode, layout, phase;
@@ -32,10 +45,10 @@ static cast actors;
 static test *tests[MAX_CASES];
 static int ntests;
 
-static const char *case_name(const test *t)
-{
+static const char *case_name(const test *t) {
     static char text[160];
-    snprintf(text, sizeof text, "%s %s, victim is rank %d of %d, before %s", t->mode == MPIX_EP_LL ? "LL" : "HT",
+    snprintf(text, sizeof text, "%s %s, victim is rank %d of %d, before %s",
+             t->mode == MPIX_EP_LL ? "LL" : "HT",
              t->layout == MPIX_EP_COMPACT  ? "COMPACT"
              : t->layout == MPIX_EP_EXPERT ? "EXPERT"
                                            : "SLOTS",
@@ -43,15 +56,15 @@ static const char *case_name(const test *t)
     return text;
 }
 
-static int call(test *t, int phase, int blocking)
-{
+static int call(test *t, int phase, int blocking) {
     if (phase == ROUTE) {
         MPIX_Ep_routing in;
         MPIX_INIT(&in);
         in.num_tokens = TOKENS;
         in.topk = TOPK;
         in.ids = t->ids;
-        return blocking ? MPIX_Ep_route(t->h, &in, NULL) : MPIX_Ep_iroute(t->h, &in, NULL, &t->xfer);
+        return blocking ? MPIX_Ep_route(t->h, &in, NULL)
+                        : MPIX_Ep_iroute(t->h, &in, NULL, &t->xfer);
     }
     if (phase == COMBINE) {
         MPIX_Ep_combine_in in;
@@ -62,7 +75,8 @@ static int call(test *t, int phase, int blocking)
         in.x.data = t->rows;
         in.x.dtype = MPIX_EP_F32;
         out.y.data = t->y;
-        return blocking ? MPIX_Ep_combine(t->h, &in, &out) : MPIX_Ep_icombine(t->h, &in, &out, &t->xfer);
+        return blocking ? MPIX_Ep_combine(t->h, &in, &out)
+                        : MPIX_Ep_icombine(t->h, &in, &out, &t->xfer);
     }
     MPIX_Ep_dispatch_in in;
     MPIX_Ep_dispatch_out out;
@@ -73,12 +87,12 @@ static int call(test *t, int phase, int blocking)
     in.x.dtype = MPIX_EP_F32;
     out.capacity_rows = t->room;
     out.x.data = t->rows;
-    return blocking ? MPIX_Ep_dispatch(t->h, &in, &out) : MPIX_Ep_idispatch(t->h, &in, &out, &t->xfer);
+    return blocking ? MPIX_Ep_dispatch(t->h, &in, &out)
+                    : MPIX_Ep_idispatch(t->h, &in, &out, &t->xfer);
 }
 
 /* The context, and all that comes before the fault; collective over the case's ranks. */
-static void test_make(int place, int mode, int layout, int phase, double timeout)
-{
+static void test_make(int place, int mode, int layout, int phase, double timeout) {
     MPIX_Ep_config config;
     int me;
     if (actors.comm[place] == MPI_COMM_NULL)
@@ -105,8 +119,10 @@ static void test_make(int place, int mode, int layout, int phase, double timeout
     config.max_tokens = TOKENS;
     config.max_row_bytes = HIDDEN * sizeof(float);
     config.timeout_s = timeout;
-    MPI_Barrier(actors.comm[place]); /* creation has the time limit, too, and the survivors come from other cases */
-    REQUIRE(CHECK_OK(MPIX_Ep_create(actors.comm[place], &config, MPI_INFO_NULL, &t->ep)), "no context");
+    /* creation has the time limit, too, and the survivors come from other cases */
+    MPI_Barrier(actors.comm[place]);
+    REQUIRE(CHECK_OK(MPIX_Ep_create(actors.comm[place], &config, MPI_INFO_NULL, &t->ep)),
+            "no context");
     CHECK_OK(MPIX_Ep_handle_create(t->ep, &t->h));
     for (int p = ROUTE; p <= COMBINE; p++) /* once through */
         CHECK_OK(call(t, p, 1));
@@ -114,18 +130,20 @@ static void test_make(int place, int mode, int layout, int phase, double timeout
         CHECK_OK(call(t, p, 1));
 }
 
-static void tests_make(double timeout)
-{
-    static const int modes[][2] = {{MPIX_EP_HT, MPIX_EP_COMPACT}, {MPIX_EP_HT, MPIX_EP_EXPERT}, {MPIX_EP_LL, MPIX_EP_SLOTS}, {MPIX_EP_LL, MPIX_EP_EXPERT}};
+static void tests_make(double timeout) {
+    static const int modes[][2] = {{MPIX_EP_HT, MPIX_EP_COMPACT},
+                                   {MPIX_EP_HT, MPIX_EP_EXPERT},
+                                   {MPIX_EP_LL, MPIX_EP_SLOTS},
+                                   {MPIX_EP_LL, MPIX_EP_EXPERT}};
     for (int place = 0; place < actors.places; place++)
         for (int m = 0; m < 4; m++)
-            for (int phase = modes[m][0] == MPIX_EP_LL ? DISPATCH : ROUTE; phase < PHASES; phase++) /* low latency's route is local */
+            /* low latency's route is local */
+            for (int phase = modes[m][0] == MPIX_EP_LL ? DISPATCH : ROUTE; phase < PHASES; phase++)
                 if (phase != AGAIN || modes[m][0] == MPIX_EP_LL)
                     test_make(place, modes[m][0], modes[m][1], phase, timeout);
 }
 
-static void blames(const test *t, int code, int kind, const char *what)
-{
+static void blames(const test *t, int code, int kind, const char *what) {
     MPIX_Error error;
     char pid[32], told[64];
     MPIX_INIT(&error);
@@ -133,19 +151,21 @@ static void blames(const test *t, int code, int kind, const char *what)
     t_where("%s", case_name(t));
     if (!CHECK(code != MPI_SUCCESS, "%s succeeded", what))
         return;
-    CHECK(error.kind == kind && error.rank == t->place && error.host[0], "%s: kind %d (expected %d), rank %d on \"%s\" (expected %d): %s", what,
-          error.kind, kind, error.rank, error.host, t->place, error.text);
+    CHECK(error.kind == kind && error.rank == t->place && error.host[0],
+          "%s: kind %d (expected %d), rank %d on \"%s\" (expected %d): %s", what, error.kind, kind,
+          error.rank, error.host, t->place, error.text);
     snprintf(pid, sizeof pid, " %d ", (int)actors.pid[t->place]);
-    snprintf(told, sizeof told, "which waited for rank %d", t->place); /* another rank found it out */
+    /* another rank found it out */
+    snprintf(told, sizeof told, "which waited for rank %d", t->place);
     if (kind == MPIX_ERRK_PEER)
-        CHECK(strstr(error.text, pid) || strstr(error.text, told), "%s: no \"%s\" in: %s", what, pid, error.text);
+        CHECK(strstr(error.text, pid) || strstr(error.text, told), "%s: no \"%s\" in: %s", what,
+              pid, error.text);
 }
 
 /* Whether the call needs nothing more of a victim that has started it. */
 static int needs_no_more(const test *t) { return t->mode == MPIX_EP_LL || t->phase == ROUTE; }
 
-static void calls_start(void)
-{
+static void calls_start(void) {
     for (int i = 0; i < ntests; i++) {
         test *t = tests[i];
         t->begin = now();
@@ -154,22 +174,22 @@ static void calls_start(void)
     }
 }
 
-static void calls_again(int kind, int midway)
-{
+static void calls_again(int kind, int midway) {
     for (int i = 0; i < ntests; i++) {
         MPIX_Error error;
         if (midway && needs_no_more(tests[i]))
             continue;
         blames(tests[i], call(tests[i], tests[i]->phase, 1), kind, "a call on the failed context");
         MPIX_INIT(&error);
-        CHECK(MPIX_Ep_get_async_error(tests[i]->ep, &error) == MPI_SUCCESS && error.kind == kind && error.rank == tests[i]->place,
+        CHECK(MPIX_Ep_get_async_error(tests[i]->ep, &error) == MPI_SUCCESS && error.kind == kind &&
+                  error.rank == tests[i]->place,
               "async error: kind %d, rank %d", error.kind, error.rank);
     }
 }
 
-/* Waits until each call has ended as it must. earliest, latest: seconds after the call's start, or after `since` if that is later. */
-static void survive(int kind, double earliest, double latest, int sig, int midway)
-{
+/* Waits until each call has ended as it must. earliest, latest: seconds after the call's start, or
+ * after `since` if that is later. */
+static void survive(int kind, double earliest, double latest, int sig, int midway) {
     int left = ntests, killed = 0;
     double since = 0, begin = now();
     while (left > 0) {
@@ -189,7 +209,8 @@ static void survive(int kind, double earliest, double latest, int sig, int midwa
                 continue;
             }
             blames(t, code, kind, "the call");
-            CHECK(took >= earliest && took < latest, "the error came after %.2f s, expected %.2f to %.2f", took, earliest, latest);
+            CHECK(took >= earliest && took < latest,
+                  "the error came after %.2f s, expected %.2f to %.2f", took, earliest, latest);
         }
         if (sig && !killed && now() - begin > 0.1) {
             cast_signal(&actors, sig);
@@ -202,8 +223,7 @@ static void survive(int kind, double earliest, double latest, int sig, int midwa
 }
 
 /* The victim is back: what it started ends, well or not. */
-static void calls_end(void)
-{
+static void calls_end(void) {
     int left = 1;
     while (left) {
         left = 0;
@@ -217,8 +237,7 @@ static void calls_end(void)
     }
 }
 
-static void tests_free(void)
-{
+static void tests_free(void) {
     for (int i = 0; i < ntests; i++) {
         CHECK_OK(MPIX_Ep_free(&tests[i]->ep));
         free(tests[i]->rows);
@@ -227,13 +246,13 @@ static void tests_free(void)
     ntests = 0;
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     t_init(&argc, &argv, "blame");
     const char *faults = t_option_text(argc, argv, "--faults", "absent");
     double limit = (double)t_option(argc, argv, "--limit", 1500) / 1000;
     int midway = !strcmp(faults, "midway") || !strcmp(faults, "ended");
-    int stop = !strcmp(faults, "stopped") || !strcmp(faults, "midway"), dead = !strcmp(faults, "killed") || !strcmp(faults, "ended");
+    int stop = !strcmp(faults, "stopped") || !strcmp(faults, "midway"),
+        dead = !strcmp(faults, "killed") || !strcmp(faults, "ended");
     int watched = dead && can_watch();
     t_watchdog(100);
     cast_make(&actors);

@@ -1,9 +1,10 @@
 /*
  * blame_p2p.c - as blame.c, for one-sided and two-sided operations: whoever they wait for is named.
  *
- *   blame_p2p --faults absent|stopped|killed [--mem alloc|reg] [--limit MILLISECONDS]   (default 1200)
+ *   blame_p2p --faults absent|stopped|killed [--mem alloc|reg] [--limit MILLISECONDS (1200)]
  *
- * An object for each operation and each place of the victim. What needs nothing of the victim may succeed: puts, gets, additions, a flush.
+ * An object for each operation and each place of the victim. What needs nothing of the victim may
+ * succeed: puts, gets, additions, a flush.
  */
 #include "blame.h"
 #include "mpix_p2p.h"
@@ -11,7 +12,14 @@
 enum { BYTES = 1 << 18, MAX_OBJECTS = 80 };
 enum { RECV, SEND, PUT, GET, ADD, NOTIFY, ADVERT, FLUSH, OPS }; /* from NOTIFY on they block */
 
-static const char *const op_names[] = {"receive", "large send", "put", "get", "addition", "wait for a notification", "wait for an advertisement", "flush"};
+static const char *const op_names[] = {"receive",
+                                       "large send",
+                                       "put",
+                                       "get",
+                                       "addition",
+                                       "wait for a notification",
+                                       "wait for an advertisement",
+                                       "flush"};
 
 typedef struct {
     int place, op, ranks;
@@ -29,10 +37,11 @@ static cast actors;
 static object *objects[MAX_OBJECTS];
 static int nobjects, registered;
 
-static void where(const object *o) { t_where("%s, victim is rank %d of %d", op_names[o->op], o->place, o->ranks); }
+static void where(const object *o) {
+    t_where("%s, victim is rank %d of %d", op_names[o->op], o->place, o->ranks);
+}
 
-static void object_make(int place, int op, const char *timeout)
-{
+static void object_make(int place, int op, const char *timeout) {
     MPI_Info info;
     object *o = calloc(1, sizeof *o);
     REQUIRE(o && nobjects < MAX_OBJECTS, "no room for another object");
@@ -55,8 +64,7 @@ static void object_make(int place, int op, const char *timeout)
     CHECK_OK(MPIX_P2p_exchange(o->mem, o->at));
 }
 
-static int start(object *o)
-{
+static int start(object *o) {
     const MPIX_P2p_iov whole = {.mem = o->mem, .rmem = o->at[o->place], .len = BYTES};
     switch (o->op) {
     case RECV: return MPIX_P2p_irecv(o->p2p, o->place, &whole, 1, &o->received, &o->xfer);
@@ -67,8 +75,7 @@ static int start(object *o)
     }
 }
 
-static int block(object *o)
-{
+static int block(object *o) {
     int n;
     if (o->op == NOTIFY)
         return MPIX_P2p_notify_wait(o->p2p, o->place, 0, 1, NULL);
@@ -78,8 +85,7 @@ static int block(object *o)
     return code ? code : MPIX_P2p_flush(o->p2p, MPIX_ALL_PEERS);
 }
 
-static void ended(const object *o, int code, int kind, double latest)
-{
+static void ended(const object *o, int code, int kind, double latest) {
     MPIX_Error error;
     char pid[32];
     double took = now() - o->begin;
@@ -91,17 +97,18 @@ static void ended(const object *o, int code, int kind, double latest)
     }
     MPIX_INIT(&error);
     MPIX_Error_last(&error);
-    CHECK(error.kind == kind && error.rank == o->place && error.host[0], "kind %d (expected %d), rank %d on \"%s\": %s", error.kind, kind, error.rank, error.host,
+    CHECK(error.kind == kind && error.rank == o->place && error.host[0],
+          "kind %d (expected %d), rank %d on \"%s\": %s", error.kind, kind, error.rank, error.host,
           error.text);
     snprintf(pid, sizeof pid, "rank %d", o->place);
     CHECK(strstr(error.text, pid), "no \"%s\" in: %s", pid, error.text);
     MPIX_INIT(&error);
-    CHECK(MPIX_P2p_get_async_error(o->p2p, &error) == MPI_SUCCESS && error.kind == kind && error.rank == o->place, "async error: kind %d, rank %d",
-          error.kind, error.rank);
+    CHECK(MPIX_P2p_get_async_error(o->p2p, &error) == MPI_SUCCESS && error.kind == kind &&
+              error.rank == o->place,
+          "async error: kind %d, rank %d", error.kind, error.rank);
 }
 
-static void survive(int kind, double latest, int sig)
-{
+static void survive(int kind, double latest, int sig) {
     int left = 0;
     double begin = now();
     for (int i = 0; i < nobjects; i++) {
@@ -116,7 +123,9 @@ static void survive(int kind, double latest, int sig)
     }
     while (left > 0) {
         for (int i = 0; i < nobjects; i++) {
-            int done = 0, code = objects[i]->xfer == MPIX_XFER_NULL ? MPI_SUCCESS : MPIX_Xfer_test(&objects[i]->xfer, &done);
+            int done = 0, code = objects[i]->xfer == MPIX_XFER_NULL
+                                     ? MPI_SUCCESS
+                                     : MPIX_Xfer_test(&objects[i]->xfer, &done);
             if (done || code != MPI_SUCCESS) {
                 ended(objects[i], code, kind, latest);
                 left--;
@@ -137,8 +146,7 @@ static void survive(int kind, double latest, int sig)
     }
 }
 
-static void objects_free(void)
-{
+static void objects_free(void) {
     for (int i = 0; i < nobjects; i++) {
         object *o = objects[i];
         where(o);
@@ -149,12 +157,12 @@ static void objects_free(void)
     nobjects = 0;
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     t_init(&argc, &argv, "blame_p2p");
     const char *faults = t_option_text(argc, argv, "--faults", "absent");
     double limit = (double)t_option(argc, argv, "--limit", 1200) / 1000;
-    int stop = !strcmp(faults, "stopped"), dead = !strcmp(faults, "killed"), watched = dead && can_watch();
+    int stop = !strcmp(faults, "stopped"), dead = !strcmp(faults, "killed"),
+        watched = dead && can_watch();
     char timeout[32];
     registered = !strcmp(t_option_text(argc, argv, "--mem", "alloc"), "reg");
     t_watchdog(100);
@@ -172,7 +180,8 @@ int main(int argc, char **argv)
         if (stop)
             cast_signal(&actors, SIGSTOP);
         MPI_Barrier(actors.survivors);
-        survive(watched ? MPIX_ERRK_PEER : MPIX_ERRK_TIMEOUT, watched ? 10 : limit + 10, dead ? SIGKILL : 0);
+        survive(watched ? MPIX_ERRK_PEER : MPIX_ERRK_TIMEOUT, watched ? 10 : limit + 10,
+                dead ? SIGKILL : 0);
         if (dead)
             t_leave();
         if (stop) {

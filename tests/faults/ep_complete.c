@@ -1,10 +1,11 @@
 /*
- * ep_complete.c - a call of a context that has returned needs nothing more of this rank: it makes MPI calls only, and the others' part of the
- * same call ends.
+ * ep_complete.c - a call of a context that has returned needs nothing more of this rank: it makes
+ * MPI calls only, and the others' part of the same call ends.
  *
  *   ep_complete [--rounds N]
  *
- * Each rank in turn is the one that goes on in MPI, after route, dispatch and combine. How ranks reach each other is the environment's to say.
+ * Each rank in turn is the one that goes on in MPI, after route, dispatch and combine. How ranks
+ * reach each other is the environment's to say.
  */
 #include "harness.h"
 
@@ -18,8 +19,7 @@ static MPIX_Ep_handle handle;
 static float *x, *rows, *y;
 
 /* The others are through with this call when rank `first` makes its next. */
-static void meet(int first)
-{
+static void meet(int first) {
     int through = 1;
     if (t_rank != first)
         MPI_Send(&through, 1, MPI_INT, first, 5, MPI_COMM_WORLD);
@@ -28,8 +28,7 @@ static void meet(int first)
             MPI_Recv(&through, 1, MPI_INT, r, 5, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 }
 
-static void make(int mode, int layout)
-{
+static void make(int mode, int layout) {
     MPIX_Ep_config config;
     MPIX_INIT(&config);
     config.mode = mode;
@@ -39,12 +38,12 @@ static void make(int mode, int layout)
     config.max_tokens = TOKENS;
     config.max_row_bytes = HIDDEN * 4;
     config.timeout_s = 15;
-    REQUIRE(MPIX_Ep_create(MPI_COMM_WORLD, &config, MPI_INFO_NULL, &ep) == MPI_SUCCESS, "no context");
+    REQUIRE(MPIX_Ep_create(MPI_COMM_WORLD, &config, MPI_INFO_NULL, &ep) == MPI_SUCCESS,
+            "no context");
     CHECK_OK(MPIX_Ep_handle_create(ep, &handle));
 }
 
-static void calls(int round, int mode, int layout, int first)
-{
+static void calls(int round, int mode, int layout, int first) {
     int32_t ids[TOKENS * TOPK];
     MPI_Count room = (MPI_Count)TOKENS * t_size * (layout == MPIX_EP_EXPERT ? TOPK : 1);
     MPIX_Ep_routing routing;
@@ -87,13 +86,15 @@ static void calls(int round, int mode, int layout, int first)
         return;
     meet(first);
     for (int i = 0; i < TOKENS * HIDDEN; i++)
-        if (!CHECK(y[i] == 2 * x[i], "sum %d is %g, expected %g", i, (double)y[i], (double)(2 * x[i])))
+        if (!CHECK(y[i] == 2 * x[i], "sum %d is %g, expected %g", i, (double)y[i],
+                   (double)(2 * x[i])))
             return;
 }
 
-int main(int argc, char **argv)
-{
-    static const int modes[][2] = {{MPIX_EP_HT, MPIX_EP_COMPACT}, {MPIX_EP_HT, MPIX_EP_EXPERT}, {MPIX_EP_LL, MPIX_EP_SLOTS}};
+int main(int argc, char **argv) {
+    static const int modes[][2] = {{MPIX_EP_HT, MPIX_EP_COMPACT},
+                                   {MPIX_EP_HT, MPIX_EP_EXPERT},
+                                   {MPIX_EP_LL, MPIX_EP_SLOTS}};
     t_init(&argc, &argv, "ep_complete");
     long rounds = t_option(argc, argv, "--rounds", 3);
     size_t most = (size_t)t_size * TOKENS * TOPK * HIDDEN * sizeof(float);
@@ -108,7 +109,8 @@ int main(int argc, char **argv)
         for (int round = 0; round < rounds; round++)
             for (int first = 0; first < t_size && !t_failed_anywhere(); first++) {
                 t_watchdog(60);
-                t_where("mode %d, layout %d, rank %d goes on in MPI", modes[m][0], modes[m][1], first);
+                t_where("mode %d, layout %d, rank %d goes on in MPI", modes[m][0], modes[m][1],
+                        first);
                 calls(round, modes[m][0], modes[m][1], first);
             }
         CHECK_OK(MPIX_Ep_free(&ep));

@@ -1,10 +1,12 @@
 /*
- * forks.c - processes that fork: what a child does with the library's objects, and how it ends, does not touch the parent's job.
+ * forks.c - processes that fork: what a child does with the library's objects, and how it ends,
+ * does not touch the parent's job.
  *
  *   forks --end calls|free|exit|exec|work [--mode ht|ll] [--times N]
  *
- * Every rank but the last forks in the middle of its work. The child makes every call once (calls), or frees all it has inherited
- * (free), or ends by exit or exec, or goes on for a while with work of its own and a child of its own, beside the parent (work).
+ * Every rank but the last forks in the middle of its work. The child makes every call once (calls),
+ * or frees all it has inherited (free), or ends by exit or exec, or goes on for a while with work
+ * of its own and a child of its own, beside the parent (work).
  */
 #include <errno.h>
 #include <pthread.h>
@@ -50,9 +52,11 @@ static void make(void) {
     config.timeout_s = 30;
     REQUIRE(MPIX_Ep_create(MPI_COMM_WORLD, &config, MPI_INFO_NULL, &w.ep) == 0, "MPIX_Ep_create");
     REQUIRE(MPIX_Ep_handle_create(w.ep, &w.handle) == 0, "MPIX_Ep_handle_create");
-    REQUIRE(MPIX_Ep_alloc(w.ep, (MPI_Count)w.capacity * HIDDEN * 4, MPI_INFO_NULL, &w.rows) == 0, "MPIX_Ep_alloc");
+    REQUIRE(MPIX_Ep_alloc(w.ep, (MPI_Count)w.capacity * HIDDEN * 4, MPI_INFO_NULL, &w.rows) == 0,
+            "MPIX_Ep_alloc");
     REQUIRE(MPIX_P2p_create(MPI_COMM_WORLD, MPI_INFO_NULL, &w.p2p) == 0, "MPIX_P2p_create");
-    REQUIRE(MPIX_P2p_alloc(w.p2p, P2P_BYTES, MPI_INFO_NULL, &w.base, &w.mem) == 0, "MPIX_P2p_alloc");
+    REQUIRE(MPIX_P2p_alloc(w.p2p, P2P_BYTES, MPI_INFO_NULL, &w.base, &w.mem) == 0,
+            "MPIX_P2p_alloc");
     w.rmems = calloc((size_t)t_size, sizeof *w.rmems);
     REQUIRE(MPIX_P2p_exchange(w.mem, w.rmems) == 0, "MPIX_P2p_exchange");
 }
@@ -107,7 +111,7 @@ static void round_of(int n) {
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
-/* ---- in the child --------------------------------------------------------------------------------------------------------- */
+/* ---- in the child ---------------------------------------------------------------------------- */
 
 static int faults;
 
@@ -118,10 +122,12 @@ static void refused(const char *what, int code) {
     MPIX_INIT(&error);
     MPIX_Error_last(&error);
     snprintf(owner, sizeof owner, "belongs to process %ld", (long)getppid());
-    if (code != MPI_SUCCESS && error.code == code && error.kind == MPIX_ERRK_ARG && strstr(error.text, owner))
+    if (code != MPI_SUCCESS && error.code == code && error.kind == MPIX_ERRK_ARG &&
+        strstr(error.text, owner))
         return;
     faults++;
-    fprintf(stderr, "child of rank %d: %s gave %d, kind %d: %s\n", t_rank, what, code, error.kind, error.text);
+    fprintf(stderr, "child of rank %d: %s gave %d, kind %d: %s\n", t_rank, what, code, error.kind,
+            error.text);
 }
 #define REFUSED(call) refused(#call, (call))
 
@@ -281,11 +287,12 @@ static int child(const char *end, int n) {
         free_all(n & 1);
     int made = atomic_load(&counted);
     if (made)
-        fprintf(stderr, "child of rank %d: %d MPI calls, the last %s\n", t_rank, made, atomic_load(&last_name));
+        fprintf(stderr, "child of rank %d: %d MPI calls, the last %s\n", t_rank, made,
+                atomic_load(&last_name));
     return faults + made != 0;
 }
 
-/* ---- in the parent --------------------------------------------------------------------------------------------------------- */
+/* ---- in the parent --------------------------------------------------------------------------- */
 
 static pid_t start_child(const char *end, int n) {
     fflush(NULL);
@@ -307,7 +314,8 @@ static pid_t start_child(const char *end, int n) {
 static void end_child(pid_t pid) {
     int status = -1;
 
-    CHECK(waitpid(pid, &status, 0) == pid && status == 0, "the child's status is 0x%x", (unsigned)status);
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0, "the child's status is 0x%x",
+          (unsigned)status);
 }
 
 int main(int argc, char **argv) {

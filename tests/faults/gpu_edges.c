@@ -1,8 +1,9 @@
 /*
- * gpu_edges.c - contexts in GPU memory where batches are odd: rings with empty chunks, rows of awkward sizes, experts that a token has twice, streams and
- * memory whose addresses come again.
+ * gpu_edges.c - contexts in GPU memory where batches are odd: rings with empty chunks, rows of
+ * awkward sizes, experts that a token has twice, streams and memory whose addresses come again.
  *
- *   gpu_edges CASE ...    ring, rows, twice, twice_ll; on an emulated GPU (EMULATED) also streams, memory
+ *   gpu_edges CASE ... ring, rows, twice, twice_ll; on an emulated GPU (EMULATED)
+ *   also streams, memory
  *
  * Each case says what it found; the result is 0 if all of them passed.
  */
@@ -73,11 +74,12 @@ static float number(uint16_t v) {
     return f;
 }
 
-/* ---- EXPERT's combine, partial sums in a ring of chunks --------------------------------------------------------------------- */
+/* ---- EXPERT's combine, partial sums in a ring of chunks -------------------------------------- */
 
 enum { H = 64, CHUNK = 128 };
 
-/* The tokens of one chunk of a rank go nowhere, or not to the peers. The others' come back as they went: a token has one expert. */
+/* The tokens of one chunk of a rank go nowhere, or not to the peers. The others' come back as they
+ * went: a token has one expert. */
 static void ring(int hole, int chunks, int nowhere) {
     int64_t tokens = (int64_t)CHUNK * chunks;
     int experts = 2 * size;
@@ -107,7 +109,8 @@ static void ring(int hole, int chunks, int nowhere) {
     e.co.y = (MPIX_Ep_rows){gpu(NULL, (size_t)tokens * H * 2), 0, MPIX_EP_BF16, 0, NULL, 0};
     for (int again = 0; again < 2; again++) {
         int kind = g_kind(MPIX_Ep_combine(e.h, &e.ci, &e.co));
-        CHECK(kind <= 0, "ring: hole in chunk %d of %d (%s): kind %d", hole, chunks, nowhere ? "ids -1" : "own experts", kind);
+        CHECK(kind <= 0, "ring: hole in chunk %d of %d (%s): kind %d", hole, chunks,
+              nowhere ? "ids -1" : "own experts", kind);
         if (kind > 0) /* the context has failed */
             return;
     }
@@ -115,7 +118,8 @@ static void ring(int hole, int chunks, int nowhere) {
     for (int64_t t = 0; t < tokens; t++)
         for (int j = 0; j < H; j++)
             if (y[t * H + j] != (ids[t] < 0 ? 0 : x[t * H + j])) {
-                CHECK(0, "ring: token %lld, channel %d is %g", (long long)t, j, (double)number(y[t * H + j]));
+                CHECK(0, "ring: token %lld, channel %d is %g", (long long)t, j,
+                      (double)number(y[t * H + j]));
                 j = H, t = tokens;
             }
     CU(cudaFree((void *)(uintptr_t)e.r.ids));
@@ -125,12 +129,13 @@ static void ring(int hole, int chunks, int nowhere) {
     free(ids), free(x), free(y);
 }
 static void case_ring(void) {
-    static const int holes[][3] = {{0, 8, 1}, {0, 8, 0}, {99, 8, 1}, {0, 4, 1}, {7, 8, 1}, {5, 13, 1}};
+    static const int holes[][3] = {{0, 8, 1}, {0, 8, 0}, {99, 8, 1},
+                                   {0, 4, 1}, {7, 8, 1}, {5, 13, 1}};
     for (unsigned i = 0; i < sizeof holes / sizeof *holes; i++)
         ring(holes[i][0], holes[i][1], holes[i][2]);
 }
 
-/* ---- rows whose sizes leave few of them in a block's shared memory ----------------------------------------------------------- */
+/* ---- rows whose sizes leave few of them in a block's shared memory --------------------------- */
 
 static void rows(int layout, int64_t bytes, int64_t tokens) {
     int experts = size;
@@ -160,7 +165,8 @@ static void rows(int layout, int64_t bytes, int64_t tokens) {
     e.co.y = (MPIX_Ep_rows){gpu(NULL, all), 0, MPIX_EP_BF16, 0, NULL, 0};
     EP(MPIX_Ep_combine(e.h, &e.ci, &e.co));
     CU(cudaMemcpy(y, e.co.y.data, all, cudaMemcpyDefault));
-    CHECK(!memcmp(x, y, all), "rows of %lld bytes, layout %d: not what was sent", (long long)bytes, layout);
+    CHECK(!memcmp(x, y, all), "rows of %lld bytes, layout %d: not what was sent", (long long)bytes,
+          layout);
     CU(cudaFree((void *)(uintptr_t)e.r.ids));
     CU(cudaFree((void *)(uintptr_t)e.in.x.data));
     CU(cudaFree(e.co.y.data));
@@ -168,15 +174,18 @@ static void rows(int layout, int64_t bytes, int64_t tokens) {
     free(ids), free(x), free(y);
 }
 static void case_rows(void) {
-    static const int64_t sizes[] = {16, 512, 4096, 6912, 7104, 7152, 7168, 8192, 14336, 14352, 28672};
+    static const int64_t sizes[] = {16,   512,  4096,  6912,  7104, 7152,
+                                    7168, 8192, 14336, 14352, 28672};
     for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        for (int expert = 0; expert < 2; expert++) /* more rows than the rings of a few blocks hold */
+        /* more rows than the rings of a few blocks hold */
+        for (int expert = 0; expert < 2; expert++)
             rows(expert ? MPIX_EP_EXPERT : MPIX_EP_COMPACT, sizes[i], 200);
 }
 
-/* ---- a token that has an expert twice ---------------------------------------------------------------------------------------- */
+/* ---- a token that has an expert twice -------------------------------------------------------- */
 
-/* Where ids are not checked, both choices have one row: all rows are written, and the sum has that row for each. */
+/* Where ids are not checked, both choices have one row: all rows are written, and the sum has that
+ * row for each. */
 static void twice(int mode, int64_t tokens, int check) {
     enum { K = 3 };
     int experts = 4 * size, ll = mode == MPIX_EP_LL;
@@ -196,7 +205,9 @@ static void twice(int mode, int64_t tokens, int check) {
     for (int64_t t = 0; t < tokens; t++) {
         ids[t * K] = (int)(t % experts);
         ids[t * K + 1] = (int)((t + 1) % experts);
-        ids[t * K + 2] = t % 3 == 0 && (!check || rank == 0) ? ids[t * K] : t % 3 == 1 ? -1 : (int)((t + 2) % experts);
+        ids[t * K + 2] = t % 3 == 0 && (!check || rank == 0) ? ids[t * K]
+                         : t % 3 == 1                        ? -1
+                                                             : (int)((t + 2) % experts);
         for (int j = 0; j < H; j++)
             x[t * H + j] = small((int)(t % 30) + 1 + rank);
     }
@@ -206,7 +217,8 @@ static void twice(int mode, int64_t tokens, int check) {
     e.r.ids = gpu(ids, (size_t)tokens * K * 4);
     MPI_Count total = -1;
     e.counts.recv_total = ll ? NULL : &total;
-    int kind = g_kind(MPIX_Ep_route(e.h, &e.r, ll ? NULL : &e.counts)), want = rank == 0 ? MPIX_ERRK_ARG : MPIX_ERRK_REMOTE;
+    int kind = g_kind(MPIX_Ep_route(e.h, &e.r, ll ? NULL : &e.counts)),
+        want = rank == 0 ? MPIX_ERRK_ARG : MPIX_ERRK_REMOTE;
     if (check) {
         CHECK(kind == (ll && rank ? 0 : want), "twice: ids are checked: kind %d", kind);
         CU(cudaFree((void *)(uintptr_t)e.r.ids));
@@ -234,7 +246,8 @@ static void twice(int mode, int64_t tokens, int check) {
     CU(cudaMemcpy(from, e.out.src_rank, (size_t)capacity * 4, cudaMemcpyDefault));
     CU(cudaMemcpy(o, e.out.x.data, (size_t)capacity * H * 2, cudaMemcpyDefault));
     for (int64_t i = 0; i < total; i++)
-        CHECK(from[i] >= 0 && from[i] < size && o[i * H] != 0xa5a5, "twice: row %lld of %lld was not written (%d, %x)", (long long)i, (long long)total,
+        CHECK(from[i] >= 0 && from[i] < size && o[i * H] != 0xa5a5,
+              "twice: row %lld of %lld was not written (%d, %x)", (long long)i, (long long)total,
               (int)from[i], o[i * H]);
     e.ci.x = (MPIX_Ep_rows){e.out.x.data, 0, MPIX_EP_BF16, 0, NULL, 0};
     e.co.y = (MPIX_Ep_rows){gpu(NULL, (size_t)tokens * H * 2), 0, MPIX_EP_BF16, 0, NULL, 0};
@@ -243,7 +256,8 @@ static void twice(int mode, int64_t tokens, int check) {
     CU(cudaMemcpy(y, e.co.y.data, (size_t)tokens * H * 2, cudaMemcpyDefault));
     for (int64_t t = 0; t < tokens && kind == 0; t++) {
         int choices = 2 + (ids[t * K + 2] >= 0);
-        CHECK(number(y[t * H]) == (float)choices * number(x[t * H]), "twice: token %lld: sum %g of %d rows of %g", (long long)t, (double)number(y[t * H]),
+        CHECK(number(y[t * H]) == (float)choices * number(x[t * H]),
+              "twice: token %lld: sum %g of %d rows of %g", (long long)t, (double)number(y[t * H]),
               choices, (double)number(x[t * H]));
     }
     CU(cudaFree((void *)(uintptr_t)e.r.ids));
@@ -255,13 +269,14 @@ static void twice(int mode, int64_t tokens, int check) {
 }
 static void case_twice(int mode) {
     twice(mode, 40, 0);
-    twice(mode, mode == MPIX_EP_LL ? 1500 : 300, 0); /* low latency: what one block does not route */
+    /* low latency: what one block does not route */
+    twice(mode, mode == MPIX_EP_LL ? 1500 : 300, 0);
     twice(mode, 40, 1);
     twice(mode, mode == MPIX_EP_LL ? 1500 : 300, 1);
 }
 
 #ifdef EMULATED
-/* ---- streams that look alike ------------------------------------------------------------------------------------------------- */
+/* ---- streams that look alike ----------------------------------------------------------------- */
 
 extern int emu_stream_waits;
 
@@ -287,9 +302,12 @@ static void case_streams(void) {
     int before = emu_stream_waits;
     enqueue(&e);
     CHECK(emu_stream_waits == before, "streams: a call waits for its own stream");
-    pthread_create(&thread, NULL, enqueue, &e); /* one thread at a time: its cudaStreamPerThread is another stream */
+    /* one thread at a time: its cudaStreamPerThread is another stream */
+    pthread_create(&thread, NULL, enqueue, &e);
     pthread_join(thread, NULL);
-    CHECK(emu_stream_waits == before + 1, "streams: a call on another thread's cudaStreamPerThread does not wait for the one before");
+    CHECK(
+        emu_stream_waits == before + 1,
+        "streams: a call on another thread's cudaStreamPerThread does not wait for the one before");
     CU(cudaStreamCreate(&a));
     EP(MPIX_Ep_route_enqueue(e.h, &e.r, NULL, a));
     CU(cudaStreamDestroy(a));
@@ -297,12 +315,13 @@ static void case_streams(void) {
     CHECK(a == b, "streams: the emulation gives another address");
     before = emu_stream_waits;
     EP(MPIX_Ep_route_enqueue(e.h, &e.r, NULL, b));
-    CHECK(emu_stream_waits == before + 1, "streams: a call on a new stream does not wait for one on a destroyed stream of the same address");
+    CHECK(emu_stream_waits == before + 1, "streams: a call on a new stream does not wait for one "
+                                          "on a destroyed stream of the same address");
     CU(cudaStreamDestroy(b));
     EP(MPIX_Ep_free(&e.ep));
 }
 
-/* ---- memory of the GPU that is something else later -------------------------------------------------------------------------- */
+/* ---- memory of the GPU that is something else later ------------------------------------------ */
 
 static void case_memory(void) {
     enum { BYTES = 64 << 20 }; /* always from the system, so the address comes again */

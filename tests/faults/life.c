@@ -1,13 +1,17 @@
 /*
- * life.c - memory after a failure: what was given back to the caller is touched by nobody any more, neither by threads of this process nor by
- * a peer that was stopped and wakes.
+ * life.c - memory after a failure: what was given back to the caller is touched by nobody any more,
+ * neither by threads of this process nor by a peer that was stopped and wakes.
  *
- *   life --object NAME --fault stall-here|stall-there|stopped|killed [--timeout SECONDS] [--stop SECONDS] [--stall-at N] [--pieces N]
+ *   life --object NAME --fault stall-here|stall-there|stopped|killed [--timeout SECONDS] [--stop
+ *   SECONDS] [--stall-at N] [--pieces N]
  *
- * Objects: ep and ep-ll (MPIX_Ep_alloc), ep-register, p2p-alloc, p2p-reg, p2p-rmem (the peer's handle only), p2p-free (registered memory that ends
- * with the object). Two ranks move data until the call fails; rank 1 is the one that stops or dies. Rank 0 gives the memory back. Half of the caller's
- * memory is then made inaccessible, which own threads run into, and half becomes other memory at the same address, whose contents must last. Transports are chosen
- * by the environment. stall-*: the transport chaos holds operations back for longer than the time limit, here or at the peer.
+ * Objects: ep and ep-ll (MPIX_Ep_alloc), ep-register, p2p-alloc, p2p-reg, p2p-rmem (the peer's
+ * handle only), p2p-free (registered memory that ends with the object). Two ranks move data
+ * until the call fails; rank 1 is the one that stops or dies. Rank 0 gives the memory back. Half
+ * of the caller's memory is then made inaccessible, which own threads run into, and half becomes
+ * other memory at the same address, whose contents must last. Transports are chosen by the
+ * environment. stall-*: the transport chaos holds operations back for longer than the time
+ * limit, here or at the peer.
  */
 #include "harness.h"
 #include "mpix_p2p.h"
@@ -21,7 +25,14 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TOKENS = 64, ROW = 4096, EP_BYTES = 4 * TOKENS * ROW, P2P_BYTES = 4 << 20, PATTERN = 0x5c, PUTS = 6 };
+enum {
+    TOKENS = 64,
+    ROW = 4096,
+    EP_BYTES = 4 * TOKENS * ROW,
+    P2P_BYTES = 4 << 20,
+    PATTERN = 0x5c,
+    PUTS = 6
+};
 
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000
@@ -39,27 +50,26 @@ static MPIX_P2p_rmem at[2];
 static char *base;
 static size_t bytes;
 
-static double now(void)
-{
+static double now(void) {
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC, &ts);
     return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
 }
 
-static void rest(double seconds)
-{
+static void rest(double seconds) {
     struct timespec ts = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
     while (seconds > 0 && nanosleep(&ts, &ts) != 0 && errno == EINTR)
         ;
 }
 
 static int is(const char *what, const char *name) { return strcmp(what, name) == 0; }
-static int begins(const char *what, const char *with) { return strncmp(what, with, strlen(with)) == 0; }
+static int begins(const char *what, const char *with) {
+    return strncmp(what, with, strlen(with)) == 0;
+}
 
-/* ---- objects ------------------------------------------------------------------------------------------------------------ */
+/* ---- objects --------------------------------------------------------------------------------- */
 
-static MPI_Info make_info(double timeout, long stall_at)
-{
+static MPI_Info make_info(double timeout, long stall_at) {
     MPI_Info info;
     char text[32];
     MPI_Info_create(&info);
@@ -75,14 +85,12 @@ static MPI_Info make_info(double timeout, long stall_at)
     return info;
 }
 
-static void own_memory(void)
-{
+static void own_memory(void) {
     base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     REQUIRE(base != MAP_FAILED, "no memory");
 }
 
-static void make_ep(double timeout, MPI_Info info)
-{
+static void make_ep(double timeout, MPI_Info info) {
     MPIX_Ep_config c;
     MPIX_INIT(&c);
     c.mode = is(object, "ep-ll") ? MPIX_EP_LL : MPIX_EP_HT;
@@ -114,8 +122,7 @@ static void make_ep(double timeout, MPI_Info info)
     (void)MPIX_Ep_route(handle, &r, NULL); /* may be the call that fails; then the next ones do */
 }
 
-static void make_p2p(MPI_Info info)
-{
+static void make_p2p(MPI_Info info) {
     REQUIRE(MPIX_P2p_create(MPI_COMM_WORLD, info, &p2p) == MPI_SUCCESS, "no object");
     bytes = P2P_BYTES;
     if (is(object, "p2p-reg") || is(object, "p2p-free")) {
@@ -128,10 +135,9 @@ static void make_p2p(MPI_Info info)
     CHECK_OK(MPIX_P2p_exchange(mem, at));
 }
 
-/* ---- traffic ------------------------------------------------------------------------------------------------------------ */
+/* ---- traffic --------------------------------------------------------------------------------- */
 
-static int round_ep(void)
-{
+static int round_ep(void) {
     MPIX_Ep_dispatch_in di;
     MPIX_Ep_dispatch_out od;
     MPIX_Ep_combine_in ci;
@@ -151,14 +157,14 @@ static int round_ep(void)
 }
 
 /* Rank 1 puts most of the time; rank 0 puts, and waits for rank 1. */
-static int round_p2p(uint64_t number)
-{
+static int round_p2p(uint64_t number) {
     static MPIX_P2p_iov iov[1024];
     MPIX_Xfer x[PUTS];
     int code = MPI_SUCCESS, n = 0;
     size_t part = bytes / (size_t)pieces;
     for (int i = 0; i < pieces; i++)
-        iov[i] = (MPIX_P2p_iov){mem, (MPI_Count)((size_t)i * part), at[peer], (MPI_Count)((size_t)i * part), (MPI_Count)part};
+        iov[i] = (MPIX_P2p_iov){mem, (MPI_Count)((size_t)i * part), at[peer],
+                                (MPI_Count)((size_t)i * part), (MPI_Count)part};
     for (; n < (t_rank == 1 ? PUTS : 1) && code == MPI_SUCCESS; n += code == MPI_SUCCESS)
         code = MPIX_P2p_iput(iov, pieces, &x[n]);
     for (int i = 0; i < n; i++) {
@@ -173,8 +179,7 @@ static int round_p2p(uint64_t number)
 }
 
 /* Until it fails; a peer that was not told of anything may go on for as long as it likes. */
-static int traffic(double seconds)
-{
+static int traffic(double seconds) {
     double end = now() + seconds;
     int code = MPI_SUCCESS;
     for (uint64_t i = 1; code == MPI_SUCCESS && now() < end; i++)
@@ -182,11 +187,11 @@ static int traffic(double seconds)
     return code;
 }
 
-/* ---- the end ------------------------------------------------------------------------------------------------------------ */
+/* ---- the end --------------------------------------------------------------------------------- */
 
-/* What the caller may do with memory that it got back. Of memory that was the library's: if nothing is there any more, something else is. */
-static void reuse(char *from, size_t n, int ours)
-{
+/* What the caller may do with memory that it got back. Of memory that was the library's: if nothing
+ * is there any more, something else is. */
+static void reuse(char *from, size_t n, int ours) {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS;
     if (ours) {
         REQUIRE(mmap(from, n / 2, PROT_NONE, flags | MAP_FIXED, -1, 0) == from, "mmap");
@@ -202,8 +207,7 @@ static void reuse(char *from, size_t n, int ours)
     bytes = n;
 }
 
-static void release(void)
-{
+static void release(void) {
     int ours = 0;
     if (is(object, "ep-register")) {
         CHECK_OK(MPIX_Ep_deregister(ep, base));
@@ -225,16 +229,15 @@ static void release(void)
     reuse(base, bytes, ours);
 }
 
-static void untouched(void)
-{
+static void untouched(void) {
     size_t i = 0;
     while (base && i < bytes && base[i] == PATTERN)
         i++;
-    CHECK(!base || i == bytes, "byte %zu of %zu of memory that was given back has become %d", i, bytes, base ? base[i] : 0);
+    CHECK(!base || i == bytes, "byte %zu of %zu of memory that was given back has become %d", i,
+          bytes, base ? base[i] : 0);
 }
 
-static void finish(void)
-{
+static void finish(void) {
     if (ep)
         CHECK_OK(MPIX_Ep_free(&ep));
     if (p2p)
@@ -242,8 +245,7 @@ static void finish(void)
 }
 
 /* A child stops this rank from outside, wherever it is, and wakes it; or kills it. */
-static pid_t stopper(double after)
-{
+static pid_t stopper(double after) {
     pid_t me = getpid(), child = fork();
     if (child == 0) {
         rest(after);
@@ -255,8 +257,7 @@ static pid_t stopper(double after)
     return child;
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     t_init(&argc, &argv, "life");
     object = t_option_text(argc, argv, "--object", "ep");
     fault = t_option_text(argc, argv, "--fault", "stall-here");

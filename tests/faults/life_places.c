@@ -1,8 +1,11 @@
 /*
- * life_places.c - allocations and handles come and go: their numbers are used again, memory is freed, and dispatch delivers to what has an old number. Then one rank
- * comes late to a call: the others free what they have, and what it still does touches nothing of theirs.
+ * life_places.c - allocations and handles come and go: their numbers are used again, memory is
+ * freed, and dispatch delivers to what has an old number. Then one rank comes late to a call: the
+ * others free what they have, and what it still does touches nothing of theirs.
  *
- *   life_places [host|cuda]    two ranks; cuda: with an emulated GPU (MPIX_EP_CUDA_MODULE=tests/emu/libemu.so), whose CUDA IPC aborts if memory is freed that others map
+ *   life_places [host|cuda]    two ranks; cuda: with an emulated GPU
+ *                              (MPIX_EP_CUDA_MODULE=tests/emu/libemu.so), whose CUDA IPC aborts if
+ *                              memory is freed that others map
  */
 #include "config.h"
 
@@ -19,7 +22,9 @@ enum { ROUNDS = 300, TOKENS = 8, HIDDEN = 4, BATCH = TOKENS * HIDDEN };
 static int rank, failures, cuda;
 
 #define CHECK(cond, ...) \
-    ((cond) ? (void)0 : (failures++, fprintf(stderr, "life_places [%d] line %d: ", rank, __LINE__), fprintf(stderr, __VA_ARGS__), (void)fputc('\n', stderr)))
+    ((cond) ? (void)0 \
+            : (failures++, fprintf(stderr, "life_places [%d] line %d: ", rank, __LINE__), \
+               fprintf(stderr, __VA_ARGS__), (void)fputc('\n', stderr)))
 
 static void ok(int code, const char *what) {
     MPIX_Error error;

@@ -1,8 +1,11 @@
 /*
- * room.c - ranks that together ask for more memory than there is get NO_MEM (or REMOTE) in time, and nobody is killed.
+ * room.c - ranks that together ask for more memory than there is get NO_MEM (or REMOTE) in time,
+ * and nobody is killed.
  *
- *   room --case asks     in a control group, or on a host, as it is: each rank asks for a part of what is left, all of them for 1.2 times that
- *   room --case claims   with a tree of the system's files that the test writes: who claims what in calls without communication
+ *   room --case asks     in a control group, or on a host, as it is: each rank asks for a part of
+ *                        what is left, all of them for 1.2 times that
+ *   room --case claims   with a tree of the system's files that the test writes: who claims what in
+ *                        calls without communication
  *   room --case limits   resource limits of one rank
  *
  * It looks inside the library for what is left, and to put the tree before the names of files.
@@ -22,16 +25,14 @@
 
 enum { ROW = 4096 };
 
-static double now(void)
-{
+static double now(void) {
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC, &ts);
     return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
 }
 
 /* What all ranks agree on is left, at least. */
-static uint64_t left(void)
-{
+static uint64_t left(void) {
     uint64_t n = mpix_mem_available();
     MPI_Allreduce(MPI_IN_PLACE, &n, 1, MPI_UINT64_T, MPI_MIN, MPI_COMM_WORLD);
     return n;
@@ -39,8 +40,7 @@ static uint64_t left(void)
 
 static uint64_t share(void) { return left() * 6 / 5 / (uint64_t)t_size / ROW * ROW; }
 
-static int last_kind(void)
-{
+static int last_kind(void) {
     MPIX_Error error;
     MPIX_INIT(&error);
     MPIX_Error_last(&error);
@@ -48,27 +48,26 @@ static int last_kind(void)
 }
 
 /* Every rank has failed, for lack of memory or because another has; not all for another's sake. */
-static void refused(int code, const char *what)
-{
+static void refused(int code, const char *what) {
     MPIX_Error error;
     MPIX_INIT(&error);
     if (code != MPI_SUCCESS)
         MPIX_Error_last(&error);
     int none = code != MPI_SUCCESS && error.kind == MPIX_ERRK_NO_MEM;
-    CHECK(code != MPI_SUCCESS && (none || error.kind == MPIX_ERRK_REMOTE), "%s: code %d, kind %d: %s", what, code, error.kind, error.text);
+    CHECK(code != MPI_SUCCESS && (none || error.kind == MPIX_ERRK_REMOTE),
+          "%s: code %d, kind %d: %s", what, code, error.kind, error.text);
     MPI_Allreduce(MPI_IN_PLACE, &none, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
     CHECK(none, "%s: NO_MEM nowhere", what);
 }
 
 /* What was taken in vain is there again. */
-static void given_back(uint64_t before)
-{
+static void given_back(uint64_t before) {
     uint64_t n = left();
-    CHECK(n > before / 10 * 8, "%llu bytes were left, now %llu", (unsigned long long)before, (unsigned long long)n);
+    CHECK(n > before / 10 * 8, "%llu bytes were left, now %llu", (unsigned long long)before,
+          (unsigned long long)n);
 }
 
-static int context(int mode, MPI_Count tokens, MPIX_Ep *ep)
-{
+static int context(int mode, MPI_Count tokens, MPIX_Ep *ep) {
     MPIX_Ep_config config;
     MPIX_INIT(&config);
     config.mode = mode;
@@ -84,8 +83,7 @@ static int context(int mode, MPI_Count tokens, MPIX_Ep *ep)
     return MPIX_Ep_create(MPI_COMM_WORLD, &config, MPI_INFO_NULL, ep);
 }
 
-static void asks_alloc(void)
-{
+static void asks_alloc(void) {
     MPIX_P2p p2p;
     MPIX_P2p_mem mem;
     MPIX_Ep ep;
@@ -113,8 +111,7 @@ static void asks_alloc(void)
 }
 
 /* Low latency: a handle's banks, which hold 3 rows or more for each token. */
-static void asks_handle(void)
-{
+static void asks_handle(void) {
     MPIX_Ep ep;
     MPIX_Ep_handle h;
     t_where("a handle of low latency");
@@ -131,8 +128,7 @@ static void asks_handle(void)
 }
 
 /* High throughput: mapped, a staging bank grows in a call; proxied, all is taken at creation. */
-static void asks_call(void)
-{
+static void asks_call(void) {
     MPIX_Ep ep;
     MPIX_Ep_handle h;
     MPIX_Ep_routing routing;
@@ -149,7 +145,8 @@ static void asks_call(void)
         return;
     }
     int32_t *ids = malloc((size_t)tokens * sizeof *ids);
-    char *x = calloc((size_t)tokens, ROW), *rows = malloc((size_t)tokens * ROW); /* only read, and never written */
+    /* only read, and never written */
+    char *x = calloc((size_t)tokens, ROW), *rows = malloc((size_t)tokens * ROW);
     REQUIRE(ids && x && rows, "no memory for the test's own buffers");
     for (MPI_Count i = 0; i < tokens; i++)
         ids[i] = (t_rank + 1) % t_size;
@@ -178,10 +175,9 @@ static void asks_call(void)
     given_back(before);
 }
 
-/* ---- a tree of the system's files -------------------------------------------------------------------------------------- */
+/* ---- a tree of the system's files ------------------------------------------------------------ */
 
-static void put(const char *name, const char *text)
-{
+static void put(const char *name, const char *text) {
     char path[400];
     snprintf(path, sizeof path, "%s%s", mpix_mem_root, name);
     for (char *slash = path + 1; (slash = strchr(slash, '/')); slash++) {
@@ -194,8 +190,7 @@ static void put(const char *name, const char *text)
 }
 
 /* A host with so many MiB, and a group of version 2 with fewer. */
-static void tree_make(int host, int group)
-{
+static void tree_make(int host, int group) {
     char text[100];
     snprintf(text, sizeof text, "MemAvailable: %d kB\nSwapFree: 0 kB\n", host << 10);
     put("/proc/meminfo", text);
@@ -206,8 +201,7 @@ static void tree_make(int host, int group)
     put("/sys/fs/cgroup/job/memory.current", "0\n");
 }
 
-static void trees(int together)
-{
+static void trees(int together) {
     char root[] = "/tmp/mpix-room-XXXXXX";
     if (t_rank == 0 || !together)
         REQUIRE(mkdtemp(root), "no folder");
@@ -219,8 +213,7 @@ static void trees(int together)
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
-static void trees_remove(int together)
-{
+static void trees_remove(int together) {
     char command[300];
     MPI_Barrier(MPI_COMM_WORLD);
     snprintf(command, sizeof command, "rm -rf %s", mpix_mem_root);
@@ -229,9 +222,9 @@ static void trees_remove(int together)
     mpix_mem_root[0] = '\0';
 }
 
-/* What is left of the limit that is the lowest but for the host's, in MiB; -1: the host's is the only one. */
-static int lowest_group(void)
-{
+/* What is left of the limit that is the lowest but for the host's, in MiB; -1: the host's is
+ * the only one. */
+static int lowest_group(void) {
     mpix_mem_room room;
     uint64_t least = UINT64_MAX;
     mpix_mem_room_read(&room);
@@ -241,9 +234,12 @@ static int lowest_group(void)
 }
 
 /* Groups of both versions, nested, with and without swap; numbers in MiB are made bytes. */
-static void readings(void)
-{
-    typedef struct { const char *name; int mib; const char *text; } file;
+static void readings(void) {
+    typedef struct {
+        const char *name;
+        int mib;
+        const char *text;
+    } file;
     static const struct {
         const char *what;
         file files[6];
@@ -252,19 +248,34 @@ static void readings(void)
         {"no group", {{"/proc/self/cgroup", 0, "0::/a/b\n"}}, -1},
         {"none of it here", {{"/sys/fs/cgroup/a/memory.current", 10, NULL}}, -1},
         {"the parent's limit", {{"/sys/fs/cgroup/a/memory.max", 110, NULL}}, 100},
-        {"max", {{"/sys/fs/cgroup/a/b/memory.max", 0, "max\n"}, {"/sys/fs/cgroup/a/b/memory.current", 10, NULL}}, 100},
+        {"max",
+         {{"/sys/fs/cgroup/a/b/memory.max", 0, "max\n"},
+          {"/sys/fs/cgroup/a/b/memory.current", 10, NULL}},
+         100},
         {"the lower of two", {{"/sys/fs/cgroup/a/b/memory.max", 50, NULL}}, 40},
-        {"pages of files", {{"/sys/fs/cgroup/a/b/memory.stat", 0, "anon 5\ninactive_file 1048576\n"}}, 41},
+        {"pages of files",
+         {{"/sys/fs/cgroup/a/b/memory.stat", 0, "anon 5\ninactive_file 1048576\n"}},
+         41},
         {"used up", {{"/sys/fs/cgroup/a/b/memory.current", 60, NULL}}, 1},
         {"swap", {{"/proc/meminfo", 0, "MemAvailable: 2048000 kB\nSwapFree: 20480 kB\n"}}, 21},
-        {"a limit of swap", {{"/sys/fs/cgroup/a/b/memory.swap.max", 15, NULL}, {"/sys/fs/cgroup/a/b/memory.swap.current", 5, NULL}}, 11},
+        {"a limit of swap",
+         {{"/sys/fs/cgroup/a/b/memory.swap.max", 15, NULL},
+          {"/sys/fs/cgroup/a/b/memory.swap.current", 5, NULL}},
+         11},
         {"version 1, seen from inside a container",
-         {{"/proc/self/cgroup", 0, "3:cpu,memory:/docker/x\n0::/\n"}, {"/sys/fs/cgroup/memory/memory.limit_in_bytes", 80, NULL},
-          {"/sys/fs/cgroup/memory/memory.usage_in_bytes", 50, NULL}, {"/sys/fs/cgroup/memory/memory.swappiness", 0, "0\n"}}, 30},
+         {{"/proc/self/cgroup", 0, "3:cpu,memory:/docker/x\n0::/\n"},
+          {"/sys/fs/cgroup/memory/memory.limit_in_bytes", 80, NULL},
+          {"/sys/fs/cgroup/memory/memory.usage_in_bytes", 50, NULL},
+          {"/sys/fs/cgroup/memory/memory.swappiness", 0, "0\n"}},
+         30},
         {"that may swap", {{"/sys/fs/cgroup/memory/memory.swappiness", 0, "60\n"}}, 50},
         {"with a limit of both",
-         {{"/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes", 95, NULL}, {"/sys/fs/cgroup/memory/memory.memsw.usage_in_bytes", 55, NULL}}, 40},
-        {"no limit", {{"/sys/fs/cgroup/memory/memory.limit_in_bytes", 0, "9223372036854771712\n"}}, -1},
+         {{"/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes", 95, NULL},
+          {"/sys/fs/cgroup/memory/memory.memsw.usage_in_bytes", 55, NULL}},
+         40},
+        {"no limit",
+         {{"/sys/fs/cgroup/memory/memory.limit_in_bytes", 0, "9223372036854771712\n"}},
+         -1},
     };
     trees(0);
     put("/sys/fs/cgroup/job/memory.max", "max\n");
@@ -275,14 +286,15 @@ static void readings(void)
             put(f->name, f->text ? f->text : bytes);
         }
         t_where("readings: %s", steps[i].what);
-        CHECK(lowest_group() == steps[i].left, "%d MiB are left, expected %d", lowest_group(), steps[i].left);
+        CHECK(lowest_group() == steps[i].left, "%d MiB are left, expected %d", lowest_group(),
+              steps[i].left);
     }
     trees_remove(0);
 }
 
-/* One rank claims 70 MiB of 100 and takes its time; another, which wants as much, gets it only if it is under another limit. */
-static void claims(int together)
-{
+/* One rank claims 70 MiB of 100 and takes its time; another, which wants as much, gets it only if
+ * it is under another limit. */
+static void claims(int together) {
     enum { BYTES = 70 << 20 };
     mpix_params params;
     mpix_boot *boot;
@@ -291,19 +303,22 @@ static void claims(int together)
     trees(together);
     REQUIRE(!mpix_params_read(&params) && !mpix_boot_create(MPI_COMM_WORLD, &boot), "no boot");
     int kind = mpix_win_create(boot, &params, BYTES, MPIX_WIN_COMMIT, &win);
-    CHECK((kind != 0) == together, "at creation: kind %d: %s", kind, kind ? mpix_error_tls()->text : "");
+    CHECK((kind != 0) == together, "at creation: kind %d: %s", kind,
+          kind ? mpix_error_tls()->text : "");
     if (!kind)
         mpix_win_free(win);
     REQUIRE(!mpix_win_create(boot, &params, BYTES, 0, &win), "no window");
     for (int first = 0; first < t_size; first++) {
         MPI_Barrier(MPI_COMM_WORLD);
         if (t_rank == first)
-            CHECK(!mpix_claim_take(win, BYTES, "test"), "rank %d: %s", t_rank, mpix_error_tls()->text);
+            CHECK(!mpix_claim_take(win, BYTES, "test"), "rank %d: %s", t_rank,
+                  mpix_error_tls()->text);
         MPI_Barrier(MPI_COMM_WORLD);
         double begin = now();
         if (t_rank != first) {
             kind = mpix_win_commit(win, 0, BYTES);
-            CHECK((kind == MPIX_ERRK_NO_MEM) == together, "rank %d behind rank %d: kind %d: %s", t_rank, first, kind, kind ? mpix_error_tls()->text : "");
+            CHECK((kind == MPIX_ERRK_NO_MEM) == together, "rank %d behind rank %d: kind %d: %s",
+                  t_rank, first, kind, kind ? mpix_error_tls()->text : "");
             CHECK(now() - begin < 10, "it took %.1f s", now() - begin);
         }
         MPI_Barrier(MPI_COMM_WORLD);
@@ -316,16 +331,18 @@ static void claims(int together)
     trees_remove(together);
 }
 
-/* All ask at once, for what one of them can have: one is granted it, not more, and nobody waits for ever. */
-static void claims_race(void)
-{
+/* All ask at once, for what one of them can have: one is granted it, not more, and nobody
+ * waits for ever. */
+static void claims_race(void) {
     enum { ROUNDS = 2, BYTES = 60 << 20 };
     mpix_params params;
     mpix_boot *boot;
     mpix_win *win;
     t_where("claims at once");
     trees(1);
-    REQUIRE(!mpix_params_read(&params) && !mpix_boot_create(MPI_COMM_WORLD, &boot) && !mpix_win_create(boot, &params, BYTES, 0, &win), "no window");
+    REQUIRE(!mpix_params_read(&params) && !mpix_boot_create(MPI_COMM_WORLD, &boot) &&
+                !mpix_win_create(boot, &params, BYTES, 0, &win),
+            "no window");
     for (int i = 0; i < ROUNDS; i++) {
         MPI_Barrier(MPI_COMM_WORLD);
         int granted = !mpix_claim_take(win, BYTES, "test"), sum;
@@ -334,7 +351,8 @@ static void claims_race(void)
         if (granted)
             mpix_claim_give(BYTES);
         MPI_Barrier(MPI_COMM_WORLD);
-        if (CHECK(!mpix_claim_take(win, BYTES / 2 / (unsigned)t_size, "test"), "what all can have: %s", mpix_error_tls()->text))
+        if (CHECK(!mpix_claim_take(win, BYTES / 2 / (unsigned)t_size, "test"),
+                  "what all can have: %s", mpix_error_tls()->text))
             mpix_claim_give(BYTES / 2 / (unsigned)t_size);
     }
     mpix_win_free(win);
@@ -342,10 +360,9 @@ static void claims_race(void)
     trees_remove(1);
 }
 
-/* ---- resource limits ------------------------------------------------------------------------------------------------------ */
+/* ---- resource limits ------------------------------------------------------------------------- */
 
-static uint64_t mapped_bytes(void)
-{
+static uint64_t mapped_bytes(void) {
     unsigned long long pages = 0;
     FILE *file = fopen("/proc/self/statm", "r");
     if (!file || fscanf(file, "%llu", &pages) != 1)
@@ -356,8 +373,7 @@ static uint64_t mapped_bytes(void)
 }
 
 /* The last rank has a limit while objects are made: they are, or the errors are these. */
-static void limited(int resource, const char *name, uint64_t bytes)
-{
+static void limited(int resource, const char *name, uint64_t bytes) {
     struct rlimit old, limit;
     MPIX_P2p p2p = MPIX_P2P_NULL;
     MPIX_P2p_mem mem;
@@ -371,7 +387,9 @@ static void limited(int resource, const char *name, uint64_t bytes)
     if (t_rank == t_size - 1)
         setrlimit(resource, &limit);
     int code = MPIX_P2p_create(MPI_COMM_WORLD, MPI_INFO_NULL, &p2p), kind = code ? last_kind() : 0;
-    int again = !kind && (code = MPIX_P2p_alloc(p2p, 32 << 20, MPI_INFO_NULL, &p, &mem)) ? last_kind() : 0;
+    int again = !kind && (code = MPIX_P2p_alloc(p2p, 32 << 20, MPI_INFO_NULL, &p, &mem))
+                    ? last_kind()
+                    : 0;
     int made = context(MPIX_EP_HT, 2000, &ep), made_kind = made ? last_kind() : 0;
     if (t_rank == t_size - 1)
         setrlimit(resource, &old);
@@ -385,8 +403,7 @@ static void limited(int resource, const char *name, uint64_t bytes)
         CHECK_OK(MPIX_P2p_free(&p2p));
 }
 
-static void limits(void)
-{
+static void limits(void) {
     for (int mib = 1; mib <= 64; mib *= 8) {
         limited(RLIMIT_AS, "RLIMIT_AS", mapped_bytes() + ((uint64_t)mib << 20));
         limited(RLIMIT_FSIZE, "RLIMIT_FSIZE", (uint64_t)mib << 19);
@@ -395,8 +412,7 @@ static void limits(void)
     limited(RLIMIT_DATA, "RLIMIT_DATA", (uint64_t)64 << 20);
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     t_init(&argc, &argv, "room");
     const char *what = t_option_text(argc, argv, "--case", "asks");
     t_watchdog(120);

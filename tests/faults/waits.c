@@ -1,19 +1,21 @@
 /*
- * waits.c - set-up calls, which need all ranks, with a peer that does not take part: they end in time, and say who is missing.
+ * waits.c - set-up calls, which need all ranks, with a peer that does not take part: they end in
+ * time, and say who is missing.
  *
  *   waits --peer absent|failed|killed|elsewhere [--call NAME] [--limit MILLISECONDS]
  *   waits --peer limits|freed|last
  *
  * absent     the victim comes when the others have given up; it is told so at once
  * failed     the victim's object has failed, and it has freed it
- * killed     the victim's process has ended; one call, for there is one life (tests/survivors.sh counts the verdicts)
+ * killed     the victim's process has ended; one call, for there is one life (tests/survivors.sh
+ *            counts the verdicts)
  * elsewhere  the victim is in another call of the object that needs all ranks
  * limits     time limits that are infinite, huge, and none at all
  * freed      the victim's process ends, the others free their objects: within a second
  * last       MPIX_Error_last tells of this thread's own failures only
  *
- * The victim is rank 1. Objects are made on duplicates of MPI_COMM_WORLD, since a communicator on which a creation was given up is
- * good for no other collective.
+ * The victim is rank 1. Objects are made on duplicates of MPI_COMM_WORLD, since a communicator on
+ * which a creation was given up is good for no other collective.
  */
 #include "call.h"
 #include "mpix_p2p.h"
@@ -49,24 +51,21 @@ typedef struct set_up {
 
 static double limit;
 
-static double now(void)
-{
+static double now(void) {
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC, &ts);
     return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
 }
 
-static void rest(double seconds)
-{
+static void rest(double seconds) {
     struct timespec ts = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
     while (nanosleep(&ts, &ts) != 0 && errno == EINTR)
         ;
 }
 
-/* ---- the calls ---- */
+/* ---- the calls ------------------------------------------------------------------------------- */
 
-static int ep_create(objects *o, int mode, double timeout, MPI_Info info)
-{
+static int ep_create(objects *o, int mode, double timeout, MPI_Info info) {
     MPIX_Ep_config c;
     MPIX_INIT(&c);
     c.mode = mode;
@@ -79,8 +78,7 @@ static int ep_create(objects *o, int mode, double timeout, MPI_Info info)
     return MPIX_Ep_create(o->comm, &c, info, &o->ep);
 }
 
-static int p2p_create(objects *o, const char *timeout)
-{
+static int p2p_create(objects *o, const char *timeout) {
     MPI_Info info;
     MPI_Info_create(&info);
     MPI_Info_set(info, "mpix_ep_timeout", timeout);
@@ -89,8 +87,7 @@ static int p2p_create(objects *o, const char *timeout)
     return code;
 }
 
-static const char *limit_text(void)
-{
+static const char *limit_text(void) {
     static char text[32];
     snprintf(text, sizeof text, "%.3f", limit);
     return text;
@@ -99,32 +96,27 @@ static const char *limit_text(void)
 static int call_ep_create(objects *o) { return ep_create(o, MPIX_EP_HT, limit, MPI_INFO_NULL); }
 static int call_p2p_create(objects *o) { return p2p_create(o, limit_text()); }
 
-static int call_handle_create(objects *o)
-{
+static int call_handle_create(objects *o) {
     MPIX_Ep_handle handle;
     return MPIX_Ep_handle_create(o->ep, &handle);
 }
 
-static int call_alloc(objects *o)
-{
+static int call_alloc(objects *o) {
     void *base;
     return MPIX_Ep_alloc(o->ep, 4096, MPI_INFO_NULL, &base);
 }
 
-static int call_register(objects *o)
-{
+static int call_register(objects *o) {
     int direct;
     return MPIX_Ep_register(o->ep, o->memory, sizeof o->memory, &direct);
 }
 
-static int call_combine_buffer(objects *o)
-{
+static int call_combine_buffer(objects *o) {
     MPIX_Ep_rows rows = {0};
     return MPIX_Ep_combine_buffer(o->handle, &rows);
 }
 
-static int call_p2p_alloc(objects *o)
-{
+static int call_p2p_alloc(objects *o) {
     MPIX_P2p_mem mem;
     void *base;
     return MPIX_P2p_alloc(o->p2p, 4096, MPI_INFO_NULL, &base, &mem);
@@ -133,34 +125,41 @@ static int call_p2p_alloc(objects *o)
 static int call_p2p_exchange(objects *o) { return MPIX_P2p_exchange(o->mem, o->rmems); }
 
 static const set_up set_ups[] = {
-    {"ep_create", NEEDS_NOTHING, call_ep_create},   {"handle_create", NEEDS_EP, call_handle_create}, {"alloc", NEEDS_EP, call_alloc},
-    {"register", NEEDS_EP, call_register},          {"ll_handle_create", NEEDS_LL, call_handle_create},
+    {"ep_create", NEEDS_NOTHING, call_ep_create},
+    {"handle_create", NEEDS_EP, call_handle_create},
+    {"alloc", NEEDS_EP, call_alloc},
+    {"register", NEEDS_EP, call_register},
+    {"ll_handle_create", NEEDS_LL, call_handle_create},
     {"combine_buffer", NEEDS_LL, call_combine_buffer},
-    {"p2p_create", NEEDS_NOTHING, call_p2p_create}, {"p2p_alloc", NEEDS_P2P, call_p2p_alloc},        {"p2p_exchange", NEEDS_P2P, call_p2p_exchange},
+    {"p2p_create", NEEDS_NOTHING, call_p2p_create},
+    {"p2p_alloc", NEEDS_P2P, call_p2p_alloc},
+    {"p2p_exchange", NEEDS_P2P, call_p2p_exchange},
 };
 enum { SET_UPS = sizeof set_ups / sizeof *set_ups };
 
 /* What the call needs, with this time limit. */
-static void make(objects *o, const set_up *s, double timeout)
-{
+static void make(objects *o, const set_up *s, double timeout) {
     char text[32];
     *o = (objects){.comm = MPI_COMM_NULL};
     MPI_Comm_dup(MPI_COMM_WORLD, &o->comm);
     MPI_Comm_set_errhandler(o->comm, MPI_ERRORS_RETURN);
     if (s->needs == NEEDS_EP || s->needs == NEEDS_LL) {
-        REQUIRE(ep_create(o, s->needs == NEEDS_LL ? MPIX_EP_LL : MPIX_EP_HT, timeout, MPI_INFO_NULL) == MPI_SUCCESS, "no context");
+        REQUIRE(ep_create(o, s->needs == NEEDS_LL ? MPIX_EP_LL : MPIX_EP_HT, timeout,
+                          MPI_INFO_NULL) == MPI_SUCCESS,
+                "no context");
         REQUIRE(MPIX_Ep_handle_create(o->ep, &o->handle) == MPI_SUCCESS, "no handle");
     } else if (s->needs == NEEDS_P2P) {
         snprintf(text, sizeof text, "%.3f", timeout);
         REQUIRE(p2p_create(o, text) == MPI_SUCCESS, "no object");
-        REQUIRE(MPIX_P2p_reg(o->p2p, o->memory, sizeof o->memory, MPI_INFO_NULL, &o->mem) == MPI_SUCCESS, "no memory");
+        REQUIRE(MPIX_P2p_reg(o->p2p, o->memory, sizeof o->memory, MPI_INFO_NULL, &o->mem) ==
+                    MPI_SUCCESS,
+                "no memory");
         o->rmems = calloc((size_t)t_size, sizeof(*o->rmems));
     }
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
-static void drop(objects *o)
-{
+static void drop(objects *o) {
     double begin = now();
     if (o->ep)
         CHECK_OK(MPIX_Ep_free(&o->ep));
@@ -171,8 +170,7 @@ static void drop(objects *o)
 }
 
 /* Another call of the object than the set-up call; it waits for the others in vain. */
-static int other_call(objects *o)
-{
+static int other_call(objects *o) {
     if (o->p2p) {
         MPI_Count received;
         MPIX_P2p_iov iov = {.mem = o->mem, .len = sizeof o->memory};
@@ -202,24 +200,25 @@ static int other_call(objects *o)
     return MPIX_Ep_dispatch(o->handle, &in, &out);
 }
 
-/* ---- verdicts ---- */
+/* ---- verdicts -------------------------------------------------------------------------------- */
 
 /* blamed: the only rank that may be named, -1: any other. */
-static void verdict(int code, int kind, int blamed, double took, double least, double most, const char *what)
-{
+static void verdict(int code, int kind, int blamed, double took, double least, double most,
+                    const char *what) {
     MPIX_Error e;
     MPIX_INIT(&e);
     MPIX_Error_last(&e);
     if (!CHECK(code != MPI_SUCCESS, "%s succeeded without its peer", what))
         return;
     CHECK(e.kind == kind, "%s: kind %d, expected %d: %s", what, e.kind, kind, e.text);
-    CHECK(blamed < 0 ? e.rank != t_rank : e.rank == blamed, "%s: names rank %d, expected %d: %s", what, e.rank, blamed, e.text);
-    CHECK(took >= least && took <= most, "%s ended after %.2f s, expected %.2f to %.2f: %s", what, took, least, most, e.text);
+    CHECK(blamed < 0 ? e.rank != t_rank : e.rank == blamed, "%s: names rank %d, expected %d: %s",
+          what, e.rank, blamed, e.text);
+    CHECK(took >= least && took <= most, "%s ended after %.2f s, expected %.2f to %.2f: %s", what,
+          took, least, most, e.text);
 }
 
 /* A failed object refuses everything at once. */
-static void again(objects *o, const set_up *s)
-{
+static void again(objects *o, const set_up *s) {
     double begin = now();
     if (s->needs == NEEDS_NOTHING)
         return;
@@ -227,8 +226,7 @@ static void again(objects *o, const set_up *s)
     CHECK(now() - begin < 1, "%s on a failed object took %.2f s", s->name, now() - begin);
 }
 
-static void absent(const set_up *s)
-{
+static void absent(const set_up *s) {
     objects o;
     make(&o, s, limit);
     /* Of a creation's first meeting nobody knows who is missing. */
@@ -240,14 +238,14 @@ static void absent(const set_up *s)
     if (t_rank != VICTIM)
         verdict(code, MPIX_ERRK_TIMEOUT, blamed, now() - begin, limit * 0.5, limit + 3, s->name);
     else /* what its mapped peers have told is here */
-        verdict(code, MPIX_ERRK_TIMEOUT, -1, now() - begin, 0, s->needs == NEEDS_NOTHING ? limit + 3 : limit * 0.9 + 0.3, s->name);
+        verdict(code, MPIX_ERRK_TIMEOUT, -1, now() - begin, 0,
+                s->needs == NEEDS_NOTHING ? limit + 3 : limit * 0.9 + 0.3, s->name);
     again(&o, s);
     drop(&o);
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
-static void failed(const set_up *s)
-{
+static void failed(const set_up *s) {
     objects o;
     if (s->needs == NEEDS_NOTHING)
         return;
@@ -261,29 +259,29 @@ static void failed(const set_up *s)
         double begin = now();
         int code = s->call(&o);
         /* The victim missed rank 0, which is told who missed it. */
-        verdict(code, MPIX_ERRK_TIMEOUT, t_rank == 0 ? VICTIM : 0, now() - begin, 0, limit * 0.9, s->name);
+        verdict(code, MPIX_ERRK_TIMEOUT, t_rank == 0 ? VICTIM : 0, now() - begin, 0, limit * 0.9,
+                s->name);
         again(&o, s);
         drop(&o);
     }
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
-static void elsewhere(const set_up *s)
-{
+static void elsewhere(const set_up *s) {
     objects o;
     if (s->needs == NEEDS_NOTHING)
         return;
     make(&o, s, limit);
     double begin = now();
     int code = t_rank == VICTIM ? other_call(&o) : s->call(&o);
-    verdict(code, MPIX_ERRK_TIMEOUT, -1, now() - begin, limit * 0.5, limit + 3, t_rank == VICTIM ? "the other call" : s->name);
+    verdict(code, MPIX_ERRK_TIMEOUT, -1, now() - begin, limit * 0.5, limit + 3,
+            t_rank == VICTIM ? "the other call" : s->name);
     again(&o, s);
     drop(&o);
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
-static void killed(const set_up *s)
-{
+static void killed(const set_up *s) {
     objects o;
     double timeout = s->needs == NEEDS_NOTHING ? limit : 40;
     make(&o, s, timeout);
@@ -300,10 +298,9 @@ static void killed(const set_up *s)
     t_leave();
 }
 
-/* ---- the end of objects whose peer is dead ---- */
+/* ---- the end of objects whose peer is dead --------------------------------------------------- */
 
-static void freed(const set_up *s)
-{
+static void freed(const set_up *s) {
     objects o;
     make(&o, s, 40);
     if (t_rank == VICTIM)
@@ -313,10 +310,9 @@ static void freed(const set_up *s)
     t_leave();
 }
 
-/* ---- limits ---- */
+/* ---- limits ---------------------------------------------------------------------------------- */
 
-static void limits(void)
-{
+static void limits(void) {
     static const double ep_limits[] = {INFINITY, 1e300, 1e18, 1.9e10, -1};
     static const char *const p2p_limits[] = {"inf", "1e300", "1e18", "2e10"};
     static const set_up nothing = {"limits", NEEDS_NOTHING, NULL};
@@ -328,7 +324,8 @@ static void limits(void)
         MPI_Info_create(&info);
         MPI_Info_set(info, "mpix_ep_fd_passing", i & 1 ? "socket" : "auto");
         t_where("timeout_s = %g", ep_limits[i / 2]);
-        REQUIRE(ep_create(&o, MPIX_EP_HT, ep_limits[i / 2], info) == MPI_SUCCESS, "no context with timeout_s = %g", ep_limits[i / 2]);
+        REQUIRE(ep_create(&o, MPIX_EP_HT, ep_limits[i / 2], info) == MPI_SUCCESS,
+                "no context with timeout_s = %g", ep_limits[i / 2]);
         CHECK_OK(MPIX_Ep_handle_create(o.ep, &o.handle));
         if (t_rank == VICTIM)
             rest(0.1);
@@ -340,7 +337,8 @@ static void limits(void)
     for (size_t i = 0; i < sizeof p2p_limits / sizeof *p2p_limits; i++) {
         make(&o, &nothing, 0);
         t_where("timeout = %s", p2p_limits[i]);
-        REQUIRE(p2p_create(&o, p2p_limits[i]) == MPI_SUCCESS, "no object with timeout = %s", p2p_limits[i]);
+        REQUIRE(p2p_create(&o, p2p_limits[i]) == MPI_SUCCESS, "no object with timeout = %s",
+                p2p_limits[i]);
         CHECK_OK(MPIX_P2p_reg(o.p2p, o.memory, sizeof o.memory, MPI_INFO_NULL, &o.mem));
         MPIX_P2p_iov iov = {.mem = o.mem, .len = sizeof o.memory};
         if (t_rank == VICTIM) {
@@ -354,19 +352,21 @@ static void limits(void)
         CHECK_OK(MPIX_P2p_free(&o.p2p));
     }
     make(&o, &nothing, 0);
-    CHECK(ep_create(&o, MPIX_EP_HT, NAN, MPI_INFO_NULL) != MPI_SUCCESS, "timeout_s = NaN was taken");
+    CHECK(ep_create(&o, MPIX_EP_HT, NAN, MPI_INFO_NULL) != MPI_SUCCESS,
+          "timeout_s = NaN was taken");
     MPIX_INIT(&e);
     MPIX_Error_last(&e);
     CHECK(e.kind == MPIX_ERRK_ARG, "timeout_s = NaN: kind %d: %s", e.kind, e.text);
-    CHECK(p2p_create(&o, "nan") != MPI_SUCCESS && p2p_create(&o, "-1") != MPI_SUCCESS && p2p_create(&o, "-inf") != MPI_SUCCESS,
+    CHECK(p2p_create(&o, "nan") != MPI_SUCCESS && p2p_create(&o, "-1") != MPI_SUCCESS &&
+              p2p_create(&o, "-inf") != MPI_SUCCESS,
           "a timeout of nan, -1 or -inf was taken");
 }
 
-/* ---- MPIX_Error_last ---- */
+/* ---- MPIX_Error_last ------------------------------------------------------------------------- */
 
-/* While a thread waits on one context, another one's call fails: what the thread knows of its own last error stays. */
-static void last(void)
-{
+/* While a thread waits on one context, another one's call fails: what the thread knows of its own
+ * last error stays. */
+static void last(void) {
     static const set_up context = {"last", NEEDS_EP, NULL};
     objects a, b;
     MPIX_Error e;
@@ -392,7 +392,8 @@ static void last(void)
         CHECK(t_rank != 0 || code != MPI_SUCCESS, "topk %d was taken", bad.topk);
         if (t_rank == 0)
             rest(0.2);
-        CHECK(MPIX_P2p_free(NULL) != MPI_SUCCESS, "NULL was taken"); /* the thread's own last error: ARG */
+        /* the thread's own last error: ARG */
+        CHECK(MPIX_P2p_free(NULL) != MPI_SUCCESS, "NULL was taken");
         CHECK_OK(MPIX_Ep_iroute(a.handle, &good, NULL, &xfers[0]));
         if (wrong_first)
             for (int flag = 0; !flag;)
@@ -401,12 +402,15 @@ static void last(void)
             CHECK_OK(MPIX_Xfer_wait(&xfers[0]));
         MPIX_INIT(&e);
         MPIX_Error_last(&e);
-        CHECK(e.kind == MPIX_ERRK_ARG && !strcmp(e.arg, "p2p"), "the last error is another context's: kind %d, arg \"%s\": %s", e.kind, e.arg, e.text);
+        CHECK(e.kind == MPIX_ERRK_ARG && !strcmp(e.arg, "p2p"),
+              "the last error is another context's: kind %d, arg \"%s\": %s", e.kind, e.arg,
+              e.text);
         if (xfers[1] != MPIX_XFER_NULL) {
             code = MPIX_Xfer_wait(&xfers[1]);
             MPIX_INIT(&e);
             MPIX_Error_last(&e);
-            CHECK(code != MPI_SUCCESS && e.kind == MPIX_ERRK_REMOTE && e.rank == 0, "kind %d, rank %d: %s", e.kind, e.rank, e.text);
+            CHECK(code != MPI_SUCCESS && e.kind == MPIX_ERRK_REMOTE && e.rank == 0,
+                  "kind %d, rank %d: %s", e.kind, e.rank, e.text);
         }
         MPI_Barrier(MPI_COMM_WORLD);
     }
@@ -414,10 +418,10 @@ static void last(void)
     CHECK_OK(MPIX_Ep_free(&b.ep));
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     t_init(&argc, &argv, "waits");
-    const char *peer = t_option_text(argc, argv, "--peer", "absent"), *call = t_option_text(argc, argv, "--call", "");
+    const char *peer = t_option_text(argc, argv, "--peer", "absent"),
+               *call = t_option_text(argc, argv, "--call", "");
     limit = (double)t_option(argc, argv, "--limit", 800) / 1000;
     t_watchdog(200);
     MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);

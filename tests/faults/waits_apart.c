@@ -1,9 +1,10 @@
 /*
  * waits_apart.c - contexts of one process do not hold each other up.
  *
- * One context's network stands still for a while, with more to send than the proxy's queue takes. Meanwhile its nonblocking calls
- * start at once, calls of another context are fast, in this thread and in another, and a third thread makes and frees contexts. Then the
- * network moves again and all that was sent is right.
+ * One context's network stands still for a while, with more to send than the proxy's queue takes.
+ * Meanwhile its nonblocking calls start at once, calls of another context are fast, in this thread
+ * and in another, and a third thread makes and frees contexts. Then the network moves again and all
+ * that was sent is right.
  */
 #include "call.h"
 
@@ -16,8 +17,7 @@ enum { TOPK = 2, TOKENS = 64, HIDDEN = 256, STALL_MS = 2500 };
 
 static int mode, provided;
 
-static double now(void)
-{
+static double now(void) {
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC, &ts);
     return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
@@ -31,8 +31,7 @@ typedef struct world {
     float *x, *y;
 } world;
 
-static void make(world *w, const char *keys)
-{
+static void make(world *w, const char *keys) {
     MPIX_Ep_config c;
     MPI_Info info;
     char copy[300], key[64], *save = NULL;
@@ -57,8 +56,7 @@ static void make(world *w, const char *keys)
     MPI_Info_free(&info);
 }
 
-static void world_new(world *w, const char *keys)
-{
+static void world_new(world *w, const char *keys) {
     memset(w, 0, sizeof *w);
     MPI_Comm_dup(MPI_COMM_WORLD, &w->comm);
     make(w, keys);
@@ -73,8 +71,7 @@ static void world_new(world *w, const char *keys)
     }
 }
 
-static void world_free(world *w)
-{
+static void world_free(world *w) {
     CHECK_OK(MPIX_Ep_handle_free(&w->handle));
     CHECK_OK(MPIX_Ep_free(&w->ep));
     MPI_Comm_free(&w->comm);
@@ -83,8 +80,7 @@ static void world_free(world *w)
     free(w->y);
 }
 
-static MPIX_Ep_routing routing(const world *w)
-{
+static MPIX_Ep_routing routing(const world *w) {
     MPIX_Ep_routing r;
     MPIX_INIT(&r);
     r.num_tokens = TOKENS;
@@ -93,8 +89,7 @@ static MPIX_Ep_routing routing(const world *w)
     return r;
 }
 
-static int dispatch(world *w, MPIX_Xfer *xfer)
-{
+static int dispatch(world *w, MPIX_Xfer *xfer) {
     MPIX_Ep_dispatch_in in;
     MPIX_Ep_dispatch_out out;
     MPIX_INIT(&in);
@@ -105,26 +100,28 @@ static int dispatch(world *w, MPIX_Xfer *xfer)
     out.x.data = w->y;
     out.capacity_rows = (MPI_Count)t_size * TOKENS;
     memset(w->y, 0, (size_t)t_size * TOKENS * HIDDEN * sizeof *w->y);
-    return xfer ? MPIX_Ep_idispatch(w->handle, &in, &out, xfer) : MPIX_Ep_dispatch(w->handle, &in, &out);
+    return xfer ? MPIX_Ep_idispatch(w->handle, &in, &out, xfer)
+                : MPIX_Ep_dispatch(w->handle, &in, &out);
 }
 
 /* All rows of this rank and of the one before it are there, once. */
-static void dispatched(const world *w, const char *what)
-{
+static void dispatched(const world *w, const char *what) {
     int from = (t_rank + t_size - 1) % t_size, seen[2] = {0, 0};
     for (int r = 0; r < t_size * TOKENS; r++) {
         const float *row = w->y + (size_t)r * HIDDEN;
         for (int k = 0; k < 2; k++) {
             float base = (float)((k ? from : t_rank) * 1000);
-            if ((row[0] != 0 || base == 0) && row[0] >= base && row[0] < base + TOKENS && row[0] == row[HIDDEN - 1])
+            if ((row[0] != 0 || base == 0) && row[0] >= base && row[0] < base + TOKENS &&
+                row[0] == row[HIDDEN - 1])
                 seen[k]++;
         }
     }
-    CHECK(seen[0] >= TOKENS && seen[1] >= TOKENS, "%s: %d own rows and %d of rank %d, expected %d of each", what, seen[0], seen[1], from, TOKENS);
+    CHECK(seen[0] >= TOKENS && seen[1] >= TOKENS,
+          "%s: %d own rows and %d of rank %d, expected %d of each", what, seen[0], seen[1], from,
+          TOKENS);
 }
 
-static double fast_calls(world *w, int n, const char *what)
-{
+static double fast_calls(world *w, int n, const char *what) {
     double longest = 0;
     for (int i = 0; i < n; i++) {
         MPIX_Ep_routing r = routing(w);
@@ -138,29 +135,27 @@ static double fast_calls(world *w, int n, const char *what)
     return longest;
 }
 
-static void *other_thread(void *arg)
-{
+static void *other_thread(void *arg) {
     world *w = arg;
     double longest = fast_calls(w, 20, "another thread's context");
     CHECK(longest < STALL_MS * 0.6e-3, "a call in another thread took %.2f s", longest);
     return NULL;
 }
 
-static void *maker_thread(void *arg)
-{
+static void *maker_thread(void *arg) {
     world *w = arg;
     for (int i = 0; i < 3; i++) {
         double begin = now();
         make(w, "reach=auto");
         CHECK_OK(MPIX_Ep_handle_free(&w->handle));
         CHECK_OK(MPIX_Ep_free(&w->ep));
-        CHECK(now() - begin < STALL_MS * 0.6e-3, "creation and free of a context took %.2f s", now() - begin);
+        CHECK(now() - begin < STALL_MS * 0.6e-3, "creation and free of a context took %.2f s",
+              now() - begin);
     }
     return NULL;
 }
 
-static void round_of(const char *keys)
-{
+static void round_of(const char *keys) {
     world slow, here, there, made = {0};
     pthread_t threads[2];
     MPIX_Xfer xfers[2];
@@ -174,7 +169,8 @@ static void round_of(const char *keys)
     MPI_Barrier(MPI_COMM_WORLD);
     double begin = now();
     CHECK_OK(dispatch(&slow, &xfers[0]));
-    CHECK(now() - begin < STALL_MS * 0.6e-3, "the start of a nonblocking call took %.2f s", now() - begin);
+    CHECK(now() - begin < STALL_MS * 0.6e-3, "the start of a nonblocking call took %.2f s",
+          now() - begin);
     if (provided == MPI_THREAD_MULTIPLE) {
         pthread_create(&threads[0], NULL, other_thread, &there);
         pthread_create(&threads[1], NULL, maker_thread, &made);
@@ -186,7 +182,8 @@ static void round_of(const char *keys)
             pthread_join(threads[i], NULL);
     CHECK_OK(MPIX_Xfer_wait(&xfers[0]));
     double stood = now() - begin;
-    CHECK(stood > STALL_MS * 0.7e-3, "the network stood still for %.2f s only", stood); /* or nothing was shown */
+    /* or nothing was shown */
+    CHECK(stood > STALL_MS * 0.7e-3, "the network stood still for %.2f s only", stood);
     dispatched(&slow, "the slow context");
     world_free(&slow);
     world_free(&here);
@@ -194,8 +191,7 @@ static void round_of(const char *keys)
     MPI_Comm_free(&made.comm);
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     t_thread_level = MPI_THREAD_MULTIPLE;
     t_init(&argc, &argv, "waits_apart");
     MPI_Query_thread(&provided);
@@ -203,7 +199,9 @@ int main(int argc, char **argv)
     char keys[300];
     t_watchdog(120);
     for (mode = 0; mode < 2; mode++) {
-        snprintf(keys, sizeof keys, "reach=proxied transport=chaos:shmem proxy=%s chunk_bytes=1k fifo_slots=2 proxy_depth=2 chaos_stall_at=%d chaos_stall_ms=%d",
+        snprintf(keys, sizeof keys,
+                 "reach=proxied transport=chaos:shmem proxy=%s chunk_bytes=1k fifo_slots=2 "
+                 "proxy_depth=2 chaos_stall_at=%d chaos_stall_ms=%d",
                  proxy, mode ? 3 : 12, STALL_MS);
         round_of(keys);
     }

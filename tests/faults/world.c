@@ -1,7 +1,9 @@
 /*
- * world.c - the host program's world: its error handlers, its descriptors, and machines on which ranks share memory or can't.
+ * world.c - the host program's world: its error handlers, its descriptors, and machines on which
+ * ranks share memory or can't.
  *
- *   world --case handlers | descriptors | singletons | spaces | pids [--reach mapped|apart] | signals | locale [--locale NAME]
+ *   world --case handlers | descriptors | singletons | spaces | pids [--reach mapped|apart] |
+ *   signals | locale [--locale NAME]
  */
 #include <locale.h>
 #include <sched.h>
@@ -14,7 +16,7 @@
 #include "harness.h"
 #include "mpix_p2p.h"
 
-/* ---- an MPI that gives each rank a shared communicator of its own --------------------------------------------------------- */
+/* ---- an MPI that gives each rank a shared communicator of its own ---------------------------- */
 
 static int singletons;
 
@@ -52,7 +54,8 @@ static void check_reach(int reach, int ranks, const char *why) {
         MPIX_INIT(&peer);
         if (r == t_rank || !CHECK_OK(MPIX_Ep_get_peer(ep, r, &peer)))
             continue;
-        CHECK(peer.reach == reach && strstr(peer.why, why), "rank %d is reached by %d, not %d, and not \"%s\": %s", r, peer.reach, reach, why,
+        CHECK(peer.reach == reach && strstr(peer.why, why),
+              "rank %d is reached by %d, not %d, and not \"%s\": %s", r, peer.reach, reach, why,
               peer.why);
     }
     CHECK_OK(MPIX_Ep_free(&ep));
@@ -65,11 +68,12 @@ static void case_singletons(void) {
     check_reach(MPIX_EP_REACH_MAPPED, t_size, "same host");
 }
 
-/* ---- containers that can't see each other --------------------------------------------------------------------------------- */
+/* ---- containers that can't see each other ---------------------------------------------------- */
 
 /*
- * Each rank goes to a network's name space of its own, where its sockets are not seen, and then gives root's rights away, so /proc is
- * refused. The rights come back, since MPI has files to remove.
+ * Each rank goes to a network's name space of its own, where its sockets are not seen, and
+ * then gives root's rights away, so /proc is refused. The rights come back, since MPI has
+ * files to remove.
  */
 static int case_spaces(void) {
     int alone = geteuid() == 0 && unshare(CLONE_NEWNET) == 0, all;
@@ -88,7 +92,8 @@ static int case_spaces(void) {
     return 1;
 }
 
-/* Each rank was started in a name space of processes of its own, in which all of them have the same number. */
+/* Each rank was started in a name space of processes of its own, in which all of them have
+ * the same number. */
 static void case_pids(int apart) {
     if (!apart) {
         check_reach(MPIX_EP_REACH_MAPPED, t_size, "through a socket");
@@ -98,11 +103,12 @@ static void case_pids(int apart) {
     check_reach(MPIX_EP_REACH_PROXIED, t_size, "same machine, but in other name spaces");
 }
 
-/* ---- descriptors ---------------------------------------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
 enum { CONTEXTS = 12 };
 
-/* With the first object each peer's process is watched. Further ones may have descriptors, but none for each peer. */
+/* With the first object each peer's process is watched. Further ones may have descriptors, but none
+ * for each peer. */
 static void case_descriptors(void) {
     MPIX_Ep ep[CONTEXTS];
     MPIX_P2p p2p[CONTEXTS];
@@ -117,7 +123,8 @@ static void case_descriptors(void) {
             first = t_open_files();
     }
     more = t_open_files() - first;
-    CHECK(more <= 3 * (CONTEXTS - 1), "%d descriptors for %d more contexts and objects of %d ranks", more, CONTEXTS - 1, t_size);
+    CHECK(more <= 3 * (CONTEXTS - 1), "%d descriptors for %d more contexts and objects of %d ranks",
+          more, CONTEXTS - 1, t_size);
     while (made-- > 0) {
         CHECK_OK(MPIX_P2p_free(&p2p[made]));
         CHECK_OK(MPIX_Ep_free(&ep[made]));
@@ -125,7 +132,7 @@ static void case_descriptors(void) {
     CHECK(t_open_files() == before, "%d descriptors, %d before", t_open_files(), before);
 }
 
-/* ---- error handlers ------------------------------------------------------------------------------------------------------- */
+/* ---- error handlers -------------------------------------------------------------------------- */
 
 static int calls, self_calls, last_code;
 
@@ -148,11 +155,13 @@ static void check_refused(MPI_Comm comm, const char *what, const char *text) {
         int code = api ? MPIX_P2p_create(comm, MPI_INFO_NULL, &p2p) : make(comm, MPIX_EP_HT, &ep);
         MPIX_INIT(&error);
         MPIX_Error_last(&error);
-        CHECK(error.kind == MPIX_ERRK_ARG && error.code == code && strcmp(error.arg, "comm") == 0, "%s: kind %d, argument %s", what, error.kind,
-              error.arg);
+        CHECK(error.kind == MPIX_ERRK_ARG && error.code == code && strcmp(error.arg, "comm") == 0,
+              "%s: kind %d, argument %s", what, error.kind, error.arg);
         CHECK(strstr(error.text, text), "%s: %s", what, error.text);
-        CHECK(calls + self_calls == 1 && last_code == code, "%s: %d calls, %d of MPI_COMM_SELF's handler", what, calls, self_calls);
-        CHECK(calls == (text[0] == 'c' && strstr(text, "inter")), "%s: %d calls of the communicator's own handler", what, calls);
+        CHECK(calls + self_calls == 1 && last_code == code,
+              "%s: %d calls, %d of MPI_COMM_SELF's handler", what, calls, self_calls);
+        CHECK(calls == (text[0] == 'c' && strstr(text, "inter")),
+              "%s: %d calls of the communicator's own handler", what, calls);
     }
 }
 
@@ -179,7 +188,8 @@ static void case_handlers(void) {
     make(kept, MPIX_EP_HT, &ep);
     MPIX_INIT(&error);
     MPIX_Error_last(&error);
-    CHECK(error.kind == MPIX_ERRK_ARG && strcmp(error.arg, "comm") == 0, "a freed communicator: kind %d, %s", error.kind, error.text);
+    CHECK(error.kind == MPIX_ERRK_ARG && strcmp(error.arg, "comm") == 0,
+          "a freed communicator: kind %d, %s", error.kind, error.text);
 #else
     (void)freed;
 #endif
@@ -190,11 +200,9 @@ static void case_handlers(void) {
     MPI_Comm_free(&half);
 }
 
-/* ---- handlers of signals -------------------------------------------------------------------------------------------------- */
+/* ---- handlers of signals --------------------------------------------------------------------- */
 
-static void on_signal(int sig) {
-    (void)sig;
-}
+static void on_signal(int sig) { (void)sig; }
 
 /* Those of faults are the program's, whatever is loaded; one of them is left as it is. */
 static void case_signals(void) {
@@ -211,14 +219,16 @@ static void case_signals(void) {
         return;
     for (int i = 0; i < 4; i++) {
         sigaction(signals[i], NULL, &after);
-        CHECK(after.sa_handler == before[i].sa_handler, "signal %d has another handler", signals[i]);
+        CHECK(after.sa_handler == before[i].sa_handler, "signal %d has another handler",
+              signals[i]);
     }
     CHECK_OK(MPIX_Ep_free(&ep));
 }
 
-/* ---- locales -------------------------------------------------------------------------------------------------------------- */
+/* ---- locales --------------------------------------------------------------------------------- */
 
-/* Of even ranks only: what they compare with the others must be written alike. MPIX_EP_TIMEOUT is 60.5 and MPIX_EP_REACH PROXIED. */
+/* Of even ranks only: what they compare with the others must be written alike. MPIX_EP_TIMEOUT is
+ * 60.5 and MPIX_EP_REACH PROXIED. */
 static void case_locale(const char *name) {
     MPIX_Ep ep = MPIX_EP_NULL;
     MPIX_P2p p2p = MPIX_P2P_NULL;
@@ -248,7 +258,8 @@ static void case_locale(const char *name) {
         CHECK_OK(MPIX_P2p_free(&p2p));
     /* A number in a text. */
     config.timeout_s = t_rank == 0 ? 61.25 : 62.5;
-    CHECK(MPIX_Ep_create(MPI_COMM_WORLD, &config, info, &ep) != MPI_SUCCESS, "different limits were taken");
+    CHECK(MPIX_Ep_create(MPI_COMM_WORLD, &config, info, &ep) != MPI_SUCCESS,
+          "different limits were taken");
     MPIX_INIT(&error);
     MPIX_Error_last(&error);
     CHECK(strstr(error.text, "61.25") && strstr(error.text, "62.5"), "%s", error.text);
@@ -258,7 +269,8 @@ static void case_locale(const char *name) {
 int main(int argc, char **argv) {
     const char *which = t_option_text(argc, argv, "--case", "");
 
-    if (strcmp(which, "bears") == 0) { /* asked without a launcher: whether MPI_Init works in name spaces of processes */
+    /* asked without a launcher: whether MPI_Init works in name spaces of processes */
+    if (strcmp(which, "bears") == 0) {
 #ifdef OPEN_MPI
         return 0;
 #else

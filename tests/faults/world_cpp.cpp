@@ -1,5 +1,6 @@
 /*
- * world_cpp.cpp - where C++ objects are destroyed: after MPI_Finalize, after their context, in a child of fork.
+ * world_cpp.cpp - where C++ objects are destroyed: after MPI_Finalize, after their context, in
+ * a child of fork.
  *
  *   world_cpp main | static | order | fork | thread
  */
@@ -22,8 +23,7 @@ struct layer { /* the members in the order of their use, which is the wrong one 
     std::optional<mpix::ep> ep;
     std::optional<mpix::p2p> p2p;
 
-    void make()
-    {
+    void make() {
         int size = 0;
         mpix::config c;
         MPI_Comm_size(MPI_COMM_WORLD, &size);
@@ -43,8 +43,7 @@ struct layer { /* the members in the order of their use, which is the wrong one 
 layer global;
 
 /* The parent's objects still work. */
-bool works(layer &l)
-{
+bool works(layer &l) {
     int size = 0;
     std::int32_t id = 0;
     MPI_Comm_size(MPI_COMM_WORLD, &size);
@@ -55,8 +54,7 @@ bool works(layer &l)
     return received == (rank == 0 ? size : 0);
 }
 
-int in_child(bool by_exit)
-{
+int in_child(bool by_exit) {
     int status = 0, rank = 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     if (rank != 0)
@@ -75,12 +73,13 @@ int in_child(bool by_exit)
 
 } // namespace
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     const char *which = argc > 1 ? argv[1] : "";
     int level = 0, bad = 0, rank = 0;
 
-    MPI_Init_thread(&argc, &argv, std::strcmp(which, "thread") == 0 ? MPI_THREAD_FUNNELED : MPI_THREAD_SINGLE, &level);
+    MPI_Init_thread(&argc, &argv,
+                    std::strcmp(which, "thread") == 0 ? MPI_THREAD_FUNNELED : MPI_THREAD_SINGLE,
+                    &level);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     layer local; /* ends after MPI_Finalize: what everybody writes first */
     if (std::strcmp(which, "main") == 0) {
@@ -97,7 +96,8 @@ int main(int argc, char **argv)
             bad += !works(global);
         }
         global = layer();
-    } else if (std::strcmp(which, "thread") == 0) { /* off the main thread, which alone may call MPI */
+    } else if (std::strcmp(which, "thread") == 0) {
+        /* off the main thread, which alone may call MPI */
         mpix::p2p p2p(MPI_COMM_WORLD);
         MPI_Barrier(MPI_COMM_WORLD);
         std::thread([&] {

@@ -1,5 +1,6 @@
 /*
- * world_host.c - a program that knows nothing of the library: it opens plugins that use it, closes them, and finalizes MPI.
+ * world_host.c - a program that knows nothing of the library: it opens plugins that use it, closes
+ * them, and finalizes MPI.
  *
  *   world_host PLUGIN TIMES
  */

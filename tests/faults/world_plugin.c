@@ -1,5 +1,6 @@
 /*
- * world_plugin.c - what a plugin does that uses the library: a context is made, used and freed; or one is left to MPI_Finalize.
+ * world_plugin.c - what a plugin does that uses the library: a context is made, used and freed; or
+ * one is left to MPI_Finalize.
  */
 #include "mpix_ep.h"
 

@@ -4,8 +4,8 @@
  *
  *   ep_gpu [rounds [none]]       none: rows by copy engines
  *
- * Where ranks are split into hosts and two hops are forced (or off), the bytes that go between hosts
- * are those of the (token, host) pairs (or of the (token, rank) pairs).
+ * Where ranks are split into hosts and two hops are forced (or off), the bytes that go between
+ * hosts are those of the (token, host) pairs (or of the (token, rank) pairs).
  */
 #include "batch.h"
 
@@ -56,7 +56,8 @@ static void check_combine_bytes(const batch *b) {
         check_bytes(b, "combine", up(row + scales + 4 + 4 * 8, 128));
 }
 
-/* The rows of a token that were at ranks of a host, or of any (-1), as terms; gives their number. */
+/* The rows of a token that were at ranks of a host, or of any (-1), as terms; gives
+ * their number. */
 static int terms_of(const batch *b, int64_t t, int host, ref_term *terms, char *rows) {
     int n = 0;
     for (int r = 0; r < t_size; r++) {

@@ -133,7 +133,7 @@ static void run_shapes(int rounds) {
     }
 }
 
-/* ---- graphs, errors, stress: integers, whose sums are exact --------------------------------------------------------------------- */
+/* ---- graphs, errors, stress: integers, whose sums are exact ---------------------------------- */
 
 enum { HIDDEN = 256, EXPERTS = 24, KK = 4 };
 
@@ -224,7 +224,8 @@ static void lane_call(lane *l, int halves) {
             EP(MPIX_Ep_combine_enqueue(l->h, &l->ci, &l->co, l->stream));
         }
 }
-/* After a synchronization: each token's row comes back times its ranks (SLOTS, COMPACT) or its choices (EXPERT). */
+/* After a synchronization: each token's row comes back times its ranks (SLOTS, COMPACT) or its
+ * choices (EXPERT). */
 static void lane_check(lane *l, uint64_t content, const char *what) {
     MPIX_Ep_config c;
     MPIX_INIT(&c);
@@ -305,7 +306,8 @@ static void run_errors(lane *l) {
     lane_turn(l, 4, 0, "after errors");
 }
 
-/* Random routings; handles of both modes on streams of their own; ranks start them in different orders. */
+/* Random routings; handles of both modes on streams of their own; ranks start them in
+ * different orders. */
 static void run_stress(lane *l, int n, int iterations, int ordered) {
     for (int i = 0; i < iterations; i++) {
         uint64_t seed = g_mix((uint64_t)i + 77);
@@ -346,7 +348,8 @@ static void lanes_open(MPIX_Ep ep[3], lane l[3], double timeout_s, int sms) {
     }
 }
 
-/* A rank that does not come, or ends: an error within the time limit, a stream that can be used, a context that can be freed. */
+/* A rank that does not come, or ends: an error within the time limit, a stream that can be used, a
+ * context that can be freed. */
 static void run_absent(int killed) {
     MPIX_Ep ep[3];
     lane l[3];

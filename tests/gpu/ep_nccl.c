@@ -1,11 +1,13 @@
 /*
- * ep_nccl.c - NCCL's collectives beside ours, on another stream, in the same order on all ranks: both end, and both are right.
+ * ep_nccl.c - NCCL's collectives beside ours, on another stream, in the same order on all ranks:
+ * both end, and both are right.
  *
  *   ep_nccl [iterations]
  *
- * Each rank enqueues a turn (route, dispatch, combine) on one stream and an all-reduce on the other, all without waiting; whichever comes
- * first takes its multiprocessors first, on each rank as it happens. NCCL is loaded when it is there; without it, or where ranks share a
- * GPU, which NCCL refuses, the program says so and is not a failure.
+ * Each rank enqueues a turn (route, dispatch, combine) on one stream and an all-reduce on the
+ * other, all without waiting; whichever comes first takes its multiprocessors first, on each rank
+ * as it happens. NCCL is loaded when it is there; without it, or where ranks share a GPU, which
+ * NCCL refuses, the program says so and is not a failure.
  */
 #include "config.h"
 
@@ -24,15 +26,16 @@ static struct {
     ncclResult_t (*get_id)(ncclUniqueId *);
     ncclResult_t (*init)(ncclComm_t *, int, ncclUniqueId, int);
     ncclResult_t (*destroy)(ncclComm_t);
-    ncclResult_t (*reduce)(const void *, void *, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t);
+    ncclResult_t (*reduce)(const void *, void *, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t,
+                           cudaStream_t);
 } nccl;
-#define NCCL(call)                                                                                                                         \
-    do {                                                                                                                                   \
-        ncclResult_t err_ = (call);                                                                                                        \
-        if (err_ != ncclSuccess) {                                                                                                         \
-            fprintf(stderr, "%s:%d: %s: NCCL error %d\n", __FILE__, __LINE__, #call, (int)err_);                                           \
-            MPI_Abort(MPI_COMM_WORLD, 1);                                                                                                  \
-        }                                                                                                                                  \
+#define NCCL(call) \
+    do { \
+        ncclResult_t err_ = (call); \
+        if (err_ != ncclSuccess) { \
+            fprintf(stderr, "%s:%d: %s: NCCL error %d\n", __FILE__, __LINE__, #call, (int)err_); \
+            MPI_Abort(MPI_COMM_WORLD, 1); \
+        } \
     } while (0)
 
 static int find(void *lib, const char *name, void *function) {
@@ -44,7 +47,8 @@ static int find(void *lib, const char *name, void *function) {
 static int nccl_load(void) {
     void *lib = dlopen(MPIX_NCCL_DIR "/lib/libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
     lib = lib ? lib : dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
-    return lib && find(lib, "ncclGetUniqueId", &nccl.get_id) && find(lib, "ncclCommInitRank", &nccl.init) &&
+    return lib && find(lib, "ncclGetUniqueId", &nccl.get_id) &&
+           find(lib, "ncclCommInitRank", &nccl.init) &&
            find(lib, "ncclCommDestroy", &nccl.destroy) && find(lib, "ncclAllReduce", &nccl.reduce);
 }
 
@@ -67,7 +71,8 @@ static void run(ncclComm_t comm, int sms, int iterations) {
     CU(cudaStreamCreateWithFlags(&ours, cudaStreamNonBlocking));
     CU(cudaStreamCreateWithFlags(&theirs, cudaStreamNonBlocking));
     int32_t *ids = malloc(TOKENS * TOPK * 4), *dids;
-    float *x = malloc(TOKENS * HIDDEN * 4), *y = malloc(TOKENS * HIDDEN * 4), *sum = malloc(FLOATS * 4), *dx, *dy, *dsum, *rows;
+    float *x = malloc(TOKENS * HIDDEN * 4), *y = malloc(TOKENS * HIDDEN * 4),
+          *sum = malloc(FLOATS * 4), *dx, *dy, *dsum, *rows;
     for (int t = 0; t < TOKENS; t++) {
         g_ids(3, rank, t, TOPK, EXPERTS, 0, ids + t * TOPK);
         for (int j = 0; j < HIDDEN; j++)
@@ -87,7 +92,11 @@ static void run(ncclComm_t comm, int sms, int iterations) {
     MPIX_Ep_dispatch_out out;
     MPIX_Ep_combine_in ci;
     MPIX_Ep_combine_out co;
-    MPIX_INIT(&r); MPIX_INIT(&in); MPIX_INIT(&out); MPIX_INIT(&ci); MPIX_INIT(&co);
+    MPIX_INIT(&r);
+    MPIX_INIT(&in);
+    MPIX_INIT(&out);
+    MPIX_INIT(&ci);
+    MPIX_INIT(&co);
     r.num_tokens = TOKENS, r.topk = TOPK, r.ids = dids;
     in.hidden = ci.hidden = HIDDEN;
     in.x = (MPIX_Ep_rows){dx, 0, MPIX_EP_F32, 0, NULL, 0};
@@ -128,8 +137,11 @@ static void run(ncclComm_t comm, int sms, int iterations) {
                 wrong += y[t * HIDDEN + j] != (float)n * x[t * HIDDEN + j];
         }
         for (int j = 0; j < FLOATS; j++)
-            wrong_sums += got[j] != (float)(size * size * (size * (j % 127) + size * (size - 1) / 2));
-        CHECK(!wrong && !wrong_sums, "%d SMs, iteration %d: %d sums of ours and %d of NCCL's are wrong", sms, i, wrong, wrong_sums);
+            wrong_sums += got[j] !=
+                          (float)(size * size * (size * (j % 127) + size * (size - 1) / 2));
+        CHECK(!wrong && !wrong_sums,
+              "%d SMs, iteration %d: %d sums of ours and %d of NCCL's are wrong", sms, i, wrong,
+              wrong_sums);
         free(got);
     }
     MPIX_Error e;
@@ -139,7 +151,10 @@ static void run(ncclComm_t comm, int sms, int iterations) {
     EP(MPIX_Ep_free(&ep));
     CU(cudaStreamDestroy(ours));
     CU(cudaStreamDestroy(theirs));
-    CU(cudaFree(dids)); CU(cudaFree(dx)); CU(cudaFree(dy)); CU(cudaFree(dsum));
+    CU(cudaFree(dids));
+    CU(cudaFree(dx));
+    CU(cudaFree(dy));
+    CU(cudaFree(dsum));
     free(ids), free(x), free(y), free(sum);
 }
 
@@ -154,7 +169,8 @@ int main(int argc, char **argv) {
     CU(cudaGetDeviceCount(&devices));
     if (!nccl_load() || devices < size || EXPERTS % size) {
         if (rank == 0)
-            printf("ep_nccl: SKIP: %s\n", devices < size ? "ranks share a GPU" : "libnccl.so.2 can't be loaded");
+            printf("ep_nccl: SKIP: %s\n",
+                   devices < size ? "ranks share a GPU" : "libnccl.so.2 can't be loaded");
         MPI_Finalize();
         return 0;
     }
@@ -169,7 +185,8 @@ int main(int argc, char **argv) {
     NCCL(nccl.destroy(comm));
     MPI_Allreduce(&failures, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
     if (rank == 0)
-        printf("ep_nccl: %d ranks on %d GPUs, %d iterations for each number of SMs: %s\n", size, devices, iterations, all ? "FAILED" : "passed");
+        printf("ep_nccl: %d ranks on %d GPUs, %d iterations for each number of SMs: %s\n", size,
+               devices, iterations, all ? "FAILED" : "passed");
     MPI_Finalize();
     return all != 0;
 }

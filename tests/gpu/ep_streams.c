@@ -1,14 +1,17 @@
 /*
  * ep_streams.c - calls on streams, in graphs, in halves, under stress, and beside ranks that stop.
  *
- *   ep_streams [all|stress|ordered|killed|stalled [iterations of stress [none|expert|compact [num_sms]]]]
+ *   ep_streams [all|stress|ordered|killed|stalled [iterations of stress
+ *   [none|expert|compact [num_sms]]]]
  *
- * none: rows by copy engines; then all ranks start the handles in the same order, since the host waits for routings.
- * expert: EXPERT layout, rows in order of expert, rank, token.
- * ordered: one handle after the other, for compute-sanitizer, under which kernels do not run beside each other.
+ * none: rows by copy engines; then all ranks start the handles in the same order, since the host
+ * waits for routings. expert: EXPERT layout, rows in order of expert, rank, token.
+ * ordered: one handle after the other, for compute-sanitizer, under which kernels do not run
+ * beside each other.
  *
- * Rows hold small integers that follow from (round, rank, token), and the experts give back what they got, so a token's sum is its row
- * times the number of ranks (EXPERT: of experts) that it went to, exactly.
+ * Rows hold small integers that follow from (round, rank, token), and the experts give back what
+ * they got, so a token's sum is its row times the number of ranks (EXPERT: of experts) that it
+ * went to, exactly.
  */
 #include "gpu.h"
 
@@ -73,22 +76,44 @@ static void lane_free(MPIX_Ep ep, lane *l) {
     EP(MPIX_Ep_dealloc(ep, l->rows));
     EP(MPIX_Ep_handle_free(&l->h));
     CU(cudaStreamDestroy(l->stream));
-    CU(cudaFree(l->ids)); CU(cudaFree(l->src)); CU(cudaFree(l->tok)); CU(cudaFree(l->x)); CU(cudaFree(l->y));
-    CU(cudaFreeHost(l->hids)); CU(cudaFreeHost(l->hsrc)); CU(cudaFreeHost(l->htok)); CU(cudaFreeHost(l->hx)); CU(cudaFreeHost(l->hy));
-    CU(cudaFreeHost(l->hrows)); CU(cudaFreeHost(l->total));
+    CU(cudaFree(l->ids));
+    CU(cudaFree(l->src));
+    CU(cudaFree(l->tok));
+    CU(cudaFree(l->x));
+    CU(cudaFree(l->y));
+    CU(cudaFreeHost(l->hids));
+    CU(cudaFreeHost(l->hsrc));
+    CU(cudaFreeHost(l->htok));
+    CU(cudaFreeHost(l->hx));
+    CU(cudaFreeHost(l->hy));
+    CU(cudaFreeHost(l->hrows));
+    CU(cudaFreeHost(l->total));
 }
 
-static int tokens_of(uint64_t seed, int r) { return (int)(g_mix(seed ^ (uint64_t)r * 7919) % (TOKENS + 1)); }
-static float value_of(uint64_t seed, int r, int64_t t, int j) { return (float)((int)(g_mix(seed + (uint64_t)r * 131071 + (uint64_t)t * 31 + (uint64_t)j * 8191) % 199) - 99); }
+static int tokens_of(uint64_t seed, int r) {
+    return (int)(g_mix(seed ^ (uint64_t)r * 7919) % (TOKENS + 1));
+}
+static float value_of(uint64_t seed, int r, int64_t t, int j) {
+    return (
+        float)((int)(g_mix(seed + (uint64_t)r * 131071 + (uint64_t)t * 31 + (uint64_t)j * 8191) %
+                     199) -
+               99);
+}
 
 /* What a round is: its shape, rows and routing, copied in stream order. */
 static void lane_shape(lane *l, uint64_t seed) {
     uint64_t s = g_mix(seed);
     l->seed = seed;
     l->tokens = tokens_of(seed, rank);
-    l->hidden = (int)g_range(&s, 0, 2) ? (int)g_range(&s, 1, HIDDEN / 8) * 8 : (int)g_range(&s, 1, HIDDEN);
+    l->hidden = (int)g_range(&s, 0, 2) ? (int)g_range(&s, 1, HIDDEN / 8) * 8
+                                       : (int)g_range(&s, 1, HIDDEN);
     l->topk = (int)g_range(&s, 1, TOPK);
-    MPIX_INIT(&l->r); MPIX_INIT(&l->c); MPIX_INIT(&l->in); MPIX_INIT(&l->out); MPIX_INIT(&l->ci); MPIX_INIT(&l->co);
+    MPIX_INIT(&l->r);
+    MPIX_INIT(&l->c);
+    MPIX_INIT(&l->in);
+    MPIX_INIT(&l->out);
+    MPIX_INIT(&l->ci);
+    MPIX_INIT(&l->co);
     l->r.num_tokens = l->tokens;
     l->r.topk = l->topk;
     l->r.ids = l->ids;
@@ -133,7 +158,8 @@ static int goes(const int32_t *ids, int topk, int first, int n) {
         rows += ids[k] >= first && ids[k] < first + n;
     return expert ? rows : rows > 0;
 }
-static int64_t check_rows(const lane *l, uint64_t content, const char *what, int first, int n, int64_t at) {
+static int64_t check_rows(const lane *l, uint64_t content, const char *what, int first, int n,
+                          int64_t at) {
     int32_t ids[TOPK];
     for (int s = 0; s < size; s++)
         for (int t = 0; t < tokens_of(l->seed, s); t++) {
@@ -143,7 +169,8 @@ static int64_t check_rows(const lane *l, uint64_t content, const char *what, int
             int wrong = l->hsrc[at] != s || l->htok[at] != t;
             for (int j = 0; j < l->hidden; j++)
                 wrong += l->hrows[at * l->hidden + j] != value_of(content, s, t, j);
-            CHECK(!wrong, "%s: row %lld (rank %d, token %d) is wrong in %d places", what, (long long)at, s, t, wrong);
+            CHECK(!wrong, "%s: row %lld (rank %d, token %d) is wrong in %d places", what,
+                  (long long)at, s, t, wrong);
             at++;
         }
     return at;
@@ -156,7 +183,8 @@ static void lane_check(const lane *l, uint64_t content, const char *what) {
         at = check_rows(l, content, what, rank * local, local, at);
     for (int e = 0; expert && e < local; e++)
         at = check_rows(l, content, what, rank * local + e, 1, at);
-    CHECK(*l->total == at, "%s: recv_total %lld, expected %lld", what, (long long)*l->total, (long long)at);
+    CHECK(*l->total == at, "%s: recv_total %lld, expected %lld", what, (long long)*l->total,
+          (long long)at);
     for (int t = 0; t < l->tokens; t++) {
         int n = 0, wrong = 0;
         for (int q = 0; q < size; q++)
@@ -166,7 +194,8 @@ static void lane_check(const lane *l, uint64_t content, const char *what) {
         CHECK(!wrong, "%s: sum of token %d is wrong in %d places", what, t, wrong);
     }
     if (failures > before)
-        fprintf(stderr, "rank %d: %s: seed %llu, %d tokens, hidden %d, topk %d\n", rank, what, (unsigned long long)l->seed, l->tokens, l->hidden, l->topk);
+        fprintf(stderr, "rank %d: %s: seed %llu, %d tokens, hidden %d, topk %d\n", rank, what,
+                (unsigned long long)l->seed, l->tokens, l->hidden, l->topk);
 }
 
 static int async_kind(MPIX_Ep ep) {
@@ -191,14 +220,16 @@ static void run_graph(MPIX_Ep ep, lane *l) {
     /* What would need the host is refused, and the capture goes on. */
     MPIX_Ep_counts host = l->c;
     host.recv_total = &pageable;
-    CHECK(g_kind(MPIX_Ep_route_enqueue(l->h, &l->r, &host, l->stream)) == MPIX_ERRK_ARG, "pageable counts in a capture");
+    CHECK(g_kind(MPIX_Ep_route_enqueue(l->h, &l->r, &host, l->stream)) == MPIX_ERRK_ARG,
+          "pageable counts in a capture");
     EP(MPIX_Ep_dispatch_begin_enqueue(l->h, &l->in, &l->out, l->stream));
     EP(MPIX_Ep_dispatch_end_enqueue(l->h, l->stream));
     EP(MPIX_Ep_combine_enqueue(l->h, &l->ci, &l->co, l->stream));
     CU(cudaStreamEndCapture(l->stream, &graph));
     CU(cudaGraphGetNodes(graph, NULL, &nodes));
-    CHECK(nodes <= 2 * 4 + (expert ? far ? 6 : 5 : 4), /* EXPERT: two for a dispatch and for a route, among proxied peers two for its second half */
-          "%zu kernels for two turns and a split one", nodes);
+    /* EXPERT: two for a dispatch and for a route, among proxied peers two for its second half */
+    CHECK(nodes <= 2 * 4 + (expert ? far ? 6 : 5 : 4), "%zu kernels for two turns and a split one",
+          nodes);
     CU(cudaGraphInstantiate(&exec, graph, 0));
     for (uint64_t i = 0; i < 12; i++) {
         lane_fill(l, 100 + i);
@@ -217,7 +248,8 @@ static void run_graph(MPIX_Ep ep, lane *l) {
     CU(cudaGraphExecDestroy(exec));
     CU(cudaGraphDestroy(graph));
 
-    /* A graph without a route of its own, replayed after the routing has changed: told, and the next replay works again. */
+    /* A graph without a route of its own, replayed after the routing has changed: told, and the
+     * next replay works again. */
     CU(cudaStreamBeginCapture(l->stream, cudaStreamCaptureModeGlobal));
     EP(MPIX_Ep_dispatch_enqueue(l->h, &l->in, &l->out, l->stream));
     CU(cudaStreamEndCapture(l->stream, &graph));
@@ -230,7 +262,8 @@ static void run_graph(MPIX_Ep ep, lane *l) {
     CU(cudaGraphLaunch(exec, l->stream));
     CU(cudaStreamSynchronize(l->stream));
     int kind = async_kind(ep);
-    CHECK(kind == MPIX_ERRK_ARG || kind == MPIX_ERRK_REMOTE, "a replay with another routing: kind %d", kind);
+    CHECK(kind == MPIX_ERRK_ARG || kind == MPIX_ERRK_REMOTE,
+          "a replay with another routing: kind %d", kind);
     EP(MPIX_Ep_route(l->h, &l->r, NULL));
     lane_fill(l, 7);
     CU(cudaGraphLaunch(exec, l->stream));
@@ -242,7 +275,8 @@ static void run_graph(MPIX_Ep ep, lane *l) {
     CU(cudaGraphDestroy(graph));
 }
 
-/* Calls whose copies' sizes are the host's are refused, and the capture goes on; so do eager calls. */
+/* Calls whose copies' sizes are the host's are refused, and the capture goes on; so
+ * do eager calls. */
 static void run_no_graph(MPIX_Ep ep, lane *l) {
     cudaGraph_t graph;
     lane_shape(l, 42);
@@ -250,9 +284,14 @@ static void run_no_graph(MPIX_Ep ep, lane *l) {
     lane_call(l);
     CU(cudaStreamSynchronize(l->stream));
     CU(cudaStreamBeginCapture(l->stream, cudaStreamCaptureModeGlobal));
-    CHECK(g_kind(MPIX_Ep_route_enqueue(l->h, &l->r, &l->c, l->stream)) == MPIX_ERRK_UNSUPPORTED, "route in a capture");
-    CHECK(g_kind(MPIX_Ep_dispatch_enqueue(l->h, &l->in, &l->out, l->stream)) == MPIX_ERRK_UNSUPPORTED, "dispatch in a capture");
-    CHECK(g_kind(MPIX_Ep_combine_begin_enqueue(l->h, &l->ci, &l->co, l->stream)) == MPIX_ERRK_UNSUPPORTED, "half a combine in a capture");
+    CHECK(g_kind(MPIX_Ep_route_enqueue(l->h, &l->r, &l->c, l->stream)) == MPIX_ERRK_UNSUPPORTED,
+          "route in a capture");
+    CHECK(g_kind(MPIX_Ep_dispatch_enqueue(l->h, &l->in, &l->out, l->stream)) ==
+              MPIX_ERRK_UNSUPPORTED,
+          "dispatch in a capture");
+    CHECK(g_kind(MPIX_Ep_combine_begin_enqueue(l->h, &l->ci, &l->co, l->stream)) ==
+              MPIX_ERRK_UNSUPPORTED,
+          "half a combine in a capture");
     CU(cudaStreamEndCapture(l->stream, &graph));
     CU(cudaGraphDestroy(graph));
     lane_fill(l, 2);
@@ -271,8 +310,10 @@ static void run_halves(lane *l) {
         lane_fill(l, 300 + i);
         EP(MPIX_Ep_route_enqueue(l->h, &l->r, &l->c, l->stream));
         EP(MPIX_Ep_dispatch_begin_enqueue(l->h, &l->in, &l->out, l->stream));
-        CHECK(g_kind(MPIX_Ep_route_enqueue(l->h, &l->r, &l->c, l->stream)) == MPIX_ERRK_ARG, "route between the halves");
-        CHECK(g_kind(MPIX_Ep_combine_end_enqueue(l->h, l->stream)) == MPIX_ERRK_ARG, "end of another call");
+        CHECK(g_kind(MPIX_Ep_route_enqueue(l->h, &l->r, &l->c, l->stream)) == MPIX_ERRK_ARG,
+              "route between the halves");
+        CHECK(g_kind(MPIX_Ep_combine_end_enqueue(l->h, l->stream)) == MPIX_ERRK_ARG,
+              "end of another call");
         EP(MPIX_Ep_dispatch_end_enqueue(l->h, l->stream));
         EP(MPIX_Ep_combine_begin_enqueue(l->h, &l->ci, &l->co, l->stream));
         EP(MPIX_Ep_combine_end_enqueue(l->h, l->stream));
@@ -292,7 +333,8 @@ static void run_wrong(lane *l) {
     MPIX_Ep_dispatch_in in = l->in;
     in.x.data = co.y.data;
     int any = l->tokens > 0, kind = g_kind(MPIX_Ep_dispatch(l->h, &in, &l->out));
-    CHECK(kind == (any ? MPIX_ERRK_ARG : MPIX_ERRK_REMOTE) || !any, "rows in host memory: kind %d", kind);
+    CHECK(kind == (any ? MPIX_ERRK_ARG : MPIX_ERRK_REMOTE) || !any, "rows in host memory: kind %d",
+          kind);
     EP(MPIX_Ep_dispatch(l->h, &l->in, &l->out));
     kind = g_kind(MPIX_Ep_combine(l->h, &l->ci, &co));
     CHECK(kind == MPIX_ERRK_ARG || !any, "sums in host memory: kind %d", kind);
@@ -304,7 +346,8 @@ static void run_wrong(lane *l) {
         CU(cudaSetDevice((here + 1) % devices));
         CU(cudaStreamCreate(&other));
         CU(cudaSetDevice(here));
-        CHECK(g_kind(MPIX_Ep_dispatch_enqueue(l->h, &l->in, &l->out, other)) == MPIX_ERRK_ARG, "a stream of another device");
+        CHECK(g_kind(MPIX_Ep_dispatch_enqueue(l->h, &l->in, &l->out, other)) == MPIX_ERRK_ARG,
+              "a stream of another device");
         CU(cudaStreamDestroy(other));
     }
     if (devices > 1) {
@@ -316,7 +359,8 @@ static void run_wrong(lane *l) {
         CU(cudaSetDevice(here));
         in.x.data = there;
         kind = g_kind(MPIX_Ep_dispatch(l->h, &in, &l->out));
-        CHECK(kind == (any ? MPIX_ERRK_ARG : MPIX_ERRK_REMOTE) || !any, "rows in another device's memory: kind %d", kind);
+        CHECK(kind == (any ? MPIX_ERRK_ARG : MPIX_ERRK_REMOTE) || !any,
+              "rows in another device's memory: kind %d", kind);
         EP(MPIX_Ep_dispatch(l->h, &l->in, &l->out));
         CU(cudaFree(there));
     }
@@ -324,11 +368,13 @@ static void run_wrong(lane *l) {
     kind = g_kind(MPIX_Ep_idispatch(l->h, &l->in, &l->out, rank == 0 ? NULL : &xfer));
     if (rank != 0)
         kind = g_kind(MPIX_Xfer_wait(&xfer));
-    CHECK(kind == (rank == 0 ? MPIX_ERRK_ARG : MPIX_ERRK_REMOTE), "no place for the transfer on rank 0: kind %d", kind);
+    CHECK(kind == (rank == 0 ? MPIX_ERRK_ARG : MPIX_ERRK_REMOTE),
+          "no place for the transfer on rank 0: kind %d", kind);
     EP(MPIX_Ep_dispatch(l->h, &l->in, &l->out));
 }
 
-/* Random shapes and routings; two handles on two streams, and ranks start them in different orders. */
+/* Random shapes and routings; two handles on two streams, and ranks start them in
+ * different orders. */
 static void run_stress(MPIX_Ep ep, lane *l, int iterations, int ordered) {
     for (int i = 0; i < iterations; i++) {
         uint64_t seed = g_mix((uint64_t)i + 1);
@@ -353,7 +399,8 @@ static void run_stress(MPIX_Ep ep, lane *l, int iterations, int ordered) {
     }
 }
 
-/* The last rank stops in the middle of its calls: the others are told who does not answer, and their GPU goes on. */
+/* The last rank stops in the middle of its calls: the others are told who does not answer, and
+ * their GPU goes on. */
 static void run_stopped(const MPIX_Ep_config *like) {
     MPIX_Ep_config c = *like;
     MPIX_Ep ep;
@@ -377,7 +424,8 @@ static void run_stopped(const MPIX_Ep_config *like) {
         MPIX_Error_last(&e);
         CHECK(kind == MPIX_ERRK_TIMEOUT, "a stopped peer: kind %d", kind);
         CHECK(size > 2 || e.rank == size - 1, "a stopped peer: rank %d is blamed", e.rank);
-        CHECK(g_kind(MPIX_Ep_dispatch_enqueue(l.h, &l.in, &l.out, l.stream)) == MPIX_ERRK_TIMEOUT, "the context has failed");
+        CHECK(g_kind(MPIX_Ep_dispatch_enqueue(l.h, &l.in, &l.out, l.stream)) == MPIX_ERRK_TIMEOUT,
+              "the context has failed");
         CU(cudaMemsetAsync(l.y, 1, 64, l.stream));
         CU(cudaStreamSynchronize(l.stream));
         usleep(300000); /* all have seen it */
@@ -390,8 +438,9 @@ static void run_stopped(const MPIX_Ep_config *like) {
 }
 
 /*
- * Over chaos: the threads of the last rank's proxy do not run for some time from their operation `at` on, while kernels of all ranks wait. Less than
- * the time limit: nothing is lost. More: an error on each rank when the limit is over, the GPUs go on, and free ends when the threads have.
+ * Over chaos: the threads of the last rank's proxy do not run for some time from their operation
+ * `at` on, while kernels of all ranks wait. Less than the time limit: nothing is lost. More: an
+ * error on each rank when the limit is over, the GPUs go on, and free ends when the threads have.
  */
 static void run_stalled(const MPIX_Ep_config *like, int at, int ms, double limit) {
     MPIX_Ep_config c = *like;
@@ -427,11 +476,16 @@ static void run_stalled(const MPIX_Ep_config *like, int at, int ms, double limit
         lane_check(&l, 9 + (uint64_t)i, "a stalled proxy");
     }
     double all = g_now_s() - start;
-    CHECK(kind == (late ? MPIX_ERRK_TIMEOUT : 0), "a proxy that stalls %d ms from operation %d on, limit %.1f s: kind %d", ms, at, limit, kind);
-    CHECK(all > (late ? limit : ms / 1e3) * 0.8, "a proxy that stalls %d ms: all was over after %.2f s", ms, all);
-    CHECK(last < limit + 3, "a proxy that stalls %d ms, limit %.1f s: the call took %.2f s", ms, limit, last);
+    CHECK(kind == (late ? MPIX_ERRK_TIMEOUT : 0),
+          "a proxy that stalls %d ms from operation %d on, limit %.1f s: kind %d", ms, at, limit,
+          kind);
+    CHECK(all > (late ? limit : ms / 1e3) * 0.8,
+          "a proxy that stalls %d ms: all was over after %.2f s", ms, all);
+    CHECK(last < limit + 3, "a proxy that stalls %d ms, limit %.1f s: the call took %.2f s", ms,
+          limit, last);
     if (late)
-        CHECK(g_kind(MPIX_Ep_dispatch_enqueue(l.h, &l.in, &l.out, l.stream)) == MPIX_ERRK_TIMEOUT, "the context has failed");
+        CHECK(g_kind(MPIX_Ep_dispatch_enqueue(l.h, &l.in, &l.out, l.stream)) == MPIX_ERRK_TIMEOUT,
+              "the context has failed");
     CU(cudaMemsetAsync(l.y, 1, 64, l.stream));
     CU(cudaStreamSynchronize(l.stream));
     MPI_Barrier(MPI_COMM_WORLD);
@@ -439,7 +493,8 @@ static void run_stalled(const MPIX_Ep_config *like, int at, int ms, double limit
     EP(MPIX_Ep_free(&ep));
     CHECK(g_now_s() - start < ms / 1e3 + 3, "free took %.2f s", g_now_s() - start);
     if (rank == 0)
-        printf("# proxy stalled %d ms from operation %d on, limit %.1f s: kind %d after %.2f s%s\n", ms, at, limit, kind, all, failures > before ? " FAILED" : "");
+        printf("# proxy stalled %d ms from operation %d on, limit %.1f s: kind %d after %.2f s%s\n",
+               ms, at, limit, kind, all, failures > before ? " FAILED" : "");
 }
 
 /* A context of its own with a time limit, and a lane in it that is filled and routed. */
@@ -456,8 +511,9 @@ static MPIX_Ep lane_routed(const MPIX_Ep_config *like, double limit, lane *l) {
     return ep;
 }
 
-/* Two hops, two hosts of two ranks: the last rank sends its part and does not go on, so it forwards nothing; its neighbour is told who that is, and
- * the ranks of the other host have all they need. */
+/* Two hops, two hosts of two ranks: the last rank sends its part and does not go on, so it
+ * forwards nothing; its neighbour is told who that is, and the ranks of the other host have
+ * all they need. */
 static void run_no_forwarder(const MPIX_Ep_config *like) {
     lane l;
     MPIX_Ep ep = lane_routed(like, 1, &l);
@@ -465,7 +521,8 @@ static void run_no_forwarder(const MPIX_Ep_config *like) {
         EP(MPIX_Ep_dispatch_begin_enqueue(l.h, &l.in, &l.out, l.stream));
         CU(cudaStreamSynchronize(l.stream));
     } else {
-        int kind = g_kind(MPIX_Ep_dispatch(l.h, &l.in, &l.out)), wanted = rank == 2 ? MPIX_ERRK_TIMEOUT : g_kind(MPI_SUCCESS);
+        int kind = g_kind(MPIX_Ep_dispatch(l.h, &l.in, &l.out)),
+            wanted = rank == 2 ? MPIX_ERRK_TIMEOUT : g_kind(MPI_SUCCESS);
         MPIX_Error e;
         MPIX_INIT(&e);
         MPIX_Error_last(&e);
@@ -480,7 +537,8 @@ static void run_no_forwarder(const MPIX_Ep_config *like) {
     EP(MPIX_Ep_free(&ep));
 }
 
-/* The last rank dies. Ranks leave by _exit, since MPI may not be able to finalize; the script looks at what was printed. */
+/* The last rank dies. Ranks leave by _exit, since MPI may not be able to finalize; the script looks
+ * at what was printed. */
 static void run_killed(const MPIX_Ep_config *like) {
     lane l;
     lane_routed(like, 2, &l);
@@ -491,7 +549,8 @@ static void run_killed(const MPIX_Ep_config *like) {
     int kind = g_kind(MPIX_Ep_dispatch(l.h, &l.in, &l.out));
     CU(cudaMemsetAsync(l.y, 1, 64, l.stream));
     CU(cudaStreamSynchronize(l.stream));
-    fprintf(stderr, "ep_streams: killed peer: rank %d: %s (kind %d)\n", rank, kind == MPIX_ERRK_PEER ? "passed" : "FAILED", kind);
+    fprintf(stderr, "ep_streams: killed peer: rank %d: %s (kind %d)\n", rank,
+            kind == MPIX_ERRK_PEER ? "passed" : "FAILED", kind);
     sleep(1);
     _exit(kind != MPIX_ERRK_PEER);
 }
@@ -553,7 +612,12 @@ int main(int argc, char **argv) {
     int all = 0;
     MPI_Allreduce(&failures, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
     if (rank == 0)
-        printf("ep_streams: %d ranks on %d GPUs, %s%s, %d iterations of stress: %s\n", size, devices, what, none ? " by copy engines" : expert ? ", EXPERT" : "", iterations, all ? "FAILED" : "passed");
+        printf("ep_streams: %d ranks on %d GPUs, %s%s, %d iterations of stress: %s\n", size,
+               devices, what,
+               none     ? " by copy engines"
+               : expert ? ", EXPERT"
+                        : "",
+               iterations, all ? "FAILED" : "passed");
     MPI_Finalize();
     return all != 0;
 }

@@ -1,4 +1,5 @@
-/* gpu.h - what the GPU programs share: checked CUDA and library calls, a generator of data that every rank can repeat. */
+/* gpu.h - what the GPU programs share: checked CUDA and library calls, a generator of data that
+ * every rank can repeat. */
 #ifndef TESTS_GPU_H
 #define TESTS_GPU_H
 #include "mpix_ep.h"
@@ -8,34 +9,36 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define CU(call)                                                                                                                           \
-    do {                                                                                                                                   \
-        cudaError_t err_ = (call);                                                                                                         \
-        if (err_ != cudaSuccess) {                                                                                                         \
-            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(err_));                                       \
-            MPI_Abort(MPI_COMM_WORLD, 1);                                                                                                  \
-        }                                                                                                                                  \
+#define CU(call) \
+    do { \
+        cudaError_t err_ = (call); \
+        if (err_ != cudaSuccess) { \
+            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, \
+                    cudaGetErrorString(err_)); \
+            MPI_Abort(MPI_COMM_WORLD, 1); \
+        } \
     } while (0)
-#define EP(call)                                                                                                                           \
-    do {                                                                                                                                   \
-        if ((call) != MPI_SUCCESS) {                                                                                                       \
-            MPIX_Error e_;                                                                                                                 \
-            MPIX_INIT(&e_);                                                                                                                \
-            MPIX_Error_last(&e_);                                                                                                          \
-            fprintf(stderr, "%s:%d: %s: kind %d: %s\n", __FILE__, __LINE__, #call, e_.kind, e_.text);                                      \
-            MPI_Abort(MPI_COMM_WORLD, 1);                                                                                                  \
-        }                                                                                                                                  \
+#define EP(call) \
+    do { \
+        if ((call) != MPI_SUCCESS) { \
+            MPIX_Error e_; \
+            MPIX_INIT(&e_); \
+            MPIX_Error_last(&e_); \
+            fprintf(stderr, "%s:%d: %s: kind %d: %s\n", __FILE__, __LINE__, #call, e_.kind, \
+                    e_.text); \
+            MPI_Abort(MPI_COMM_WORLD, 1); \
+        } \
     } while (0)
 
 #ifndef TESTS_HARNESS_H /* whose CHECK is used where it is there */
 /* A check that counts; in the program's words: its rank, and its failures so far. */
-#define CHECK(cond, ...)                                                                                                                   \
-    do {                                                                                                                                   \
-        if (!(cond) && ++failures <= 20) {                                                                                                 \
-            fprintf(stderr, "rank %d line %d: ", rank, __LINE__);                                                                          \
-            fprintf(stderr, __VA_ARGS__);                                                                                                  \
-            fputc('\n', stderr);                                                                                                           \
-        }                                                                                                                                  \
+#define CHECK(cond, ...) \
+    do { \
+        if (!(cond) && ++failures <= 20) { \
+            fprintf(stderr, "rank %d line %d: ", rank, __LINE__); \
+            fprintf(stderr, __VA_ARGS__); \
+            fputc('\n', stderr); \
+        } \
     } while (0)
 #endif
 
@@ -66,7 +69,8 @@ static inline int64_t g_range(uint64_t *s, int64_t lo, int64_t hi) {
 }
 
 /* topk distinct experts of token t of a rank, or -1 by chance. */
-static inline void g_ids(uint64_t seed, int rank, int64_t t, int topk, int experts, int holes, int32_t *ids) {
+static inline void g_ids(uint64_t seed, int rank, int64_t t, int topk, int experts, int holes,
+                         int32_t *ids) {
     uint64_t s = g_mix(seed ^ g_mix((uint64_t)rank << 40 ^ (uint64_t)t));
     for (int k = 0; k < topk; k++) {
         int again = 1;
@@ -94,8 +98,12 @@ static inline void g_row(uint64_t seed, uint64_t a, uint64_t b, int dtype, int64
         switch (dtype) {
         case MPIX_EP_F64: ((double *)to)[j] = (double)(int64_t)s * 1e-18; break;
         case MPIX_EP_F32: ((float *)to)[j] = (float)(int64_t)s * 1e-18f; break;
-        case MPIX_EP_BF16: ((uint16_t *)to)[j] = (uint16_t)((s & 0x807f) | (120 + (s >> 16) % 12) << 7); break;
-        case MPIX_EP_F16: ((uint16_t *)to)[j] = (uint16_t)((s & 0x83ff) | (10 + (s >> 16) % 10) << 10); break;
+        case MPIX_EP_BF16:
+            ((uint16_t *)to)[j] = (uint16_t)((s & 0x807f) | (120 + (s >> 16) % 12) << 7);
+            break;
+        case MPIX_EP_F16:
+            ((uint16_t *)to)[j] = (uint16_t)((s & 0x83ff) | (10 + (s >> 16) % 10) << 10);
+            break;
         default: ((uint8_t *)to)[j] = (uint8_t)((s & 0x7f) > 0x70 ? s & 0xcf : s); break;
         }
     }

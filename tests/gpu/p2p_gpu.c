@@ -1,9 +1,11 @@
 /*
- * p2p_gpu.c - MPIX_P2p_* in GPU memory: what arrives, byte by byte, what stays untouched, and what is refused.
+ * p2p_gpu.c - MPIX_P2p_* in GPU memory: what arrives, byte by byte, what stays untouched, and
+ * what is refused.
  *
  *   p2p_gpu [ROUNDS [STEP]]        every STEP-th size: for compute-sanitizer
  *
- * Contents are hashes of (seed, position); targets are poisoned before each transfer. Ranks are a ring: each writes to the next.
+ * Contents are hashes of (seed, position); targets are poisoned before each transfer. Ranks are a
+ * ring: each writes to the next.
  */
 #include "gpu.h"
 #include "mpix_p2p.h"
@@ -51,14 +53,26 @@ static void setup(void) {
     want = malloc(AREA);
 }
 
-/* ---- one piece of every size ----------------------------------------------------------------------------------------------- */
+/* ---- one piece of every size ----------------------------------------------------------------- */
 
-enum { PUT, GET, SEND, PUT_ENQUEUE, GET_ENQUEUE, NOTIFY_ENQUEUE, FROM_HOST, TO_HOST, SEND_HOST, WAYS };
+enum {
+    PUT,
+    GET,
+    SEND,
+    PUT_ENQUEUE,
+    GET_ENQUEUE,
+    NOTIFY_ENQUEUE,
+    FROM_HOST,
+    TO_HOST,
+    SEND_HOST,
+    WAYS
+};
 
 static void move(int way, size_t off, size_t roff, size_t n) {
     MPIX_P2p_iov to_next = {src_mem, (MPI_Count)off, dst_at[next], (MPI_Count)roff, (MPI_Count)n};
     MPIX_P2p_iov from_prev = {dst_mem, (MPI_Count)roff, src_at[prev], (MPI_Count)off, (MPI_Count)n};
-    MPIX_P2p_iov from_host = {host_mem, (MPI_Count)off, dst_at[next], (MPI_Count)roff, (MPI_Count)n};
+    MPIX_P2p_iov from_host = {host_mem, (MPI_Count)off, dst_at[next], (MPI_Count)roff,
+                              (MPI_Count)n};
     MPIX_P2p_iov to_host = {src_mem, (MPI_Count)off, host_at[next], (MPI_Count)roff, (MPI_Count)n};
     MPIX_Xfer x[2];
     MPI_Count got = -1;
@@ -71,8 +85,14 @@ static void move(int way, size_t off, size_t roff, size_t n) {
     case GET: EP(MPIX_P2p_get(&from_prev, 1)); break;
     case SEND:
     case SEND_HOST:
-        EP(MPIX_P2p_irecv(p2p, prev, &(MPIX_P2p_iov){.mem = dst_mem, .off = (MPI_Count)roff, .len = (MPI_Count)n}, 1, &got, &x[0]));
-        EP(MPIX_P2p_isend(p2p, next, &(MPIX_P2p_iov){.mem = way == SEND ? src_mem : host_mem, .off = (MPI_Count)off, .len = (MPI_Count)n}, 1, &x[1]));
+        EP(MPIX_P2p_irecv(
+            p2p, prev, &(MPIX_P2p_iov){.mem = dst_mem, .off = (MPI_Count)roff, .len = (MPI_Count)n},
+            1, &got, &x[0]));
+        EP(MPIX_P2p_isend(p2p, next,
+                          &(MPIX_P2p_iov){.mem = way == SEND ? src_mem : host_mem,
+                                          .off = (MPI_Count)off,
+                                          .len = (MPI_Count)n},
+                          1, &x[1]));
         EP(MPIX_Xfer_waitall(2, x, NULL));
         CHECK(got == (MPI_Count)n, "received %lld of %zu", (long long)got, n);
         break;
@@ -85,7 +105,8 @@ static void move(int way, size_t off, size_t roff, size_t n) {
 }
 
 static void one_size(int way, size_t n) {
-    size_t off = PAD + g_mix(n * 3 + (size_t)way) % 33, roff = PAD + g_mix(n * 5 + (size_t)way) % 33;
+    size_t off = PAD + g_mix(n * 3 + (size_t)way) % 33,
+           roff = PAD + g_mix(n * 5 + (size_t)way) % 33;
     uint64_t seed = g_mix(n * 16 + (size_t)way);
     unsigned char *base = way == TO_HOST ? host : dst;
     if (n % 3 == 0) /* alike on both sides: wide words */
@@ -107,18 +128,58 @@ static void one_size(int way, size_t n) {
     size_t bad = differs(down + PAD, want, n);
     CHECK(bad == n, "way %d, %zu bytes: byte %zu", way, n, bad);
     for (size_t i = 0; i < PAD; i++)
-        CHECK(down[i] == POISON && down[PAD + n + i] == POISON, "way %d, %zu bytes: written outside, %zu", way, n, i);
+        CHECK(down[i] == POISON && down[PAD + n + i] == POISON,
+              "way %d, %zu bytes: written outside, %zu", way, n, i);
 }
 
 static void all_sizes(size_t step) {
-    static const size_t sizes[] = {0, 1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 31, 32, 33, 63, 64, 100, 255, 256, 511, 512, 513, 1000, 4095, 4096,
-                                   8191, 8192, 8193, 20000, 32767, 32768, 32769, 65536, 100001, 131071, 131072, 131073, 1 << 20, (4 << 20) + 5};
+    static const size_t sizes[] = {0,
+                                   1,
+                                   2,
+                                   3,
+                                   4,
+                                   5,
+                                   7,
+                                   8,
+                                   9,
+                                   12,
+                                   15,
+                                   16,
+                                   17,
+                                   31,
+                                   32,
+                                   33,
+                                   63,
+                                   64,
+                                   100,
+                                   255,
+                                   256,
+                                   511,
+                                   512,
+                                   513,
+                                   1000,
+                                   4095,
+                                   4096,
+                                   8191,
+                                   8192,
+                                   8193,
+                                   20000,
+                                   32767,
+                                   32768,
+                                   32769,
+                                   65536,
+                                   100001,
+                                   131071,
+                                   131072,
+                                   131073,
+                                   1 << 20,
+                                   (4 << 20) + 5};
     for (int way = 0; way < WAYS; way++)
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i += step)
             one_size(way, sizes[i]);
 }
 
-/* ---- vectors --------------------------------------------------------------------------------------------------------------- */
+/* ---- vectors --------------------------------------------------------------------------------- */
 
 static void vector(int get, int n, size_t longest, uint64_t seed) {
     static MPIX_P2p_iov iov[MAX_PIECES];
@@ -129,15 +190,17 @@ static void vector(int get, int n, size_t longest, uint64_t seed) {
     CU(cudaMemset(dst, POISON, AREA));
     fill(want, seed ^ g_mix((uint64_t)prev), AREA);
     memset(down, POISON, AREA);
-    for (int i = 0; i < n; i++) { /* the same pieces on all ranks, scattered over both areas without meeting */
+    /* the same pieces on all ranks, scattered over both areas without meeting */
+    for (int i = 0; i < n; i++) {
         size_t len = (size_t)g_range(&s, 0, (int64_t)longest);
         at += (size_t)g_range(&s, 0, 5);
         rat += (size_t)g_range(&s, 0, 9);
         if (at + len > AREA || rat + len > AREA)
             len = 0;
         size_t o = len ? at : 0, r = len ? rat : 0;
-        iov[i] = get ? (MPIX_P2p_iov){dst_mem, (MPI_Count)r, src_at[prev], (MPI_Count)o, (MPI_Count)len}
-                     : (MPIX_P2p_iov){src_mem, (MPI_Count)o, dst_at[next], (MPI_Count)r, (MPI_Count)len};
+        iov[i] =
+            get ? (MPIX_P2p_iov){dst_mem, (MPI_Count)r, src_at[prev], (MPI_Count)o, (MPI_Count)len}
+                : (MPIX_P2p_iov){src_mem, (MPI_Count)o, dst_at[next], (MPI_Count)r, (MPI_Count)len};
         memcpy(down + r, want + o, len);
         at += len;
         rat += len;
@@ -157,7 +220,7 @@ static void vector(int get, int n, size_t longest, uint64_t seed) {
     settle();
 }
 
-/* ---- notifications --------------------------------------------------------------------------------------------------------- */
+/* ---- notifications --------------------------------------------------------------------------- */
 
 /* The target looks at once: data must be there. Two streams and the processor tell on one slot. */
 static void notified(int rounds) {
@@ -172,25 +235,30 @@ static void notified(int rounds) {
             seen[k] = (uint64_t)i;
         CU(cudaMemcpy(src, seen, N, cudaMemcpyHostToDevice));
         CU(cudaMemcpy(src + bytes - N, seen, N, cudaMemcpyHostToDevice));
-        settle(); /* the source is written (cudaMemcpy may return before), and the target has looked at the last round */
+        /* the source is written (cudaMemcpy may return before), and the target has looked at
+         * the last round */
+        settle();
         MPIX_P2p_iov iov = {src_mem, 0, dst_at[next], 0, (MPI_Count)bytes};
         sum += 2;
         EP(MPIX_P2p_put_notify_enqueue(&iov, 1, 7, 2, i % 2 ? stream : second));
         EP(MPIX_P2p_notify_wait(p2p, prev, 7, sum, NULL));
         CU(cudaMemcpy(seen, dst + bytes - N, N, cudaMemcpyDeviceToHost));
         for (int k = 0; k < WORDS; k++)
-            CHECK(seen[k] == (uint64_t)i, "round %d, word %d of %zu bytes: %llu", i, k, bytes, (unsigned long long)seen[k]);
+            CHECK(seen[k] == (uint64_t)i, "round %d, word %d of %zu bytes: %llu", i, k, bytes,
+                  (unsigned long long)seen[k]);
         CU(cudaDeviceSynchronize());
     }
     MPI_Barrier(MPI_COMM_WORLD);
-    MPIX_P2p_iov none = {src_mem, 0, dst_at[next], 0, 0}, host_none = {host_mem, 0, host_at[next], 0, 0};
+    MPIX_P2p_iov none = {src_mem, 0, dst_at[next], 0, 0},
+                 host_none = {host_mem, 0, host_at[next], 0, 0};
     for (int i = 0; i < 100; i++) {
         EP(MPIX_P2p_put_notify_enqueue(&none, 1, 7, 1, i % 2 ? stream : second));
         EP(MPIX_P2p_put_notify(&host_none, 1, 7, 1));
     }
     uint64_t now = 0;
     EP(MPIX_P2p_notify_wait(p2p, prev, 7, sum + 200, &now));
-    CHECK(now == sum + 200, "%llu after %llu", (unsigned long long)now, (unsigned long long)(sum + 200));
+    CHECK(now == sum + 200, "%llu after %llu", (unsigned long long)now,
+          (unsigned long long)(sum + 200));
     settle();
     CU(cudaStreamDestroy(second));
     free(seen);
@@ -199,7 +267,8 @@ static void notified(int rounds) {
 static void graph(void) {
     cudaGraph_t g;
     cudaGraphExec_t exec;
-    MPIX_P2p_iov iov[2] = {{src_mem, 3, dst_at[next], 3, 1000}, {src_mem, 4096, dst_at[next], 4096, 300000}};
+    MPIX_P2p_iov iov[2] = {{src_mem, 3, dst_at[next], 3, 1000},
+                           {src_mem, 4096, dst_at[next], 4096, 300000}};
     fill(want, 11 + (uint64_t)rank, AREA);
     CU(cudaMemcpy(src, want, AREA, cudaMemcpyHostToDevice));
     CU(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
@@ -215,7 +284,8 @@ static void graph(void) {
         CHECK(now == (uint64_t)(3 * i), "graph: %llu in turn %d", (unsigned long long)now, i);
         CU(cudaMemcpy(down, dst, 400000, cudaMemcpyDeviceToHost));
         fill(want, 11 + (uint64_t)prev, AREA);
-        CHECK(!memcmp(down + 3, want + 3, 1000) && !memcmp(down + 4096, want + 4096, 300000) && down[2] == POISON && down[1003] == POISON,
+        CHECK(!memcmp(down + 3, want + 3, 1000) && !memcmp(down + 4096, want + 4096, 300000) &&
+                  down[2] == POISON && down[1003] == POISON,
               "graph: data of turn %d", i);
         settle();
     }
@@ -223,7 +293,7 @@ static void graph(void) {
     CU(cudaGraphDestroy(g));
 }
 
-/* ---- additions ------------------------------------------------------------------------------------------------------------- */
+/* ---- additions ------------------------------------------------------------------------------- */
 
 static void additions(int n) {
     int64_t old, sum = 0, here = 0, all = 0;
@@ -240,11 +310,12 @@ static void additions(int n) {
         CU(cudaMemcpy(&here, dst + 8, 8, cudaMemcpyDeviceToHost));
         CHECK(here == total, "added %lld of %lld", (long long)here, (long long)total);
     }
-    CHECK(all == total * (total - 1) / 2, "old values sum up to %lld", (long long)all); /* 0, 1, ... each once */
+    /* 0, 1, ... each once */
+    CHECK(all == total * (total - 1) / 2, "old values sum up to %lld", (long long)all);
     settle();
 }
 
-/* ---- the caller's memory --------------------------------------------------------------------------------------------------- */
+/* ---- the caller's memory --------------------------------------------------------------------- */
 
 static void registered(void) {
     enum { N = 1 << 20 };
@@ -266,14 +337,16 @@ static void registered(void) {
     for (int i = 0; i < 3; i++) { /* a large send opens its memory once */
         CU(cudaMemset(mine + 256 + N, POISON, N));
         settle();
-        EP(MPIX_P2p_irecv(p2p, prev, &(MPIX_P2p_iov){.mem = mem, .off = N, .len = N}, 1, NULL, &x[0]));
+        EP(MPIX_P2p_irecv(p2p, prev, &(MPIX_P2p_iov){.mem = mem, .off = N, .len = N}, 1, NULL,
+                          &x[0]));
         EP(MPIX_P2p_isend(p2p, next, &(MPIX_P2p_iov){.mem = mem, .off = 0, .len = N}, 1, &x[1]));
         EP(MPIX_Xfer_waitall(2, x, NULL));
         settle();
         CU(cudaMemcpy(down, mine + 256 + N, N, cudaMemcpyDeviceToHost));
         CHECK(!memcmp(down, want, N), "send of memory of cudaMalloc");
     }
-    CHECK(g_kind(MPIX_P2p_reg(p2p, mine + 256, 64 << 20, MPI_INFO_NULL, &bad)) == MPIX_ERRK_ARG, "beyond the allocation");
+    CHECK(g_kind(MPIX_P2p_reg(p2p, mine + 256, 64 << 20, MPI_INFO_NULL, &bad)) == MPIX_ERRK_ARG,
+          "beyond the allocation");
     /* of a pool: as the local side, and not for peers */
     CU(cudaMallocAsync((void **)&pooled, N, stream));
     CU(cudaStreamSynchronize(stream));
@@ -288,7 +361,8 @@ static void registered(void) {
     CHECK(!memcmp(down, want, N), "put from memory of cudaMallocAsync");
     if (size > 1) {
         MPIX_P2p_rmem none[64];
-        CHECK(g_kind(MPIX_P2p_exchange(pool_mem, none)) == MPIX_ERRK_UNSUPPORTED, "memory of a pool was exchanged");
+        CHECK(g_kind(MPIX_P2p_exchange(pool_mem, none)) == MPIX_ERRK_UNSUPPORTED,
+              "memory of a pool was exchanged");
         MPIX_Error e;
         MPIX_INIT(&e);
         MPIX_Error_last(&e);
@@ -306,7 +380,7 @@ static void registered(void) {
     CU(cudaFree(mine));
 }
 
-/* ---- what is refused ------------------------------------------------------------------------------------------------------- */
+/* ---- what is refused ------------------------------------------------------------------------- */
 
 static void refused(void) {
     MPIX_P2p_mem mem, host_reg;
@@ -314,19 +388,24 @@ static void refused(void) {
     MPI_Info info;
     void *base, *block = malloc(1 << 16);
     MPIX_P2p_iov iov = {src_mem, 0, dst_at[next], AREA - 7, 8};
-    CHECK(g_kind(MPIX_P2p_put_enqueue(&iov, 1, stream)) == MPIX_ERRK_ARG, "beyond the peer's memory");
+    CHECK(g_kind(MPIX_P2p_put_enqueue(&iov, 1, stream)) == MPIX_ERRK_ARG,
+          "beyond the peer's memory");
     iov = (MPIX_P2p_iov){src_mem, AREA - 3, dst_at[next], 0, 4};
     CHECK(g_kind(MPIX_P2p_get(&iov, 1)) == MPIX_ERRK_ARG, "beyond the own memory");
     iov = (MPIX_P2p_iov){src_mem, 0, dst_at[next], 0, 8};
-    CHECK(g_kind(MPIX_P2p_put_notify_enqueue(&iov, 1, 1 << 20, 1, stream)) == MPIX_ERRK_ARG, "a slot that is not there");
+    CHECK(g_kind(MPIX_P2p_put_notify_enqueue(&iov, 1, 1 << 20, 1, stream)) == MPIX_ERRK_ARG,
+          "a slot that is not there");
     EP(MPIX_P2p_reg(p2p, block, 1 << 16, MPI_INFO_NULL, &host_reg));
     EP(MPIX_P2p_exchange(host_reg, reg_at));
     iov = (MPIX_P2p_iov){src_mem, 0, reg_at[next], 0, 8};
-    CHECK(size == 1 || g_kind(MPIX_P2p_put(&iov, 1)) == MPIX_ERRK_UNSUPPORTED, "to a peer's ordinary memory");
-    CHECK(size == 1 || g_kind(MPIX_P2p_put_enqueue(&iov, 1, stream)) == MPIX_ERRK_UNSUPPORTED, "to a peer's ordinary memory, on a stream");
+    CHECK(size == 1 || g_kind(MPIX_P2p_put(&iov, 1)) == MPIX_ERRK_UNSUPPORTED,
+          "to a peer's ordinary memory");
+    CHECK(size == 1 || g_kind(MPIX_P2p_put_enqueue(&iov, 1, stream)) == MPIX_ERRK_UNSUPPORTED,
+          "to a peer's ordinary memory, on a stream");
     MPI_Info_create(&info);
     MPI_Info_set(info, "mpix_ep_p2p_memory", size > 1 && rank == 0 ? "host" : "cuda");
-    CHECK(size == 1 || g_kind(MPIX_P2p_alloc(p2p, 4096, info, &base, &mem)) == MPIX_ERRK_ARG, "kinds that differ");
+    CHECK(size == 1 || g_kind(MPIX_P2p_alloc(p2p, 4096, info, &base, &mem)) == MPIX_ERRK_ARG,
+          "kinds that differ");
     MPI_Info_set(info, "mpix_ep_p2p_memory", "cuda");
     EP(MPIX_P2p_alloc(p2p, 4096, info, &base, &mem));
     EP(MPIX_P2p_exchange(mem, at));
@@ -336,7 +415,8 @@ static void refused(void) {
     EP(MPIX_P2p_dereg(&mem));
     settle();
     iov = (MPIX_P2p_iov){src_mem, 0, stale, 0, 8};
-    CHECK(g_kind(MPIX_P2p_put_enqueue(&iov, 1, stream)) == MPIX_ERRK_ARG, "memory that its owner has given up");
+    CHECK(g_kind(MPIX_P2p_put_enqueue(&iov, 1, stream)) == MPIX_ERRK_ARG,
+          "memory that its owner has given up");
     for (int r = 0; r < size; r++)
         EP(MPIX_P2p_rmem_free(&at[r]));
     iov = (MPIX_P2p_iov){src_mem, 0, stale, 0, 8};
@@ -382,8 +462,12 @@ int main(int argc, char **argv) {
     CU(cudaSetDevice(rank % devices));
     setup();
     all_sizes(step);
-    static const struct { int n; size_t longest; } vectors[] = {{1, 40}, {7, 100}, {64, 3000}, {65, 600}, {1024, 16384}, {3000, 3000}, {20, 400000}};
-    for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i += step > 1 ? 2 : 1)
+    static const struct {
+        int n;
+        size_t longest;
+    } vectors[] = {{1, 40},       {7, 100},     {64, 3000},  {65, 600},
+                   {1024, 16384}, {3000, 3000}, {20, 400000}};
+    for (size_t i = 0; i<sizeof vectors / sizeof *vectors; i += step> 1 ? 2 : 1)
         for (int get = 0; get < 2; get++)
             vector(get, vectors[i].n, vectors[i].longest, i * 2 + (size_t)get);
     notified(rounds);

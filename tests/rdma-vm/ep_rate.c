@@ -1,11 +1,13 @@
 /*
- * ep_rate.c - times of a few dispatches and combines, for `figures`: short, so that they alternate with other programs.
+ * ep_rate.c - times of a few dispatches and combines, for `figures`: short, so that they alternate
+ * with other programs.
  *
  *   ep_rate [--tokens N] [--calls N] [--ll 1]
  *
- * Every rank sends every rank N rows of 7168 bf16 elements, cached routing, mode HT and COMPACT or, with --ll 1, mode LL and SLOTS, whose
- * rows are at the same places since all are taken. Prints for each kind, in LL also for a dispatch with the combine behind it, the median
- * over the calls of the slowest rank's time in us. What arrives is checked before and after that.
+ * Every rank sends every rank N rows of 7168 bf16 elements, cached routing, mode HT and COMPACT or,
+ * with --ll 1, mode LL and SLOTS, whose rows are at the same places since all are taken. Prints for
+ * each kind, in LL also for a dispatch with the combine behind it, the median over the calls of the
+ * slowest rank's time in us. What arrives is checked before and after that.
  */
 #include "harness.h"
 
@@ -23,21 +25,19 @@ typedef struct {
     uint16_t *x, *y, *rows;
 } rate;
 
-static int by_value(const void *a, const void *b)
-{
+static int by_value(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
 /* 1 to 1.5 */
-static uint16_t element(int rank, long token, long i)
-{
-    return (uint16_t)(0x3f80 + (t_mix((uint64_t)rank << 40 | (uint64_t)token << 16 | (uint64_t)i) & 0x3f));
+static uint16_t element(int rank, long token, long i) {
+    return (uint16_t)(0x3f80 +
+                      (t_mix((uint64_t)rank << 40 | (uint64_t)token << 16 | (uint64_t)i) & 0x3f));
 }
 
 /* One expert per rank, each token chooses all. */
-static void set_up(rate *r)
-{
+static void set_up(rate *r) {
     MPIX_Ep_config config;
     MPIX_Ep_routing routing;
     MPIX_Ep_counts counts;
@@ -76,8 +76,7 @@ static void set_up(rate *r)
     free(ids);
 }
 
-static void dispatch(rate *r)
-{
+static void dispatch(rate *r) {
     MPIX_Ep_dispatch_in in;
     MPIX_Ep_dispatch_out out;
     MPIX_INIT(&in);
@@ -90,8 +89,7 @@ static void dispatch(rate *r)
     CHECK_OK(MPIX_Ep_dispatch(r->handle, &in, &out));
 }
 
-static void combine(rate *r)
-{
+static void combine(rate *r) {
     MPIX_Ep_combine_in in;
     MPIX_Ep_combine_out out;
     MPIX_INIT(&in);
@@ -103,27 +101,26 @@ static void combine(rate *r)
     CHECK_OK(MPIX_Ep_combine(r->handle, &in, &out));
 }
 
-static void both(rate *r)
-{
+static void both(rate *r) {
     dispatch(r);
     combine(r);
 }
 
-static float value(uint16_t bf16)
-{
+static float value(uint16_t bf16) {
     uint32_t bits = (uint32_t)bf16 << 16;
     float f;
     memcpy(&f, &bits, sizeof f);
     return f;
 }
 
-/* Rows come by source, in the order of its tokens; the sum of t_size equal rows has an error of half a unit at most. */
-static void verify(const rate *r)
-{
+/* Rows come by source, in the order of its tokens; the sum of t_size equal rows has an error of
+ * half a unit at most. */
+static void verify(const rate *r) {
     long wrong = 0, sums = 0;
     for (long t = 0; t < r->tokens; t++)
         for (long i = 0; i < HIDDEN; i++) {
-            float sum = (float)t_size * value(element(t_rank, t, i)), got = value(r->y[t * HIDDEN + i]);
+            float sum = (float)t_size * value(element(t_rank, t, i)),
+                  got = value(r->y[t * HIDDEN + i]);
             for (int s = 0; s < t_size; s++)
                 wrong += r->rows[(s * r->tokens + t) * HIDDEN + i] != element(s, t, i);
             sums += got < sum * (1 - 1.0f / 256) || got > sum * (1 + 1.0f / 256);
@@ -132,8 +129,7 @@ static void verify(const rate *r)
     CHECK(sums == 0, "%ld elements of the sums are wrong", sums);
 }
 
-static void measure(rate *r, const char *name, void (*call)(rate *), int calls)
-{
+static void measure(rate *r, const char *name, void (*call)(rate *), int calls) {
     double *us = malloc((size_t)calls * sizeof *us);
     REQUIRE(us, "no memory");
     for (int i = 0; i < calls; i++) {
@@ -148,8 +144,7 @@ static void measure(rate *r, const char *name, void (*call)(rate *), int calls)
     free(us);
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     rate r = {0};
     t_init(&argc, &argv, "ep_rate");
     int calls = (int)t_option(argc, argv, "--calls", 3);

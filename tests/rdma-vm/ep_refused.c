@@ -1,11 +1,11 @@
 /*
- * ep_refused.c - a context that can't be made: the rank with the fault says what and how to help, the others name that
- * rank, and nothing stays behind.
+ * ep_refused.c - a context that can't be made: the rank with the fault says what and how to help,
+ * the others name that rank, and nothing stays behind.
  *
  *   ep_refused --rank R --kind KIND --text PART
  *
- * The surroundings (parameters, limits, devices) are made wrong on rank R by the caller. Its error is of that kind and
- * says PART; that of the others is REMOTE, names it, and says PART too.
+ * The surroundings (parameters, limits, devices) are made wrong on rank R by the caller. Its error
+ * is of that kind and says PART; that of the others is REMOTE, names it, and says PART too.
  */
 #include "harness.h"
 
@@ -20,16 +20,14 @@ static const struct {
              {"UNSUPPORTED", MPIX_ERRK_UNSUPPORTED},
              {"TRANSPORT", MPIX_ERRK_TRANSPORT}};
 
-static int kind_of(const char *name)
-{
+static int kind_of(const char *name) {
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (strcmp(kinds[i].name, name) == 0)
             return kinds[i].kind;
     t_die(__FILE__, __LINE__, "no kind is called %s", name);
 }
 
-static int create(MPI_Comm comm, int experts, MPIX_Ep *ep)
-{
+static int create(MPI_Comm comm, int experts, MPIX_Ep *ep) {
     MPIX_Ep_config config;
     MPIX_INIT(&config);
     config.max_topk = 2;
@@ -40,8 +38,7 @@ static int create(MPI_Comm comm, int experts, MPIX_Ep *ep)
     return MPIX_Ep_create(comm, &config, MPI_INFO_NULL, ep);
 }
 
-static void refused(int rank, int kind, const char *part, int show)
-{
+static void refused(int rank, int kind, const char *part, int show) {
     MPIX_Ep ep = MPIX_EP_NULL;
     MPIX_Error error;
     double begin = MPI_Wtime();
@@ -59,14 +56,14 @@ static void refused(int rank, int kind, const char *part, int show)
         if (show)
             printf("# rank %d: %s\n", t_rank, error.text);
     } else {
-        CHECK(error.kind == MPIX_ERRK_REMOTE, "kind %d, expected REMOTE: %s", error.kind, error.text);
+        CHECK(error.kind == MPIX_ERRK_REMOTE, "kind %d, expected REMOTE: %s", error.kind,
+              error.text);
         CHECK(error.rank == rank, "blames rank %d, expected %d: %s", error.rank, rank, error.text);
         CHECK(strstr(error.text, part), "the text does not say \"%s\": %s", part, error.text);
     }
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     MPIX_Ep ep;
     t_init(&argc, &argv, "ep_refused");
     int rank = (int)t_option(argc, argv, "--rank", 0), files = 0;
@@ -78,7 +75,8 @@ int main(int argc, char **argv)
         if (i == 0) /* the first one may open what the process keeps: the log, libibverbs' files */
             files = t_open_files();
     }
-    CHECK(t_open_files() == files, "%d open files after the attempts, %d after the first", t_open_files(), files);
+    CHECK(t_open_files() == files, "%d open files after the attempts, %d after the first",
+          t_open_files(), files);
     t_where("a context without the network");
     CHECK_OK(create(MPI_COMM_SELF, 2, &ep));
     CHECK_OK(MPIX_Ep_free(&ep));

@@ -1,12 +1,12 @@
 /*
  * net_pair.c - a network transport alone, without the proxy, between all ranks of MPI_COMM_WORLD.
  *
- *   net_pair [-t TRANSPORT] [-r ROUNDS] [-b] [-m MAX_BYTES]      (default: verbs, 3 rounds, 1 MiB; -b: latency and
- * bandwidth too)
+ *   net_pair [-t TRANSPORT] [-r ROUNDS] [-b] [-m MAX_BYTES]
+ *       default: verbs, 3 rounds, 1 MiB; -b: latency and bandwidth too
  *
- * Every rank writes to every other at the same time: writes of many sizes behind which a word follows, counted writes,
- * reads, atomic adds, a full queue, sleeping until something arrives. Data are checked byte by byte. Parameters come
- * from MPIX_EP_*. Status 0 if all checks passed.
+ * Every rank writes to every other at the same time: writes of many sizes behind which a word
+ * follows, counted writes, reads, atomic adds, a full queue, sleeping until something arrives. Data
+ * are checked byte by byte. Parameters come from MPIX_EP_*. Status 0 if all checks passed.
  */
 #include "config.h"
 
@@ -47,11 +47,13 @@ static volatile uint64_t *word_at(int from, int which) {
 }
 
 static unsigned char pattern(int from, int to, int seed, size_t i) {
-    return (unsigned char)((i * 2654435761u >> 7) + i + (size_t)from * 37 + (size_t)to * 101 + (size_t)seed * 13);
+    return (unsigned char)((i * 2654435761u >> 7) + i + (size_t)from * 37 + (size_t)to * 101 +
+                           (size_t)seed * 13);
 }
 
 static int die(const char *what, int kind) {
-    fprintf(stderr, "rank %d: %s failed, kind %d: %s\n", t.rank, what, kind, mpix_error_tls()->text);
+    fprintf(stderr, "rank %d: %s failed, kind %d: %s\n", t.rank, what, kind,
+            mpix_error_tls()->text);
     MPI_Abort(MPI_COMM_WORLD, 1);
     return 1;
 }
@@ -63,7 +65,8 @@ static int progress(void) {
 
     for (int i = 0; i < n; i++) {
         if (done[i].kind) {
-            fprintf(stderr, "rank %d: lane %d to %d: %s\n", t.rank, done[i].lane, done[i].peer, done[i].text);
+            fprintf(stderr, "rank %d: lane %d to %d: %s\n", t.rank, done[i].lane, done[i].peer,
+                    done[i].text);
             MPI_Abort(MPI_COMM_WORLD, 1);
         }
         t.done[done[i].peer][done[i].lane] += done[i].n;
@@ -79,14 +82,15 @@ static int progress(void) {
     return n + m;
 }
 
-#define UNTIL(cond)                                                                                                    \
-    for (uint64_t until_ = mpix_clock_ns() + 60000000000u; !(cond);) {                                                 \
-        if (!progress())                                                                                               \
-            sched_yield();                                                                                             \
-        if (mpix_clock_ns() > until_) {                                                                                \
-            fprintf(stderr, "rank %d: %s:%d: %s did not come true\n", t.rank, __FILE__, __LINE__, #cond);              \
-            MPI_Abort(MPI_COMM_WORLD, 1);                                                                              \
-        }                                                                                                              \
+#define UNTIL(cond) \
+    for (uint64_t until_ = mpix_clock_ns() + 60000000000u; !(cond);) { \
+        if (!progress()) \
+            sched_yield(); \
+        if (mpix_clock_ns() > until_) { \
+            fprintf(stderr, "rank %d: %s:%d: %s did not come true\n", t.rank, __FILE__, __LINE__, \
+                    #cond); \
+            MPI_Abort(MPI_COMM_WORLD, 1); \
+        } \
     }
 
 static void post(const mpix_net_op *op) {
@@ -126,8 +130,8 @@ static void drain(void) {
             UNTIL(t.done[p][l] == t.posted[p][l]);
 }
 
-#define PEERS(p)                                                                                                       \
-    for (int p = 0; p < t.size; p++)                                                                                   \
+#define PEERS(p) \
+    for (int p = 0; p < t.size; p++) \
         if (p != t.rank)
 
 /* All ranks get here with everything done; nobody stops polling while another still needs it. */
@@ -141,7 +145,7 @@ static void barrier(int which) {
     drain();
 }
 
-/* ---- set-up ----------------------------------------------------------------------------------------------------- */
+/* ---- set-up ---------------------------------------------------------------------------------- */
 
 static void setup(const char *name) {
     unsigned char want[MAX_RANKS], *out, *in;
@@ -162,7 +166,8 @@ static void setup(const char *name) {
     PEERS (p)
         if ((kind = t.ops->address(t.net, p, out + (size_t)p * t.ops->address_bytes)))
             die("address", kind);
-    MPI_Alltoall(out, (int)t.ops->address_bytes, MPI_BYTE, in, (int)t.ops->address_bytes, MPI_BYTE, t.boot->comm);
+    MPI_Alltoall(out, (int)t.ops->address_bytes, MPI_BYTE, in, (int)t.ops->address_bytes, MPI_BYTE,
+                 t.boot->comm);
     PEERS (p)
         if ((kind = t.ops->connect(t.net, p, in + (size_t)p * t.ops->address_bytes)))
             die("connect", kind);
@@ -175,16 +180,17 @@ static void setup(const char *name) {
     out = calloc(1, t.ops->key_bytes);
     in = calloc((size_t)t.size, t.ops->key_bytes);
     t.ops->mem_key(t.net, t.mem, out);
-    MPI_Allgather(out, (int)t.ops->key_bytes, MPI_BYTE, in, (int)t.ops->key_bytes, MPI_BYTE, t.boot->comm);
+    MPI_Allgather(out, (int)t.ops->key_bytes, MPI_BYTE, in, (int)t.ops->key_bytes, MPI_BYTE,
+                  t.boot->comm);
     PEERS (p)
         if ((kind = t.ops->rmem_open(t.net, p, in + (size_t)p * t.ops->key_bytes, &t.rmem[p])))
             die("rmem_open", kind);
     free(out);
     free(in);
     if (t.rank == 0)
-        printf("# %s on %s, %s, MTU %d, lanes %d, depth %d, max_op %llu, %s\n", t.ops->name, t.net->caps.device,
-               t.net->caps.address, t.net->caps.mtu, t.net->caps.lanes, t.net->caps.depth,
-               (unsigned long long)t.net->caps.max_op, t.net->caps.why);
+        printf("# %s on %s, %s, MTU %d, lanes %d, depth %d, max_op %llu, %s\n", t.ops->name,
+               t.net->caps.device, t.net->caps.address, t.net->caps.mtu, t.net->caps.lanes,
+               t.net->caps.depth, (unsigned long long)t.net->caps.max_op, t.net->caps.why);
 }
 
 static void teardown(void) {
@@ -195,7 +201,7 @@ static void teardown(void) {
     munmap(t.base, t.window);
 }
 
-/* ---- tests ------------------------------------------------------------------------------------------------------ */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static void fill(int to, int seed, size_t len) {
     for (size_t i = 0; i < len; i++)
@@ -209,8 +215,9 @@ static void compare(int from, int seed, size_t at, size_t len, const char *what)
     CHECK(wrong == 0, "%s of %zu bytes from %d: %zu bytes are wrong", what, len, from, wrong);
 }
 
-static const size_t sizes[] = {0,   1,    2,    3,    7,    8,    15,   16,   31,    63,    64,     65,     100,    255,
-                               256, 1000, 1023, 1024, 1025, 4095, 4096, 4097, 14336, 65536, 100001, 262144, 1048576};
+static const size_t sizes[] = {0,    1,    2,    3,    7,     8,     15,     16,     31,
+                               63,   64,   65,   100,  255,   256,   1000,   1023,   1024,
+                               1025, 4095, 4096, 4097, 14336, 65536, 100001, 262144, 1048576};
 
 static void test_writes(void) {
     uint64_t seq = 0;
@@ -220,8 +227,8 @@ static void test_writes(void) {
             seq++;
             PEERS (p) {
                 int lane = (int)(seq % (uint64_t)t.net->caps.lanes);
-                mpix_net_op op =
-                    op_of(MPIX_NET_WRITE, p, lane, source_offset(p), landing_offset(t.rank) + shift, sizes[s]);
+                mpix_net_op op = op_of(MPIX_NET_WRITE, p, lane, source_offset(p),
+                                       landing_offset(t.rank) + shift, sizes[s]);
                 fill(p, (int)seq, sizes[s]);
                 post(&op);
                 if (!t.net->caps.ordered)
@@ -254,8 +261,10 @@ static void test_counted(void) {
             int n = (int)(t.max / PART) < COUNTED ? (int)(t.max / PART) : COUNTED;
             fill(p, 1000 + r, (size_t)n * PART);
             for (int k = 0; k < n; k++) {
-                mpix_net_op op = op_of(MPIX_NET_WRITE, p, k % t.net->caps.lanes, source_offset(p) + (size_t)k * PART,
-                                       landing_offset(t.rank) + (size_t)k * PART, k % 5 == 4 ? 0 : PART);
+                mpix_net_op op = op_of(MPIX_NET_WRITE, p, k % t.net->caps.lanes,
+                                       source_offset(p) + (size_t)k * PART,
+                                       landing_offset(t.rank) + (size_t)k * PART,
+                                       k % 5 == 4 ? 0 : PART);
                 op.counter = r % COUNTED;
                 post(&op);
             }
@@ -264,7 +273,8 @@ static void test_counted(void) {
             int n = (int)(t.max / PART) < COUNTED ? (int)(t.max / PART) : COUNTED;
             size_t wrong = 0;
             UNTIL(t.arrived[p][r % COUNTED] >= n);
-            CHECK(t.arrived[p][r % COUNTED] == n, "%ld arrivals instead of %d", t.arrived[p][r % COUNTED], n);
+            CHECK(t.arrived[p][r % COUNTED] == n, "%ld arrivals instead of %d",
+                  t.arrived[p][r % COUNTED], n);
             t.arrived[p][r % COUNTED] = 0;
             for (int k = 0; k < n; k++)
                 for (size_t i = (size_t)k * PART; k % 5 != 4 && i < (size_t)(k + 1) * PART; i++)
@@ -281,8 +291,8 @@ static void test_reads(void) {
             fill(p, (int)s, sizes[s]);
         barrier(2);
         PEERS (p) {
-            mpix_net_op op =
-                op_of(MPIX_NET_READ, p, (int)s % t.net->caps.lanes, landing_offset(p), source_offset(t.rank), sizes[s]);
+            mpix_net_op op = op_of(MPIX_NET_READ, p, (int)s % t.net->caps.lanes, landing_offset(p),
+                                   source_offset(t.rank), sizes[s]);
             post(&op);
         }
         drain();
@@ -292,7 +302,8 @@ static void test_reads(void) {
     }
 }
 
-/* Everybody adds to words of everybody else; the sums, and the old values of one's own adds, which must grow. */
+/* Everybody adds to words of everybody else; the sums, and the old values of one's own adds,
+ * which must grow. */
 static void test_adds(void) {
     enum { ADDS = 20, OLD = 4 };
     uint64_t sum = 0;
@@ -301,7 +312,8 @@ static void test_adds(void) {
     barrier(2);
     for (int k = 0; k < ADDS; k++) {
         PEERS (p) {
-            mpix_net_op op = op_of(MPIX_NET_ADD, p, 0, word_offset(t.rank, OLD), word_offset(0, 8), 8);
+            mpix_net_op op = op_of(MPIX_NET_ADD, p, 0, word_offset(t.rank, OLD), word_offset(0, 8),
+                                   8);
             uint64_t before = k ? *word_at(t.rank, OLD) : 0;
             op.value = (uint64_t)t.rank + 1 + (1ull << 40);
             post(&op);
@@ -324,7 +336,8 @@ static void test_full(void) {
     while (taken < total) {
         int n = total - taken < OPS ? total - taken : OPS, got;
         for (int i = 0; i < n; i++) {
-            ops[i] = op_of(MPIX_NET_WORD, next, t.net->caps.lanes - 1, 0, word_offset(t.rank, 3), 8);
+            ops[i] = op_of(MPIX_NET_WORD, next, t.net->caps.lanes - 1, 0, word_offset(t.rank, 3),
+                           8);
             ops[i].value = (uint64_t)(taken + i + 1);
         }
         got = t.ops->post(t.net, ops, n);
@@ -373,20 +386,23 @@ static void test_sleep(void) {
             }
             woken++;
         }
-        CHECK(t.arrived[1][7] == t.net->caps.counted && *word_at(1, 7) == (uint64_t)!t.net->caps.counted, "no arrival");
+        CHECK(t.arrived[1][7] == t.net->caps.counted &&
+                  *word_at(1, 7) == (uint64_t)!t.net->caps.counted,
+              "no arrival");
         CHECK(fd < 0 || woken < 20, "woken %d times", woken);
     }
     barrier(2);
 }
 
-/* ---- figures ---------------------------------------------------------------------------------------------------- */
+/* ---- figures --------------------------------------------------------------------------------- */
 
 static int by_value(const void *a, const void *b) {
-    return (*(const uint64_t *)a > *(const uint64_t *)b) - (*(const uint64_t *)a < *(const uint64_t *)b);
+    return (*(const uint64_t *)a > *(const uint64_t *)b) -
+           (*(const uint64_t *)a < *(const uint64_t *)b);
 }
 
-/* Half of a round trip of a write of len bytes (0: none) and a word behind it, between ranks 0 and 1. Spins, as
- * ib_write_lat does. */
+/* Half of a round trip of a write of len bytes (0: none) and a word behind it, between ranks 0
+ * and 1. Spins, as ib_write_lat does. */
 static void bench_latency(size_t len, int iterations) {
     uint64_t *times = malloc((size_t)iterations * sizeof *times);
     static uint64_t seq;
@@ -398,7 +414,8 @@ static void bench_latency(size_t len, int iterations) {
         seq++;
         for (int half = 0; half < 2; half++) {
             if (half == t.rank) {
-                mpix_net_op ops[2] = {op_of(MPIX_NET_WRITE, peer, 0, source_offset(peer), landing_offset(t.rank), len),
+                mpix_net_op ops[2] = {op_of(MPIX_NET_WRITE, peer, 0, source_offset(peer),
+                                            landing_offset(t.rank), len),
                                       op_of(MPIX_NET_WORD, peer, 0, 0, word_offset(t.rank, 5), 8)};
                 int skip = len == 0, got;
                 ops[1].value = seq;
@@ -419,9 +436,10 @@ static void bench_latency(size_t len, int iterations) {
     }
     if (t.rank == 0) {
         qsort(times, (size_t)iterations, sizeof *times, by_value);
-        printf("latency %8zu B + word: median %9.2f us, min %9.2f, p99 %9.2f (half a round trip, %d)\n", len,
-               (double)times[iterations / 2] / 2e3, (double)times[0] / 2e3, (double)times[iterations * 99 / 100] / 2e3,
-               iterations);
+        printf("latency %8zu B + word: median %9.2f us, min %9.2f, p99 %9.2f (half a round trip, "
+               "%d)\n",
+               len, (double)times[iterations / 2] / 2e3, (double)times[0] / 2e3,
+               (double)times[iterations * 99 / 100] / 2e3, iterations);
     }
     free(times);
     drain();
@@ -437,8 +455,8 @@ static void bench_bandwidth(size_t len, size_t total, int both) {
     if (t.rank < senders) {
         int peer = 1 - t.rank;
         for (int i = 0; i < n; i++) {
-            mpix_net_op op =
-                op_of(MPIX_NET_WRITE, peer, i % t.net->caps.lanes, source_offset(peer), landing_offset(t.rank), len);
+            mpix_net_op op = op_of(MPIX_NET_WRITE, peer, i % t.net->caps.lanes, source_offset(peer),
+                                   landing_offset(t.rank), len);
             post(&op);
         }
         drain();
@@ -493,7 +511,8 @@ int main(int argc, char **argv) {
     }
     barrier(2);
     MPI_Ibarrier(MPI_COMM_WORLD, &left);
-    UNTIL((MPI_Test(&left, &failed, MPI_STATUS_IGNORE), failed)); /* a peer's last operations may need this rank's work */
+    /* a peer's last operations may need this rank's work */
+    UNTIL((MPI_Test(&left, &failed, MPI_STATUS_IGNORE), failed));
     teardown();
     mpix_boot_free(t.boot, 0);
     failed = check_report("net_pair");
