@@ -112,7 +112,8 @@ static void recv_list(p2p_op *op) {
     op->waits = 1;
 }
 
-/* It has its message, or fails. A long message takes its time to come: the next one is for the next receive. */
+/* It has its message, or fails. A long message takes its time to come: the next one is for the
+ * next receive. */
 static void recv_unlist(p2p_op *op) {
     p2p_peer *peer = &op->p2p->peers[op->peer];
     p2p_op **at = &peer->recv_first, *before = NULL;

@@ -128,7 +128,7 @@ function parameters(   c, n, rows, i, row, k, f, help, same) {
     for (i = 1; i < n; i++) {
         row = rows[i]; sub(/^[^{]*\{/, "", row)
         for (k = 1; k <= 4; k++) { match(row, /"([^"\\]|\\.)*"/); f[k] = substr(row, RSTART + 1, RLENGTH - 2); row = substr(row, RSTART + RLENGTH) }
-        same = row ~ /^, SAME,/ ? "equal on all ranks" : "may differ between ranks"
+        same = row ~ /^,[ \n]*SAME,/ ? "equal on all ranks" : "may differ between ranks"
         help = literals(row)
         print "**" f[1] "** (" f[2] "; " escape(f[3]) "; default " (f[4] == "" ? "empty" : f[4]) "; " same ")\n:   " escape(help) "\n"
     }
