@@ -24,7 +24,7 @@ static int barred(const struct mpix_ep_handle *handle, mpix_ep_feature form, int
     return kind != 0;
 }
 
-/* ---- route ------------------------------------------------------------------------------------- */
+/* ---- route ----------------------------------------------------------------------------------- */
 
 int PMPIX_Ep_route(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing,
                    const MPIX_Ep_counts *counts) {
@@ -52,7 +52,7 @@ int PMPIX_Ep_route_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing
 }
 MPIX_WEAK_ALIAS(Ep_route_enqueue);
 
-/* ---- dispatch ---------------------------------------------------------------------------------- */
+/* ---- dispatch -------------------------------------------------------------------------------- */
 
 int PMPIX_Ep_dispatch(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in,
                       const MPIX_Ep_dispatch_out *out) {
@@ -98,7 +98,7 @@ int PMPIX_Ep_dispatch_end_enqueue(MPIX_Ep_handle handle, void *stream) {
 }
 MPIX_WEAK_ALIAS(Ep_dispatch_end_enqueue);
 
-/* ---- combine ----------------------------------------------------------------------------------- */
+/* ---- combine --------------------------------------------------------------------------------- */
 
 int PMPIX_Ep_combine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in,
                      const MPIX_Ep_combine_out *out) {
@@ -159,7 +159,7 @@ int PMPIX_Ep_combine_buffer(MPIX_Ep_handle handle, MPIX_Ep_rows *rows) {
 }
 MPIX_WEAK_ALIAS(Ep_combine_buffer);
 
-/* ---- masking ----------------------------------------------------------------------------------- */
+/* ---- masking --------------------------------------------------------------------------------- */
 
 int PMPIX_Ep_set_mask(MPIX_Ep ep, int rank, int alive) {
     (void)rank, (void)alive;

@@ -4,8 +4,8 @@
  *
  * A context has one path, chosen from its configuration when it is created (mpix_ep_path_of). The
  * public calls go through the path's functions, and nothing outside of a path's folder asks which
- * path it is. What a path supports stands here too, layout by layout. `mpix_ep_info --paths`, README
- * and the manual print it; tests/paths.sh runs what it claims, and what it denies.
+ * path it is. What a path supports stands here too, layout by layout. `mpix_ep_info --paths`,
+ * README and the manual print it; tests/paths.sh runs what it claims, and what it denies.
  *
  * What a path does not support is MPIX_ERRK_UNSUPPORTED, with the path's name and the nearest one
  * that does (mpix_ep_path_refuse).
@@ -96,7 +96,8 @@ typedef struct mpix_ep_path {
     void (*stop)(struct mpix_ep *ep); /* local; calls end, the proxy is still there */
     void (*free)(struct mpix_ep *ep); /* *local; the proxy does nothing more */
     const MPIX_Error *(*async_error)(struct mpix_ep *ep); /* first of a call in a stream, or NULL */
-    /* About proxied peers, if that is not the same for all paths: ways, and where rows go through. */
+    /* About proxied peers, if that is not the same for all paths: ways, and where
+     * rows go through. */
     void (*peer)(const struct mpix_ep *ep, MPIX_Ep_peer *peer, const char **memory);
 
     /* Handles. create: collective, ends in agreement. with_context: the context ends. */
@@ -119,8 +120,8 @@ typedef struct mpix_ep_path {
     int (*combine_end)(struct mpix_ep_handle *handle, void *stream);
     int (*combine_buffer)(struct mpix_ep_handle *handle, MPIX_Ep_rows *rows);
 
-    /* Host memory, for the engine: bytes that a call has for each rank; whether a peer's part is here
-     * though the call has not come to it. */
+    /* Host memory, for the engine: bytes that a call has for each rank; whether a peer's part is
+     * here though the call has not come to it. */
     size_t call_bytes;
     int (*part_here)(const struct mpix_ep_call *call, int peer);
 } mpix_ep_path;
@@ -134,8 +135,8 @@ const mpix_ep_path *mpix_ep_path_of(const MPIX_Ep_config *config);
 static inline int mpix_ep_path_can(const mpix_ep_path *path, int layout, mpix_ep_feature feature) {
     return path->can[layout] >> feature & 1;
 }
-/* UNSUPPORTED: the path has not got the feature, or (MPIX_EP_FEATURES) the layout. arg: the argument
- * that asks for it; why: a clause more, or NULL. */
+/* UNSUPPORTED: the path has not got the feature, or (MPIX_EP_FEATURES) the layout. arg: the
+ * argument that asks for it; why: a clause more, or NULL. */
 int mpix_ep_path_refuse(const mpix_ep_path *path, int layout, mpix_ep_feature feature,
                         const char *arg, const char *why);
 /* 0 if the path has the feature in this layout, or nobody can ask for it there, else what refuse

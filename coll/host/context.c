@@ -147,7 +147,7 @@ void mpix_ep_ht_handle_free(struct mpix_ep_handle *handle, int with_context) {
     mpix_ep_plan_free(handle->plan);
 }
 
-/* ---- MPIX_Ep_alloc and MPIX_Ep_dealloc -------------------------------------------------------- */
+/* ---- MPIX_Ep_alloc and MPIX_Ep_dealloc ------------------------------------------------------- */
 
 int mpix_ep_host_alloc(mpix_ep *ep, MPI_Count bytes, MPI_Info info, void *baseptr) {
     int kind = mpix_ep_check_alloc(bytes, info, baseptr);

@@ -9,7 +9,7 @@
 
 enum { MORE_ROWS = 3, CHUNK = 128 };
 
-/* ---- calls in GPU memory ---- */
+/* ---- calls in GPU memory --------------------------------------------------------------------- */
 
 /* What all ranks have sent to others' hosts so far. Collective. */
 static int64_t sent_bytes(MPIX_Ep ep) {
@@ -38,7 +38,7 @@ static void gpu_calls(batch *b, void (*call)(side *, int, cudaStream_t)) {
     b->sent = counted ? sent_bytes(b->side[GPU].ep) - before : 0;
 }
 
-/* ---- contents ---- */
+/* ---- contents -------------------------------------------------------------------------------- */
 
 int64_t batch_id(const batch *b, int64_t t, int k) {
     const void *ids = b->ids.host;
@@ -73,7 +73,8 @@ static void gap_make(const shape *s, int64_t t, int32_t *ids) {
             ids[k] = -1;
 }
 
-/* Groups of zeros, tiny and huge numbers, infinities, NaNs. The row has elements of 2 or 4 bytes. */
+/* Groups of zeros, tiny and huge numbers, infinities, NaNs. The row has elements of
+ * 2 or 4 bytes. */
 static void odd_make(const shape *s, int64_t t, char *row) {
     static const uint16_t odd[] = {0,      0x8000, 0x0001, 0x7f7f, 0xff7f,
                                    0x3f80, 0x0080, 0x7f80, 0x7fc0, 0xff80};
@@ -120,7 +121,7 @@ static void rows_make(batch *b) {
     both_up(&b->x), both_up(&b->xs);
 }
 
-/* ---- what there is ---- */
+/* ---- what there is --------------------------------------------------------------------------- */
 
 static void arrays_make(batch *b) {
     const shape *s = b->s;
@@ -240,7 +241,7 @@ batch *batch_open(const shape *s, const side *gpu, const side *host) {
     return b;
 }
 
-/* ---- dispatch ---- */
+/* ---- dispatch -------------------------------------------------------------------------------- */
 
 /* LL's dispatch gives counts; pageable ones need a call that is waited for. */
 static int counted(const batch *b, int i) {
@@ -334,7 +335,7 @@ void batch_dispatch(batch *b, int turn) {
     free(want);
 }
 
-/* ---- combine ---- */
+/* ---- combine --------------------------------------------------------------------------------- */
 
 void batch_back(const batch *b, int64_t key, int src, int64_t token, void *row) {
     g_row(b->seed + 7 + (uint64_t)key, (uint64_t)src, (uint64_t)token, b->s->zdtype, b->s->hidden,
@@ -428,7 +429,7 @@ void batch_close(batch *b) {
     free(b);
 }
 
-/* ---- programs ---- */
+/* ---- programs -------------------------------------------------------------------------------- */
 
 int batch_program(int *argc, char ***argv, const char *name) {
     int devices = 0;

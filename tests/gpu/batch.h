@@ -1,6 +1,6 @@
 /*
- * batch.h - one batch in GPU memory and in host memory: arrays and calls on both sides, compared bit
- * by bit with each other, and where rows go with the reference of tests/common.
+ * batch.h - one batch in GPU memory and in host memory: arrays and calls on both sides, compared
+ * bit by bit with each other, and where rows go with the reference of tests/common.
  *
  * Data and routings are hashes of (seed, rank, token), so every rank knows what every other sends.
  * Outputs are poisoned before every call, on both sides alike, so what must not be touched is
@@ -102,10 +102,11 @@ void batch_combine(batch *b, int turn);
 void batch_close(batch *b);
 /* The id of choice k of this rank's token t, -1: none. */
 int64_t batch_id(const batch *b, int64_t t, int k);
-/* The row that comes back for a token: key is its expert in EXPERT, else the rank that it was at. */
+/* The row that comes back for a token: key is its expert in EXPERT, else the rank
+ * that it was at. */
 void batch_back(const batch *b, int64_t key, int src, int64_t token, void *row);
 
-/* ---- what the programs begin and end with ---- */
+/* ---- what the programs begin and end with ---------------------------------------------------- */
 /* MPI, and a GPU for this rank; gives how many there are. Two hops are as the routing says, unless
  * the environment does. */
 int batch_program(int *argc, char ***argv, const char *name);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- arrays on both sides ---- */
+/* ---- arrays on both sides -------------------------------------------------------------------- */
 
 both both_make(size_t bytes, MPIX_Ep ep) {
     both b = {malloc(bytes + 64), NULL, bytes, ep};
@@ -48,7 +48,7 @@ void both_free(both *b) {
         CU(cudaFree(b->dev));
 }
 
-/* ---- one side's calls ---- */
+/* ---- one side's calls ------------------------------------------------------------------------ */
 
 void side_init(side *s) {
     MPIX_INIT(&s->r);
