@@ -94,11 +94,11 @@ static int stream_peers(mpix_ep *ep) {
 
 static int create_local(mpix_ep *ep) {
     size_t words = ((size_t)ep->params.max_handles + 63) / 64;
-    int far_peers = 0;
+    int remote_peers = 0;
     for (int r = 0; r < ep->size; r++)
-        far_peers += ep->boot->host_of[r] != ep->boot->host_of[ep->rank];
+        remote_peers += ep->boot->host_of[r] != ep->boot->host_of[ep->rank];
     ep->max_rows = mpix_ep_worst_rows(&ep->config, &ep->placement, ep->rank);
-    int kind = ep->path->layout(ep, far_peers);
+    int kind = ep->path->layout(ep, remote_peers);
     if (kind)
         return kind;
     ep->slots_used = calloc(words, sizeof *ep->slots_used);
@@ -127,7 +127,7 @@ void mpix_ep_destroy(mpix_ep *ep, int abandoned) {
     mpix_ep_engine_free(ep);
     /* From here on nothing that is queued, posted, or under way to us touches memory; before, all
      * of it must be there. */
-    ep->unsafe |= mpix_proxy_end(ep->far ? ep->far->proxy : NULL) != 0;
+    ep->unsafe |= mpix_proxy_end(ep->remote ? ep->remote->proxy : NULL) != 0;
     while (ep->handles) {
         struct mpix_ep_handle *h = ep->handles;
         ep->handles = h->next;
@@ -184,9 +184,9 @@ static int create_stages(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info inf
     }
     ep->ctl = ctl;
     ep->ctl_committed = ep->layout.slots_at;
-    kind = mpix_ep_far_create(ep);
+    kind = mpix_ep_remote_create(ep);
     if (!kind)
-        kind = mpix_ep_far_windows(ep);
+        kind = mpix_ep_remote_windows(ep);
     if (!kind)
         kind = mpix_boot_agree(boot, mpix_ep_engine_init(ep));
     if (kind)
@@ -257,7 +257,7 @@ MPIX_WEAK_ALIAS(Ep_create);
  * changing the table.
  */
 static void ep_leave(mpix_ep *ep) {
-    if (ep->far || ep->path->memkind != MPIX_EP_HOST || pthread_mutex_trylock(&ep->lock) != 0)
+    if (ep->remote || ep->path->memkind != MPIX_EP_HOST || pthread_mutex_trylock(&ep->lock) != 0)
         return;
     for (int i = 0; i < ep->nregions; i++)
         mpix_win_leave(ep->regions[i].win);
@@ -289,7 +289,7 @@ int PMPIX_Ep_free(MPIX_Ep *pep) {
      * may never come. */
     if (!failed && ep->path->part && (failed = ep->path->part(ep)))
         ep->failed = failed; /* windows stay */
-    if (!failed && ep->far)
+    if (!failed && ep->remote)
         failed = mpix_boot_barrier_bounded(ep->boot, ep->limit_ns < MEET_NS
                                                          ? (double)ep->limit_ns / 1e9
                                                          : MEET_NS / 1e9);

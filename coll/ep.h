@@ -77,9 +77,9 @@ typedef struct mpix_ep {
     mpix_ep_placement placement;
     mpix_ep_ctl_layout layout;
     mpix_win *ctl, *stage;
-    struct mpix_ep_far *far; /* proxied peers, NULL: there are none */
-    struct mpix_ep_hop *hop; /* two hops, NULL: never (host/forward.h) */
-    int64_t max_rows;        /* this rank can receive in a batch */
+    struct mpix_ep_remote *remote; /* proxied peers, NULL: there are none */
+    struct mpix_ep_hop *hop;       /* two hops, NULL: never (host/forward.h) */
+    int64_t max_rows;              /* this rank can receive in a batch */
     size_t stage_bytes;
     int packs; /* batches for proxied peers are packed by host/remote.c, in the staging window */
     size_t bank_bytes, banks_at; /* the banks begin there in the staging window */
@@ -152,7 +152,7 @@ typedef struct mpix_ep_command {
 } mpix_ep_command;
 
 /* What a context has for proxied peers (host/remote.c). */
-typedef struct mpix_ep_far {
+typedef struct mpix_ep_remote {
     mpix_proxy *proxy;
     unsigned char *is; /* [ranks] 1: proxied */
     int npeers, lanes;
@@ -173,10 +173,10 @@ typedef struct mpix_ep_far {
     int counters_slot;   /* counters per handle slot */
     int ready;           /* all ranks have registered their windows */
     int counter_failed;  /* of the signal that tells that the context has failed */
-} mpix_ep_far;
+} mpix_ep_remote;
 
 /* A call's part for one peer. */
-typedef struct mpix_ep_far_call {
+typedef struct mpix_ep_remote_call {
     uint64_t rx;         /* its batch for this rank: offset in this call's staging bank */
     int64_t total, next; /* items of the batch for it, and packed so far */
     int direct;          /* dispatch: it puts its rows into the caller's output */
@@ -192,7 +192,7 @@ typedef struct mpix_ep_far_call {
     uint64_t hop_place;              /* combine: where it wants them, in its staging window */
     int64_t hop_packed;              /* items packed for it */
     int hop_blocked;                 /* the packing waits for its credit */
-} mpix_ep_far_call;
+} mpix_ep_remote_call;
 
 /* How a packed batch is laid out: chunks of per_chunk items; in a chunk of n items first n rows,
  * then n scale rows, then n records. */
@@ -219,15 +219,15 @@ struct mpix_ep_call {
     int kind; /* first error; 0: fine */
     MPIX_Error error;
     _Atomic int done;
-    int zombie;                /* its caller has been told of the error already; nobody waits */
-    int bank;                  /* staging bank held, -1: none */
-    uint64_t watch_ns;         /* when the caller first waited for it */
-    int others;                /* its last test worked for another context */
-    uint64_t wait_ns;          /* when the call began to wait for peers */
-    unsigned char *seen;       /* [ranks] */
-    mpix_ep_far_call *far;     /* [ranks], NULL without proxied peers */
-    int far_peer, far_segment; /* combine: where packing is */
-    int64_t far_row;
+    int zombie;                  /* its caller has been told of the error already; nobody waits */
+    int bank;                    /* staging bank held, -1: none */
+    uint64_t watch_ns;           /* when the caller first waited for it */
+    int others;                  /* its last test worked for another context */
+    uint64_t wait_ns;            /* when the call began to wait for peers */
+    unsigned char *seen;         /* [ranks] */
+    mpix_ep_remote_call *remote; /* [ranks], NULL without proxied peers */
+    int remote_peer, remote_segment; /* combine: where packing is */
+    int64_t remote_row;
     int hop;            /* this call takes two hops (host/forward.h) */
     int hop_go;         /* no rank has refused: batches are sent */
     int64_t hop_entry;  /* packing: where in token `at` */
@@ -348,8 +348,8 @@ mpix_ep_bases *mpix_ep_peer_bases(mpix_ep_call *call, int peer);
 /* Publishes a part of the block for peer: bytes at `at`, then the call's epoch in *word. */
 void mpix_ep_publish(mpix_ep_call *call, int peer, void *at, size_t bytes, _Atomic uint64_t *word);
 mpix_doorbell *mpix_ep_bell(mpix_ep *ep);
-enum { MPIX_EP_MAPPED = 1, MPIX_EP_FAR = 2, MPIX_EP_ALL = 3 }; /* which peers */
-int mpix_ep_is_far(const mpix_ep *ep, int peer);
+enum { MPIX_EP_MAPPED = 1, MPIX_EP_REMOTE = 2, MPIX_EP_ALL = 3 }; /* which peers */
+int mpix_ep_is_remote(const mpix_ep *ep, int peer);
 /* Writes offer to every rank's slot for this call (own included) and publishes it; proxied peers
  * get their own place for X. */
 void mpix_ep_offer_send(mpix_ep_call *call, const mpix_ep_offer *offer);
@@ -382,16 +382,16 @@ int mpix_ep_signalled(mpix_ep_call *call, int peer); /* all lanes of a peer have
 int mpix_ep_signals_seen(mpix_ep_call *call, int which, int64_t *wait_ns);
 
 /* host/remote.c: proxied peers */
-int mpix_ep_far_create(mpix_ep *ep);  /* collective, ends in agreement; nothing without
-                                       * proxied peers */
-int mpix_ep_far_windows(mpix_ep *ep); /* collective: registers the windows */
-void mpix_ep_far_free(mpix_ep *ep);
-mpix_ep_geometry mpix_ep_far_geometry(const mpix_ep_call *call, const MPIX_Ep_rows *x,
-                                      int64_t hidden, size_t record);
-size_t mpix_ep_far_item_size(const MPIX_Ep_config *config); /* at most */
+int mpix_ep_remote_create(mpix_ep *ep);  /* collective, ends in agreement; nothing without
+                                          * proxied peers */
+int mpix_ep_remote_windows(mpix_ep *ep); /* collective: registers the windows */
+void mpix_ep_remote_free(mpix_ep *ep);
+mpix_ep_geometry mpix_ep_remote_geometry(const mpix_ep_call *call, const MPIX_Ep_rows *x,
+                                         int64_t hidden, size_t record);
+size_t mpix_ep_remote_item_size(const MPIX_Ep_config *config); /* at most */
 /* size and number */
-size_t mpix_ep_far_chunks(const MPIX_Ep_config *config, const mpix_params *params, int ranks,
-                          int *nchunks);
+size_t mpix_ep_remote_chunks(const MPIX_Ep_config *config, const mpix_params *params, int ranks,
+                             int *nchunks);
 /* Windows of the proxy, and what a chunk is used for. */
 enum {
     MPIX_EP_WINDOW_CTL,
@@ -402,75 +402,75 @@ enum {
 };
 enum { MPIX_EP_CHUNK_FREE, MPIX_EP_CHUNK_OPEN, MPIX_EP_CHUNK_POSTED };
 /* Queues a put; 1: queued. A peer that has failed takes nothing; the engine finds its failure. */
-int mpix_ep_far_put(mpix_ep_call *call, int peer, int lane, int lwin, uint64_t loff, int rwin,
-                    uint64_t roff, uint64_t len, uint32_t counter);
+int mpix_ep_remote_put(mpix_ep_call *call, int peer, int lane, int lwin, uint64_t loff, int rwin,
+                       uint64_t roff, uint64_t len, uint32_t counter);
 /* Queues the signal behind `writes` puts: value, in the word at roff of the peer's
  * control window. */
-void mpix_ep_far_word(mpix_ep_call *call, int peer, int lane, uint64_t roff, uint64_t value,
-                      uint32_t counter, uint32_t writes);
+void mpix_ep_remote_word(mpix_ep_call *call, int peer, int lane, uint64_t roff, uint64_t value,
+                         uint32_t counter, uint32_t writes);
 /* the same for memory that is no window */
-int mpix_ep_far_post(mpix_ep_call *call, const mpix_proxy_op *op);
-uint32_t mpix_ep_far_counter(const mpix_ep_call *call, int lane); /* of the call's batch */
-void mpix_ep_far_publish(mpix_ep_call *call, int peer, void *at, size_t bytes,
-                         _Atomic uint64_t *word);
-void mpix_ep_far_signal(mpix_ep_call *call, int peer, int32_t status);
-void mpix_ep_far_tell(mpix_ep *ep, uint64_t word); /* the failure of this rank's context, to all
-                                                    * proxied peers that can still be reached */
-int mpix_ep_far_owed(const mpix_ep_call *call, int peer); /* commands of the call for this peer are
-                                                           * not complete */
-int mpix_ep_far_flushed(const mpix_ep_call *call); /* all commands of the call are complete */
-void mpix_ep_far_release(mpix_ep_call *call);      /* gives chunks back */
+int mpix_ep_remote_post(mpix_ep_call *call, const mpix_proxy_op *op);
+uint32_t mpix_ep_remote_counter(const mpix_ep_call *call, int lane); /* of the call's batch */
+void mpix_ep_remote_publish(mpix_ep_call *call, int peer, void *at, size_t bytes,
+                            _Atomic uint64_t *word);
+void mpix_ep_remote_signal(mpix_ep_call *call, int peer, int32_t status);
+void mpix_ep_remote_tell(mpix_ep *ep, uint64_t word); /* the failure of this rank's context, to all
+                                                       * proxied peers that can still be reached */
+int mpix_ep_remote_owed(const mpix_ep_call *call, int peer); /* commands of the call for this peer
+                                                              * are not complete */
+int mpix_ep_remote_flushed(const mpix_ep_call *call); /* all commands of the call are complete */
+void mpix_ep_remote_release(mpix_ep_call *call);      /* gives chunks back */
 /* host/remote_room.c. Keeps a command that the proxy had no room for, or that must not overtake
  * one; 1: kept. */
-int mpix_ep_far_later(mpix_ep_call *call, const mpix_ep_command *command);
-int mpix_ep_far_catch_up(mpix_ep *ep); /* queues what was kept, as far as there is
-                                        * room; 1: something */
-int mpix_ep_far_stuck(mpix_ep *ep);    /* 0, or why what was kept can't be queued: a kind */
+int mpix_ep_remote_later(mpix_ep_call *call, const mpix_ep_command *command);
+int mpix_ep_remote_catch_up(mpix_ep *ep); /* queues what was kept, as far as there is
+                                           * room; 1: something */
+int mpix_ep_remote_stuck(mpix_ep *ep);    /* 0, or why what was kept can't be queued: a kind */
 /* Room for one more item for peer; 0: no chunk is free. */
-int mpix_ep_far_room(mpix_ep_call *call, int peer);
+int mpix_ep_remote_room(mpix_ep_call *call, int peer);
 /* The places of the next item in the open chunk. */
-void mpix_ep_far_item(mpix_ep_call *call, int peer, const mpix_ep_geometry *g, char **row,
-                      char **scales, char **record);
+void mpix_ep_remote_item(mpix_ep_call *call, int peer, const mpix_ep_geometry *g, char **row,
+                         char **scales, char **record);
 /* Counts the item as packed; posts the chunk when it is full. */
 /*
  * Rows that are not with the rest of their batch, n of them. Combine: they lie at `at`, registered
  * as mem; bare: and nothing is in the chunks. Dispatch (there is set): they are in the chunks, and
  * go to `off` in the peer's memory `there`.
  */
-typedef struct mpix_ep_far_rows {
+typedef struct mpix_ep_remote_rows {
     int64_t n;
     const mpix_proxy_mem *mem;
     const char *at;
     int bare;
     const mpix_proxy_rmem *there;
     uint64_t off;
-} mpix_ep_far_rows;
-void mpix_ep_far_packed(mpix_ep_call *call, int peer, const mpix_ep_geometry *g,
-                        const mpix_ep_far_rows *own);
+} mpix_ep_remote_rows;
+void mpix_ep_remote_packed(mpix_ep_call *call, int peer, const mpix_ep_geometry *g,
+                           const mpix_ep_remote_rows *own);
 /* which sources put their rows into the output */
-void mpix_ep_far_dispatch_grant(mpix_ep_call *call, const mpix_ep_geometry *g, size_t rows);
+void mpix_ep_remote_dispatch_grant(mpix_ep_call *call, const mpix_ep_geometry *g, size_t rows);
 /* and where */
-mpix_ep_place mpix_ep_far_dispatch_place(mpix_ep_call *call, int peer);
+mpix_ep_place mpix_ep_remote_dispatch_place(mpix_ep_call *call, int peer);
 /* Memory of this context, to send from and for proxied peers to write to. Collective, ends in
  * agreement; nothing where there are none. */
-int mpix_ep_far_register(mpix_ep *ep, void *base, size_t bytes, mpix_ep_region *region);
-void mpix_ep_far_deregister(mpix_ep *ep, mpix_ep_region *region);
-int mpix_ep_far_begin(mpix_ep_call *call); /* takes the chunks for this call; 0: another
-                                            * call has them */
+int mpix_ep_remote_register(mpix_ep *ep, void *base, size_t bytes, mpix_ep_region *region);
+void mpix_ep_remote_deregister(mpix_ep *ep, mpix_ep_region *region);
+int mpix_ep_remote_begin(mpix_ep_call *call); /* takes the chunks for this call; 0: another
+                                               * call has them */
 /* The places of item i of a received batch of total items at base. */
-void mpix_ep_far_at(const mpix_ep_geometry *g, char *base, int64_t total, int64_t i, char **row,
-                    char **scales, char **record);
-int mpix_ep_far_dispatch_pack(mpix_ep_call *call); /* 1: all packed */
+void mpix_ep_remote_at(const mpix_ep_geometry *g, char *base, int64_t total, int64_t i, char **row,
+                       char **scales, char **record);
+int mpix_ep_remote_dispatch_pack(mpix_ep_call *call); /* 1: all packed */
 /* expands what proxied peers sent */
-void mpix_ep_far_dispatch_take(mpix_ep_call *call, int64_t rows);
-int mpix_ep_far_combine_pack(mpix_ep_call *call);
-mpix_ep_geometry mpix_ep_far_dispatch_geometry(const mpix_ep_call *call);
-mpix_ep_geometry mpix_ep_far_combine_geometry(const mpix_ep_call *call);
+void mpix_ep_remote_dispatch_take(mpix_ep_call *call, int64_t rows);
+int mpix_ep_remote_combine_pack(mpix_ep_call *call);
+mpix_ep_geometry mpix_ep_remote_dispatch_geometry(const mpix_ep_call *call);
+mpix_ep_geometry mpix_ep_remote_combine_geometry(const mpix_ep_call *call);
 
 /* Regions of a staging bank for the batches of proxied peers, totals[peer] items each, from offset
  * stage on; returns the end. */
-size_t mpix_ep_far_regions(mpix_ep_call *call, const mpix_ep_geometry *g, const int64_t *totals,
-                           size_t stage);
+size_t mpix_ep_remote_regions(mpix_ep_call *call, const mpix_ep_geometry *g, const int64_t *totals,
+                              size_t stage);
 int64_t mpix_ep_mapped_rows(const mpix_ep_call *call);  /* rows this rank receives through mapped
                                                          * peers */
 int64_t mpix_ep_combine_rows(const mpix_ep_call *call); /* rows that the last dispatch left in the

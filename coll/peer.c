@@ -7,12 +7,12 @@
 #include <string.h>
 
 static void peer_proxied(mpix_ep *ep, int rank, MPIX_Ep_peer *peer) {
-    const mpix_proxy *proxy = ep->far->proxy;
+    const mpix_proxy *proxy = ep->remote->proxy;
     const mpix_net_caps *caps = mpix_proxy_caps(proxy);
     uint64_t messages, bytes;
     mpix_proxy_counts(proxy, rank, &messages, &bytes);
     peer->reach = MPIX_EP_REACH_PROXIED;
-    peer->lanes = ep->far->lanes;
+    peer->lanes = ep->remote->lanes;
     peer->proxy_threads = mpix_proxy_threads(proxy);
     peer->counted = mpix_proxy_counted(proxy);
     peer->mtu = caps->mtu;
@@ -48,7 +48,7 @@ int PMPIX_Ep_get_peer(MPIX_Ep ep, int rank, MPIX_Ep_peer *peer) {
     if (kind)
         return mpix_boot_raise(ep->boot, kind);
     *peer = (MPIX_Ep_peer){.struct_size = sizeof *peer, .lanes = 1};
-    if (mpix_ep_is_far(ep, rank)) {
+    if (mpix_ep_is_remote(ep, rank)) {
         peer_proxied(ep, rank, peer);
     } else {
         peer->reach = rank == ep->rank ? MPIX_EP_REACH_SELF : MPIX_EP_REACH_MAPPED;

@@ -290,7 +290,7 @@ static int combine_hops(const mpix_ep *ep, const MPIX_Ep_combine_in *in, mpix_cu
     int fp8 = in->x.dtype == MPIX_EP_F8E4M3 || in->x.dtype == MPIX_EP_F8E5M2;
     c->wire = fp8 ? MPIX_EP_BF16 : in->x.dtype;
     c->hop = (int64_t)mpix_dtype_size(c->wire) <= ep->config.max_row_bytes / in->hidden;
-    if (ep->gpu->far && ep->params.two_hops == MPIX_HOPS_ON && !c->hop)
+    if (ep->gpu->remote && ep->params.two_hops == MPIX_HOPS_ON && !c->hop)
         return mpix_fail(MPIX_ERRK_ARG, "in.hidden",
                          "two_hops=on: a row of %lld elements of %s, in which partial sums travel, "
                          "exceeds config.max_row_bytes = %lld",
@@ -346,13 +346,13 @@ static int combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in,
     /* the agreed width is known on the device only */
     size_t slot = sizeof(float) * (size_t)(handle->topk > 0 ? handle->topk : 1);
     int fp8 = in->x.dtype == MPIX_EP_F8E4M3 || in->x.dtype == MPIX_EP_F8E5M2;
-    if (expert && ep->gpu->far && fp8 &&
-        in->hidden > ep->config.max_row_bytes * MPIX_EP_GPU_FAR_PARTIAL / 4)
+    if (expert && ep->gpu->remote && fp8 &&
+        in->hidden > ep->config.max_row_bytes * MPIX_EP_GPU_REMOTE_PARTIAL / 4)
         return mpix_fail(MPIX_ERRK_ARG, "in.hidden",
                          "in.hidden = %lld: partial sums of fp8 rows travel to proxied peers in "
                          "float, at most %d * config.max_row_bytes = %lld bytes a row",
-                         (long long)in->hidden, MPIX_EP_GPU_FAR_PARTIAL,
-                         (long long)ep->config.max_row_bytes * MPIX_EP_GPU_FAR_PARTIAL);
+                         (long long)in->hidden, MPIX_EP_GPU_REMOTE_PARTIAL,
+                         (long long)ep->config.max_row_bytes * MPIX_EP_GPU_REMOTE_PARTIAL);
     /* the rows' rank sums them, so they may lie anywhere; partial sums in float where
      * wire asks for it */
     if (expert) {

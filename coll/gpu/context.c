@@ -97,7 +97,7 @@ static int windows_collect(mpix_ep *ep) {
 
 int mpix_ep_gpu_part(mpix_ep *ep) {
     mpix_ep_gpu *gpu = ep->gpu;
-    mpix_ep_gpu_far_settle(ep);
+    mpix_ep_gpu_remote_settle(ep);
     if (!gpu->ipc)
         return 0;
     mpix_gpu device = gpu_of(ep);
@@ -168,7 +168,7 @@ static int create_local(mpix_ep *ep) {
 static int kernels_load(mpix_ep *ep) {
     const MPIX_Ep_config *c = &ep->config;
     char why[MPIX_CUDA_WHY] = "";
-    int what = MPIX_CUDA_LOAD_EP | (ep->gpu->far ? MPIX_CUDA_LOAD_FAR : 0);
+    int what = MPIX_CUDA_LOAD_EP | (ep->gpu->remote ? MPIX_CUDA_LOAD_REMOTE : 0);
     if (c->mode == MPIX_EP_LL)
         what |= MPIX_CUDA_LOAD_LL;
     else
@@ -237,7 +237,7 @@ int mpix_ep_gpu_create(mpix_ep *ep) {
     if (!kind)
         kind = mpix_boot_agree(ep->boot, create_local(ep));
     if (!kind)
-        kind = mpix_ep_gpu_far_create(ep);
+        kind = mpix_ep_gpu_remote_create(ep);
     if (!kind)
         kind = mpix_boot_agree(ep->boot, kernels_load(ep));
     if (!kind)
@@ -246,7 +246,7 @@ int mpix_ep_gpu_create(mpix_ep *ep) {
     return kind;
 }
 
-void mpix_ep_gpu_free(mpix_ep *ep) { mpix_ep_far_free(ep); }
+void mpix_ep_gpu_free(mpix_ep *ep) { mpix_ep_remote_free(ep); }
 
 void mpix_ep_gpu_stop(mpix_ep *ep) {
     mpix_ep_gpu *gpu = ep->gpu;
@@ -262,7 +262,7 @@ void mpix_ep_gpu_stop(mpix_ep *ep) {
             mpix_ep_gpu_window_free(ep, &gpu->kept[i]);
         gpu->ops->stream_destroy(gpu->stream);
         mpix_ep_gpu_spare_free(ep);
-        mpix_ep_gpu_far_free(ep);
+        mpix_ep_gpu_remote_free(ep);
     }
     if (gpu->bases)
         gpu->ops->local_free(&gpu->device, gpu->bases);
@@ -320,12 +320,12 @@ static size_t carve(mpix_ep *ep, mpix_cuda_handle *d, char *at) {
         CUT(expert.blk, blocks * e);
     }
     CUT(engines.signals, 24);
-    if (d->far.is) {
-        CUT(far.packed, 2 * n * MPIX_CUDA_FAR_CHUNKS);
-        CUT(far.here, 3 * n);
-        CUT(far.last, n * MPIX_CUDA_FAR_WAYS);
-        CUT(far.rel, d->far.hops ? tokens * (size_t)d->far.nhosts : 0);
-        CUT(far.blk, d->far.hops ? blocks * (size_t)d->far.nhosts : 0);
+    if (d->remote.is) {
+        CUT(remote.packed, 2 * n * MPIX_CUDA_REMOTE_CHUNKS);
+        CUT(remote.here, 3 * n);
+        CUT(remote.last, n * MPIX_CUDA_REMOTE_WAYS);
+        CUT(remote.rel, d->remote.hops ? tokens * (size_t)d->remote.nhosts : 0);
+        CUT(remote.blk, d->remote.hops ? blocks * (size_t)d->remote.nhosts : 0);
     }
 #undef CUT
     return used;
@@ -423,7 +423,7 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
     }
     if (d->engines.on)
         bytes = mpix_ep_gpu_engines_window(ep, d, bytes);
-    kind = mpix_ep_gpu_far_handle(handle, d);
+    kind = mpix_ep_gpu_remote_handle(handle, d);
     if (!kind)
         kind = mpix_ep_gpu_window_create(ep, bytes, &g->window);
     if (!kind) {
@@ -445,7 +445,7 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
             kind = mpix_ep_gpu_engines_create(ep, d, why);
         carve(ep, d, g->local);
         if (!kind)
-            kind = mpix_ep_gpu_far_begin(handle, d, why);
+            kind = mpix_ep_gpu_remote_begin(handle, d, why);
         g->captured = g->results;
         d->results = (int64_t *)(g->captured + 1);
         kind = mpix_boot_agree(ep->boot,
@@ -464,7 +464,7 @@ void mpix_ep_gpu_handle_free(struct mpix_ep_handle *handle, int with_context) {
         return;
     const mpix_cuda_ops *ops = ep->gpu->ops;
     ops->device_sync(&ep->gpu->device); /* kernels end, if only by their time limit */
-    mpix_ep_gpu_far_end(handle, &g->dev);
+    mpix_ep_gpu_remote_end(handle, &g->dev);
     if (g->buffer)
         mpix_ep_gpu_dealloc(ep, g->buffer);
     if (!ep->failed && g->window.used)

@@ -13,7 +13,7 @@ enum { MPIX_EP_GPU_REPORTS = 4096, MPIX_EP_GPU_KNOWN = 128 };
 /* Places of reports: free, of an enqueued call (whose place may be taken over), of a transfer. */
 enum { MPIX_EP_GPU_SLOT_FREE, MPIX_EP_GPU_SLOT_ENQUEUED, MPIX_EP_GPU_SLOT_HELD };
 
-typedef struct mpix_ep_gpu_far mpix_ep_gpu_far;
+typedef struct mpix_ep_gpu_remote mpix_ep_gpu_remote;
 
 typedef struct mpix_ep_gpu {
     const mpix_cuda_ops *ops;
@@ -40,8 +40,8 @@ typedef struct mpix_ep_gpu {
         const void *p;
         uint64_t allocation;
     } known[MPIX_EP_GPU_KNOWN];
-    MPIX_Error async;            /* first error of an enqueued call */
-    struct mpix_ep_gpu_far *far; /* gpu/remote.c; NULL: all peers are mapped */
+    MPIX_Error async;                  /* first error of an enqueued call */
+    struct mpix_ep_gpu_remote *remote; /* gpu/remote.c; NULL: all peers are mapped */
 } mpix_ep_gpu;
 
 typedef struct mpix_ep_gpu_handle {
@@ -139,7 +139,7 @@ int mpix_ep_gpu_engines_counts(struct mpix_ep_handle *handle);
 
 /* What an item between proxied peers holds in the EXPERT layout, in rows of max_row_bytes: partial
  * sums in float. */
-enum { MPIX_EP_GPU_FAR_PARTIAL = 2 };
+enum { MPIX_EP_GPU_REMOTE_PARTIAL = 2 };
 /* What the EXPERT layout adds to a source's block of so many bytes: its chunks and where they are
  * told of. The block's bytes then. */
 size_t mpix_ep_gpu_expert_block(size_t block, int64_t tokens, int ranks, mpix_cuda_expert *x);
@@ -147,14 +147,14 @@ size_t mpix_ep_gpu_expert_block(size_t block, int64_t tokens, int ranks, mpix_cu
  * agreement; handle: d->block is final, and hosts are filled in anyhow. begin, end: of a handle's
  * counting in its slot. settle: waits, with a bound, until the proxy has moved what finished
  * kernels have queued. bytes: of a handle's window. */
-int mpix_ep_gpu_far_create(mpix_ep *ep);
-void mpix_ep_gpu_far_free(mpix_ep *ep);
-void mpix_ep_gpu_far_settle(mpix_ep *ep);
-int mpix_ep_gpu_far_handle(struct mpix_ep_handle *handle, mpix_cuda_handle *d);
-int mpix_ep_gpu_far_begin(struct mpix_ep_handle *handle, const mpix_cuda_handle *d, char *why);
-void mpix_ep_gpu_far_end(struct mpix_ep_handle *handle, const mpix_cuda_handle *d);
-size_t mpix_ep_gpu_far_bytes(const MPIX_Ep_config *config, const mpix_params *params,
-                             const mpix_cuda_ll *ll, int ranks, int ranks_per_host);
+int mpix_ep_gpu_remote_create(mpix_ep *ep);
+void mpix_ep_gpu_remote_free(mpix_ep *ep);
+void mpix_ep_gpu_remote_settle(mpix_ep *ep);
+int mpix_ep_gpu_remote_handle(struct mpix_ep_handle *handle, mpix_cuda_handle *d);
+int mpix_ep_gpu_remote_begin(struct mpix_ep_handle *handle, const mpix_cuda_handle *d, char *why);
+void mpix_ep_gpu_remote_end(struct mpix_ep_handle *handle, const mpix_cuda_handle *d);
+size_t mpix_ep_gpu_remote_bytes(const MPIX_Ep_config *config, const mpix_params *params,
+                                const mpix_cuda_ll *ll, int ranks, int ranks_per_host);
 
 /* Low latency (gpu/ll.c). geometry: sizes and places of a handle's window, equal on all ranks;
  * UNSUPPORTED or NO_MEM. */

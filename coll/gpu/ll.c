@@ -71,10 +71,10 @@ int mpix_ep_gpu_ll_window_size(const MPIX_Ep_config *c, const mpix_params *param
     mpix_ep_placement_free(&placement);
     if (kind)
         return kind;
-    size_t far = ranks_per_host < ranks
-                     ? mpix_ep_gpu_far_bytes(c, params, &ll, ranks, ranks_per_host)
-                     : 0;
-    *bytes = (MPI_Count)(2 * 4096 + ll.bytes + far);
+    size_t remote = ranks_per_host < ranks
+                        ? mpix_ep_gpu_remote_bytes(c, params, &ll, ranks, ranks_per_host)
+                        : 0;
+    *bytes = (MPI_Count)(2 * 4096 + ll.bytes + remote);
     return 0;
 }
 

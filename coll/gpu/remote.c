@@ -1,7 +1,7 @@
 /*
  * remote.c - contexts in GPU memory some of whose peers are reached through the proxy: the queues
  * from kernels to the proxy, and for each handle a window in host memory that kernels, the network
- * and the proxy reach. The protocol is in kernels/cuda/remote/far.cuh.
+ * and the proxy reach. The protocol is in kernels/cuda/remote/remote.cuh.
  *
  * A window belongs to a handle's slot and stays registered until the context ends: a peer that has
  * not heard of a handle's end may still write words into it. A slot that is used again goes on
@@ -19,7 +19,7 @@
  * two hops (two_hops=on), only for peers of which one forwards for the other. In the EXPERT layout,
  * which takes one hop, there are requests too, and an item may be a partial sum in float of rows of
  * two bytes, so it has room for twice max_row_bytes. In low latency there is room for a batch of
- * each kind, and of what comes for each bank (kernels/cuda/ll/ll_far.cu).
+ * each kind, and of what comes for each bank (kernels/cuda/ll/ll_remote.cu).
  */
 #include "config.h"
 
@@ -35,11 +35,11 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-_Static_assert((int)MPIX_CUDA_FAR_WAYS >= (int)MPIX_DEV_FIFOS, "each way has a queue");
+_Static_assert((int)MPIX_CUDA_REMOTE_WAYS >= (int)MPIX_DEV_FIFOS, "each way has a queue");
 
-enum { FAR_QUEUES = 4, FAR_SLOTS = 2048, GPU_GRAIN = 2 << 20 };
+enum { REMOTE_QUEUES = 4, REMOTE_SLOTS = 2048, GPU_GRAIN = 2 << 20 };
 
-typedef struct far_slot {
+typedef struct remote_slot {
     void *base, *mapped; /* NULL: not made; as kernels see it */
     size_t bytes;
     int gpu;         /* it is GPU memory */
@@ -47,13 +47,13 @@ typedef struct far_slot {
     mpix_proxy_mem *mem;
     mpix_proxy_rmem **rmem; /* [size] */
     uint64_t epochs[MPIX_CUDA_KINDS];
-} far_slot;
+} remote_slot;
 
-struct mpix_ep_gpu_far {
+struct mpix_ep_gpu_remote {
     mpix_gpu gpu;
     mpix_gpu_queues *queues;
     void *state, *peers; /* GPU memory: what kernels see of the queues */
-    far_slot *slots;     /* [max_handles] */
+    remote_slot *slots;  /* [max_handles] */
     char memory[200];    /* which memory the first window is, and why; for people */
 };
 
@@ -61,11 +61,11 @@ static size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 /* ---- context --------------------------------------------------------------------------------- */
 
-static int create_local(mpix_ep *ep, mpix_ep_gpu_far *far) {
+static int create_local(mpix_ep *ep, mpix_ep_gpu_remote *remote) {
     const mpix_params *params = &ep->params;
-    const mpix_gpu *gpu = &far->gpu;
-    mpix_gpu_queues_config config = {.queues = ep->size < FAR_QUEUES ? ep->size : FAR_QUEUES,
-                                     .slots = FAR_SLOTS,
+    const mpix_gpu *gpu = &remote->gpu;
+    mpix_gpu_queues_config config = {.queues = ep->size < REMOTE_QUEUES ? ep->size : REMOTE_QUEUES,
+                                     .slots = REMOTE_SLOTS,
                                      .counters = 1,
                                      .window = MPIX_EP_WINDOW_STAGE,
                                      .spread = 1};
@@ -80,40 +80,41 @@ static int create_local(mpix_ep *ep, mpix_ep_gpu_far *far) {
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "max_handles",
                          "max_handles = %d, at most %d among proxied peers of GPU memory",
                          params->max_handles, MPIX_DEV_LOCALS);
-    int kind = mpix_gpu_queues_open(ep->far->proxy, gpu, &config, &far->queues);
+    int kind = mpix_gpu_queues_open(ep->remote->proxy, gpu, &config, &remote->queues);
     if (kind)
         return kind;
-    int ways = mpix_gpu_queues_ways(far->queues);
+    int ways = mpix_gpu_queues_ways(remote->queues);
     size_t npeers = (size_t)(ways * ep->size);
     mpix_dev_peer *peers = calloc(npeers, sizeof *peers);
     kind = peers ? 0 : MPIX_ERRK_NO_MEM;
     if (!kind)
-        kind = gpu->ops->local_alloc(&gpu->device, sizeof state, &far->state, why);
+        kind = gpu->ops->local_alloc(&gpu->device, sizeof state, &remote->state, why);
     if (!kind)
-        kind = gpu->ops->local_alloc(&gpu->device, npeers * sizeof *peers, &far->peers, why);
+        kind = gpu->ops->local_alloc(&gpu->device, npeers * sizeof *peers, &remote->peers, why);
     for (int r = 0; r < ep->size && !kind; r++)
-        for (int way = 0; way < ways && ep->far->is[r]; way++)
-            mpix_gpu_queues_describe_peer(far->queues, r, way, &peers[way * ep->size + r]);
-    mpix_gpu_queues_describe(far->queues, &state);
-    state.peers = far->peers;
+        for (int way = 0; way < ways && ep->remote->is[r]; way++)
+            mpix_gpu_queues_describe_peer(remote->queues, r, way, &peers[way * ep->size + r]);
+    mpix_gpu_queues_describe(remote->queues, &state);
+    state.peers = remote->peers;
     if (!kind)
-        kind = gpu->ops->copy(&gpu->device, far->peers, peers, npeers * sizeof *peers, why);
+        kind = gpu->ops->copy(&gpu->device, remote->peers, peers, npeers * sizeof *peers, why);
     if (!kind)
-        kind = gpu->ops->copy(&gpu->device, far->state, &state, sizeof state, why);
+        kind = gpu->ops->copy(&gpu->device, remote->state, &state, sizeof state, why);
     free(peers);
     return kind ? mpix_fail(kind, NULL, "the queues of a GPU: %s", why) : 0;
 }
 
-int mpix_ep_gpu_far_create(mpix_ep *ep) {
-    if (!ep->far)
+int mpix_ep_gpu_remote_create(mpix_ep *ep) {
+    if (!ep->remote)
         return 0;
-    mpix_ep_gpu_far *far = calloc(1, sizeof *far);
-    far_slot *slots = calloc((size_t)ep->params.max_handles, sizeof *slots);
-    int kind = far && slots ? 0 : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for proxied peers");
-    if (far) {
-        *far = (mpix_ep_gpu_far){.gpu = {ep->gpu->ops, ep->gpu->device, ep->gpu->ipc},
-                                 .slots = slots};
-        ep->gpu->far = far;
+    mpix_ep_gpu_remote *remote = calloc(1, sizeof *remote);
+    remote_slot *slots = calloc((size_t)ep->params.max_handles, sizeof *slots);
+    int kind = remote && slots ? 0
+                               : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for proxied peers");
+    if (remote) {
+        *remote = (mpix_ep_gpu_remote){.gpu = {ep->gpu->ops, ep->gpu->device, ep->gpu->ipc},
+                                       .slots = slots};
+        ep->gpu->remote = remote;
     } else {
         free(slots);
     }
@@ -122,13 +123,13 @@ int mpix_ep_gpu_far_create(mpix_ep *ep) {
     else
         kind = mpix_boot_agree(ep->boot, kind);
     if (!kind)
-        kind = mpix_proxy_window(ep->far->proxy, MPIX_EP_WINDOW_STAGE, ep->stage->base,
+        kind = mpix_proxy_window(ep->remote->proxy, MPIX_EP_WINDOW_STAGE, ep->stage->base,
                                  ep->stage_bytes);
-    return kind ? kind : mpix_boot_agree(ep->boot, create_local(ep, far));
+    return kind ? kind : mpix_boot_agree(ep->boot, create_local(ep, remote));
 }
 
-static void slot_free(mpix_ep *ep, far_slot *slot) {
-    mpix_proxy *proxy = ep->far->proxy;
+static void slot_free(mpix_ep *ep, remote_slot *slot) {
+    mpix_proxy *proxy = ep->remote->proxy;
     for (int r = 0; slot->rmem && r < ep->size; r++)
         if (slot->rmem[r])
             mpix_proxy_rmem_close(proxy, slot->rmem[r]);
@@ -141,35 +142,35 @@ static void slot_free(mpix_ep *ep, far_slot *slot) {
     if (!slot->gpu && !ep->unsafe)
         mpix_mem_shared_free(slot->base);
     free(slot->rmem);
-    *slot = (far_slot){0};
+    *slot = (remote_slot){0};
 }
 
-void mpix_ep_gpu_far_free(mpix_ep *ep) {
-    mpix_ep_gpu_far *far = ep->gpu->far;
-    if (!far)
+void mpix_ep_gpu_remote_free(mpix_ep *ep) {
+    mpix_ep_gpu_remote *remote = ep->gpu->remote;
+    if (!remote)
         return;
-    ep->unsafe |= mpix_proxy_end(ep->far->proxy) != 0; /* then windows may go */
-    mpix_gpu_queues_close(far->queues);
-    for (int i = 0; far->slots && i < ep->params.max_handles; i++)
-        slot_free(ep, &far->slots[i]);
-    if (far->state)
-        far->gpu.ops->local_free(&far->gpu.device, far->state);
-    if (far->peers)
-        far->gpu.ops->local_free(&far->gpu.device, far->peers);
-    free(far->slots);
-    free(far);
-    ep->gpu->far = NULL;
+    ep->unsafe |= mpix_proxy_end(ep->remote->proxy) != 0; /* then windows may go */
+    mpix_gpu_queues_close(remote->queues);
+    for (int i = 0; remote->slots && i < ep->params.max_handles; i++)
+        slot_free(ep, &remote->slots[i]);
+    if (remote->state)
+        remote->gpu.ops->local_free(&remote->gpu.device, remote->state);
+    if (remote->peers)
+        remote->gpu.ops->local_free(&remote->gpu.device, remote->peers);
+    free(remote->slots);
+    free(remote);
+    ep->gpu->remote = NULL;
 }
 
 #define SETTLE_NS UINT64_C(10000000000)
-void mpix_ep_gpu_far_settle(mpix_ep *ep) {
-    mpix_ep_gpu_far *far = ep->gpu->far;
+void mpix_ep_gpu_remote_settle(mpix_ep *ep) {
+    mpix_ep_gpu_remote *remote = ep->gpu->remote;
     uint64_t limit = ep->limit_ns < SETTLE_NS ? ep->limit_ns : SETTLE_NS;
-    if (!far || !far->queues)
+    if (!remote || !remote->queues)
         return;
     ep->gpu->ops->device_sync(&ep->gpu->device);
     uint64_t start = mpix_clock_ns();
-    while (!mpix_gpu_queues_settled(far->queues) && mpix_clock_ns() - start < limit)
+    while (!mpix_gpu_queues_settled(remote->queues) && mpix_clock_ns() - start < limit)
         sched_yield();
 }
 
@@ -194,7 +195,7 @@ static uint8_t room_of(const mpix_ep *ep, int r, int below) {
 }
 
 /* Two hops: who forwards for whom, and what they must save. */
-static void far_hops(const mpix_ep *ep, mpix_cuda_far *f) {
+static void remote_hops(const mpix_ep *ep, mpix_cuda_remote *f) {
     const int *host_of = ep->boot->host_of;
     double least = (double)ep->params.two_hops_bytes * ep->size / (double)ep->config.max_row_bytes;
     int shared = 0;
@@ -212,13 +213,13 @@ static void far_hops(const mpix_ep *ep, mpix_cuda_far *f) {
                                                 : mpix_ep_hop_forwarder(ep->boot, ep->rank, h));
     for (int r = 0; r < ep->size; r++) {
         f->host_of[r] = (uint8_t)host_of[r];
-        if (ep->far->is[r] && mpix_ep_hop_forwarder(ep->boot, r, f->here_host) == ep->rank)
+        if (ep->remote->is[r] && mpix_ep_hop_forwarder(ep->boot, r, f->here_host) == ep->rank)
             f->serves |= UINT32_C(1) << r;
     }
 }
 
 /* Low latency: bytes of a batch, and the rooms. */
-static void far_rooms_ll(const MPIX_Ep_config *c, const mpix_cuda_ll *ll, mpix_cuda_far *f) {
+static void remote_rooms_ll(const MPIX_Ep_config *c, const mpix_cuda_ll *ll, mpix_cuda_remote *f) {
     size_t tokens = (size_t)c->max_tokens;
     f->batch[0] = up(MPIX_CUDA_LL_HEAD + ll->counts_bytes + tokens * (ll->row + 16 + ll->record),
                      128);
@@ -228,48 +229,48 @@ static void far_rooms_ll(const MPIX_Ep_config *c, const mpix_cuda_ll *ll, mpix_c
 }
 
 /* Of a window with room for so many peers. */
-static size_t far_bytes(const mpix_cuda_far *f, size_t npeers) {
+static size_t remote_bytes(const mpix_cuda_remote *f, size_t npeers) {
     return f->land + npeers * (f->room + (f->batch[1] ? f->batch[0] + f->batch[1] : f->room));
 }
 
 /* Sizes and places in a window, where blocks and what comes are alike on all ranks. block: bytes of
  * a rank's block in the GPU's window; ll: in low latency. The window's bytes. */
-static size_t far_layout(const MPIX_Ep_config *c, size_t ranks, size_t npeers, size_t block,
-                         int hops, const mpix_cuda_ll *ll, mpix_cuda_far *f) {
+static size_t remote_layout(const MPIX_Ep_config *c, size_t ranks, size_t npeers, size_t block,
+                            int hops, const mpix_cuda_ll *ll, mpix_cuda_remote *f) {
     int expert = !ll && c->layout == MPIX_EP_EXPERT;
     size_t topk = (size_t)c->max_topk,
-           row = (size_t)c->max_row_bytes * (expert ? MPIX_EP_GPU_FAR_PARTIAL : 1);
+           row = (size_t)c->max_row_bytes * (expert ? MPIX_EP_GPU_REMOTE_PARTIAL : 1);
     size_t item = up(row + 32 + up(8 + (hops ? 12 : 8) * topk, 16), 128);
     f->arrived = block;
-    f->block = up(f->arrived + 3 * MPIX_CUDA_FAR_CHUNKS * sizeof(uint64_t), 128);
+    f->block = up(f->arrived + 3 * MPIX_CUDA_REMOTE_CHUNKS * sizeof(uint64_t), 128);
     f->ask = up(8 + 8 * topk, 16);
     /* in a room, so that land and room are alike on all ranks */
     f->asks = up((size_t)c->max_tokens * item + 1, 4096);
     f->room = f->asks + (hops || expert ? up((size_t)c->max_tokens * f->ask + 1, 4096) : 0);
     if (ll)
-        far_rooms_ll(c, ll, f);
+        remote_rooms_ll(c, ll, f);
     f->out = up(f->block * ranks, 4096);
     f->land = up(f->out + f->block * ranks, 4096);
     f->pack = f->land + npeers * f->room;
-    return far_bytes(f, npeers);
+    return remote_bytes(f, npeers);
 }
 
 /* The same with who is where. */
-static size_t far_geometry(const mpix_ep *ep, mpix_cuda_handle *d) {
-    mpix_cuda_far *f = &d->far;
+static size_t remote_geometry(const mpix_ep *ep, mpix_cuda_handle *d) {
+    mpix_cuda_remote *f = &d->remote;
     for (int r = 0; r < ep->size; r++) {
-        f->is |= (uint32_t)(ep->far->is[r] != 0) << r;
+        f->is |= (uint32_t)(ep->remote->is[r] != 0) << r;
         f->slot[r] = room_of(ep, ep->rank, r);
         f->there[r] = room_of(ep, r, ep->rank);
     }
-    far_hops(ep, f);
-    return far_layout(&ep->config, (size_t)ep->size, room_of(ep, ep->rank, ep->size), d->block,
-                      f->hops, d->ll.on ? &d->ll : NULL, f);
+    remote_hops(ep, f);
+    return remote_layout(&ep->config, (size_t)ep->size, room_of(ep, ep->rank, ep->size), d->block,
+                         f->hops, d->ll.on ? &d->ll : NULL, f);
 }
 
-size_t mpix_ep_gpu_far_bytes(const MPIX_Ep_config *c, const mpix_params *params,
-                             const mpix_cuda_ll *ll, int ranks, int ranks_per_host) {
-    mpix_cuda_far f = {0};
+size_t mpix_ep_gpu_remote_bytes(const MPIX_Ep_config *c, const mpix_params *params,
+                                const mpix_cuda_ll *ll, int ranks, int ranks_per_host) {
+    mpix_cuda_remote f = {0};
     size_t hosts = (size_t)(ranks + ranks_per_host - 1) / (size_t)ranks_per_host,
            peers = (size_t)(ranks - ranks_per_host);
     size_t block = up(sizeof(mpix_cuda_words) + 4 * sizeof(mpix_cuda_offer) +
@@ -282,8 +283,9 @@ size_t mpix_ep_gpu_far_bytes(const MPIX_Ep_config *c, const mpix_params *params,
     if (!ll && c->layout == MPIX_EP_EXPERT)
         block = mpix_ep_gpu_expert_block(block, c->max_tokens, ranks, &x);
     /* of equal hosts a rank exchanges batches with one rank of each other host */
-    return far_layout(c, (size_t)ranks, params->two_hops == MPIX_HOPS_ON && !ll ? hosts - 1 : peers,
-                      block, hops && !ll, ll, &f);
+    return remote_layout(c, (size_t)ranks,
+                         params->two_hops == MPIX_HOPS_ON && !ll ? hosts - 1 : peers, block,
+                         hops && !ll, ll, &f);
 }
 
 int mpix_ep_gpu_ht_window_size(const MPIX_Ep_config *c, const mpix_params *params, int ranks,
@@ -291,12 +293,12 @@ int mpix_ep_gpu_ht_window_size(const MPIX_Ep_config *c, const mpix_params *param
     mpix_ep_ctl_layout layout;
     int kind = mpix_ep_ht_banks(c, params, ranks, ranks_per_host, 1, bytes, &layout);
     if (!kind && ranks_per_host < ranks)
-        *bytes += (MPI_Count)mpix_ep_gpu_far_bytes(c, params, NULL, ranks, ranks_per_host);
+        *bytes += (MPI_Count)mpix_ep_gpu_remote_bytes(c, params, NULL, ranks, ranks_per_host);
     return kind;
 }
 
 /* The window in GPU memory. 0, or a kind with the reason in why, and nothing is left. */
-static int slot_gpu(mpix_ep *ep, far_slot *slot, size_t bytes, char *why) {
+static int slot_gpu(mpix_ep *ep, remote_slot *slot, size_t bytes, char *why) {
     const mpix_ep_gpu *gpu = ep->gpu;
     mpix_net_gpu way = {.fd = -1,
                         .peermem = access("/sys/module/nvidia_peermem", F_OK) == 0 ||
@@ -304,9 +306,9 @@ static int slot_gpu(mpix_ep *ep, far_slot *slot, size_t bytes, char *why) {
     void *base = NULL;
     char text[MPIX_CUDA_WHY] = "";
     bytes = up(bytes, GPU_GRAIN);
-    if (!mpix_proxy_reaches_gpu(ep->far->proxy)) {
+    if (!mpix_proxy_reaches_gpu(ep->remote->proxy)) {
         snprintf(why, MPIX_CUDA_WHY, "the transport %.60s registers no memory of GPUs",
-                 mpix_proxy_net_name(ep->far->proxy));
+                 mpix_proxy_net_name(ep->remote->proxy));
         return MPIX_ERRK_UNSUPPORTED;
     }
     if (!gpu->device.rdma_order) {
@@ -319,7 +321,7 @@ static int slot_gpu(mpix_ep *ep, far_slot *slot, size_t bytes, char *why) {
         return kind;
     if (gpu->device.dmabuf && gpu->ops->dmabuf(&gpu->device, base, bytes, &way.fd, text))
         way.fd = -1;
-    kind = mpix_proxy_mem_reg_gpu(ep->far->proxy, base, bytes, &way, &slot->mem);
+    kind = mpix_proxy_mem_reg_gpu(ep->remote->proxy, base, bytes, &way, &slot->mem);
     if (way.fd >= 0) /* the registration holds the buffer */
         close(way.fd);
     if (kind) {
@@ -330,13 +332,13 @@ static int slot_gpu(mpix_ep *ep, far_slot *slot, size_t bytes, char *why) {
     slot->base = slot->mapped = base;
     slot->bytes = bytes;
     slot->gpu = 1;
-    snprintf(ep->gpu->far->memory, sizeof ep->gpu->far->memory, "GPU memory, as %s", way.how);
+    snprintf(ep->gpu->remote->memory, sizeof ep->gpu->remote->memory, "GPU memory, as %s", way.how);
     return 0;
 }
 
 /* What can be done alone. The proxy is not turned by anybody but its thread, which
  * registration keeps out. */
-static int slot_local(mpix_ep *ep, far_slot *slot, size_t bytes) {
+static int slot_local(mpix_ep *ep, remote_slot *slot, size_t bytes) {
     const mpix_ep_gpu *gpu = ep->gpu;
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     char why[MPIX_CUDA_WHY] = "";
@@ -355,7 +357,7 @@ static int slot_local(mpix_ep *ep, far_slot *slot, size_t bytes) {
                              why);
         mpix_log(MPIX_LOG_INFO, "rows of proxied peers go through pinned host memory: %s", why);
     }
-    snprintf(ep->gpu->far->memory, sizeof ep->gpu->far->memory, "pinned host memory%s%.140s",
+    snprintf(ep->gpu->remote->memory, sizeof ep->gpu->remote->memory, "pinned host memory%s%.140s",
              why[0] ? ": " : "", why);
     int kind = slot->rmem ? mpix_mem_shared_alloc(bytes, &slot->base)
                           : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle");
@@ -365,12 +367,12 @@ static int slot_local(mpix_ep *ep, far_slot *slot, size_t bytes) {
     kind = gpu->ops->host_register(&gpu->device, slot->base, up(bytes, page), &slot->mapped, why);
     if (kind)
         return mpix_fail(kind, NULL, "host memory for proxied peers (%zu bytes): %s", bytes, why);
-    return mpix_proxy_mem_reg(ep->far->proxy, slot->base, bytes, &slot->mem);
+    return mpix_proxy_mem_reg(ep->remote->proxy, slot->base, bytes, &slot->mem);
 }
 
 /* Registers a slot's window and exchanges keys. Collective, ends in agreement. */
-static int slot_make(mpix_ep *ep, far_slot *slot, size_t bytes) {
-    mpix_proxy *proxy = ep->far->proxy;
+static int slot_make(mpix_ep *ep, remote_slot *slot, size_t bytes) {
+    mpix_proxy *proxy = ep->remote->proxy;
     size_t key = mpix_proxy_key_bytes(proxy) + 1; /* the last byte: it is GPU memory */
     char *keys = calloc((size_t)ep->size + 1, key);
     int kind = keys ? slot_local(ep, slot, bytes)
@@ -383,7 +385,7 @@ static int slot_make(mpix_ep *ep, far_slot *slot, size_t bytes) {
     }
     int own = 0;
     for (int r = 0; r < ep->size && !kind && !own; r++)
-        if (ep->far->is[r])
+        if (ep->remote->is[r])
             own = mpix_proxy_rmem_open(proxy, r, keys + (size_t)r * key, &slot->rmem[r]);
     for (int r = 0; r < ep->size && !kind; r++)
         slot->theirs |= (uint32_t)(keys[((size_t)r + 1) * key - 1] != 0) << r;
@@ -394,7 +396,7 @@ static int slot_make(mpix_ep *ep, far_slot *slot, size_t bytes) {
 
 /* The epochs with which a slot goes on: the highest of all ranks, since a rank whose last call
  * failed may have counted less. Collective. */
-static int slot_epochs(mpix_ep *ep, far_slot *slot) {
+static int slot_epochs(mpix_ep *ep, remote_slot *slot) {
     uint64_t(*all)[MPIX_CUDA_KINDS] = calloc((size_t)ep->size, sizeof *all);
     int kind = mpix_boot_agree(ep->boot,
                                all ? 0
@@ -408,17 +410,17 @@ static int slot_epochs(mpix_ep *ep, far_slot *slot) {
     return kind;
 }
 
-int mpix_ep_gpu_far_handle(struct mpix_ep_handle *handle, mpix_cuda_handle *d) {
+int mpix_ep_gpu_remote_handle(struct mpix_ep_handle *handle, mpix_cuda_handle *d) {
     mpix_ep *ep = handle->ep;
-    mpix_ep_gpu_far *far = ep->gpu->far;
-    mpix_cuda_far *f = &d->far;
+    mpix_ep_gpu_remote *remote = ep->gpu->remote;
+    mpix_cuda_remote *f = &d->remote;
     f->nhosts = ep->boot->nhosts;
     for (int r = 0; r < ep->size; r++)
         f->host[ep->boot->host_of[r]] |= UINT32_C(1) << r;
-    if (!far)
+    if (!remote)
         return 0;
-    far_slot *slot = &far->slots[handle->slot];
-    size_t bytes = far_geometry(ep, d);
+    remote_slot *slot = &remote->slots[handle->slot];
+    size_t bytes = remote_geometry(ep, d);
     /* one command each; alike on all ranks */
     if (f->batch[0] > UINT32_MAX || f->batch[1] > UINT32_MAX)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, "config.max_tokens",
@@ -434,30 +436,30 @@ int mpix_ep_gpu_far_handle(struct mpix_ep_handle *handle, mpix_cuda_handle *d) {
         kind = slot_epochs(ep, slot);
     if (kind)
         return kind;
-    f->local = handle->slot;
-    f->remote = handle->slot * ep->size;
+    f->lwin = handle->slot;
+    f->rwin = handle->slot * ep->size;
     f->window = slot->mapped;
     f->chunk_bytes = ep->params.chunk_bytes;
-    f->queue = far->state;
-    mpix_gpu_queues_local(far->queues, f->local, slot->mem, slot->base, slot->bytes);
+    f->queue = remote->state;
+    mpix_gpu_queues_local(remote->queues, f->lwin, slot->mem, slot->base, slot->bytes);
     for (int r = 0; r < ep->size; r++)
-        if (ep->far->is[r]) {
-            mpix_gpu_queues_remote(far->queues, f->remote + r, r, slot->rmem[r], 0,
-                                   far_bytes(f, room_of(ep, r, ep->size)), 0);
+        if (ep->remote->is[r]) {
+            mpix_gpu_queues_remote(remote->queues, f->rwin + r, r, slot->rmem[r], 0,
+                                   remote_bytes(f, room_of(ep, r, ep->size)), 0);
             if (slot->theirs >> r & 1)
-                mpix_gpu_queues_remote_gpu(far->queues, f->remote + r);
+                mpix_gpu_queues_remote_gpu(remote->queues, f->rwin + r);
         }
     return 0;
 }
 
 /* The device's state is there: it goes on counting where the slot's last handle ended. In low
  * latency all that mapped peers have sent was taken then. */
-int mpix_ep_gpu_far_begin(struct mpix_ep_handle *handle, const mpix_cuda_handle *d, char *why) {
+int mpix_ep_gpu_remote_begin(struct mpix_ep_handle *handle, const mpix_cuda_handle *d, char *why) {
     mpix_ep *ep = handle->ep;
     mpix_ep_gpu *gpu = ep->gpu;
-    if (!gpu->far)
+    if (!gpu->remote)
         return 0;
-    const uint64_t *epochs = gpu->far->slots[handle->slot].epochs;
+    const uint64_t *epochs = gpu->remote->slots[handle->slot].epochs;
     int kind = gpu->ops->copy(&gpu->device, d->state->epoch, epochs, sizeof d->state->epoch, why);
     if (kind || !d->ll.on)
         return kind;
@@ -471,18 +473,18 @@ int mpix_ep_gpu_far_begin(struct mpix_ep_handle *handle, const mpix_cuda_handle 
     return kind;
 }
 
-void mpix_ep_gpu_far_end(struct mpix_ep_handle *handle, const mpix_cuda_handle *d) {
+void mpix_ep_gpu_remote_end(struct mpix_ep_handle *handle, const mpix_cuda_handle *d) {
     mpix_ep_gpu *gpu = handle->ep->gpu;
     char why[MPIX_CUDA_WHY] = "";
-    if (!gpu->far || !d->state)
+    if (!gpu->remote || !d->state)
         return;
-    mpix_ep_gpu_far_settle(handle->ep); /* the slot's next handle packs where this one has */
-    (void)gpu->ops->copy(&gpu->device, gpu->far->slots[handle->slot].epochs, d->state->epoch,
+    mpix_ep_gpu_remote_settle(handle->ep); /* the slot's next handle packs where this one has */
+    (void)gpu->ops->copy(&gpu->device, gpu->remote->slots[handle->slot].epochs, d->state->epoch,
                          sizeof d->state->epoch, why);
 }
 
 /* Ways are lanes of the network here, which kernels choose. */
 void mpix_ep_gpu_peer(const mpix_ep *ep, MPIX_Ep_peer *peer, const char **memory) {
-    peer->lanes = mpix_proxy_lanes(ep->far->proxy);
-    *memory = ep->gpu->far && ep->gpu->far->memory[0] ? ep->gpu->far->memory : NULL;
+    peer->lanes = mpix_proxy_lanes(ep->remote->proxy);
+    *memory = ep->gpu->remote && ep->gpu->remote->memory[0] ? ep->gpu->remote->memory : NULL;
 }

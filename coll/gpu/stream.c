@@ -96,7 +96,7 @@ static int report_fail(mpix_ep *ep, const mpix_cuda_status *s) {
             b);
     case MPIX_CUDA_LOST: {
         MPIX_Error error;
-        if (ep->far && mpix_proxy_failed(ep->far->proxy, p, &error))
+        if (ep->remote && mpix_proxy_failed(ep->remote->proxy, p, &error))
             return mpix_fail_peer(error.kind, p, host, "%.300s; the context has failed",
                                   error.text);
         return mpix_fail_peer(MPIX_ERRK_INTERNAL, p, host,

@@ -91,7 +91,7 @@ static void stage_rows(mpix_ep_call *call, size_t stage, const char *from, int64
     for (int64_t i = 0; i < plan->nsegments; i++) {
         const mpix_ep_segment *s = &plan->segments[i];
         for (int64_t r = s->row;
-             s->source != ep->rank && (call->hop || !mpix_ep_is_far(ep, s->source)) &&
+             s->source != ep->rank && (call->hop || !mpix_ep_is_remote(ep, s->source)) &&
              r < s->row + s->n && r < rows;
              r++) {
             void *dst = to + (size_t)r * pitch;
@@ -148,9 +148,9 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
     }
     if (call->hop) {
         stage = mpix_ep_hop_sum_regions(call, stage);
-    } else if (ep->far) {
-        mpix_ep_geometry g = mpix_ep_far_combine_geometry(call);
-        stage = mpix_ep_far_regions(call, &g, plan->send_rows, stage);
+    } else if (ep->remote) {
+        mpix_ep_geometry g = mpix_ep_remote_combine_geometry(call);
+        stage = mpix_ep_remote_regions(call, &g, plan->send_rows, stage);
     }
     if (stage > 0 && !mpix_ep_bank_take(call, stage))
         return 0;
@@ -185,9 +185,9 @@ static void combine_check(mpix_ep_call *call) {
     int go = !call->kind;
     for (int peer = 0; peer < ep->size; peer++) {
         const mpix_ep_offer *o = mpix_ep_my_offer(call, peer);
-        if (mpix_ep_is_far(ep, peer)) {
-            call->far[peer].flags = o->flags;
-            call->far[peer].rows = (int64_t)o->rows;
+        if (mpix_ep_is_remote(ep, peer)) {
+            call->remote[peer].flags = o->flags;
+            call->remote[peer].rows = (int64_t)o->rows;
         }
         if (!call->kind && o->rows > 0 && call->combine.out.slot_values &&
             !(o->flags & MPIX_EP_HAS_SLOTS))
@@ -220,19 +220,20 @@ static const void *bias_row(const MPIX_Ep_combine_in *in, int i, int64_t t) {
 }
 
 /* The places of an entry's item in the batch that a proxied rank sent. */
-static void far_places(mpix_ep_call *call, const mpix_ep_entry *e, char **row, char **scales,
-                       char **record) {
-    mpix_ep_geometry g = mpix_ep_far_combine_geometry(call);
-    char *base = mpix_ep_stage_at(call, call->far[e->rank].rx);
-    mpix_ep_far_at(&g, base, call->handle->plan->send_rows[e->rank], e->item, row, scales, record);
+static void remote_places(mpix_ep_call *call, const mpix_ep_entry *e, char **row, char **scales,
+                          char **record) {
+    mpix_ep_geometry g = mpix_ep_remote_combine_geometry(call);
+    char *base = mpix_ep_stage_at(call, call->remote[e->rank].rx);
+    mpix_ep_remote_at(&g, base, call->handle->plan->send_rows[e->rank], e->item, row, scales,
+                      record);
 }
 
-static void far_term(mpix_ep_call *call, const mpix_ep_entry *e, mpix_row_term *term) {
+static void remote_term(mpix_ep_call *call, const mpix_ep_entry *e, mpix_row_term *term) {
     char *row, *scales, *record;
-    far_places(call, e, &row, &scales, &record);
+    remote_places(call, e, &row, &scales, &record);
     term->x = row;
     term->scales = call->combine.in.x.scale_kind ? scales : NULL;
-    if (call->far[e->rank].flags & MPIX_EP_HAS_ROW_WEIGHTS)
+    if (call->remote[e->rank].flags & MPIX_EP_HAS_ROW_WEIGHTS)
         memcpy(&term->w[term->nw++], record, sizeof(float));
 }
 
@@ -253,8 +254,8 @@ static void token_sum(mpix_ep_call *call, int64_t t) {
         sum.nterms++;
         term->group = e->rank;
         term->nw = 0;
-        if (mpix_ep_is_far(ep, e->rank)) {
-            far_term(call, e, term);
+        if (mpix_ep_is_remote(ep, e->rank)) {
+            remote_term(call, e, term);
         } else {
             term->x = from->x + (uint64_t)e->row * from->x_stride;
             term->scales = from->scales ? from->scales + (uint64_t)e->row * from->scale_stride
@@ -279,12 +280,12 @@ static void token_slots(mpix_ep_call *call, int64_t t) {
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
         const mpix_ep_entry *e = &plan->entries[i];
         const mpix_ep_target *from = &ep->targets[e->rank];
-        if (e->row >= from->rows || (call->hop && mpix_ep_is_far(ep, e->rank)))
+        if (e->row >= from->rows || (call->hop && mpix_ep_is_remote(ep, e->rank)))
             continue; /* dropped, or with the host's sum */
         const float *values;
-        if (mpix_ep_is_far(ep, e->rank)) {
+        if (mpix_ep_is_remote(ep, e->rank)) {
             char *row, *scales, *record;
-            far_places(call, e, &row, &scales, &record);
+            remote_places(call, e, &row, &scales, &record);
             values = (const float *)record + 1;
         } else {
             values = (const float *)(from->slots + (size_t)e->row * mpix_ep_slot_bytes(call));
@@ -357,17 +358,18 @@ int mpix_ep_combine_step(mpix_ep_call *call, int *banks_open) {
                 return served == MPIX_EP_STEP_WORKED || did == MPIX_EP_STEP_COMPLETE ? served : did;
             }
             call->at = 0;
-        } else if (call->ep->far && !call->kind) {
-            did = mpix_ep_far_combine_pack(call);
+        } else if (call->ep->remote && !call->kind) {
+            did = mpix_ep_remote_combine_pack(call);
             if (did != MPIX_EP_STEP_COMPLETE)
                 return did;
         }
-        mpix_ep_signal(call, MPIX_EP_FAR);
+        mpix_ep_signal(call, MPIX_EP_REMOTE);
         mpix_ep_peers_reset(call);
         call->state = COMBINE_ARRIVE;
         /* fall through */
     case COMBINE_ARRIVE:
-        if (!mpix_ep_signals_seen(call, MPIX_EP_FAR, call->kind ? NULL : call->combine.out.wait_ns))
+        if (!mpix_ep_signals_seen(call, MPIX_EP_REMOTE,
+                                  call->kind ? NULL : call->combine.out.wait_ns))
             return MPIX_EP_STEP_WAITING;
         call->waiting = 0;
         call->state = COMBINE_SUM;

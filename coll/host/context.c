@@ -13,23 +13,24 @@
 
 /* Rows and scales are staged at a pitch of 16 bytes; beside each row travel its token's number, ids
  * and weights. SIZE_MAX: too large. */
-size_t mpix_ep_bank_size(const MPIX_Ep_config *c, int64_t rows, int far_peers, int hop_hosts) {
-    size_t row = (size_t)c->max_row_bytes + 2 * 16 + 8 + 8 * (size_t)c->max_topk, bytes, far;
+size_t mpix_ep_bank_size(const MPIX_Ep_config *c, int64_t rows, int remote_peers, int hop_hosts) {
+    size_t row = (size_t)c->max_row_bytes + 2 * 16 + 8 + 8 * (size_t)c->max_topk, bytes, remote;
     if (rows < 0 || __builtin_mul_overflow((size_t)rows, row, &bytes) || bytes > (size_t)1 << 46)
         return SIZE_MAX;
     /* Batches of proxied peers: dispatch brings at most every token of each; combine at most one
      * row per token and rank (COMPACT) or per choice (EXPERT). */
-    size_t tokens = (size_t)c->max_tokens, items = tokens * (size_t)far_peers,
+    size_t tokens = (size_t)c->max_tokens, items = tokens * (size_t)remote_peers,
            choices = tokens * (size_t)c->max_topk;
-    if (far_peers > 0 && c->layout == MPIX_EP_EXPERT && choices > items)
+    if (remote_peers > 0 && c->layout == MPIX_EP_EXPERT && choices > items)
         items = choices;
     /* If all routings take two hops, only partial sums come here, one per token and host; what is
      * dispatched comes through the rings. */
     if (hop_hosts > 0)
         items = tokens * (size_t)(hop_hosts < c->max_topk ? hop_hosts : c->max_topk);
-    if (__builtin_mul_overflow(items, mpix_ep_far_item_size(c), &far) || far > (size_t)1 << 46)
+    if (__builtin_mul_overflow(items, mpix_ep_remote_item_size(c), &remote) || remote > (size_t)1
+                                                                                            << 46)
         return SIZE_MAX;
-    return (bytes + far + 64 * (size_t)far_peers + 4095) / 4096 * 4096 + 4096;
+    return (bytes + remote + 64 * (size_t)remote_peers + 4095) / 4096 * 4096 + 4096;
 }
 
 /* Most experts of a rank if route answers places (more ranks than counts_ranks), else -1. */
@@ -84,7 +85,7 @@ int mpix_ep_ht_window_size(const MPIX_Ep_config *c, const mpix_params *params, i
     if (kind || ranks_per_host == ranks)
         return kind;
     /* send buffer and mirror */
-    size_t chunk = mpix_ep_far_chunks(c, params, ranks, &nchunks);
+    size_t chunk = mpix_ep_remote_chunks(c, params, ranks, &nchunks);
     *bytes += (MPI_Count)(chunk * (size_t)nchunks + layout.total);
     /* Two hops: the rings of the ranks that this one serves, of equal hosts one per other host,
      * and chunks to send their sums. */
@@ -135,7 +136,7 @@ int mpix_ep_ht_layout(mpix_ep *ep, int proxied_peers) {
 }
 
 void mpix_ep_ht_free(mpix_ep *ep) {
-    mpix_ep_far_free(ep); /* first: a device may still read the buffers of two hops */
+    mpix_ep_remote_free(ep); /* first: a device may still read the buffers of two hops */
     mpix_ep_hop_free(ep);
     mpix_ep_host_free(ep);
     free(ep->banks);
@@ -163,7 +164,7 @@ int mpix_ep_host_alloc(mpix_ep *ep, MPI_Count bytes, MPI_Info info, void *basept
     if (kind)
         return mpix_boot_raise(ep->boot, kind);
     mpix_ep_region region = {.win = win};
-    kind = mpix_ep_far_register(ep, win->base, win->bytes, &region);
+    kind = mpix_ep_remote_register(ep, win->base, win->bytes, &region);
     if (kind) {
         mpix_win_free(win);
         return mpix_boot_raise(ep->boot, kind);
@@ -195,7 +196,7 @@ int mpix_ep_host_dealloc(mpix_ep *ep, void *base) {
     pthread_mutex_unlock(&ep->lock);
     if (failed)
         return MPI_SUCCESS;
-    mpix_ep_far_deregister(ep, &region);
+    mpix_ep_remote_deregister(ep, &region);
     mpix_win_free(region.win);
     return MPI_SUCCESS;
 }

@@ -99,10 +99,10 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
         call->meta_stage = stage = mpix_ep_up16(stage);
         stage += n * meta;
     }
-    if (ep->far && !call->hop) {
-        mpix_ep_geometry g = mpix_ep_far_dispatch_geometry(call);
-        stage = mpix_ep_far_regions(call, &g, call->handle->plan->recv_tokens, stage);
-        mpix_ep_far_dispatch_grant(call, &g, n);
+    if (ep->remote && !call->hop) {
+        mpix_ep_geometry g = mpix_ep_remote_dispatch_geometry(call);
+        stage = mpix_ep_remote_regions(call, &g, call->handle->plan->recv_tokens, stage);
+        mpix_ep_remote_dispatch_grant(call, &g, n);
     }
     if (stage > 0 && !mpix_ep_bank_take(call, stage))
         return 0;
@@ -209,7 +209,7 @@ static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales)
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
         const mpix_ep_entry *e = &plan->entries[i];
         const mpix_ep_target *to = &ep->targets[e->rank];
-        if (e->row >= to->rows || mpix_ep_is_far(ep, e->rank))
+        if (e->row >= to->rows || mpix_ep_is_remote(ep, e->rank))
             continue; /* dropped, or sent in a packed batch */
         dst[n] = to->x + (uint64_t)e->row * to->x_stride;
         if (scales)
@@ -356,10 +356,10 @@ static void dispatch_finish(mpix_ep_call *call) {
     int64_t rows = (int64_t)mpix_ep_my_offer(call, ep->rank)->rows,
             nlocal = ep->placement.nlocal[ep->rank];
     for (int64_t i = 0; i < plan->nsegments; i++)
-        if (call->hop || !mpix_ep_is_far(ep, plan->segments[i].source))
+        if (call->hop || !mpix_ep_is_remote(ep, plan->segments[i].source))
             segment_take(call, &plan->segments[i], rows);
-    if (ep->far && !call->hop)
-        mpix_ep_far_dispatch_take(call, rows);
+    if (ep->remote && !call->hop)
+        mpix_ep_remote_dispatch_take(call, rows);
     for (int64_t e = 0; ep->config.layout == MPIX_EP_EXPERT && e < nlocal; e++) {
         int64_t end = plan->offset[e + 1] < rows ? plan->offset[e + 1] : rows;
         padding_fill(call, plan->offset[e] + plan->recv_expert[e], end);
@@ -400,12 +400,12 @@ int mpix_ep_dispatch_step(mpix_ep_call *call, int *banks_open) {
                 mpix_ep_hop_mark(call);
                 return served == MPIX_EP_STEP_WORKED ? served : did;
             }
-        } else if (call->ep->far && !call->kind) {
-            did = mpix_ep_far_dispatch_pack(call);
+        } else if (call->ep->remote && !call->kind) {
+            did = mpix_ep_remote_dispatch_pack(call);
             if (did != MPIX_EP_STEP_COMPLETE)
                 return did;
         }
-        mpix_ep_signal(call, MPIX_EP_FAR);
+        mpix_ep_signal(call, MPIX_EP_REMOTE);
         call->at = 0;
         call->state = DISPATCH_SEND;
         /* fall through */

@@ -25,12 +25,12 @@ static uint64_t visits;
 
 /* The call, then [ranks] parts for proxied peers, then [ranks] parts of its path, then
  * [ranks] flags. */
-static size_t far_bytes(const mpix_ep *ep) {
-    return ep->far ? (size_t)ep->size * sizeof(mpix_ep_far_call) : 0;
+static size_t remote_bytes(const mpix_ep *ep) {
+    return ep->remote ? (size_t)ep->size * sizeof(mpix_ep_remote_call) : 0;
 }
 static size_t path_bytes(const mpix_ep *ep) { return (size_t)ep->size * ep->path->call_bytes; }
 static mpix_ep_call *call_alloc(const mpix_ep *ep) {
-    return malloc(sizeof(mpix_ep_call) + far_bytes(ep) + path_bytes(ep) + (size_t)ep->size);
+    return malloc(sizeof(mpix_ep_call) + remote_bytes(ep) + path_bytes(ep) + (size_t)ep->size);
 }
 
 /* Memory for a call: one that is free, new memory, or the spare one. NULL: there is
@@ -81,14 +81,14 @@ static mpix_ep_call *call_new(struct mpix_ep_handle *handle, int type) {
         pthread_mutex_unlock(&ep->lock);
         return NULL;
     }
-    size_t far = far_bytes(ep), parts = path_bytes(ep);
-    memset(call, 0, sizeof *call + far);
-    call->far = far ? (mpix_ep_far_call *)(call + 1) : NULL;
-    call->ll = parts ? (void *)((char *)(call + 1) + far) : NULL;
-    call->seen = (unsigned char *)(call + 1) + far + parts;
-    for (int p = 0; far && p < ep->size; p++) {
-        call->far[p].rx = UINT64_MAX;
-        call->far[p].chunk = -1;
+    size_t remote = remote_bytes(ep), parts = path_bytes(ep);
+    memset(call, 0, sizeof *call + remote);
+    call->remote = remote ? (mpix_ep_remote_call *)(call + 1) : NULL;
+    call->ll = parts ? (void *)((char *)(call + 1) + remote) : NULL;
+    call->seen = (unsigned char *)(call + 1) + remote + parts;
+    for (int p = 0; remote && p < ep->size; p++) {
+        call->remote[p].rx = UINT64_MAX;
+        call->remote[p].chunk = -1;
     }
     call->ep = ep;
     call->handle = handle;
@@ -186,7 +186,7 @@ static void call_complete(mpix_ep *ep, mpix_ep_call *call, mpix_ep_call *prev) {
     mpix_trace_end("ep", mpix_ep_call_name(call), (uint64_t)(uintptr_t)call);
     atomic_fetch_sub_explicit(&ep->flying, 1, memory_order_relaxed);
     call->handle->active--;
-    mpix_ep_far_release(call);
+    mpix_ep_remote_release(call);
     mpix_ep_bank_give(call);
     if (call->type == MPIX_EP_ROUTE)
         mpix_ep_plan_free(call->plan); /* NULL unless it failed */
@@ -215,7 +215,7 @@ static void tell(mpix_ep *ep) {
         atomic_compare_exchange_strong(&head->failed, &none, word);
         mpix_doorbell_ring(&head->bell);
     }
-    mpix_ep_far_tell(ep, word);
+    mpix_ep_remote_tell(ep, word);
 }
 
 /* The kind of a failure that a peer has told of, with the thread's error; 0: none has. */
@@ -230,11 +230,11 @@ void mpix_ep_fail(mpix_ep *ep, int kind) {
     if (!ep->failed) {
         ep->failed = kind;
         ep->failure = *mpix_error_tls();
-        mpix_proxy_abandon(ep->far ? ep->far->proxy : NULL, kind);
+        mpix_proxy_abandon(ep->remote ? ep->remote->proxy : NULL, kind);
         tell(ep);
     }
-    if (ep->far)
-        ep->far->nlater = 0; /* of calls that end now */
+    if (ep->remote)
+        ep->remote->nlater = 0; /* of calls that end now */
     while (ep->first) {
         mpix_ep_call *call = ep->first;
         if (!call->kind || call->kind == MPIX_ERRK_REMOTE) {
@@ -259,16 +259,16 @@ int mpix_ep_alive(mpix_ep *ep) {
 /* A call whose part is done, but not the commands that it queued for proxied peers. */
 static int flush_step(mpix_ep_call *call, int *banks_open) {
     (void)banks_open;
-    return mpix_ep_far_flushed(call) ? MPIX_EP_STEP_COMPLETE : MPIX_EP_STEP_WAITING;
+    return mpix_ep_remote_flushed(call) ? MPIX_EP_STEP_COMPLETE : MPIX_EP_STEP_WAITING;
 }
 
 /* Steps every call once; whether work was done that should go on at once. With the lock held. */
 static int progress(mpix_ep *ep) {
-    int banks_open = 1, worked = ep->far && ep->far->nlater ? mpix_ep_far_catch_up(ep) : 0;
+    int banks_open = 1, worked = ep->remote && ep->remote->nlater ? mpix_ep_remote_catch_up(ep) : 0;
     mpix_ep_call *prev = NULL, *next;
     for (mpix_ep_call *call = ep->first; call; call = next) {
         int did = call->step(call, &banks_open);
-        if (did == MPIX_EP_STEP_COMPLETE && ep->far && !mpix_ep_far_flushed(call)) {
+        if (did == MPIX_EP_STEP_COMPLETE && ep->remote && !mpix_ep_remote_flushed(call)) {
             call->waiting = 0;
             call->step = flush_step;
             did = MPIX_EP_STEP_WAITING;
@@ -284,8 +284,8 @@ static int progress(mpix_ep *ep) {
     }
     /* What the steps queued goes out now: after the start of a nonblocking call the caller may not
      * come back for long. What arrives makes another round. */
-    if (ep->far)
-        worked |= mpix_proxy_step(ep->far->proxy);
+    if (ep->remote)
+        worked |= mpix_proxy_step(ep->remote->proxy);
     return worked;
 }
 
@@ -306,17 +306,17 @@ static int missing(const mpix_ep_call *call, int peer) {
 
 /* A proxied peer whose connection has failed, or to which nothing can be queued: everybody's
  * calls need it. */
-static void check_far(mpix_ep *ep) {
+static void check_remote(mpix_ep *ep) {
     MPIX_Error error;
-    int stuck = ep->far && ep->first ? mpix_ep_far_stuck(ep) : 0;
+    int stuck = ep->remote && ep->first ? mpix_ep_remote_stuck(ep) : 0;
     if (stuck) {
         mpix_ep_fail(ep, stuck);
         return;
     }
-    for (int peer = 0; ep->far && ep->first && peer < ep->size; peer++) {
-        if (!ep->far->is[peer])
+    for (int peer = 0; ep->remote && ep->first && peer < ep->size; peer++) {
+        if (!ep->remote->is[peer])
             continue;
-        int kind = mpix_proxy_failed(ep->far->proxy, peer, &error);
+        int kind = mpix_proxy_failed(ep->remote->proxy, peer, &error);
         if (!kind)
             continue;
         progress_all(ep); /* what came before the failure counts */
@@ -348,7 +348,7 @@ static void check_deaths(mpix_ep *ep) {
         return;
     ep->checked_ns = now;
     check_told(ep);
-    check_far(ep);
+    check_remote(ep);
     if (ep->hop)
         mpix_ep_hop_tell(ep, missing);
     for (int peer = 0; peer < ep->size; peer++) {
@@ -383,8 +383,8 @@ static int blamed(const mpix_ep_call *call) {
 }
 
 static void time_out(mpix_ep *ep) {
-    if (ep->far)
-        mpix_proxy_dump(ep->far->proxy);
+    if (ep->remote)
+        mpix_proxy_dump(ep->remote->proxy);
     for (mpix_ep_call *c = ep->first; c; c = c->next) {
         int peer = blamed(c);
         if (peer < 0)
@@ -397,9 +397,9 @@ static void time_out(mpix_ep *ep) {
         return;
     }
     /* Everybody's part is here, but the network has not done this rank's. */
-    for (mpix_ep_call *c = ep->first; c && ep->far; c = c->next) {
+    for (mpix_ep_call *c = ep->first; c && ep->remote; c = c->next) {
         for (int peer = 0; peer < ep->size; peer++) {
-            if (!mpix_ep_far_owed(c, peer))
+            if (!mpix_ep_remote_owed(c, peer))
                 continue;
             mpix_ep_fail(ep, mpix_fail_peer(MPIX_ERRK_TIMEOUT, peer, ep->boot->hostnames[peer],
                                             "what was sent to rank %d on %s for %s number %llu was "
@@ -491,7 +491,7 @@ static int ep_test(struct mpix_xfer *xfer) {
 /* Commands wait for room in the proxy, which rings nobody when it has made some: its thread
  * gets the core. */
 static int crammed(const mpix_ep *ep) {
-    int is = ep->far && atomic_load_explicit(&ep->far->nlater, memory_order_relaxed) > 0;
+    int is = ep->remote && atomic_load_explicit(&ep->remote->nlater, memory_order_relaxed) > 0;
     if (is)
         sched_yield();
     return is;
@@ -504,7 +504,7 @@ static int ep_busy(struct mpix_xfer *xfer) {
 
 /* Whether everything that this context waits for rings its doorbell: a network device that writes
  * words by itself does not, and a proxy that the caller runs needs to be run. */
-static int rings(const mpix_ep *ep) { return !ep->far || mpix_proxy_rings(ep->far->proxy); }
+static int rings(const mpix_ep *ep) { return !ep->remote || mpix_proxy_rings(ep->remote->proxy); }
 
 static void ep_wait_start(struct mpix_xfer *xfer, mpix_wait *wait) {
     mpix_ep *ep = ((mpix_ep_call *)xfer)->ep;
@@ -634,7 +634,7 @@ int mpix_ep_look(void *object, int kind) {
         MPIX_Error *own = mpix_error_divert(&ep->passing);
         if (!ep->failed && (kind = told(ep)))
             mpix_ep_fail(ep, kind);
-        else if (!ep->failed && !ep->threaded && (ep->first || (ep->far && ep->far->proxy)))
+        else if (!ep->failed && !ep->threaded && (ep->first || (ep->remote && ep->remote->proxy)))
             progress(ep);
         mpix_error_divert(own);
     }

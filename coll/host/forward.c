@@ -129,7 +129,7 @@ int mpix_ep_hop_create(mpix_ep *ep) {
     ep->hop = calloc(1, sizeof *ep->hop);
     if (!ep->hop)
         return mpix_fail(MPIX_ERRK_NO_MEM, "two_hops", "no memory for two hops");
-    size_t chunk = mpix_ep_far_chunks(&ep->config, &ep->params, ep->size, &unused);
+    size_t chunk = mpix_ep_remote_chunks(&ep->config, &ep->params, ep->size, &unused);
     int kind = hop_alloc(ep, ep->hop, chunk);
     if (!kind)
         ep->banks_at = (chunk * (size_t)ep->hop->chunks * (size_t)ep->hop->nsources + 4095) / 4096 *
@@ -232,14 +232,14 @@ static uint64_t words_offset(const mpix_ep *ep, size_t field) {
 }
 
 static uint32_t counter(const mpix_ep *ep, uint64_t i) {
-    return (uint32_t)(ep->far->counters_slot * ep->params.max_handles) + (uint32_t)i;
+    return (uint32_t)(ep->remote->counters_slot * ep->params.max_handles) + (uint32_t)i;
 }
 
 static char *chunk_at(const mpix_ep *ep, int source) {
     const mpix_ep_hop *hop = ep->hop;
     uint64_t n = (uint64_t)hop->serves[source] * (uint64_t)hop->chunks +
                  hop->taken[source] % (uint64_t)hop->chunks;
-    return (char *)ep->stage->base + n * ep->far->chunk_bytes;
+    return (char *)ep->stage->base + n * ep->remote->chunk_bytes;
 }
 
 const mpix_ep_hop_head *mpix_ep_hop_chunk(mpix_ep_call *call, int source) {
@@ -257,7 +257,7 @@ const mpix_ep_hop_head *mpix_ep_hop_chunk(mpix_ep_call *call, int source) {
 }
 
 int mpix_ep_hop_items(const mpix_ep_call *call, const mpix_ep_hop_head *head, size_t bytes) {
-    int64_t room = (int64_t)((call->ep->far->chunk_bytes - sizeof *head) / bytes);
+    int64_t room = (int64_t)((call->ep->remote->chunk_bytes - sizeof *head) / bytes);
     return head->n < 0 ? 0 : head->n < room ? head->n : (int)room;
 }
 
@@ -267,8 +267,8 @@ void mpix_ep_hop_passed(mpix_ep_call *call, int source) {
     uint64_t part = ((uint64_t)hop->chunks + 1) / 2, taken = ++hop->taken[source];
     hop->at[source] = 0;
     if (taken % part == 0)
-        mpix_ep_far_word(call, source, 0, words_offset(ep, offsetof(mpix_ep_hop_words, credit)),
-                         taken, counter(ep, MPIX_EP_MAX_HOP_CHUNKS + taken / part % 2), 0);
+        mpix_ep_remote_word(call, source, 0, words_offset(ep, offsetof(mpix_ep_hop_words, credit)),
+                            taken, counter(ep, MPIX_EP_MAX_HOP_CHUNKS + taken / part % 2), 0);
 }
 
 /* ---- packing --------------------------------------------------------------------------------- */
@@ -276,31 +276,31 @@ void mpix_ep_hop_passed(mpix_ep_call *call, int source) {
 /* The place of the next item for a forwarder, NULL: no room now. */
 static char *item_place(mpix_ep_call *call, int peer, size_t bytes) {
     mpix_ep *ep = call->ep;
-    mpix_ep_far_call *f = &call->far[peer];
+    mpix_ep_remote_call *f = &call->remote[peer];
     if (f->chunk < 0) {
         uint64_t credit = atomic_load_explicit(&my_words(ep, peer)->credit, memory_order_acquire);
         f->hop_blocked = ep->hop->sent[peer] - credit >= (uint64_t)ep->hop->chunks;
-        if (f->hop_blocked || !mpix_ep_far_room(call, peer))
+        if (f->hop_blocked || !mpix_ep_remote_room(call, peer))
             return NULL;
         f->next = 0;
     }
-    return ep->far->tx + (size_t)f->chunk * ep->far->chunk_bytes + MPIX_EP_HOP_HEADER +
+    return ep->remote->tx + (size_t)f->chunk * ep->remote->chunk_bytes + MPIX_EP_HOP_HEADER +
            (size_t)f->next * bytes;
 }
 
 /* The item is there: it is counted, and the chunk posted if it is full, or last. */
 static void item_packed(mpix_ep_call *call, int peer, size_t bytes, int last) {
     mpix_ep *ep = call->ep;
-    mpix_ep_far *far = ep->far;
+    mpix_ep_remote *remote = ep->remote;
     mpix_ep_hop *hop = ep->hop;
-    mpix_ep_far_call *f = &call->far[peer];
+    mpix_ep_remote_call *f = &call->remote[peer];
     size_t used = MPIX_EP_HOP_HEADER + (size_t)++f->next * bytes;
-    if (!last && used + bytes <= far->chunk_bytes)
+    if (!last && used + bytes <= remote->chunk_bytes)
         return;
     uint64_t slot = hop->sent[peer] % (uint64_t)hop->chunks,
-             from = (uint64_t)f->chunk * far->chunk_bytes;
-    int lane = (int)(slot % (uint64_t)far->lanes);
-    mpix_ep_hop_head *head = (void *)(far->tx + from);
+             from = (uint64_t)f->chunk * remote->chunk_bytes;
+    int lane = (int)(slot % (uint64_t)remote->lanes);
+    mpix_ep_hop_head *head = (void *)(remote->tx + from);
     *head = (mpix_ep_hop_head){.epoch = call->epoch,
                                .slot = call->handle->slot,
                                .type = call->type,
@@ -308,16 +308,16 @@ static void item_packed(mpix_ep_call *call, int peer, size_t bytes, int last) {
                                .weighted = call->type == MPIX_EP_COMBINE &&
                                            call->combine.in.topk_weights};
     ep->rows->fence(); /* a device reads the chunk */
-    mpix_ep_chunk *chunk = &far->chunks[f->chunk];
+    mpix_ep_chunk *chunk = &remote->chunks[f->chunk];
     chunk->state = MPIX_EP_CHUNK_FREE;
-    if (mpix_ep_far_put(call, peer, lane, MPIX_EP_WINDOW_TX, from, MPIX_EP_WINDOW_STAGE,
-                        hop->ring[ep->boot->host_of[peer]] + slot * far->chunk_bytes, used,
-                        counter(ep, slot))) {
+    if (mpix_ep_remote_put(call, peer, lane, MPIX_EP_WINDOW_TX, from, MPIX_EP_WINDOW_STAGE,
+                           hop->ring[ep->boot->host_of[peer]] + slot * remote->chunk_bytes, used,
+                           counter(ep, slot))) {
         *chunk = (mpix_ep_chunk){MPIX_EP_CHUNK_POSTED, peer, lane, f->seq[lane]};
         hop->sent[peer]++;
-        mpix_ep_far_word(call, peer, lane,
-                         words_offset(ep, offsetof(mpix_ep_hop_words, arrived)) + slot * 8,
-                         hop->sent[peer], counter(ep, slot), 1);
+        mpix_ep_remote_word(call, peer, lane,
+                            words_offset(ep, offsetof(mpix_ep_hop_words, arrived)) + slot * 8,
+                            hop->sent[peer], counter(ep, slot), 1);
     }
     f->chunk = -1;
 }
@@ -326,7 +326,7 @@ int mpix_ep_hop_pack(mpix_ep_call *call, size_t bytes, mpix_ep_hop_write *write,
     const mpix_ep_plan *plan = call->handle->plan;
     if (!call->hop_go || call->kind)
         return MPIX_EP_STEP_COMPLETE;
-    if (!mpix_ep_far_begin(call))
+    if (!mpix_ep_remote_begin(call))
         return MPIX_EP_STEP_WAITING;
     size_t packed = 0;
     for (; call->at < plan->tokens; call->at++, call->hop_entry = 0) {
@@ -338,11 +338,12 @@ int mpix_ep_hop_pack(mpix_ep_call *call, size_t bytes, mpix_ep_hop_write *write,
             if (!to)
                 return packed ? MPIX_EP_STEP_WORKED : MPIX_EP_STEP_WAITING;
             write(call, t, host, how, to);
-            item_packed(call, peer, bytes, ++call->far[peer].hop_packed == plan->send_hosts[host]);
+            item_packed(call, peer, bytes,
+                        ++call->remote[peer].hop_packed == plan->send_hosts[host]);
             packed += bytes;
         }
     }
-    mpix_ep_far_release(call);
+    mpix_ep_remote_release(call);
     return MPIX_EP_STEP_COMPLETE;
 }
 
@@ -388,7 +389,7 @@ void mpix_ep_hop_begin(mpix_ep_call *call, int go) {
     mpix_ep *ep = call->ep;
     call->hop_go = go;
     for (int s = 0; s < ep->size; s++) {
-        mpix_ep_far_call *f = &call->far[s];
+        mpix_ep_remote_call *f = &call->remote[s];
         const mpix_ep_offer *o = mpix_ep_my_offer(call, s);
         f->hop_left = go && ep->hop->serves[s] >= 0 ? (int64_t)o->pairs : 0;
         f->hop_done = f->hop_item = f->hop_packed = 0;
@@ -408,16 +409,16 @@ static int gave_up(mpix_ep_call *call, int source) {
 int mpix_ep_hop_served(mpix_ep_call *call) {
     int left = 0;
     for (int s = 0; s < call->ep->size; s++) {
-        if (call->far[s].hop_left > 0 && gave_up(call, s))
-            call->far[s].hop_left = 0;
-        left |= call->far[s].hop_left > 0;
+        if (call->remote[s].hop_left > 0 && gave_up(call, s))
+            call->remote[s].hop_left = 0;
+        left |= call->remote[s].hop_left > 0;
     }
     return !left;
 }
 
 void mpix_ep_hop_mark(mpix_ep_call *call) {
     for (int p = 0; p < call->ep->size; p++)
-        call->seen[p] = call->far[p].hop_left == 0 && !call->far[p].hop_blocked;
+        call->seen[p] = call->remote[p].hop_left == 0 && !call->remote[p].hop_blocked;
     call->waiting = 1;
 }
 

@@ -67,15 +67,15 @@ static void tell(mpix_ep *ep, uint64_t word) {
         int peer = (ep->rank + i) % ep->size;
         uint64_t at = ep->layout.hops + offsetof(mpix_ep_hop_words, stuck),
                  there = at + (uint64_t)ep->rank * sizeof(mpix_ep_hop_words);
-        if (!mpix_ep_is_far(ep, peer)) {
+        if (!mpix_ep_is_remote(ep, peer)) {
             atomic_store_explicit((_Atomic uint64_t *)(void *)((char *)ep->ctl->peer[peer] + there),
                                   word, memory_order_release);
             continue;
         }
         /* From the mirror, where nothing else lies. Without room in the queue this peer is
          * told nothing. */
-        mpix_proxy *proxy = ep->far->proxy;
-        char *from = ep->far->mirror + at + (uint64_t)peer * sizeof(mpix_ep_hop_words);
+        mpix_proxy *proxy = ep->remote->proxy;
+        char *from = ep->remote->mirror + at + (uint64_t)peer * sizeof(mpix_ep_hop_words);
         uint64_t seq;
         memcpy(from, &word, sizeof word);
         (void)mpix_proxy_post(

@@ -24,12 +24,12 @@ size_t mpix_ep_hop_sum_size(const mpix_ep_call *call, int slots) {
 size_t mpix_ep_hop_sum_regions(mpix_ep_call *call, size_t stage) {
     size_t bytes = mpix_ep_hop_sum_size(call, call->combine.out.slot_values != NULL);
     for (int p = 0; p < call->ep->size; p++) {
-        int64_t n = mpix_ep_is_far(call->ep, p) ? mpix_ep_hop_pairs(call, p) : 0;
-        call->far[p].rx = UINT64_MAX;
+        int64_t n = mpix_ep_is_remote(call->ep, p) ? mpix_ep_hop_pairs(call, p) : 0;
+        call->remote[p].rx = UINT64_MAX;
         if (n == 0)
             continue;
         stage = (stage + 63) & ~(size_t)63;
-        call->far[p].rx = stage;
+        call->remote[p].rx = stage;
         stage += (size_t)n * bytes;
     }
     return stage;
@@ -115,7 +115,7 @@ static int out_room(const mpix_ep *ep) {
     const mpix_ep_hop *hop = ep->hop;
     for (int c = 0; c < hop->nout; c++)
         if (hop->outs[c].state == MPIX_EP_CHUNK_FREE ||
-            mpix_proxy_completed(ep->far->proxy, hop->outs[c].peer, hop->outs[c].lane) >=
+            mpix_proxy_completed(ep->remote->proxy, hop->outs[c].peer, hop->outs[c].lane) >=
                 hop->outs[c].seq)
             return c;
     return -1;
@@ -125,22 +125,23 @@ static int out_room(const mpix_ep *ep) {
 static size_t chunk_sum(mpix_ep_call *call, int source, const mpix_ep_hop_head *head, int out) {
     mpix_ep *ep = call->ep;
     mpix_ep_hop *hop = ep->hop;
-    mpix_ep_far_call *f = &call->far[source];
-    int slots = (f->flags & MPIX_EP_WANTS_SLOTS) != 0, lane = (int)(f->hop_done % ep->far->lanes);
+    mpix_ep_remote_call *f = &call->remote[source];
+    int slots = (f->flags & MPIX_EP_WANTS_SLOTS) != 0,
+        lane = (int)(f->hop_done % ep->remote->lanes);
     size_t bytes = mpix_ep_hop_sum_size(call, slots), record = mpix_ep_hop_record_size(call);
-    int64_t n = (int64_t)(ep->far->chunk_bytes / bytes),
+    int64_t n = (int64_t)(ep->remote->chunk_bytes / bytes),
             left = mpix_ep_hop_items(call, head, record) - hop->at[source];
-    char *to = hop->out + (size_t)out * ep->far->chunk_bytes;
+    char *to = hop->out + (size_t)out * ep->remote->chunk_bytes;
     n = n < left ? n : left;
     for (int64_t i = 0; i < n; i++)
         item_sum(call, (const char *)(head + 1) + (size_t)(hop->at[source] + i) * record,
                  head->weighted, slots, to + (size_t)i * bytes);
     ep->rows->fence();
     hop->outs[out].state = MPIX_EP_CHUNK_FREE;
-    if (mpix_ep_far_put(call, source, lane, MPIX_EP_WINDOW_HOP,
-                        (uint64_t)out * ep->far->chunk_bytes, MPIX_EP_WINDOW_STAGE,
-                        f->hop_place + (uint64_t)f->hop_done * bytes, (uint64_t)n * bytes,
-                        mpix_ep_far_counter(call, lane))) {
+    if (mpix_ep_remote_put(call, source, lane, MPIX_EP_WINDOW_HOP,
+                           (uint64_t)out * ep->remote->chunk_bytes, MPIX_EP_WINDOW_STAGE,
+                           f->hop_place + (uint64_t)f->hop_done * bytes, (uint64_t)n * bytes,
+                           mpix_ep_remote_counter(call, lane))) {
         f->writes[lane]++;
         hop->outs[out] = (mpix_ep_chunk){MPIX_EP_CHUNK_POSTED, source, lane, f->seq[lane]};
     }
@@ -156,7 +157,7 @@ int mpix_ep_hop_combine_serve(mpix_ep_call *call) {
     for (int i = 0; i < ep->size; i++) {
         int source = (ep->rank + i) % ep->size, out;
         const mpix_ep_hop_head *head;
-        while (call->far[source].hop_left > 0 && (head = mpix_ep_hop_chunk(call, source))) {
+        while (call->remote[source].hop_left > 0 && (head = mpix_ep_hop_chunk(call, source))) {
             if ((out = out_room(ep)) < 0 || moved > MPIX_EP_HOP_PIECE)
                 return moved ? MPIX_EP_STEP_WORKED : MPIX_EP_STEP_WAITING;
             if (moved == 0)
@@ -180,7 +181,7 @@ static int own_terms(mpix_ep_call *call, int64_t t, mpix_row_term *terms) {
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
         const mpix_ep_entry *e = &plan->entries[i];
         const mpix_ep_target *from = &ep->targets[e->rank];
-        if (mpix_ep_is_far(ep, e->rank) || e->row >= from->rows)
+        if (mpix_ep_is_remote(ep, e->rank) || e->row >= from->rows)
             continue;
         mpix_row_term *term = &terms[n++];
         *term = (mpix_row_term){.x = from->x + (uint64_t)e->row * from->x_stride, .group = e->rank};
@@ -223,7 +224,7 @@ static int host_terms(mpix_ep_call *call, int64_t t, mpix_row_term *terms, int n
     size_t bytes = mpix_ep_hop_sum_size(call, slots);
     int64_t i = call->handle->plan->first[t];
     for (int host; (host = mpix_ep_hop_next(call, t, &i)) >= 0; i++) {
-        mpix_ep_far_call *f = &call->far[ep->hop->forwarder[host]];
+        mpix_ep_remote_call *f = &call->remote[ep->hop->forwarder[host]];
         const char *at = mpix_ep_stage_at(call, f->rx) + (size_t)f->hop_item++ * bytes;
         if (slots)
             slots_take(call, t, host,

@@ -73,7 +73,7 @@ int mpix_ep_hop_dispatch_serve(mpix_ep_call *call) {
     item_shape s = shape_of(call);
     for (int source = 0; source < ep->size; source++) {
         const mpix_ep_hop_head *head;
-        while (call->far[source].hop_left > 0 && (head = mpix_ep_hop_chunk(call, source))) {
+        while (call->remote[source].hop_left > 0 && (head = mpix_ep_hop_chunk(call, source))) {
             if (moved > MPIX_EP_HOP_PIECE)
                 return MPIX_EP_STEP_WORKED;
             if (moved == 0)
@@ -81,7 +81,7 @@ int mpix_ep_hop_dispatch_serve(mpix_ep_call *call) {
             int n = mpix_ep_hop_items(call, head, s.bytes);
             for (int i = 0; i < n; i++)
                 item_forward(call, (const char *)(head + 1) + (size_t)i * s.bytes, &s);
-            call->far[source].hop_left -= n;
+            call->remote[source].hop_left -= n;
             moved += (size_t)n * s.bytes + 1;
             mpix_ep_hop_passed(call, source);
         }

@@ -20,26 +20,27 @@
 
 #define TICKET (UINT64_C(1) << 63)
 
-int mpix_ep_far_later(mpix_ep_call *call, const mpix_ep_command *command) {
-    mpix_ep_far *far = call->ep->far;
-    if (far->nlater == far->later_room) {
-        int room = far->later_room ? 2 * far->later_room : 32;
-        mpix_ep_command *later = realloc(far->later, (size_t)room * sizeof *later);
+int mpix_ep_remote_later(mpix_ep_call *call, const mpix_ep_command *command) {
+    mpix_ep_remote *remote = call->ep->remote;
+    if (remote->nlater == remote->later_room) {
+        int room = remote->later_room ? 2 * remote->later_room : 32;
+        mpix_ep_command *later = realloc(remote->later, (size_t)room * sizeof *later);
         if (!later) {
-            far->no_mem = 1; /* found where deaths are looked for: a step can't fail the context */
+            /* found where deaths are looked for: a step can't fail the context */
+            remote->no_mem = 1;
             return 0;
         }
-        far->later = later;
-        far->later_room = room;
+        remote->later = later;
+        remote->later_room = room;
     }
-    if (far->nlater == 0)
-        far->later_ns = mpix_clock_ns();
-    mpix_ep_command *c = &far->later[far->nlater];
+    if (remote->nlater == 0)
+        remote->later_ns = mpix_clock_ns();
+    mpix_ep_command *c = &remote->later[remote->nlater];
     *c = *command;
     c->call = call;
-    c->ticket = TICKET | ++far->tickets;
-    call->far[c->peer].seq[c->lane] = c->ticket;
-    atomic_store_explicit(&far->nlater, far->nlater + 1, memory_order_relaxed);
+    c->ticket = TICKET | ++remote->tickets;
+    call->remote[c->peer].seq[c->lane] = c->ticket;
+    atomic_store_explicit(&remote->nlater, remote->nlater + 1, memory_order_relaxed);
     return 1;
 }
 
@@ -63,23 +64,23 @@ static void chunks_number(mpix_ep_chunk *chunks, int n, uint64_t ticket, uint64_
 
 /* seq 0: the peer has failed and takes nothing; the engine finds that. */
 static void later_number(mpix_ep *ep, const mpix_ep_command *c, uint64_t seq) {
-    uint64_t *last = &c->call->far[c->peer].seq[c->lane];
+    uint64_t *last = &c->call->remote[c->peer].seq[c->lane];
     if (*last == c->ticket)
         *last = seq;
-    chunks_number(ep->far->chunks, ep->far->nchunks, c->ticket, seq);
+    chunks_number(ep->remote->chunks, ep->remote->nchunks, c->ticket, seq);
     if (ep->hop)
         chunks_number(ep->hop->outs, ep->hop->nout, c->ticket, seq);
 }
 
-int mpix_ep_far_catch_up(mpix_ep *ep) {
-    mpix_ep_far *far = ep->far;
+int mpix_ep_remote_catch_up(mpix_ep *ep) {
+    mpix_ep_remote *remote = ep->remote;
     int left = 0, did = 0;
-    memset(far->full, 0, (size_t)ep->size * MPIX_EP_MAX_LANES);
-    for (int i = 0; i < far->nlater; i++) {
-        const mpix_ep_command *c = &far->later[i];
-        unsigned char *full = &far->full[c->peer * MPIX_EP_MAX_LANES + c->lane];
+    memset(remote->full, 0, (size_t)ep->size * MPIX_EP_MAX_LANES);
+    for (int i = 0; i < remote->nlater; i++) {
+        const mpix_ep_command *c = &remote->later[i];
+        unsigned char *full = &remote->full[c->peer * MPIX_EP_MAX_LANES + c->lane];
         uint64_t seq = 0;
-        int queued = *full ? 0 : later_queue(far->proxy, c, &seq);
+        int queued = *full ? 0 : later_queue(remote->proxy, c, &seq);
         if (queued != 0) {
             later_number(ep, c, queued > 0 ? seq : 0);
             did = 1;
@@ -87,26 +88,26 @@ int mpix_ep_far_catch_up(mpix_ep *ep) {
         }
         *full = 1;
         if (left != i)
-            far->later[left] = *c;
+            remote->later[left] = *c;
         left++;
     }
-    atomic_store_explicit(&far->nlater, left, memory_order_relaxed);
+    atomic_store_explicit(&remote->nlater, left, memory_order_relaxed);
     if (did)
-        far->later_ns = mpix_clock_ns();
+        remote->later_ns = mpix_clock_ns();
     return did;
 }
 
-int mpix_ep_far_stuck(mpix_ep *ep) {
-    mpix_ep_far *far = ep->far;
-    if (!far->proxy)
+int mpix_ep_remote_stuck(mpix_ep *ep) {
+    mpix_ep_remote *remote = ep->remote;
+    if (!remote->proxy)
         return 0;
-    if (far->no_mem)
+    if (remote->no_mem)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL,
                          "no memory for commands to proxied ranks; the context has failed");
-    if (far->nlater == 0 || mpix_clock_ns() - far->later_ns <= ep->limit_ns)
+    if (remote->nlater == 0 || mpix_clock_ns() - remote->later_ns <= ep->limit_ns)
         return 0;
-    int peer = far->later[0].peer;
-    mpix_proxy_dump(far->proxy);
+    int peer = remote->later[0].peer;
+    mpix_proxy_dump(remote->proxy);
     return mpix_fail_peer(
         MPIX_ERRK_TIMEOUT, peer, ep->boot->hostnames[peer],
         "nothing could be sent to rank %d on %s within %g s; the context has failed", peer,

@@ -47,7 +47,7 @@ static void pairs_count(const mpix_ep_call *call, int64_t *flat, int64_t *hop) {
     const mpix_ep *ep = call->ep;
     *flat = *hop = 0;
     for (int r = 0; ep->hop && r < ep->size; r++)
-        *flat += mpix_ep_is_far(ep, r) ? call->plan->send_tokens[r] : 0;
+        *flat += mpix_ep_is_remote(ep, r) ? call->plan->send_tokens[r] : 0;
     for (int h = 0; ep->hop && h < ep->boot->nhosts; h++)
         *hop += h != ep->boot->host_of[ep->rank] ? call->plan->send_hosts[h] : 0;
 }

@@ -26,7 +26,7 @@ void mpix_ep_ctl_layout_init(mpix_ep_ctl_layout *l, int ranks, int64_t experts, 
     l->total = l->hops + (size_t)ranks * sizeof(mpix_ep_hop_words);
 }
 
-int mpix_ep_is_far(const mpix_ep *ep, int peer) { return ep->far && ep->far->is[peer]; }
+int mpix_ep_is_remote(const mpix_ep *ep, int peer) { return ep->remote && ep->remote->is[peer]; }
 
 /* Where the call's handle has its blocks in a control window (or the mirror) at base. */
 static char *slot_at(const mpix_ep_call *call, char *base) {
@@ -41,8 +41,8 @@ static char *my_block(const mpix_ep_call *call, int peer) {
 /* The block that this rank writes for peer: there, or in the mirror. */
 static char *peer_block(const mpix_ep_call *call, int peer) {
     const mpix_ep *ep = call->ep;
-    if (mpix_ep_is_far(ep, peer))
-        return slot_at(call, ep->far->mirror) + ep->layout.block * (size_t)peer;
+    if (mpix_ep_is_remote(ep, peer))
+        return slot_at(call, ep->remote->mirror) + ep->layout.block * (size_t)peer;
     return slot_at(call, ep->ctl->peer[peer]) + ep->layout.block * (size_t)ep->rank;
 }
 
@@ -101,8 +101,8 @@ mpix_doorbell *mpix_ep_bell(mpix_ep *ep) { return &((mpix_ep_head *)ep->ctl->bas
 
 void mpix_ep_publish(mpix_ep_call *call, int peer, void *at, size_t bytes, _Atomic uint64_t *word) {
     mpix_ep *ep = call->ep;
-    if (mpix_ep_is_far(ep, peer)) {
-        mpix_ep_far_publish(call, peer, at, bytes, word);
+    if (mpix_ep_is_remote(ep, peer)) {
+        mpix_ep_remote_publish(call, peer, at, bytes, word);
         return;
     }
     atomic_store_explicit(word, call->epoch, memory_order_release);
@@ -138,13 +138,13 @@ void mpix_ep_offer_send(mpix_ep_call *call, const mpix_ep_offer *offer) {
         int peer = (ep->rank + i) % ep->size;
         mpix_ep_offer *o = mpix_ep_peer_offer(call, peer);
         memcpy((char *)o + head, (const char *)offer + head, bytes);
-        if (mpix_ep_is_far(ep, peer)) {
+        if (mpix_ep_is_remote(ep, peer)) {
             memset(o->place, 0, sizeof o->place);
             o->pairs = call->hop ? (uint64_t)mpix_ep_hop_pairs(call, peer) : 0;
-            if (call->far[peer].rx != UINT64_MAX)
-                o->place[MPIX_EP_PLACE_X] = mpix_ep_stage_place(call, call->far[peer].rx, 0);
-            if (call->far[peer].direct)
-                o->place[MPIX_EP_PLACE_ROWS] = mpix_ep_far_dispatch_place(call, peer);
+            if (call->remote[peer].rx != UINT64_MAX)
+                o->place[MPIX_EP_PLACE_X] = mpix_ep_stage_place(call, call->remote[peer].rx, 0);
+            if (call->remote[peer].direct)
+                o->place[MPIX_EP_PLACE_ROWS] = mpix_ep_remote_dispatch_place(call, peer);
         }
         mpix_ep_publish(call, peer, (char *)o + head, bytes, &o->epoch);
     }
@@ -183,7 +183,7 @@ int mpix_ep_offers_seen(mpix_ep_call *call, int64_t *wait_ns) {
 }
 
 static int in_set(const mpix_ep *ep, int peer, int which) {
-    return which & (mpix_ep_is_far(ep, peer) ? MPIX_EP_FAR : MPIX_EP_MAPPED);
+    return which & (mpix_ep_is_remote(ep, peer) ? MPIX_EP_REMOTE : MPIX_EP_MAPPED);
 }
 
 void mpix_ep_signal(mpix_ep_call *call, int which) {
@@ -197,8 +197,8 @@ void mpix_ep_signal(mpix_ep_call *call, int which) {
         mpix_ep_status *status = mpix_ep_peer_status(call, peer);
         mpix_ep_words *words = mpix_ep_peer_words(call, peer);
         int32_t *mine = call->type == MPIX_EP_DISPATCH ? &status->dispatch : &status->combine;
-        if (mpix_ep_is_far(ep, peer)) {
-            mpix_ep_far_signal(call, peer, own);
+        if (mpix_ep_is_remote(ep, peer)) {
+            mpix_ep_remote_signal(call, peer, own);
             continue;
         }
         *mine = own;
@@ -210,7 +210,7 @@ void mpix_ep_signal(mpix_ep_call *call, int which) {
 int mpix_ep_signalled(mpix_ep_call *call, int peer) {
     mpix_ep_words *words = mpix_ep_my_words(call, peer);
     _Atomic uint64_t *lane = call->type == MPIX_EP_DISPATCH ? words->dispatch : words->combine;
-    int lanes = mpix_ep_is_far(call->ep, peer) ? call->ep->far->lanes : 1;
+    int lanes = mpix_ep_is_remote(call->ep, peer) ? call->ep->remote->lanes : 1;
     for (int l = 0; l < lanes; l++)
         if (atomic_load_explicit(&lane[l], memory_order_acquire) < call->epoch)
             return 0;
@@ -298,9 +298,9 @@ void mpix_ep_targets_fill(mpix_ep_call *call, size_t x_bytes, size_t scale_bytes
         mpix_ep_target *t = &call->ep->targets[peer];
         t->rows = o->rows < INT64_MAX ? (int64_t)o->rows : 0;
         t->x = t->scales = t->meta = t->slots = NULL;
-        if (mpix_ep_is_far(call->ep, peer)) { /* its rows travel in a packed batch */
+        if (mpix_ep_is_remote(call->ep, peer)) { /* its rows travel in a packed batch */
             if (call->type == MPIX_EP_COMBINE)
-                t->rows = call->far[peer].rows;
+                t->rows = call->remote[peer].rows;
             continue;
         }
         /* One that nobody has rows for, or from, need not say where they would be. */

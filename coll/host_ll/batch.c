@@ -77,7 +77,9 @@ mpix_ep_ll_shape mpix_ep_ll_shape_of(int64_t n, size_t record, size_t scales, si
 
 /* ---- commands to the proxy ------------------------------------------------------------------- */
 
-static int lane_of(const mpix_ep_call *call) { return call->handle->slot % call->ep->far->lanes; }
+static int lane_of(const mpix_ep_call *call) {
+    return call->handle->slot % call->ep->remote->lanes;
+}
 
 /* Four counters per bank: batches and taken words of both kinds. */
 static uint32_t counter_of(const mpix_ep_call *call, int taken) {
@@ -86,15 +88,16 @@ static uint32_t counter_of(const mpix_ep_call *call, int taken) {
                       (int)bank_of(call));
 }
 
-static void far_signal(mpix_ep_call *call, int peer, int taken, uint64_t value, uint32_t writes) {
+static void remote_signal(mpix_ep_call *call, int peer, int taken, uint64_t value,
+                          uint32_t writes) {
     mpix_ep *ep = call->ep;
     uint64_t at =
         (uint64_t)((char *)word_at(call, ep->ctl->base, ep->rank, taken) - (char *)ep->ctl->base);
-    mpix_ep_far_word(call, peer, lane_of(call), at, value, counter_of(call, taken), writes);
+    mpix_ep_remote_word(call, peer, lane_of(call), at, value, counter_of(call, taken), writes);
 }
 
 /* One put and one signal, whatever the number of tokens. */
-static void far_send(mpix_ep_call *call, int peer) {
+static void remote_send(mpix_ep_call *call, int peer) {
     mpix_ep *ep = call->ep;
     const mpix_ep_ll_part *part = &call->ll[peer];
     const mpix_ep_ll_slot *slot = &ep->ll->slots[call->handle->slot];
@@ -109,8 +112,8 @@ static void far_send(mpix_ep_call *call, int peer) {
                         .roff = bank_in_slot(call) + place,
                         .len = part->out.bytes,
                         .counter = counter_of(call, 0)};
-    if (mpix_ep_far_post(call, &op)) /* otherwise the engine finds the peer's failure */
-        far_signal(call, peer, 0, call->epoch, 1);
+    if (mpix_ep_remote_post(call, &op)) /* otherwise the engine finds the peer's failure */
+        remote_signal(call, peer, 0, call->epoch, 1);
 }
 
 /* ---- sending --------------------------------------------------------------------------------- */
@@ -121,7 +124,7 @@ static void far_send(mpix_ep_call *call, int peer) {
 static int tx_free(const mpix_ep_call *call) {
     for (const mpix_ep_call *c = call->ep->first; c != call; c = c->next)
         if (c->handle == call->handle && c->type == call->type &&
-            (c->state == 0 || !mpix_ep_far_flushed(c)))
+            (c->state == 0 || !mpix_ep_remote_flushed(c)))
             return 0;
     return 1;
 }
@@ -129,7 +132,7 @@ static int tx_free(const mpix_ep_call *call) {
 int mpix_ep_ll_start(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     uint64_t depth = (uint64_t)ep->config.depth;
-    if (!mpix_ep_call_ready(call) || (ep->far && !tx_free(call)))
+    if (!mpix_ep_call_ready(call) || (ep->remote && !tx_free(call)))
         return 0;
     if (!call->waiting)
         mpix_ep_peers_reset(call);
@@ -159,14 +162,14 @@ void mpix_ep_ll_head_send(mpix_ep_call *call, int peer, mpix_ep_ll_head *head) {
 
 /* What a proxy sends is read here again. */
 int mpix_ep_ll_streams(const mpix_ep *ep, size_t bytes) {
-    return bytes > (ep->far ? ep->stream_bytes : ep->stream_peers);
+    return bytes > (ep->remote ? ep->stream_bytes : ep->stream_peers);
 }
 
 void mpix_ep_ll_row_sent(mpix_ep_call *call, int peer) {
     mpix_ep *ep = call->ep;
     mpix_ep_ll_part *part = &call->ll[peer];
     part->sent++;
-    if (peer == ep->rank || mpix_ep_is_far(ep, peer) ||
+    if (peer == ep->rank || mpix_ep_is_remote(ep, peer) ||
         (part->sent % MPIX_EP_LL_BLOCK && part->sent < part->total))
         return;
     if (call->ll_streaming)
@@ -180,12 +183,12 @@ void mpix_ep_ll_row_sent(mpix_ep_call *call, int peer) {
 
 void mpix_ep_ll_batches_end(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
-    if (ep->far && call->ll_streaming)
+    if (ep->remote && call->ll_streaming)
         ep->rows->fence(); /* a device reads it: nothing may linger in write-combining buffers */
     for (int i = 1; i < ep->size; i++) {
         int peer = (ep->rank + i) % ep->size;
-        if (mpix_ep_is_far(ep, peer))
-            far_send(call, peer);
+        if (mpix_ep_is_remote(ep, peer))
+            remote_send(call, peer);
         else
             mpix_doorbell_ring(ep->ctl->peer[peer]);
     }
@@ -201,8 +204,8 @@ void mpix_ep_ll_fail_send(mpix_ep_call *call) {
         call->ll[p] = (mpix_ep_ll_part){.n = -1};
         if (p == ep->rank)
             continue;
-        if (mpix_ep_is_far(ep, p)) {
-            far_signal(call, p, 0, value, 0);
+        if (mpix_ep_is_remote(ep, p)) {
+            remote_signal(call, p, 0, value, 0);
             continue;
         }
         atomic_store_explicit(word_at(call, ep->ctl->peer[p], ep->rank, 0), value,
@@ -227,7 +230,7 @@ const mpix_ep_ll_head *mpix_ep_ll_head_seen(mpix_ep_call *call, int peer, int32_
         arrived = part->to ? call->epoch : 0;
     } else if ((arrived & EPOCH_MASK) == call->epoch) {
         *status = (int32_t)(arrived >> STATUS_SHIFT);
-    } else if (!mpix_ep_is_far(ep, peer)) {
+    } else if (!mpix_ep_is_remote(ep, peer)) {
         arrived = atomic_load_explicit(&head->epoch, memory_order_acquire) ==
                           mpix_ep_ll_mark(call->epoch)
                       ? call->epoch
@@ -245,7 +248,7 @@ int64_t mpix_ep_ll_rows_seen(const mpix_ep_call *call, int peer) {
     int64_t block = part->done / MPIX_EP_LL_BLOCK;
     if (part->n <= 0)
         return 0;
-    if (peer == ep->rank || mpix_ep_is_far(ep, peer) || part->pulled)
+    if (peer == ep->rank || mpix_ep_is_remote(ep, peer) || part->pulled)
         return part->n;
     _Atomic uint64_t *flags = (_Atomic uint64_t *)(uintptr_t)(part->from + part->in.flags_at);
     uint64_t mark = mpix_ep_ll_mark(call->epoch);
@@ -257,7 +260,7 @@ int64_t mpix_ep_ll_rows_seen(const mpix_ep_call *call, int peer) {
 
 int mpix_ep_ll_row_direct(const mpix_ep_call *call, int peer, int64_t i) {
     const mpix_ep_ll_part *part = &call->ll[peer];
-    if (peer == call->ep->rank || mpix_ep_is_far(call->ep, peer))
+    if (peer == call->ep->rank || mpix_ep_is_remote(call->ep, peer))
         return 0;
     _Atomic uint64_t *flags = (_Atomic uint64_t *)(uintptr_t)(part->from + part->in.flags_at);
     return (atomic_load_explicit(&flags[i / MPIX_EP_LL_BLOCK], memory_order_relaxed) &
@@ -268,8 +271,8 @@ void mpix_ep_ll_taken(mpix_ep_call *call, int peer) {
     mpix_ep *ep = call->ep;
     if (peer == ep->rank)
         return;
-    if (mpix_ep_is_far(ep, peer)) {
-        far_signal(call, peer, 1, call->epoch, 0);
+    if (mpix_ep_is_remote(ep, peer)) {
+        remote_signal(call, peer, 1, call->epoch, 0);
         return;
     }
     atomic_store_explicit(word_at(call, ep->ctl->peer[peer], ep->rank, 1), call->epoch,

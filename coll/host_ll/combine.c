@@ -171,15 +171,15 @@ static void batches_begin(mpix_ep_call *call) {
                      (is_expert(call) && in->row_weights ? MPIX_EP_LL_WEIGHTS : 0);
     for (int s = 0; s < ep->size; s++) {
         mpix_ep_ll_part *part = &call->ll[s];
-        int far = mpix_ep_is_far(ep, s), pulled = pull && !far && s != ep->rank;
+        int remote = mpix_ep_is_remote(ep, s), pulled = pull && !remote && s != ep->rank;
         *part = (mpix_ep_ll_part){.n = -1, .total = h->n[s]};
         part->out =
             mpix_ep_ll_shape_of(part->total,
                                 record_bytes(call, pulled ? pulls : flags, (size_t)h->width), 0,
-                                pulled ? 0 : row, !far);
-        part->to = far ? ep->ll->slots[call->handle->slot].tx + tx
-                       : mpix_ep_ll_bank(call, s) + h->reply[s];
-        tx += far ? mpix_ep_up64(part->out.bytes) : 0;
+                                pulled ? 0 : row, !remote);
+        part->to = remote ? ep->ll->slots[call->handle->slot].tx + tx
+                          : mpix_ep_ll_bank(call, s) + h->reply[s];
+        tx += remote ? mpix_ep_up64(part->out.bytes) : 0;
         call->ll_pulled += pulled && part->total > 0;
         for (int64_t i = 0; i < part->total; i++)
             record_write(call, s, i);
@@ -191,7 +191,7 @@ static void batches_begin(mpix_ep_call *call) {
                                 .rows = (uint32_t)call->ll[s].total,
                                 .dtype = in->wire,
                                 .hidden = (uint64_t)in->hidden};
-        if (pull && s != ep->rank && !mpix_ep_is_far(ep, s)) {
+        if (pull && s != ep->rank && !mpix_ep_is_remote(ep, s)) {
             int64_t first = is_expert(call) ? 0 : (int64_t)s * ep->config.max_tokens,
                     exist = call->ll_rows - first;
             head.flags = pulls;
@@ -205,8 +205,8 @@ static void batches_begin(mpix_ep_call *call) {
         }
         mpix_ep_ll_head_send(call, s, &head);
     }
-    call->far_peer = 1;
-    call->far_row = 0;
+    call->remote_peer = 1;
+    call->remote_row = 0;
     call->ll_streaming = mpix_ep_ll_streams(ep, (size_t)h->first[ep->size] * row);
 }
 
@@ -233,18 +233,19 @@ static int rows_send(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     size_t row = mpix_ep_row_bytes(&call->combine.in.x, call->combine.in.hidden);
     int64_t left = (int64_t)(PIECE_BYTES / (row + 1)) / (rows_per_token(call) + 1) + 16;
-    for (; call->far_peer <= ep->size; call->far_peer++, call->far_row = 0) { /* own rows last */
-        int s = (ep->rank + call->far_peer) % ep->size;
+    /* own rows last */
+    for (; call->remote_peer <= ep->size; call->remote_peer++, call->remote_row = 0) {
+        int s = (ep->rank + call->remote_peer) % ep->size;
         const mpix_ep_ll_part *part = &call->ll[s];
         if (part->total > 0 && part->out.row == 0)
             continue; /* the peer reads them */
-        for (; call->far_row < part->total; call->far_row++) {
+        for (; call->remote_row < part->total; call->remote_row++) {
             if (left-- == 0)
                 return 0;
-            row_send(call, s, call->far_row);
+            row_send(call, s, call->remote_row);
             mpix_ep_ll_row_sent(call, s);
         }
-        if (s != ep->rank && !mpix_ep_is_far(ep, s))
+        if (s != ep->rank && !mpix_ep_is_remote(ep, s))
             mpix_doorbell_ring(ep->ctl->peer[s]);
     }
     return 1;
@@ -302,7 +303,7 @@ static int answers_take(mpix_ep_call *call) {
                                     head->flags & MPIX_EP_LL_PULL
                                         ? 0
                                         : mpix_dtype_size(head->dtype) * (size_t)head->hidden,
-                                    !mpix_ep_is_far(ep, p));
+                                    !mpix_ep_is_remote(ep, p));
             size_t room = mpix_ep_ll_answer_bytes(&ep->config,
                                                   (size_t)call->handle->plan->send_tokens[p]);
             if ((int64_t)head->rows != call->handle->plan->send_tokens[p] ||
@@ -453,7 +454,7 @@ static int receive(mpix_ep_call *call) {
 static int readers_done(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     for (int p = 0; p < ep->size; p++) {
-        if (call->seen[p] || (p != ep->rank && !mpix_ep_is_far(ep, p) &&
+        if (call->seen[p] || (p != ep->rank && !mpix_ep_is_remote(ep, p) &&
                               !mpix_ep_ll_peer_took(call, p, call->epoch)))
             continue;
         call->seen[p] = 1;

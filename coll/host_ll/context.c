@@ -21,9 +21,9 @@ size_t mpix_ep_ll_answer_bytes(const MPIX_Ep_config *c, size_t n) {
            mpix_ep_up64(n * mpix_ep_up16((size_t)c->max_row_bytes));
 }
 
-void mpix_ep_ll_sizes(const MPIX_Ep_config *c, int ranks, int far_peers, mpix_ep_ll *ll) {
+void mpix_ep_ll_sizes(const MPIX_Ep_config *c, int ranks, int remote_peers, mpix_ep_ll *ll) {
     size_t tokens = (size_t)c->max_tokens, k = (size_t)c->max_topk, size = (size_t)ranks,
-           row = (size_t)c->max_row_bytes, far = (size_t)far_peers;
+           row = (size_t)c->max_row_bytes, remote = (size_t)remote_peers;
     size_t batch_row = 4 + 8 * k + row + 32; /* rows and scales at a pitch of 16 */
     *ll = (mpix_ep_ll){0};
     if ((double)size * (double)(tokens + 1) * (double)batch_row * (double)(2 * c->depth + 2) >
@@ -31,7 +31,7 @@ void mpix_ep_ll_sizes(const MPIX_Ep_config *c, int ranks, int far_peers, mpix_ep
         ll->slot_bytes = SIZE_MAX;
         return;
     }
-    size_t answers = tokens * (k < size ? k : size), sent = tokens * (k < far ? k : far),
+    size_t answers = tokens * (k < size ? k : size), sent = tokens * (k < remote ? k : remote),
            head = sizeof(mpix_ep_ll_head) + 4 * 64;
     ll->region = head + mpix_ep_up64(8 * ((tokens + MPIX_EP_LL_BLOCK - 1) / MPIX_EP_LL_BLOCK)) +
                  mpix_ep_up64(tokens * batch_row);
@@ -39,9 +39,9 @@ void mpix_ep_ll_sizes(const MPIX_Ep_config *c, int ranks, int far_peers, mpix_ep
     ll->bank[1] = up4096(size * (head + 8) + answers * (8 + 4 + 4 * k + mpix_ep_up16(row)));
     ll->at[1] = ll->bank[0] * (size_t)c->depth;
     ll->slot_bytes = ll->at[1] + ll->bank[1] * (size_t)c->depth;
-    if (far > 0) {
-        ll->tx_bytes[0] = up4096(far * head + sent * batch_row);
-        ll->tx_bytes[1] = up4096(far * head + far * tokens * (4 + 4 * k + mpix_ep_up16(row)));
+    if (remote > 0) {
+        ll->tx_bytes[0] = up4096(remote * head + sent * batch_row);
+        ll->tx_bytes[1] = up4096(remote * head + remote * tokens * (4 + 4 * k + mpix_ep_up16(row)));
     }
 }
 
@@ -69,11 +69,11 @@ int mpix_ep_ll_window_size(const MPIX_Ep_config *c, const mpix_params *params, i
     return 0;
 }
 
-int mpix_ep_ll_layout(mpix_ep *ep, int far_peers) {
+int mpix_ep_ll_layout(mpix_ep *ep, int remote_peers) {
     ep->ll = calloc(1, sizeof *ep->ll);
     if (!ep->ll)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a context");
-    mpix_ep_ll_sizes(&ep->config, ep->size, far_peers, ep->ll);
+    mpix_ep_ll_sizes(&ep->config, ep->size, remote_peers, ep->ll);
     if (ep->ll->slot_bytes == SIZE_MAX ||
         (double)ep->ll->slot_bytes * ep->params.max_handles > MOST)
         return mpix_fail(MPIX_ERRK_NO_MEM, "config.max_tokens",
@@ -92,7 +92,7 @@ int mpix_ep_ll_layout(mpix_ep *ep, int far_peers) {
                          "numbers have 31 bits in MPIX_EP_LL",
                          (long long)ep->config.max_tokens, ep->size,
                          (double)ep->size * (double)ep->config.max_tokens * (double)most);
-    if (far_peers > 0 &&
+    if (remote_peers > 0 &&
         !(ep->ll->slots = calloc((size_t)ep->params.max_handles, sizeof *ep->ll->slots)))
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d handle slots",
                          ep->params.max_handles);
@@ -118,24 +118,24 @@ static int slot_register(mpix_ep *ep, int slot, char *key) {
     if (!s->rmem || !s->tx)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a send buffer of %zu bytes", tx);
     memset(s->tx, 0, tx);
-    int kind = mpix_proxy_mem_reg(ep->far->proxy, s->tx, tx, &s->tx_mem);
+    int kind = mpix_proxy_mem_reg(ep->remote->proxy, s->tx, tx, &s->tx_mem);
     if (!kind)
-        kind = mpix_proxy_mem_reg(ep->far->proxy,
+        kind = mpix_proxy_mem_reg(ep->remote->proxy,
                                   (char *)ep->stage->base + ll->slot_bytes * (size_t)slot,
                                   ll->slot_bytes, &s->mem);
     if (!kind)
-        mpix_proxy_mem_key(ep->far->proxy, s->mem, key);
+        mpix_proxy_mem_key(ep->remote->proxy, s->mem, key);
     return kind;
 }
 
 static void slot_close(mpix_ep *ep, mpix_ep_ll_slot *s) {
     for (int p = 0; s->rmem && p < ep->size; p++)
         if (s->rmem[p])
-            mpix_proxy_rmem_close(ep->far->proxy, s->rmem[p]);
+            mpix_proxy_rmem_close(ep->remote->proxy, s->rmem[p]);
     if (s->mem)
-        mpix_proxy_mem_dereg(ep->far->proxy, s->mem);
+        mpix_proxy_mem_dereg(ep->remote->proxy, s->mem);
     if (s->tx_mem)
-        mpix_proxy_mem_dereg(ep->far->proxy, s->tx_mem);
+        mpix_proxy_mem_dereg(ep->remote->proxy, s->tx_mem);
     free(s->rmem);
     free(s->tx);
     *s = (mpix_ep_ll_slot){0};
@@ -146,15 +146,15 @@ static int slot_open(mpix_ep *ep, int slot) {
     mpix_ep_ll *ll = ep->ll;
     size_t end = ll->slot_bytes * ((size_t)slot + 1),
            grows = end > ll->committed ? end - ll->committed : 0;
-    size_t sends = ep->far && !ll->slots[slot].mem ? ll->tx_bytes[0] + ll->tx_bytes[1] : 0;
+    size_t sends = ep->remote && !ll->slots[slot].mem ? ll->tx_bytes[0] + ll->tx_bytes[1] : 0;
     int kind = mpix_mem_together(ep->boot, grows + sends, "memory for a handle's batches");
     if (!kind && grows)
         kind = mpix_win_commit(ep->stage, ll->committed, grows);
     if (!kind && end > ll->committed)
         ll->committed = end;
-    if (!ep->far || ll->slots[slot].mem) /* the slot has been used before, on all ranks */
+    if (!ep->remote || ll->slots[slot].mem) /* the slot has been used before, on all ranks */
         return mpix_boot_agree(ep->boot, kind);
-    size_t bytes = mpix_proxy_key_bytes(ep->far->proxy);
+    size_t bytes = mpix_proxy_key_bytes(ep->remote->proxy);
     char *keys = malloc(bytes * ((size_t)ep->size + 1)),
          *mine = keys ? keys + bytes * (size_t)ep->size : NULL;
     if (!kind && !keys)
@@ -167,8 +167,8 @@ static int slot_open(mpix_ep *ep, int slot) {
     if (!kind)
         kind = mpix_boot_allgather(ep->boot, mine, bytes, keys);
     for (int p = 0; p < ep->size && !kind; p++)
-        if (ep->far->is[p])
-            kind = mpix_proxy_rmem_open(ep->far->proxy, p, keys + bytes * (size_t)p,
+        if (ep->remote->is[p])
+            kind = mpix_proxy_rmem_open(ep->remote->proxy, p, keys + bytes * (size_t)p,
                                         &ll->slots[slot].rmem[p]);
     kind = mpix_boot_agree(ep->boot, kind);
     if (kind)
@@ -180,14 +180,15 @@ static int slot_open(mpix_ep *ep, int slot) {
 void mpix_ep_ll_free(mpix_ep *ep) {
     mpix_ep_ll *ll = ep->ll;
     if (ll) {
-        for (int s = 0; ll->slots && ep->far && ep->far->proxy && s < ep->params.max_handles; s++)
+        for (int s = 0; ll->slots && ep->remote && ep->remote->proxy && s < ep->params.max_handles;
+             s++)
             slot_close(ep, &ll->slots[s]);
         free(ll->slots);
         free(ll->parts);
         free(ll);
         ep->ll = NULL;
     }
-    mpix_ep_far_free(ep);
+    mpix_ep_remote_free(ep);
     mpix_ep_host_free(ep);
     free(ep->sums);
 }

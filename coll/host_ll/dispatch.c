@@ -71,12 +71,12 @@ static void batches_begin(mpix_ep_call *call) {
     size_t record = 4 * (size_t)(1 + plan->topk * (in->topk_weights ? 2 : 1));
     for (int p = 0; p < ep->size; p++) {
         mpix_ep_ll_part *part = &call->ll[p];
-        int far = mpix_ep_is_far(ep, p);
+        int remote = mpix_ep_is_remote(ep, p);
         *part = (mpix_ep_ll_part){.n = -1, .total = plan->send_tokens[p]};
-        part->out = mpix_ep_ll_shape_of(part->total, record, scales, row, !far);
-        part->to = far ? ep->ll->slots[call->handle->slot].tx + tx
-                       : mpix_ep_ll_bank(call, p) + ep->ll->region * (size_t)ep->rank;
-        tx += far ? mpix_ep_up64(part->out.bytes) : 0;
+        part->out = mpix_ep_ll_shape_of(part->total, record, scales, row, !remote);
+        part->to = remote ? ep->ll->slots[call->handle->slot].tx + tx
+                          : mpix_ep_ll_bank(call, p) + ep->ll->region * (size_t)ep->rank;
+        tx += remote ? mpix_ep_up64(part->out.bytes) : 0;
     }
     for (int64_t t = 0; t < plan->tokens; t++)
         for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++)
@@ -112,7 +112,7 @@ static void offers_send(mpix_ep_call *call) {
         return;
     for (int p = 0; p < ep->size; p++) {
         int64_t first = (int64_t)p * ep->config.max_tokens, left = call->ll_rows - first;
-        if (p == ep->rank || mpix_ep_is_far(ep, p) || left <= 0)
+        if (p == ep->rank || mpix_ep_is_remote(ep, p) || left <= 0)
             continue;
         const mpix_ep_ll_offer offer = {.rows = (uint64_t)left,
                                         .x = px.off + (uint64_t)first * px.stride,
@@ -175,7 +175,7 @@ static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales)
         if (e->rank == ep->rank && !converts)
             continue; /* is read where the caller has it */
         if (slots && e->rank != ep->rank && e->row % MPIX_EP_LL_BLOCK == 0 &&
-            !mpix_ep_is_far(ep, e->rank))
+            !mpix_ep_is_remote(ep, e->rank))
             direct_look(call, e->rank);
         if (part->direct_block) {
             dst[n] = part->direct + (uint64_t)e->row * part->direct_stride;
@@ -301,7 +301,7 @@ static int heads_take(mpix_ep_call *call) {
         part->in = mpix_ep_ll_shape_of(
             part->n, 4 * (size_t)(1 + head->width * (head->flags & MPIX_EP_LL_WEIGHTS ? 2 : 1)),
             mpix_ep_scale_bytes(&rows, (int64_t)head->hidden),
-            mpix_ep_row_bytes(&rows, (int64_t)head->hidden), !mpix_ep_is_far(ep, p));
+            mpix_ep_row_bytes(&rows, (int64_t)head->hidden), !mpix_ep_is_remote(ep, p));
         call->ll_heads++;
         if (head->rows > (uint64_t)ep->config.max_tokens ||
             head->width > (uint32_t)ep->config.max_topk || part->in.bytes > ep->ll->region ||

@@ -166,12 +166,12 @@ static inline size_t mpix_ep_up64(size_t n) { return (n + 63) & ~(size_t)63; }
 /* host_ll/context.c: sizes, creation, slots, handles */
 /* a batch of n rows of combine at most */
 size_t mpix_ep_ll_answer_bytes(const MPIX_Ep_config *config, size_t n);
-void mpix_ep_ll_sizes(const MPIX_Ep_config *config, int ranks, int far_peers, mpix_ep_ll *ll);
+void mpix_ep_ll_sizes(const MPIX_Ep_config *config, int ranks, int remote_peers, mpix_ep_ll *ll);
 void mpix_ep_ll_ctl_layout(mpix_ep_ctl_layout *layout, int ranks, int depth, int max_handles);
 /* What the table of paths has. */
 int mpix_ep_ll_window_size(const MPIX_Ep_config *config, const mpix_params *params, int ranks,
                            int ranks_per_host, MPI_Count *bytes);
-int mpix_ep_ll_layout(mpix_ep *ep, int far_peers);
+int mpix_ep_ll_layout(mpix_ep *ep, int remote_peers);
 void mpix_ep_ll_free(mpix_ep *ep);
 int mpix_ep_ll_handle_create(struct mpix_ep_handle *handle);
 void mpix_ep_ll_handle_free(struct mpix_ep_handle *handle, int with_context);

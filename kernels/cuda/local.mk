@@ -5,9 +5,9 @@ cuda_units = \
 	kernels/cuda/ht/combine.cu kernels/cuda/ht/dispatch.cu kernels/cuda/ht/route.cu \
 	kernels/cuda/expert/expert_combine.cu kernels/cuda/expert/expert_dispatch.cu \
 	kernels/cuda/expert/expert_place.cu \
-	kernels/cuda/remote/far_combine.cu kernels/cuda/remote/far_dispatch.cu \
-	kernels/cuda/remote/far_expert_combine.cu kernels/cuda/remote/far_expert_dispatch.cu \
-	kernels/cuda/ll/ll_combine.cu kernels/cuda/ll/ll_dispatch.cu kernels/cuda/ll/ll_far.cu \
+	kernels/cuda/remote/remote_combine.cu kernels/cuda/remote/remote_dispatch.cu \
+	kernels/cuda/remote/remote_expert_combine.cu kernels/cuda/remote/remote_expert_dispatch.cu \
+	kernels/cuda/ll/ll_combine.cu kernels/cuda/ll/ll_dispatch.cu kernels/cuda/ll/ll_remote.cu \
 	kernels/cuda/ll/ll_route.cu \
 	kernels/cuda/copy_engine/engines.cu kernels/cuda/p2p/p2p.cu src/gpu/module.cu
 cuda_headers = \
@@ -17,7 +17,7 @@ cuda_headers = \
 	kernels/cuda/expert/expert.cuh kernels/cuda/expert/expert_combine.cuh \
 	kernels/cuda/expert/expert_route.cuh kernels/cuda/expert/expert_rows.cuh \
 	kernels/cuda/expert/expert_sum.cuh \
-	kernels/cuda/remote/far.cuh kernels/cuda/remote/far_expert.cuh kernels/cuda/remote/hop.cuh \
+	kernels/cuda/remote/remote.cuh kernels/cuda/remote/remote_expert.cuh kernels/cuda/remote/hop.cuh \
 	kernels/cuda/ll/ll.cuh kernels/cuda/ll/ll_block.cuh kernels/cuda/ll/ll_call.cuh \
 	kernels/cuda/ll/ll_room.cuh kernels/cuda/ll/ll_route.cuh kernels/cuda/ll/ll_sum.cuh \
 	kernels/cuda/ll/ll_team.cuh kernels/cuda/ll/ll_tokens.cuh \
@@ -36,13 +36,13 @@ kernels/cuda/ht/route.nv.o: kernels/cuda/ht/route.cu
 kernels/cuda/expert/expert_combine.nv.o: kernels/cuda/expert/expert_combine.cu
 kernels/cuda/expert/expert_dispatch.nv.o: kernels/cuda/expert/expert_dispatch.cu
 kernels/cuda/expert/expert_place.nv.o: kernels/cuda/expert/expert_place.cu
-kernels/cuda/remote/far_combine.nv.o: kernels/cuda/remote/far_combine.cu
-kernels/cuda/remote/far_dispatch.nv.o: kernels/cuda/remote/far_dispatch.cu
-kernels/cuda/remote/far_expert_combine.nv.o: kernels/cuda/remote/far_expert_combine.cu
-kernels/cuda/remote/far_expert_dispatch.nv.o: kernels/cuda/remote/far_expert_dispatch.cu
+kernels/cuda/remote/remote_combine.nv.o: kernels/cuda/remote/remote_combine.cu
+kernels/cuda/remote/remote_dispatch.nv.o: kernels/cuda/remote/remote_dispatch.cu
+kernels/cuda/remote/remote_expert_combine.nv.o: kernels/cuda/remote/remote_expert_combine.cu
+kernels/cuda/remote/remote_expert_dispatch.nv.o: kernels/cuda/remote/remote_expert_dispatch.cu
 kernels/cuda/ll/ll_combine.nv.o: kernels/cuda/ll/ll_combine.cu
 kernels/cuda/ll/ll_dispatch.nv.o: kernels/cuda/ll/ll_dispatch.cu
-kernels/cuda/ll/ll_far.nv.o: kernels/cuda/ll/ll_far.cu
+kernels/cuda/ll/ll_remote.nv.o: kernels/cuda/ll/ll_remote.cu
 kernels/cuda/ll/ll_route.nv.o: kernels/cuda/ll/ll_route.cu
 kernels/cuda/copy_engine/engines.nv.o: kernels/cuda/copy_engine/engines.cu
 kernels/cuda/p2p/p2p.nv.o: kernels/cuda/p2p/p2p.cu

@@ -12,7 +12,7 @@
  * (READY and ROWS, two banks each), counts (two banks); behind the blocks, one record per received
  * row for what travels beside it (token, ids, weights). The rules are those of coll/ctl.h; the
  * epochs are counted in device memory. A proxied source writes its block in a window of host
- * memory, from where a warp carries on what has come (mpix_cuda_far).
+ * memory, from where a warp carries on what has come (mpix_cuda_remote).
  */
 #ifndef MPIX_KERNELS_CUDA_MODULE_H
 #define MPIX_KERNELS_CUDA_MODULE_H
@@ -27,10 +27,10 @@ enum {
     MPIX_CUDA_WINDOWS = 256, /* allocations of a context at most */
     MPIX_CUDA_WHY = 256,
     MPIX_CUDA_BLOCK_TOKENS = 128, /* tokens per block of the route kernel */
-    MPIX_CUDA_CHUNKS = 4096,    /* chunks of a context's sources together at most (EXPERT layout) */
-    MPIX_CUDA_PIECES = 16,      /* that copy engines may cut a batch into */
-    MPIX_CUDA_FAR_CHUNKS = 512, /* that a batch for a proxied peer may be cut into */
-    MPIX_CUDA_FAR_WAYS = 8      /* by which a proxied peer is reached, at most */
+    MPIX_CUDA_CHUNKS = 4096, /* chunks of a context's sources together at most (EXPERT layout) */
+    MPIX_CUDA_PIECES = 16,   /* that copy engines may cut a batch into */
+    MPIX_CUDA_REMOTE_CHUNKS = 512, /* that a batch for a proxied peer may be cut into */
+    MPIX_CUDA_REMOTE_WAYS = 8      /* by which a proxied peer is reached, at most */
 };
 enum { MPIX_CUDA_ROUTE, MPIX_CUDA_DISPATCH, MPIX_CUDA_COMBINE, MPIX_CUDA_KINDS };
 /* What a kernel says about a failure; the core makes the sentence. */
@@ -62,14 +62,14 @@ enum { MPIX_CUDA_WHOLE, MPIX_CUDA_BEGIN, MPIX_CUDA_END };
 /* Sums of rows that copy engines brought, piece after piece. */
 enum { MPIX_CUDA_STAGED = 1, MPIX_CUDA_STAGED_LAST };
 enum { MPIX_CUDA_PATH_AUTO, MPIX_CUDA_PATH_BULK, MPIX_CUDA_PATH_VECTOR };
-/* What a context needs: COMPACT with proxied peers is EP | COMPACT | FAR, and so on. */
+/* What a context needs: COMPACT with proxied peers is EP | COMPACT | REMOTE, and so on. */
 enum {
     MPIX_CUDA_LOAD_EP = 1,
     MPIX_CUDA_LOAD_COMPACT = 2,
     MPIX_CUDA_LOAD_EXPERT = 4,
     MPIX_CUDA_LOAD_LL = 8,
     MPIX_CUDA_LOAD_ENGINES = 16,
-    MPIX_CUDA_LOAD_FAR = 32,
+    MPIX_CUDA_LOAD_REMOTE = 32,
     MPIX_CUDA_LOAD_P2P = 64
 };
 /* Kinds of memory behind a pointer. */
@@ -233,26 +233,26 @@ typedef struct mpix_cuda_engines {
 } mpix_cuda_engines;
 
 /*
- * Proxied peers (far.cuh has the protocol). window: this rank's, in host memory that the network
+ * Proxied peers (remote.cuh has the protocol). window: this rank's, in host memory that the network
  * and the kernels reach: a block for each source, laid out as in the GPU's windows and followed by
  * the words of arrived chunks; a mirror of the block at each peer; then for each peer room for what
  * comes from it, and for what is packed for it.
  */
-typedef struct mpix_cuda_far {
-    uint32_t is;           /* a bit for each proxied rank; 0: there are none */
-    int32_t local, remote; /* numbers of the window in the queues' tables;
-                            * remote + rank: that rank's */
+typedef struct mpix_cuda_remote {
+    uint32_t is;        /* a bit for each proxied rank; 0: there are none */
+    int32_t lwin, rwin; /* numbers of the window in the queues' tables;
+                         * rwin + rank: that rank's */
     int32_t nhosts;
     uint32_t host[MPIX_CUDA_RANKS]; /* the ranks of each host, a bit each */
     /* whose room: of a peer here, of this rank at the peer */
     uint8_t slot[MPIX_CUDA_RANKS], there[MPIX_CUDA_RANKS];
     char *window;
     uint64_t block, arrived, out, land, pack, room; /* block, room: sizes; arrived: in a block,
-                                                     * uint64_t [3][FAR_CHUNKS]; the others: in a
+                                                     * uint64_t [3][REMOTE_CHUNKS]; the others: in a
                                                      * window */
     uint64_t chunk_bytes;
     const struct mpix_dev_state *queue; /* device */
-    uint32_t *packed; /* device: [2][size][FAR_CHUNKS] rows of a chunk that are packed,
+    uint32_t *packed; /* device: [2][size][REMOTE_CHUNKS] rows of a chunk that are packed,
                        * zero between calls; [1]: of combine's requests */
     uint64_t *here;   /* device: [3][size] chunks that have come, by kind */
     uint64_t *last;   /* device: [ways][size] number of this handle's last command */
@@ -266,16 +266,16 @@ typedef struct mpix_cuda_far {
     uint64_t ask, asks;  /* combine's requests: bytes of one, where they are in a room */
     uint32_t *rel, *blk; /* device: [tokens][hosts], [blocks][hosts], as the
                           * handle's are by rank */
-    uint64_t batch[2];   /* low latency (ll_far.cu): bytes of a batch of
+    uint64_t batch[2];   /* low latency (ll_remote.cu): bytes of a batch of
                           * dispatch, of combine */
-} mpix_cuda_far;
+} mpix_cuda_remote;
 
 /* How rows lie in a batch of a proxied peer: row, scales, record, each item from a multiple of 128
  * bytes on. Alike at both ends. */
-typedef struct mpix_cuda_far_batch {
+typedef struct mpix_cuda_remote_batch {
     uint64_t item, scales, record;
     int64_t per_chunk;
-} mpix_cuda_far_batch;
+} mpix_cuda_remote_batch;
 
 /* A handle as kernels see it; every address is valid in this process. */
 typedef struct mpix_cuda_handle {
@@ -304,7 +304,7 @@ typedef struct mpix_cuda_handle {
     mpix_cuda_expert expert;
     mpix_cuda_engines engines;
     mpix_cuda_ll ll;
-    mpix_cuda_far far;
+    mpix_cuda_remote remote;
 } mpix_cuda_handle;
 
 typedef struct mpix_cuda_route {
@@ -346,7 +346,7 @@ typedef struct mpix_cuda_dispatch {
                       * or 1: none do */
     int32_t vectors; /* likewise: everything is aligned for 16 bytes at a time */
     int32_t eager;   /* likewise: `taken` is said at the call's end */
-    mpix_cuda_far_batch batch, hop_batch; /* likewise; hop_batch: to a host's forwarder */
+    mpix_cuda_remote_batch batch, hop_batch; /* likewise; hop_batch: to a host's forwarder */
 } mpix_cuda_dispatch;
 
 typedef struct mpix_cuda_combine {
@@ -368,7 +368,7 @@ typedef struct mpix_cuda_combine {
                              * part that a warp holds meanwhile */
     int32_t hop, wire;      /* rows may take two hops (there is room for their sums); dtype
                              * of those sums */
-    mpix_cuda_far_batch batch, hop_batch, ask_batch; /* filled in by the module */
+    mpix_cuda_remote_batch batch, hop_batch, ask_batch; /* filled in by the module */
 } mpix_cuda_combine;
 
 typedef struct mpix_cuda_device {

@@ -95,11 +95,11 @@ static const struct {
     {MPIX_CUDA_LOAD_LL, mpix_cuda_ll_route_load},
     {MPIX_CUDA_LOAD_LL, mpix_cuda_ll_dispatch_load},
     {MPIX_CUDA_LOAD_LL, mpix_cuda_ll_combine_load},
-    {MPIX_CUDA_LOAD_LL | MPIX_CUDA_LOAD_FAR, mpix_cuda_ll_far_load},
-    {MPIX_CUDA_LOAD_COMPACT | MPIX_CUDA_LOAD_FAR, mpix_cuda_far_dispatch_load},
-    {MPIX_CUDA_LOAD_COMPACT | MPIX_CUDA_LOAD_FAR, mpix_cuda_far_combine_load},
-    {MPIX_CUDA_LOAD_EXPERT | MPIX_CUDA_LOAD_FAR, mpix_cuda_far_expert_dispatch_load},
-    {MPIX_CUDA_LOAD_EXPERT | MPIX_CUDA_LOAD_FAR, mpix_cuda_far_expert_combine_load},
+    {MPIX_CUDA_LOAD_LL | MPIX_CUDA_LOAD_REMOTE, mpix_cuda_ll_remote_load},
+    {MPIX_CUDA_LOAD_COMPACT | MPIX_CUDA_LOAD_REMOTE, mpix_cuda_remote_dispatch_load},
+    {MPIX_CUDA_LOAD_COMPACT | MPIX_CUDA_LOAD_REMOTE, mpix_cuda_remote_combine_load},
+    {MPIX_CUDA_LOAD_EXPERT | MPIX_CUDA_LOAD_REMOTE, mpix_cuda_remote_expert_dispatch_load},
+    {MPIX_CUDA_LOAD_EXPERT | MPIX_CUDA_LOAD_REMOTE, mpix_cuda_remote_expert_combine_load},
     {MPIX_CUDA_LOAD_P2P, mpix_cuda_p2p_load},
 };
 

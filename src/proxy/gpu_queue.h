@@ -18,7 +18,7 @@
  * the signals of a queue are taken in order. Over a net without order a signal is a READ from the
  * peer when all before it is complete, and the word when that has come back: what has been read
  * back over the same connection tells that the writes are in memory. So is a flush over any net. A
- * word that is stored at a place (dispatch and combine, kernels/cuda/remote/far.cuh) reads that
+ * word that is stored at a place (dispatch and combine, kernels/cuda/remote/remote.cuh) reads that
  * place itself, so that what was written to a GPU is in that GPU's memory.
  */
 #ifndef MPIX_PROXY_GPU_QUEUE_H

@@ -3,8 +3,8 @@ EXTRA_DIST += tests/emu/check tests/emu/emu.cpp tests/emu/emu.h tests/emu/emu_me
 if HAVE_CUDA
 emu_plain = tests/emu/combine.emu.o tests/emu/dispatch.emu.o tests/emu/expert_dispatch.emu.o
 emu_others = tests/emu/expert_combine.emu.o tests/emu/expert_place.emu.o \
-	tests/emu/far_combine.emu.o tests/emu/far_dispatch.emu.o tests/emu/far_expert_combine.emu.o tests/emu/far_expert_dispatch.emu.o \
-	tests/emu/ll_combine.emu.o tests/emu/ll_dispatch.emu.o tests/emu/ll_far.emu.o tests/emu/ll_route.emu.o tests/emu/route.emu.o
+	tests/emu/remote_combine.emu.o tests/emu/remote_dispatch.emu.o tests/emu/remote_expert_combine.emu.o tests/emu/remote_expert_dispatch.emu.o \
+	tests/emu/ll_combine.emu.o tests/emu/ll_dispatch.emu.o tests/emu/ll_remote.emu.o tests/emu/ll_route.emu.o tests/emu/route.emu.o
 emu_units = $(emu_plain) $(emu_others)
 # The first with the code for sm_90: bulk copies.
 emu_bulk = tests/emu/combine.bulk.o tests/emu/dispatch.bulk.o tests/emu/expert_dispatch.bulk.o

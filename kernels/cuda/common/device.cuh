@@ -305,7 +305,7 @@ __device__ inline bool lanes_wait(const mpix_cuda_handle &h, int words, uint64_t
     int lane = threadIdx.x % 32, bad = 0;
     uint64_t start = now_ns();
     for (int s = threadIdx.x / 32; s < h.size; s += blockDim.x / 32) {
-        if (h.far.is >> s & 1) /* proxied ranks' chunks have words of their own (far.cuh) */
+        if (h.remote.is >> s & 1) /* proxied ranks' chunks have words of their own (remote.cuh) */
             continue;
         int n = *(const volatile int32_t *)&offer_of(h, h.rank, s, at, epoch)->lanes;
         const uint64_t *p = (const uint64_t *)((const char *)words_of(h, h.rank, s) + words);

@@ -76,7 +76,7 @@ enum {
 /* Low latency, EXPERT's combine, and EXPERT among proxied peers: blocks that fill a multiprocessor
  * each and wait for the peers. So few that calls of two handles, which ranks may start in different
  * orders, can wait at once, and others find room. most: that are of use. */
-enum { MPIX_CUDA_LL_SMS = 60, MPIX_CUDA_FAR_EXPERT_SMS = 60, MPIX_CUDA_OTHERS_SMS = 12 };
+enum { MPIX_CUDA_LL_SMS = 60, MPIX_CUDA_REMOTE_EXPERT_SMS = 60, MPIX_CUDA_OTHERS_SMS = 12 };
 static inline int mpix_cuda_half(const mpix_cuda_device *d, int most) {
     int half = (d->sms - MPIX_CUDA_OTHERS_SMS) / 2;
     half = half < 1 ? 1 : half;
@@ -152,20 +152,20 @@ cudaError_t mpix_cuda_engines_dispatch_launch(const mpix_cuda_device *d, const m
 cudaError_t mpix_cuda_engines_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
                                              mpix_cuda_combine *c, cudaStream_t stream);
 /* Some peers are reached through the proxy. */
-cudaError_t mpix_cuda_far_dispatch_load(int *arch);
-cudaError_t mpix_cuda_far_combine_load(int *arch);
-cudaError_t mpix_cuda_far_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
-                                          mpix_cuda_dispatch *c, cudaStream_t stream);
-cudaError_t mpix_cuda_far_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
-                                         mpix_cuda_combine *c, cudaStream_t stream);
-cudaError_t mpix_cuda_far_expert_dispatch_load(int *arch);
-cudaError_t mpix_cuda_far_expert_combine_load(int *arch);
-cudaError_t mpix_cuda_far_expert_dispatch_launch(const mpix_cuda_device *d,
-                                                 const mpix_cuda_handle *h, mpix_cuda_dispatch *c,
-                                                 cudaStream_t stream);
-cudaError_t mpix_cuda_far_expert_combine_launch(const mpix_cuda_device *d,
-                                                const mpix_cuda_handle *h, mpix_cuda_combine *c,
-                                                cudaStream_t stream);
+cudaError_t mpix_cuda_remote_dispatch_load(int *arch);
+cudaError_t mpix_cuda_remote_combine_load(int *arch);
+cudaError_t mpix_cuda_remote_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
+                                             mpix_cuda_dispatch *c, cudaStream_t stream);
+cudaError_t mpix_cuda_remote_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
+                                            mpix_cuda_combine *c, cudaStream_t stream);
+cudaError_t mpix_cuda_remote_expert_dispatch_load(int *arch);
+cudaError_t mpix_cuda_remote_expert_combine_load(int *arch);
+cudaError_t mpix_cuda_remote_expert_dispatch_launch(const mpix_cuda_device *d,
+                                                    const mpix_cuda_handle *h,
+                                                    mpix_cuda_dispatch *c, cudaStream_t stream);
+cudaError_t mpix_cuda_remote_expert_combine_launch(const mpix_cuda_device *d,
+                                                   const mpix_cuda_handle *h, mpix_cuda_combine *c,
+                                                   cudaStream_t stream);
 /* Low latency. fits: ll_route serves the batch, route otherwise. */
 int mpix_cuda_ll_route_fits(const mpix_cuda_handle *h, const mpix_cuda_route *c);
 cudaError_t mpix_cuda_ll_route_load(int *arch);
@@ -178,11 +178,12 @@ cudaError_t mpix_cuda_ll_dispatch_launch(const mpix_cuda_device *d, const mpix_c
 cudaError_t mpix_cuda_ll_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
                                         mpix_cuda_combine *c, cudaStream_t stream);
 /* Around them where some peers are reached through the proxy. */
-cudaError_t mpix_cuda_ll_far_load(int *arch);
-cudaError_t mpix_cuda_ll_far_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
-                                             mpix_cuda_dispatch *c, cudaStream_t stream);
-cudaError_t mpix_cuda_ll_far_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
-                                            mpix_cuda_combine *c, cudaStream_t stream);
+cudaError_t mpix_cuda_ll_remote_load(int *arch);
+cudaError_t mpix_cuda_ll_remote_dispatch_launch(const mpix_cuda_device *d,
+                                                const mpix_cuda_handle *h, mpix_cuda_dispatch *c,
+                                                cudaStream_t stream);
+cudaError_t mpix_cuda_ll_remote_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
+                                               mpix_cuda_combine *c, cudaStream_t stream);
 /* Records to the caller's arrays, if any of them is wanted. */
 cudaError_t mpix_cuda_unpack_launch(const mpix_cuda_handle *h, const mpix_cuda_dispatch *c, int sms,
                                     cudaStream_t stream);
@@ -201,18 +202,18 @@ typedef struct mpix_cuda_launchers {
                            mpix_cuda_combine *c, cudaStream_t stream);
 } mpix_cuda_launchers;
 static inline mpix_cuda_launchers mpix_cuda_launchers_of(const mpix_cuda_handle *h) {
-    if (h->ll.on && h->far.is)
-        return {mpix_cuda_ll_far_dispatch_launch, mpix_cuda_ll_far_combine_launch};
+    if (h->ll.on && h->remote.is)
+        return {mpix_cuda_ll_remote_dispatch_launch, mpix_cuda_ll_remote_combine_launch};
     if (h->ll.on)
         return {mpix_cuda_ll_dispatch_launch, mpix_cuda_ll_combine_launch};
-    if (h->expert.on && h->far.is)
-        return {mpix_cuda_far_expert_dispatch_launch, mpix_cuda_far_expert_combine_launch};
+    if (h->expert.on && h->remote.is)
+        return {mpix_cuda_remote_expert_dispatch_launch, mpix_cuda_remote_expert_combine_launch};
     if (h->expert.on)
         return {mpix_cuda_expert_dispatch_launch, mpix_cuda_expert_combine_launch};
     if (h->engines.on)
         return {mpix_cuda_engines_dispatch_launch, mpix_cuda_engines_combine_launch};
-    if (h->far.is)
-        return {mpix_cuda_far_dispatch_launch, mpix_cuda_far_combine_launch};
+    if (h->remote.is)
+        return {mpix_cuda_remote_dispatch_launch, mpix_cuda_remote_combine_launch};
     return {mpix_cuda_dispatch_launch, mpix_cuda_combine_launch};
 }
 #endif

@@ -6,13 +6,13 @@
  * seen, which it sends in the order of its stream after everything that reads earlier records: so
  * one bank is enough. Whoever reads them has first seen READY or ROWS of this rank (a release by a
  * later kernel of this rank's stream), so they need no signal of their own. Proxied ranks get
- * theirs with rows and requests (far_expert.cuh).
+ * theirs with rows and requests (remote_expert.cuh).
  */
 #include "expert.cuh"
 #include "common/launch.h"
 
-/* FAR: some ranks are proxied. */
-template <int FAR>
+/* REMOTE: some ranks are proxied. */
+template <int REMOTE>
 __global__ void __launch_bounds__(256) place_kernel(const __grid_constant__ mpix_cuda_handle h,
                                                     const __grid_constant__ mpix_cuda_route c) {
     const mpix_cuda_expert &x = h.expert;
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(256) place_kernel(const __grid_constant__ mpix
                                       x.blk[(size_t)(t / MPIX_CUDA_BLOCK_TOKENS) * h.experts + id] +
                                       x.rel[t * h.max_topk + k]);
         x.row[t * h.max_topk + k] = row;
-        for (uint32_t m = FAR ? h.bitmap[t] & ~h.far.is : h.bitmap[t]; m; m &= m - 1) {
+        for (uint32_t m = REMOTE ? h.bitmap[t] & ~h.remote.is : h.bitmap[t]; m; m &= m - 1) {
             int r = __ffs(m) - 1;
             pair_record rec = record_of(h, r, row_of(h, t, r));
             rec.rows[k] = owner == r ? row : -1;
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(256) place_kernel(const __grid_constant__ mpix
     for (int64_t i = first; i < (int64_t)(x.chunks + 1) * h.size; i += step) {
         int64_t t = i / h.size * x.chunk;
         int r = (int)(i % h.size);
-        if (FAR && (h.far.is >> r & 1))
+        if (REMOTE && (h.remote.is >> r & 1))
             continue;
         uint32_t n = t < c.tokens ? h.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.size + r]
                                   : h.state->send[r];
@@ -71,7 +71,7 @@ cudaError_t mpix_cuda_place_launch(const mpix_cuda_device *d, const mpix_cuda_ha
     if (blocks < 4)
         blocks = 4;
     unsigned grid = (unsigned)(blocks < 2 * d->sms ? blocks : 2 * d->sms);
-    if (h->far.is)
+    if (h->remote.is)
         place_kernel<1><<<grid, 256, 0, stream>>>(*h, *c);
     else
         place_kernel<0><<<grid, 256, 0, stream>>>(*h, *c);

@@ -10,10 +10,10 @@
  * Counts of epoch e replace those of e - 2 in the window of a peer: this rank has completed e - 1,
  * for which that peer's counts of e - 1 were seen, and the peer sends those only after it completed
  * e - 2. A proxied peer's counts are copied from where they arrive to where a mapped one would have
- * written them (far.cuh).
+ * written them (remote.cuh).
  */
 #include "expert/expert_route.cuh"
-#include "remote/far.cuh"
+#include "remote/remote.cuh"
 #include "common/launch.h"
 #include "ll/ll_route.cuh"
 
@@ -113,9 +113,9 @@ __device__ static void blocks_scan(uint32_t *blk, int n, int nblocks, uint32_t *
 
 /* Where this rank writes its counts for p. */
 __device__ __forceinline__ uint32_t *counts_out(const mpix_cuda_handle &h, int p, uint64_t epoch) {
-    return far_is(h, p) ? (uint32_t *)(h.far.window + far_out(h, p) + h.counts +
-                                       (epoch & 1) * h.counts_bytes)
-                        : counts_at(h, p, h.rank, epoch);
+    return remote_is(h, p) ? (uint32_t *)(h.remote.window + remote_out(h, p) + h.counts +
+                                          (epoch & 1) * h.counts_bytes)
+                           : counts_at(h, p, h.rank, epoch);
 }
 __device__ static void counts_send(const mpix_cuda_handle &h, const mpix_cuda_route &c,
                                    const uint32_t *send, uint64_t epoch) {
@@ -130,14 +130,14 @@ __device__ static void counts_send(const mpix_cuda_handle &h, const mpix_cuda_ro
         for (int p = 0; p < h.size; p++)
             counts_out(h, p, epoch)[head + h.size + i] = n;
     }
-    for (int p = 0; h.far.hops && p < h.size; p++)
-        if ((int)threadIdx.x < h.far.nhosts)
+    for (int p = 0; h.remote.hops && p < h.size; p++)
+        if ((int)threadIdx.x < h.remote.nhosts)
             counts_out(h, p, epoch)[head + h.size + h.experts + threadIdx.x] =
                 h.state->hosts[threadIdx.x];
     __syncthreads(); /* a release behind it covers what the whole block wrote */
-    if (far_is(h, to))
-        far_publish(h, to, h.counts + (epoch & 1) * h.counts_bytes, h.counts_bytes,
-                    offsetof(mpix_cuda_words, route), epoch, c.report);
+    if (remote_is(h, to))
+        remote_publish(h, to, h.counts + (epoch & 1) * h.counts_bytes, h.counts_bytes,
+                       offsetof(mpix_cuda_words, route), epoch, c.report);
     else if (to < h.size)
         word_store(&words_of(h, to, h.rank)->route, epoch);
     for (int i = threadIdx.x; i < h.experts; i += THREADS) {
@@ -155,18 +155,19 @@ __device__ static int counts_wait(const mpix_cuda_handle &h, const mpix_cuda_rou
                                   uint64_t epoch) {
     int from = threadIdx.x;
     bool fine = true;
-    if (far_is(h, from))
-        fine = far_word_wait(h,
-                             (const uint64_t *)(far_in(h, from) + offsetof(mpix_cuda_words, route)),
-                             epoch, from, c.report);
+    if (remote_is(h, from))
+        fine = remote_word_wait(h,
+                                (const uint64_t *)(remote_in(h, from) +
+                                                   offsetof(mpix_cuda_words, route)),
+                                epoch, from, c.report);
     else if (from < h.size)
         fine = word_wait(h, &words_of(h, h.rank, from)->route, epoch, from, c.report);
     if (__syncthreads_or(!fine))
         return 1;
     for (int s = 0; s < h.size; s++) {
         const volatile uint32_t *n =
-            (const volatile uint32_t *)(far_in(h, s) + h.counts + (epoch & 1) * h.counts_bytes);
-        for (int i = threadIdx.x; far_is(h, s) && i < (int)(h.counts_bytes / 4); i += THREADS)
+            (const volatile uint32_t *)(remote_in(h, s) + h.counts + (epoch & 1) * h.counts_bytes);
+        for (int i = threadIdx.x; remote_is(h, s) && i < (int)(h.counts_bytes / 4); i += THREADS)
             counts_at(h, h.rank, s, epoch)[i] = n[i];
     }
     __syncthreads();
@@ -179,7 +180,7 @@ __device__ static void hops_choose(const mpix_cuda_handle &h,
                                    const uint32_t (*rows)[MPIX_CUDA_RANKS], uint64_t epoch) {
     __shared__ unsigned long long flat, hop;
     int s = threadIdx.x;
-    if (!h.far.hops)
+    if (!h.remote.hops)
         return;
     if (s == 0)
         flat = hop = 0;
@@ -189,17 +190,17 @@ __device__ static void hops_choose(const mpix_cuda_handle &h,
                                          h.size + h.experts;
         uint64_t all = 0, once = 0;
         for (int r = 0; r < h.size; r++)
-            all += h.far.host_of[r] != h.far.host_of[s] ? rows[s][r] : 0;
-        for (int i = 0; i < h.far.nhosts; i++)
-            once += i != h.far.host_of[s] ? hosts[i] : 0;
-        h.state->items[s] = hosts[h.far.here_host];
+            all += h.remote.host_of[r] != h.remote.host_of[s] ? rows[s][r] : 0;
+        for (int i = 0; i < h.remote.nhosts; i++)
+            once += i != h.remote.host_of[s] ? hosts[i] : 0;
+        h.state->items[s] = hosts[h.remote.here_host];
         atomicAdd(&flat, all);
         atomicAdd(&hop, once);
     }
     __syncthreads();
     if (s == 0)
-        h.state->hop = h.far.saves < 0 ||
-                       (hop + hop / 4 < flat && (int64_t)(flat - hop) >= h.far.saves);
+        h.state->hop = h.remote.saves < 0 ||
+                       (hop + hop / 4 < flat && (int64_t)(flat - hop) >= h.remote.saves);
 }
 
 /* By the first warp, a lane for each rank: what the ranks have for each other. rows:
@@ -328,27 +329,28 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ 
     for (int e = threadIdx.x; here && e < h.experts; e += THREADS)
         if (counted[e])
             atomicAdd(&h.histogram[e], counted[e]);
-    if (h.far.hops) {
+    if (h.remote.hops) {
         __syncthreads();
-        places_count(map, h.far.host, h.far.nhosts, t, c.tokens, warps, h.far.rel, h.far.blk);
+        places_count(map, h.remote.host, h.remote.nhosts, t, c.tokens, warps, h.remote.rel,
+                     h.remote.blk);
     }
     if (ranked)
         experts_rank(h, c, t);
-    for (int i = 0; c.send_per_host && i < h.far.nhosts; i++) {
-        int n = __syncthreads_count((map & h.far.host[i]) != 0);
+    for (int i = 0; c.send_per_host && i < h.remote.nhosts; i++) {
+        int n = __syncthreads_count((map & h.remote.host[i]) != 0);
         if (threadIdx.x == 0)
             atomicAdd((unsigned int *)&h.histogram[h.experts + i], n);
     }
     if (!last_block(h, MPIX_CUDA_ROUTE))
         return;
-    if ((int)threadIdx.x < h.far.nhosts && c.send_per_host) {
+    if ((int)threadIdx.x < h.remote.nhosts && c.send_per_host) {
         c.send_per_host[threadIdx.x] = (int64_t)__ldcg(&h.histogram[h.experts + threadIdx.x]);
         h.histogram[h.experts + threadIdx.x] = 0; /* for the next route */
     }
     if (threadIdx.x == 0)
         h.state->routed = 0;
-    if (h.far.hops)
-        blocks_scan(h.far.blk, h.far.nhosts, gridDim.x, send, h.state->hosts);
+    if (h.remote.hops)
+        blocks_scan(h.remote.blk, h.remote.nhosts, gridDim.x, send, h.state->hosts);
     blocks_scan(h.blk, h.size, gridDim.x, send, h.state->send);
     if (ranked)
         experts_scan(h, gridDim.x);
@@ -362,7 +364,7 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ 
         return;
     }
     /* the mirror is free */
-    bool settled = !far_is(h, threadIdx.x) || far_settled(h, threadIdx.x, c.report);
+    bool settled = !remote_is(h, threadIdx.x) || remote_settled(h, threadIdx.x, c.report);
     if (__syncthreads_or(!settled))
         return;
     counts_send(h, c, send, epoch);

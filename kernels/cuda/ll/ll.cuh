@@ -64,17 +64,17 @@ enum {
 
 /*
  * What a kernel is made for: rows that are quantised; that are moved 16 bytes at a time, and then
- * the layout, which is asked for otherwise; some peers are reached through the proxy (ll_far.cu).
- * Machine code that is not in an instruction cache costs as much as the loads of a call: some 100
- * KB instead of 200 were 1.5 to 2.5 us of dispatch (doc/performance.md).
+ * the layout, which is asked for otherwise; some peers are reached through the proxy
+ * (ll_remote.cu). Machine code that is not in an instruction cache costs as much as the loads of a
+ * call: some 100 KB instead of 200 were 1.5 to 2.5 us of dispatch (doc/performance.md).
  */
-template <bool QUANT, bool VECTORS, bool EXPERT, bool FAR = false> struct ll_form {
+template <bool QUANT, bool VECTORS, bool EXPERT, bool REMOTE = false> struct ll_form {
     static constexpr bool quant = QUANT, vectors = VECTORS;
     static __device__ __forceinline__ bool expert(const mpix_cuda_handle &h) {
         return VECTORS ? EXPERT : h.ll.expert != 0;
     }
-    static __device__ __forceinline__ bool far(const mpix_cuda_handle &h, int r) {
-        return FAR && r < h.size && (h.far.is >> r & 1);
+    static __device__ __forceinline__ bool remote(const mpix_cuda_handle &h, int r) {
+        return REMOTE && r < h.size && (h.remote.is >> r & 1);
     }
 };
 
@@ -147,7 +147,7 @@ __device__ __forceinline__ float *ll_answer_values(const mpix_cuda_handle &h, in
     return (float *)(h.window[owner] + h.ll.values) + answer * h.max_topk;
 }
 
-/* ---- what is packed for a proxied peer r, in host memory (ll_far.cu) ------------------------- */
+/* ---- what is packed for a proxied peer r, in host memory (ll_remote.cu) ---------------------- */
 /* Where the items of a batch begin, behind the head and, in dispatch, the counts; and how they lie:
  * row and scales, or row, flag and slot values. */
 __device__ __forceinline__ uint64_t ll_items_at(const mpix_cuda_handle &h, int combine) {
@@ -167,17 +167,17 @@ __host__ __device__ __forceinline__ ll_item ll_item_of(const mpix_cuda_handle &h
     uint64_t beside = (uint64_t)ll_up16(c.row);
     return {beside, beside + 16 + (uint64_t)ll_up16(4 * h.max_topk)};
 }
-__device__ __forceinline__ uint64_t ll_far_out(const mpix_cuda_handle &h, int r, int combine) {
-    return h.far.pack + (h.far.batch[0] + h.far.batch[1]) * h.far.slot[r] +
-           (combine ? h.far.batch[0] : 0);
+__device__ __forceinline__ uint64_t ll_remote_out(const mpix_cuda_handle &h, int r, int combine) {
+    return h.remote.pack + (h.remote.batch[0] + h.remote.batch[1]) * h.remote.slot[r] +
+           (combine ? h.remote.batch[0] : 0);
 }
-__device__ __forceinline__ uint64_t *ll_far_head(const mpix_cuda_handle &h, int r, int combine) {
-    return (uint64_t *)(h.far.window + ll_far_out(h, r, combine));
+__device__ __forceinline__ uint64_t *ll_remote_head(const mpix_cuda_handle &h, int r, int combine) {
+    return (uint64_t *)(h.remote.window + ll_remote_out(h, r, combine));
 }
 template <class C>
-__device__ __forceinline__ char *ll_far_item(const mpix_cuda_handle &h, const C &c, int r,
-                                             int combine, int64_t i) {
-    return h.far.window + ll_far_out(h, r, combine) + ll_items_at(h, combine) +
+__device__ __forceinline__ char *ll_remote_item(const mpix_cuda_handle &h, const C &c, int r,
+                                                int combine, int64_t i) {
+    return h.remote.window + ll_remote_out(h, r, combine) + ll_items_at(h, combine) +
            (uint64_t)i * ll_item_of(h, c).pitch;
 }
 
@@ -267,7 +267,8 @@ template <class F>
 __device__ __forceinline__ void ll_head_put(const mpix_cuda_handle &h, int r, int combine,
                                             uint64_t epoch, int bank,
                                             const mpix_cuda_ll_head &mine) {
-    uint64_t *to = F::far(h, r) ? ll_far_head(h, r, combine) : ll_head(h, r, h.rank, combine, bank);
+    uint64_t *to = F::remote(h, r) ? ll_remote_head(h, r, combine)
+                                   : ll_head(h, r, h.rank, combine, bank);
     delay(h, 2 + r);
 #pragma unroll
     for (unsigned i = 0; i < sizeof mine / 4; i++)
@@ -279,7 +280,7 @@ template <class F>
 __device__ __forceinline__ void ll_say_taken(const mpix_cuda_handle &h, int combine,
                                              uint64_t epoch) {
     int r = threadIdx.x % 32;
-    if (r < h.size && r != h.rank && !F::far(h, r))
+    if (r < h.size && r != h.rank && !F::remote(h, r))
         word_store(ll_taken(h, r, h.rank, combine), epoch - 1);
     __syncwarp();
 }
@@ -334,7 +335,7 @@ __device__ inline void ll_end(const mpix_cuda_handle &h, int combine, uint64_t e
     int r = threadIdx.x;
     if (r < h.size) {
         delay(h, 52 + r);
-        if (r != h.rank && !F::far(h, r))
+        if (r != h.rank && !F::remote(h, r))
             word_store(ll_taken(h, r, h.rank, combine), epoch);
         if (wait_ns) {
             if (r != h.rank)

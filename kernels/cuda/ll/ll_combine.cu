@@ -127,8 +127,8 @@ __device__ __forceinline__ answer own_answer(const mpix_cuda_handle &h, int64_t 
 template <class F>
 __device__ __forceinline__ answer answer_of(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
                                             const known &k, int source, int64_t i, int bank) {
-    if (F::far(h, source)) {
-        char *item = ll_far_item(h, c, source, 1, i), *beside = item + ll_item_of(h, c).beside;
+    if (F::remote(h, source)) {
+        char *item = ll_remote_item(h, c, source, 1, i), *beside = item + ll_item_of(h, c).beside;
         return {item, (float *)(beside + 16), (uint64_t *)beside};
     }
     int64_t n = ll_answer(h, (int64_t)k.reply[source] + i, bank);
@@ -609,15 +609,15 @@ static size_t room_most(const mpix_cuda_device *d) {
 typedef void (*kernel)(mpix_cuda_handle, mpix_cuda_combine);
 /* By whether some peers are reached through the proxy, layout and dtype; then what
  * sums anything. */
-#define FORMS(far) \
+#define FORMS(remote) \
     { \
-        {ll_combine_kernel<F32, ll_form<false, true, false, far>>, \
-         ll_combine_kernel<F16, ll_form<false, true, false, far>>, \
-         ll_combine_kernel<BF16, ll_form<false, true, false, far>>}, \
+        {ll_combine_kernel<F32, ll_form<false, true, false, remote>>, \
+         ll_combine_kernel<F16, ll_form<false, true, false, remote>>, \
+         ll_combine_kernel<BF16, ll_form<false, true, false, remote>>}, \
         { \
-            ll_combine_kernel<F32, ll_form<false, true, true, far>>, \
-                ll_combine_kernel<F16, ll_form<false, true, true, far>>, \
-                ll_combine_kernel<BF16, ll_form<false, true, true, far>> \
+            ll_combine_kernel<F32, ll_form<false, true, true, remote>>, \
+                ll_combine_kernel<F16, ll_form<false, true, true, remote>>, \
+                ll_combine_kernel<BF16, ll_form<false, true, true, remote>> \
         } \
     }
 static const kernel forms[2][2][3] = {FORMS(false), FORMS(true)};
@@ -640,10 +640,10 @@ cudaError_t mpix_cuda_ll_combine_launch(const mpix_cuda_device *d, const mpix_cu
     size_t room = c->vectors ? room_bytes(c->held) : 0;
     c->held = c->vectors ? c->held : 0;
     int blocks = ll_blocks(d, c->num_sms);
-    kernel form = c->vectors ? forms[h->far.is != 0][h->ll.expert != 0][dtype == F32   ? 0
-                                                                        : dtype == F16 ? 1
-                                                                                       : 2]
-                             : general[h->far.is != 0];
+    kernel form = c->vectors ? forms[h->remote.is != 0][h->ll.expert != 0][dtype == F32   ? 0
+                                                                           : dtype == F16 ? 1
+                                                                                          : 2]
+                             : general[h->remote.is != 0];
     cudaError_t err = cudaFuncSetAttribute(form, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            (int)room);
     if (err == cudaSuccess)

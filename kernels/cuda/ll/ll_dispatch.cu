@@ -477,7 +477,7 @@ static int vectors_of(const mpix_cuda_dispatch *c) {
 typedef void (*kernel)(mpix_cuda_handle, mpix_cuda_dispatch);
 /* By whether rows are quantised; then: anything, SLOTS and EXPERT 16 bytes at a time, anything with
  * peers that are reached through the proxy. */
-enum { FORM_ANY, FORM_SLOTS, FORM_EXPERT, FORM_FAR, FORMS };
+enum { FORM_ANY, FORM_SLOTS, FORM_EXPERT, FORM_REMOTE, FORMS };
 static const kernel forms[2][FORMS] = {{ll_dispatch_kernel<ll_form<false, false, false>>,
                                         ll_dispatch_kernel<ll_form<false, true, false>>,
                                         ll_dispatch_kernel<ll_form<false, true, true>>,
@@ -498,7 +498,7 @@ cudaError_t mpix_cuda_ll_dispatch_launch(const mpix_cuda_device *d, const mpix_c
     c->shares = blocks / (c->tokens * ranks > 0 ? c->tokens * ranks : 1);
     c->shares = c->shares > c->topk ? c->topk : c->shares;
     c->vectors = vectors_of(c);
-    int form = h->far.is      ? FORM_FAR
+    int form = h->remote.is   ? FORM_REMOTE
                : !c->vectors  ? FORM_ANY
                : h->ll.expert ? FORM_EXPERT
                               : FORM_SLOTS;

@@ -51,8 +51,8 @@ __device__ __forceinline__ int ll_rounds(const ll_team &t, int64_t n) {
 
 template <class F>
 __device__ __forceinline__ uint64_t *counts_at(const mpix_cuda_handle &h, int owner, int bank) {
-    return F::far(h, owner) ? ll_far_head(h, owner, 0) + MPIX_CUDA_LL_HEAD / 8
-                            : ll_counts(h, owner, h.rank, bank);
+    return F::remote(h, owner) ? ll_remote_head(h, owner, 0) + MPIX_CUDA_LL_HEAD / 8
+                               : ll_counts(h, owner, h.rank, bank);
 }
 /* By the first block's workers: what comes, to everybody. What the heads are made of, of thread r
  * and, by turns, of thread e. */
@@ -124,8 +124,8 @@ __device__ __forceinline__ void token_load(const mpix_cuda_handle &h, const mpix
     o.banks = 0;
     if (lane >= h.size || !(o.map >> lane & 1))
         return;
-    if (F::far(h, lane)) {
-        o.to.row = ll_far_item(h, c, lane, 0, o.i);
+    if (F::remote(h, lane)) {
+        o.to.row = ll_remote_item(h, c, lane, 0, o.i);
     } else if (lane == h.rank && !F::expert(h)) { /* its place is known and free */
         int64_t row = h.rank * h.max_tokens + o.i;
         if (row < c.offer.rows)
@@ -153,8 +153,8 @@ __device__ __forceinline__ void choice_send(const mpix_cuda_handle &h, const mpi
     for (uint32_t m = map; m; m &= m - 1) {
         int r = __ffs(m) - 1;
         int64_t i = ll_place_of(h, t, r);
-        int32_t *rec = F::far(h, r)
-                           ? (int32_t *)(ll_far_item(h, c, r, 0, i) + ll_item_of(h, c).beside)
+        int32_t *rec = F::remote(h, r)
+                           ? (int32_t *)(ll_remote_item(h, c, r, 0, i) + ll_item_of(h, c).beside)
                            : ll_record(h, r, ll_place(h, h.rank, i, bank));
         if (k == 0)
             rec[0] = (int32_t)t;
@@ -254,7 +254,7 @@ __device__ static __noinline__ void tokens_steal(const mpix_cuda_handle &h,
         for (int k = lane; team.part == 0 && (k < c.topk || k == 0); k += 32)
             choice_send<F>(h, c, t, k, bank);
         ll_meet(team); /* the release covers the whole team's stores */
-        if (team.part == 0 && lane < h.size && (o.map >> lane & 1) && !F::far(h, lane))
+        if (team.part == 0 && lane < h.size && (o.map >> lane & 1) && !F::remote(h, lane))
             word_store(ll_flag(h, lane, ll_place(h, h.rank, o.i, bank)), epoch);
         __syncwarp();
     }
@@ -305,7 +305,7 @@ __device__ static void flags_send(const mpix_cuda_handle &h, const mpix_cuda_dis
             int j = j0 + lane, r = j % h.size;
             uint32_t t = ll_owned(j / h.size, teams, round);
             bool goes = j < teams * h.size && ll_got(s, round, j / h.size, epoch) &&
-                        (h.bitmap[t] >> r & 1) && !F::far(h, r);
+                        (h.bitmap[t] >> r & 1) && !F::remote(h, r);
             flag = goes ? ll_flag(h, r, ll_place(h, h.rank, ll_place_of(h, t, r), bank)) : nullptr;
             if (j0 == 0) {
                 __syncwarp();

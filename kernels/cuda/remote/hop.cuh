@@ -1,7 +1,7 @@
 /*
  * hop.cuh - two hops: between hosts a row travels once per host, to a rank there that passes it on
  * to its neighbours over the link between GPUs. What is computed, who forwards for whom and when
- * two hops are taken are as in host memory (coll/host/forward.h); how it travels is far.cuh's.
+ * two hops are taken are as in host memory (coll/host/forward.h); how it travels is remote.cuh's.
  *
  * Dispatch. A source packs a token once for each other host that needs it, in the room of the
  * host's rank through which it reaches that host: the row, and a record of the token's choices
@@ -9,8 +9,8 @@
  * as those for a rank are. The forwarder's warps take what has come and store it where the source
  * would if it could map the host's ranks; a block's word to its neighbours (rows_here) comes when
  * it has stored both its own rows and what it forwards, so who waits for the words has everything.
- * Combine. The owner of tokens sends the forwarder which rows of each it wants summed (FAR_ASK: a
- * record without weights). The forwarder's warps read those rows where combine's offers say they
+ * Combine. The owner of tokens sends the forwarder which rows of each it wants summed (REMOTE_ASK:
+ * a record without weights). The forwarder's warps read those rows where combine's offers say they
  * lie, as mapped peers do, and put the sums - rounded once, to the dtype of sums - into the room
  * that is the forwarder's at the owner, who adds them behind the rows of its own host. A
  * neighbour's rows are read until the block says READ-DONE.
@@ -32,7 +32,7 @@
  */
 #ifndef MPIX_KERNELS_CUDA_HOP_CUH
 #define MPIX_KERNELS_CUDA_HOP_CUH
-#include "far.cuh"
+#include "remote.cuh"
 
 /* A record: the token (int64), then for each choice its expert (-1: not on that host), its row at
  * the expert's rank, and in dispatch its weight. */
@@ -44,19 +44,19 @@ __device__ __forceinline__ const int32_t *hop_ids(const char *record) {
 
 /* Whether this rank reaches another host through rank r. */
 __device__ __forceinline__ bool via_is(const mpix_cuda_handle &h, int r) {
-    return far_is(h, r) && h.far.via[h.far.host_of[r]] == r;
+    return remote_is(h, r) && h.remote.via[h.remote.host_of[r]] == r;
 }
 /* The number of token t among this rank's for a host. */
 __device__ __forceinline__ uint32_t hop_index(const mpix_cuda_handle &h, int64_t t, int host) {
-    return h.far.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.far.nhosts + host] +
-           h.far.rel[t * h.far.nhosts + host];
+    return h.remote.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.remote.nhosts + host] +
+           h.remote.rel[t * h.remote.nhosts + host];
 }
 /* Of the lane's rank: items that come from it to be forwarded; items that go to it. */
 __device__ __forceinline__ int64_t hop_items_in(const mpix_cuda_handle &h, int lane) {
-    return h.far.serves >> lane & 1 ? h.state->items[lane] : 0;
+    return h.remote.serves >> lane & 1 ? h.state->items[lane] : 0;
 }
 __device__ __forceinline__ int64_t hop_items_out(const mpix_cuda_handle &h, int lane) {
-    return via_is(h, lane) ? h.state->hosts[h.far.host_of[lane]] : 0;
+    return via_is(h, lane) ? h.state->hosts[h.remote.host_of[lane]] : 0;
 }
 
 /* Records of token t, by a warp; rec: of lane r, a forwarder, where its goes, or null. weights: of
@@ -66,7 +66,7 @@ __device__ inline void hop_record_pack(const mpix_cuda_handle &h, int64_t t, int
     for (uint32_t m = __ballot_sync(~0u, rec != nullptr); m; m &= m - 1) {
         int r = __ffs(m) - 1;
         char *to = (char *)__shfl_sync(~0u, (unsigned long long)rec, r);
-        uint32_t host = h.far.host[h.far.host_of[r]];
+        uint32_t host = h.remote.host[h.remote.host_of[r]];
         if (lane == 0)
             *(int64_t *)to = t;
         for (int k = lane; k < topk; k += 32) {
@@ -120,11 +120,11 @@ __device__ inline void hop_record_forward(const mpix_cuda_handle &h, const char 
 /* Counts what this warp has packed of a batch of n items at number index, for the lane's peer;
  * after a __syncwarp. False: the context has failed. */
 __device__ __forceinline__ bool hop_item_count(const mpix_cuda_handle &h,
-                                               const mpix_cuda_far_batch &b, int kind, int r,
+                                               const mpix_cuda_remote_batch &b, int kind, int r,
                                                uint32_t index, int64_t n, uint64_t epoch,
                                                mpix_cuda_status *to) {
     int64_t chunk = index / b.per_chunk, left = n - chunk * b.per_chunk;
-    return far_chunk_count(h, b, kind, r, chunk, 1,
-                           (uint32_t)(left < b.per_chunk ? left : b.per_chunk), epoch, to);
+    return remote_chunk_count(h, b, kind, r, chunk, 1,
+                              (uint32_t)(left < b.per_chunk ? left : b.per_chunk), epoch, to);
 }
 #endif

@@ -1,7 +1,7 @@
 /*
- * far_expert_dispatch.cu - dispatch in the EXPERT layout where some peers are reached
+ * remote_expert_dispatch.cu - dispatch in the EXPERT layout where some peers are reached
  * through the proxy: a kernel here, and behind it the second one of expert_dispatch.cu. The
- * protocol is far.cuh's.
+ * protocol is remote.cuh's.
  *
  * A warp takes a token and stores its row everywhere at once: to the lowest of its rows at each
  * mapped rank, to all of its rows here, once into the batch of each proxied rank. When all tokens
@@ -15,7 +15,7 @@
  */
 #include "common/copy.cuh"
 #include "expert/expert_rows.cuh"
-#include "far_expert.cuh"
+#include "remote_expert.cuh"
 #include "common/launch.h"
 #include "common/quant.cuh"
 
@@ -54,15 +54,15 @@ __device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dis
     int lane = threadIdx.x % 32;
     uint32_t *taken = &h.state->item[MPIX_CUDA_DISPATCH],
              ticket = lane == 0 ? atomicAdd(taken, 1) : 0;
-    const bool far = far_is(h, lane), mapped = mapped_is(h, lane);
-    int64_t send = far ? h.state->send[lane] : 0;
+    const bool remote = remote_is(h, lane), mapped = mapped_is(h, lane);
+    int64_t send = remote ? h.state->send[lane] : 0;
     bool fine = true;
     for (int64_t t; (t = __shfl_sync(~0u, ticket, 0)) < c.tokens;) {
         if (lane == 0) /* the next one, while this one is copied */
             ticket = atomicAdd(taken, 1);
-        bool needs = lane < h.size && (h.bitmap[t] >> lane & 1), goes = far && needs;
-        uint32_t index = goes ? far_pair_index(h, t, lane) : 0;
-        char *item = goes ? h.far.window + far_pack(h, lane) + index * c.batch.item : nullptr;
+        bool needs = lane < h.size && (h.bitmap[t] >> lane & 1), goes = remote && needs;
+        uint32_t index = goes ? remote_pair_index(h, t, lane) : 0;
+        char *item = goes ? h.remote.window + remote_pack(h, lane) + index * c.batch.item : nullptr;
         int64_t row = mapped && needs && lane != h.rank ? h.expert.first[t * h.size + lane] : -1,
                 here = -1;
         int32_t id = lane < c.topk ? h.ids[t * h.max_topk + lane] : -1;
@@ -84,11 +84,11 @@ __device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dis
             if (lane < c.topk)
                 record_of(h, r, row_of(h, t, r)).weights[lane] = w;
         }
-        far_pair_pack(h, t, c.topk, c.weights ? c.weights + t * c.topk : nullptr,
-                      item ? item + c.batch.record : nullptr);
+        remote_pair_pack(h, t, c.topk, c.weights ? c.weights + t * c.topk : nullptr,
+                         item ? item + c.batch.record : nullptr);
         __syncwarp();
         if (goes && fine)
-            fine = hop_item_count(h, c.batch, FAR_DISPATCH, lane, index, send, epoch, c.report);
+            fine = hop_item_count(h, c.batch, REMOTE_DISPATCH, lane, index, send, epoch, c.report);
         __syncwarp();
     }
     return __all_sync(~0u, fine) ? 0 : 2;
@@ -98,14 +98,14 @@ __device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dis
 __device__ static int pairs_expand(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
                                    const target &own, uint64_t epoch) {
     int lane = threadIdx.x % 32, width = h.state->width;
-    int64_t pairs = far_is(h, lane) ? h.state->recv[lane] : 0;
-    far_unit u;
-    while (far_unit_take(h, h.far.is, c.batch, pairs, &h.state->more[0], &u)) {
-        if (!far_chunks_wait(h, FAR_DISPATCH, true, u.r, far_chunk_word(epoch, u.chunk)))
+    int64_t pairs = remote_is(h, lane) ? h.state->recv[lane] : 0;
+    remote_unit u;
+    while (remote_unit_take(h, h.remote.is, c.batch, pairs, &h.state->more[0], &u)) {
+        if (!remote_chunks_wait(h, REMOTE_DISPATCH, true, u.r, remote_chunk_word(epoch, u.chunk)))
             return 2;
         for (int64_t i = u.first; i < u.end; i++) {
-            const char *item = h.far.window + far_land(h, u.r) + i * (int64_t)c.batch.item;
-            far_pair p = far_pair_at(h, item + c.batch.record);
+            const char *item = h.remote.window + remote_land(h, u.r) + i * (int64_t)c.batch.item;
+            remote_pair p = remote_pair_at(h, item + c.batch.record);
             int32_t row = lane < width ? p.rows[lane] : -1;
             quant_place to = {nullptr, nullptr};
             if (row >= 0 && row < own.rows)
@@ -128,15 +128,15 @@ __device__ static int pairs_expand(const mpix_cuda_handle &h, const mpix_cuda_di
 
 /* No thread leaves before all have met at the end: the workers' barrier counts on them. */
 __global__ void __launch_bounds__(512)
-    far_expert_dispatch_kernel(const __grid_constant__ mpix_cuda_handle h,
-                               const __grid_constant__ mpix_cuda_dispatch c) {
+    remote_expert_dispatch_kernel(const __grid_constant__ mpix_cuda_handle h,
+                                  const __grid_constant__ mpix_cuda_dispatch c) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const bool lead = blockIdx.x == 0 && warp == 0, sends = c.part != MPIX_CUDA_END,
                receives = c.part != MPIX_CUDA_BEGIN;
     const uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
     int status = own_status(h, c), bad = call_refused(h, c.report) ? 2 : 0;
     bad = __any_sync(~0u, bad) ? 2 : 0;
-    if (lead && sends && !bad && !far_ready(h, c, status, epoch))
+    if (lead && sends && !bad && !remote_ready(h, c, status, epoch))
         bad = 2;
     mpix_cuda_offer o;
     if (!bad)
@@ -146,8 +146,8 @@ __global__ void __launch_bounds__(512)
     if (lead) {
         int64_t pairs = lane < h.size ? h.state->recv[lane] : 0;
         if (!bad && receives &&
-            !far_chunks_carry(h, FAR_DISPATCH, epoch, pairs, c.batch.per_chunk, c.wait_ns,
-                              c.report))
+            !remote_chunks_carry(h, REMOTE_DISPATCH, epoch, pairs, c.batch.per_chunk, c.wait_ns,
+                                 c.report))
             bad = 2;
     } else {
         if (!bad && sends) {
@@ -156,10 +156,10 @@ __global__ void __launch_bounds__(512)
             padding_fill(h, c, own, (int)blockIdx.x * warps + warp - 1, (int)gridDim.x * warps - 1);
         }
         __syncwarp();
-        if (sends && far_workers_meet(bad == 2))
+        if (sends && remote_workers_meet(bad == 2))
             bad = 2;
         else if (sends && warp == (blockIdx.x == 0 ? 1 : 0))
-            far_lane_signal(h, offsetof(mpix_cuda_words, rows_here), epoch);
+            remote_lane_signal(h, offsetof(mpix_cuda_words, rows_here), epoch);
         if (!bad && receives)
             bad = pairs_expand(h, c, own, epoch);
     }
@@ -169,20 +169,20 @@ __global__ void __launch_bounds__(512)
         counters_reset(h, MPIX_CUDA_DISPATCH); /* the call ends with the other kernel */
 }
 
-cudaError_t mpix_cuda_far_expert_dispatch_launch(const mpix_cuda_device *d,
-                                                 const mpix_cuda_handle *h, mpix_cuda_dispatch *c,
-                                                 cudaStream_t stream) {
-    int sms = c->num_sms > 0 ? c->num_sms : mpix_cuda_half(d, MPIX_CUDA_FAR_EXPERT_SMS);
+cudaError_t mpix_cuda_remote_expert_dispatch_launch(const mpix_cuda_device *d,
+                                                    const mpix_cuda_handle *h,
+                                                    mpix_cuda_dispatch *c, cudaStream_t stream) {
+    int sms = c->num_sms > 0 ? c->num_sms : mpix_cuda_half(d, MPIX_CUDA_REMOTE_EXPERT_SMS);
     sms = mpix_cuda_blocks(d, sms);
     c->offer.lanes = sms;
-    c->batch = far_batch_of(h, c->row, c->scale_row, 8 + 8 * (int64_t)h->max_topk);
-    far_expert_dispatch_kernel<<<sms, 512, 0, stream>>>(*h, *c);
+    c->batch = remote_batch_of(h, c->row, c->scale_row, 8 + 8 * (int64_t)h->max_topk);
+    remote_expert_dispatch_kernel<<<sms, 512, 0, stream>>>(*h, *c);
     cudaError_t err = cudaGetLastError();
     return err == cudaSuccess && c->part != MPIX_CUDA_BEGIN
                ? mpix_cuda_expand_launch(d, h, c, sms, stream)
                : err;
 }
 
-cudaError_t mpix_cuda_far_expert_dispatch_load(int *arch) {
-    return mpix_cuda_load(arch, far_expert_dispatch_kernel);
+cudaError_t mpix_cuda_remote_expert_dispatch_load(int *arch) {
+    return mpix_cuda_load(arch, remote_expert_dispatch_kernel);
 }

@@ -1,6 +1,6 @@
 /*
- * far_combine.cu - combine where some peers are reached through the proxy: one kernel. The protocol
- * and its arguments are in far.cuh.
+ * remote_combine.cu - combine where some peers are reached through the proxy: one kernel. The
+ * protocol and its arguments are in remote.cuh.
  *
  * Rows of mapped ranks are read where they lie, as in combine.cu. The rows of a proxied rank's
  * tokens are pushed to it: in COMPACT that is a row per (token, rank), so what travels is what a
@@ -23,15 +23,15 @@
 /* Terms of sums, as a block sees them. With one hop term r is rank r. With two, first come the
  * ranks of this host, then the other hosts' sums, both ascending; those are numbered as tokens for
  * the host are. rank: that numbers the rows, or forwards; host: -1: a rank's rows. */
-struct far_source {
+struct remote_source {
     char *x, *scales, *w, *slots;
     int64_t rows;
     uint64_t stride, scale_stride, w_stride, slot_stride;
     int32_t rank, host;
 };
 /* rows: that each rank offers */
-struct far_terms {
-    far_source of[MPIX_CUDA_RANKS];
+struct remote_terms {
+    remote_source of[MPIX_CUDA_RANKS];
     int64_t rows[MPIX_CUDA_RANKS];
     int32_t n;
 };
@@ -47,12 +47,12 @@ __device__ static int rows_push(const mpix_cuda_handle &h, const mpix_cuda_combi
                                 uint64_t epoch) {
     int lane = threadIdx.x % 32, width = h.state->width;
     int64_t exist = c.offer.rows < h.state->recv_total ? c.offer.rows : h.state->recv_total,
-            rows = far_is(h, lane) ? rows_for(h, lane, exist) : 0;
+            rows = remote_is(h, lane) ? rows_for(h, lane, exist) : 0;
     bool fine = true;
-    far_unit u;
+    remote_unit u;
     while (fine &&
-           far_unit_take(h, h.far.is, c.batch, rows, &h.state->item[MPIX_CUDA_COMBINE], &u)) {
-        char *items = h.far.window + far_pack(h, u.r);
+           remote_unit_take(h, h.remote.is, c.batch, rows, &h.state->item[MPIX_CUDA_COMBINE], &u)) {
+        char *items = h.remote.window + remote_pack(h, u.r);
         for (int64_t i = u.first; i < u.end; i++) {
             int64_t row = (int64_t)h.state->first[u.r] + i;
             char *item = items + i * (int64_t)c.batch.item;
@@ -68,32 +68,32 @@ __device__ static int rows_push(const mpix_cuda_handle &h, const mpix_cuda_combi
         }
         __syncwarp();
         if (lane == 0)
-            fine = far_chunk_count(h, c.batch, FAR_COMBINE, u.r, u.chunk,
-                                   (uint32_t)(u.end - u.first), u.n, epoch, c.report);
+            fine = remote_chunk_count(h, c.batch, REMOTE_COMBINE, u.r, u.chunk,
+                                      (uint32_t)(u.end - u.first), u.n, epoch, c.report);
         fine = __shfl_sync(~0u, fine, 0);
     }
     return fine ? 0 : 2;
 }
 
-__device__ static far_source source_of(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
-                                       const mpix_cuda_offer &o, int r) {
+__device__ static remote_source source_of(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
+                                          const mpix_cuda_offer &o, int r) {
     uint64_t slots = 4 * (uint64_t)h.state->width;
-    far_source s = {place_at(h, r, o.at[MPIX_CUDA_AT_X]),
-                    place_at(h, r, o.at[MPIX_CUDA_AT_SCALES]),
-                    place_at(h, r, o.at[MPIX_CUDA_AT_WEIGHTS]),
-                    place_at(h, r, o.at[MPIX_CUDA_AT_SLOTS]),
-                    o.rows,
-                    o.at[MPIX_CUDA_AT_X].stride,
-                    o.at[MPIX_CUDA_AT_SCALES].stride,
-                    4,
-                    slots,
-                    r,
-                    -1};
+    remote_source s = {place_at(h, r, o.at[MPIX_CUDA_AT_X]),
+                       place_at(h, r, o.at[MPIX_CUDA_AT_SCALES]),
+                       place_at(h, r, o.at[MPIX_CUDA_AT_WEIGHTS]),
+                       place_at(h, r, o.at[MPIX_CUDA_AT_SLOTS]),
+                       o.rows,
+                       o.at[MPIX_CUDA_AT_X].stride,
+                       o.at[MPIX_CUDA_AT_SCALES].stride,
+                       4,
+                       slots,
+                       r,
+                       -1};
     if (r == h.rank) {
         s.x = (char *)c.x, s.scales = (char *)c.scales, s.w = (char *)c.row_weights,
         s.slots = (char *)c.slot_values;
-    } else if (far_is(h, r)) { /* numbered as they are there */
-        char *items = h.far.window + far_land(h, r) -
+    } else if (remote_is(h, r)) { /* numbered as they are there */
+        char *items = h.remote.window + remote_land(h, r) -
                       (int64_t)h.state->base[r] * (int64_t)c.batch.item;
         s.x = items;
         s.scales = c.scale_row ? items + c.batch.scales : nullptr;
@@ -105,10 +105,10 @@ __device__ static far_source source_of(const mpix_cuda_handle &h, const mpix_cud
 }
 
 /* The sums of another host. */
-__device__ static far_source host_source_of(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
-                                            int host) {
-    int via = h.far.via[host];
-    char *items = h.far.window + far_land(h, via);
+__device__ static remote_source host_source_of(const mpix_cuda_handle &h,
+                                               const mpix_cuda_combine &c, int host) {
+    int via = h.remote.via[host];
+    char *items = h.remote.window + remote_land(h, via);
     return {items,
             nullptr,
             nullptr,
@@ -124,33 +124,33 @@ __device__ static far_source host_source_of(const mpix_cuda_handle &h, const mpi
 
 /* Which term has what comes from rank r. */
 __device__ __forceinline__ int term_of_rank(const mpix_cuda_handle &h, bool hop, int r) {
-    uint32_t mine = h.far.host[h.far.here_host];
-    int host = h.far.host_of[r];
-    return !hop                      ? r
-           : host == h.far.here_host ? __popc(mine & ((1u << r) - 1))
-                                     : __popc(mine) + host - (host > h.far.here_host);
+    uint32_t mine = h.remote.host[h.remote.here_host];
+    int host = h.remote.host_of[r];
+    return !hop                         ? r
+           : host == h.remote.here_host ? __popc(mine & ((1u << r) - 1))
+                                        : __popc(mine) + host - (host > h.remote.here_host);
 }
 
 /* By a warp; o: the offer of the lane's rank. */
 __device__ static void terms_find(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
-                                  const mpix_cuda_offer &o, bool hop, far_terms *terms) {
+                                  const mpix_cuda_offer &o, bool hop, remote_terms *terms) {
     int lane = threadIdx.x % 32;
     if (lane < h.size) {
         terms->rows[lane] = o.rows;
         if (!hop || mapped_is(h, lane))
             terms->of[term_of_rank(h, hop, lane)] = source_of(h, c, o, lane);
     }
-    if (hop && lane < h.far.nhosts && lane != h.far.here_host)
-        terms->of[__popc(h.far.host[h.far.here_host]) + lane - (lane > h.far.here_host)] =
+    if (hop && lane < h.remote.nhosts && lane != h.remote.here_host)
+        terms->of[__popc(h.remote.host[h.remote.here_host]) + lane - (lane > h.remote.here_host)] =
             host_source_of(h, c, lane);
     if (lane == 0)
-        terms->n = hop ? __popc(h.far.host[h.far.here_host]) + h.far.nhosts - 1 : h.size;
+        terms->n = hop ? __popc(h.remote.host[h.remote.here_host]) + h.remote.nhosts - 1 : h.size;
 }
 
 /* The values that the experts' ranks set for each choice of a token, by a warp. row: of the lane's
  * term, -1: none. */
 __device__ static void slots_of_token(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
-                                      const far_terms *terms, bool hop, int64_t t, int64_t row,
+                                      const remote_terms *terms, bool hop, int64_t t, int64_t row,
                                       int lane) {
     for (int k0 = 0; k0 < c.topk; k0 += 32) {
         int k = k0 + lane, id = k < c.topk ? h.ids[t * h.max_topk + k] : -1,
@@ -169,17 +169,18 @@ enum { ANY, VECTOR, F8 };
 
 /* The row of token t in the lane's term, -1: none. exist: ranks where the token has a row that
  * exists; with two hops. */
-__device__ static int64_t term_row(const mpix_cuda_handle &h, const far_source &mine, int64_t t,
+__device__ static int64_t term_row(const mpix_cuda_handle &h, const remote_source &mine, int64_t t,
                                    uint32_t exist) {
     if (mine.host >= 0) /* a sum of dropped rows only does not count */
-        return exist & h.far.host[mine.host] ? (int64_t)hop_index(h, t, mine.host) : -1;
+        return exist & h.remote.host[mine.host] ? (int64_t)hop_index(h, t, mine.host) : -1;
     int64_t row = row_of(h, t, mine.rank);
     return row < mine.rows ? row : -1;
 }
 
 /* Ranks where token t has a row that exists, by a warp. */
 __device__ __forceinline__ uint32_t ranks_with_rows(const mpix_cuda_handle &h,
-                                                    const far_terms *terms, int64_t t, int lane) {
+                                                    const remote_terms *terms, int64_t t,
+                                                    int lane) {
     if (!h.drop)
         return h.bitmap[t];
     int64_t row = lane < h.size ? row_of(h, t, lane) : -1;
@@ -187,7 +188,7 @@ __device__ __forceinline__ uint32_t ranks_with_rows(const mpix_cuda_handle &h,
 }
 
 /* The lane's term at a row. */
-__device__ static lane_term term_at(const far_source &s, int64_t row) {
+__device__ static lane_term term_at(const remote_source &s, int64_t row) {
     lane_term term = {nullptr, nullptr, 1.0f, false, false};
     if (row < 0)
         return term;
@@ -218,11 +219,11 @@ __device__ __forceinline__ void token_sum(const mpix_cuda_combine &c, const lane
 /* Whole tokens, in order. 0, or 2: the context has failed. */
 template <int HOW, int X>
 __device__ static int tokens_sum(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
-                                 const far_terms *terms, bool hop, bool any, uint32_t weighted,
+                                 const remote_terms *terms, bool hop, bool any, uint32_t weighted,
                                  uint64_t epoch) {
     int lane = threadIdx.x % 32;
     uint32_t *taken = &h.state->more[0];
-    far_source mine = terms->of[lane < terms->n ? lane : 0];
+    remote_source mine = terms->of[lane < terms->n ? lane : 0];
     int64_t base = lane < terms->n && mine.host < 0 ? h.state->base[mine.rank] : 0,
             per_chunk = hop ? c.hop_batch.per_chunk : c.batch.per_chunk;
     uint32_t ticket = lane == 0 ? atomicAdd(taken, 1) : 0;
@@ -231,8 +232,8 @@ __device__ static int tokens_sum(const mpix_cuda_handle &h, const mpix_cuda_comb
             ticket = atomicAdd(taken, 1);
         uint32_t exist = hop ? ranks_with_rows(h, terms, t, lane) : 0;
         int64_t row = lane < terms->n ? term_row(h, mine, t, exist) : -1;
-        if (!far_chunks_wait(h, FAR_COMBINE, row >= 0 && far_is(h, mine.rank), mine.rank,
-                             far_chunk_word(epoch, row < 0 ? 0 : (row - base) / per_chunk)))
+        if (!remote_chunks_wait(h, REMOTE_COMBINE, row >= 0 && remote_is(h, mine.rank), mine.rank,
+                                remote_chunk_word(epoch, row < 0 ? 0 : (row - base) / per_chunk)))
             return 2;
         lane_term term = term_at(mine, row);
         term.wide = mine.host >= 0 && c.wire != c.xdtype;
@@ -248,8 +249,8 @@ __device__ static int tokens_sum(const mpix_cuda_handle &h, const mpix_cuda_comb
 /* What this rank wants summed elsewhere. 0, or 2: the context has failed. */
 __device__ static int sums_ask(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
                                uint64_t epoch) {
-    int lane = threadIdx.x % 32, host = via_is(h, lane) ? h.far.host_of[lane] : -1;
-    uint32_t *taken = &h.state->item[MPIX_CUDA_COMBINE], needs = host < 0 ? 0 : h.far.host[host];
+    int lane = threadIdx.x % 32, host = via_is(h, lane) ? h.remote.host_of[lane] : -1;
+    uint32_t *taken = &h.state->item[MPIX_CUDA_COMBINE], needs = host < 0 ? 0 : h.remote.host[host];
     int64_t items = hop_items_out(h, lane);
     uint32_t ticket = lane == 0 ? atomicAdd(taken, 1) : 0;
     bool fine = true;
@@ -259,12 +260,12 @@ __device__ static int sums_ask(const mpix_cuda_handle &h, const mpix_cuda_combin
         bool goes = (h.bitmap[t] & needs) != 0;
         uint32_t index = goes ? hop_index(h, t, host) : 0;
         hop_record_pack(h, t, c.topk, nullptr,
-                        goes ? h.far.window + ask_pack(h, lane) + index * c.ask_batch.item
+                        goes ? h.remote.window + ask_pack(h, lane) + index * c.ask_batch.item
                              : nullptr,
                         lane);
         __syncwarp();
         if (goes && fine)
-            fine = hop_item_count(h, c.ask_batch, FAR_ASK, lane, index, items, epoch, c.report);
+            fine = hop_item_count(h, c.ask_batch, REMOTE_ASK, lane, index, items, epoch, c.report);
         __syncwarp();
     }
     return __all_sync(~0u, fine) ? 0 : 2;
@@ -272,13 +273,13 @@ __device__ static int sums_ask(const mpix_cuda_handle &h, const mpix_cuda_combin
 
 /* The slot values that this host's ranks have for an item. row: of the lane's term. */
 __device__ static void slots_of_item(const mpix_cuda_handle &h, const char *record,
-                                     const far_terms *terms, int64_t row, float *to, int lane) {
+                                     const remote_terms *terms, int64_t row, float *to, int lane) {
     int width = h.state->width;
     for (int k0 = 0; k0 < width; k0 += 32) {
         int k = k0 + lane, id = k < width ? hop_ids(record)[k] : -1,
             i = id >= 0 ? term_of_rank(h, true, h.owner[id]) : 0;
         int64_t at = __shfl_sync(~0u, row, i);
-        const far_source &s = terms->of[i];
+        const remote_source &s = terms->of[i];
         if (k < width)
             to[k] = id >= 0 && at >= 0 && s.slots
                         ? *(const volatile float *)(s.slots + at * (int64_t)s.slot_stride + 4 * k)
@@ -290,20 +291,22 @@ __device__ static void slots_of_item(const mpix_cuda_handle &h, const char *reco
  * of 16 bytes. 0, or 2: the context has failed. */
 template <int HOW, int X>
 __device__ static int sums_serve(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
-                                 const mpix_cuda_combine &part, const far_terms *terms, bool any,
+                                 const mpix_cuda_combine &part, const remote_terms *terms, bool any,
                                  uint32_t weighted, uint64_t epoch) {
-    int lane = threadIdx.x % 32, own = __popc(h.far.host[h.far.here_host]), width = h.state->width;
-    far_source mine = terms->of[lane < own ? lane : 0];
+    int lane = threadIdx.x % 32, own = __popc(h.remote.host[h.remote.here_host]),
+        width = h.state->width;
+    remote_source mine = terms->of[lane < own ? lane : 0];
     int64_t items = hop_items_in(h, lane);
     bool fine = true, slots = __any_sync(~0u, lane < own && mine.slots != nullptr);
-    far_unit u;
-    while (fine && far_unit_take(h, h.far.serves, c.hop_batch, items, &h.state->more[1], &u)) {
-        if (!far_chunks_wait(h, FAR_ASK, true, u.r,
-                             far_chunk_word(epoch, (u.end - 1) / c.ask_batch.per_chunk)))
+    remote_unit u;
+    while (fine &&
+           remote_unit_take(h, h.remote.serves, c.hop_batch, items, &h.state->more[1], &u)) {
+        if (!remote_chunks_wait(h, REMOTE_ASK, true, u.r,
+                                remote_chunk_word(epoch, (u.end - 1) / c.ask_batch.per_chunk)))
             return 2;
-        uint64_t to = h.far.room * h.far.slot[u.r];
+        uint64_t to = h.remote.room * h.remote.slot[u.r];
         for (int64_t i = u.first; i < u.end; i++) {
-            const char *record = h.far.window + ask_land(h, u.r) + i * (int64_t)c.ask_batch.item;
+            const char *record = h.remote.window + ask_land(h, u.r) + i * (int64_t)c.ask_batch.item;
             int64_t row = hop_record_row(h, record, width, mine.rank),
                     at = (int64_t)to + i * (int64_t)c.hop_batch.item;
             row = lane < own && row < mine.rows ? row : -1;
@@ -314,8 +317,8 @@ __device__ static int sums_serve(const mpix_cuda_handle &h, const mpix_cuda_comb
         }
         __syncwarp();
         if (lane == 0)
-            fine = far_chunk_count(h, c.hop_batch, FAR_COMBINE, u.r, u.chunk,
-                                   (uint32_t)(u.end - u.first), u.n, epoch, c.report);
+            fine = remote_chunk_count(h, c.hop_batch, REMOTE_COMBINE, u.r, u.chunk,
+                                      (uint32_t)(u.end - u.first), u.n, epoch, c.report);
         fine = __shfl_sync(~0u, fine, 0);
     }
     return fine ? 0 : 2;
@@ -334,23 +337,24 @@ __device__ static int combine_carry(const mpix_cuda_handle &h, const mpix_cuda_c
                    : o.rows - base < send           ? o.rows - base
                                                     : send;
     if (!hop)
-        return far_chunks_carry(h, FAR_COMBINE, epoch, rows, c.batch.per_chunk, c.wait_ns, c.report)
+        return remote_chunks_carry(h, REMOTE_COMBINE, epoch, rows, c.batch.per_chunk, c.wait_ns,
+                                   c.report)
                    ? 0
                    : 2;
-    return far_chunks_carry(h, FAR_ASK, epoch, hop_items_in(h, lane), c.ask_batch.per_chunk,
-                            nullptr, c.report) &&
-                   far_chunks_carry(h, FAR_COMBINE, epoch, hop_items_out(h, lane),
-                                    c.hop_batch.per_chunk, c.wait_ns, c.report)
+    return remote_chunks_carry(h, REMOTE_ASK, epoch, hop_items_in(h, lane), c.ask_batch.per_chunk,
+                               nullptr, c.report) &&
+                   remote_chunks_carry(h, REMOTE_COMBINE, epoch, hop_items_out(h, lane),
+                                       c.hop_batch.per_chunk, c.wait_ns, c.report)
                ? 0
                : 2;
 }
 
 template <int HOW, int X>
 __global__ void __launch_bounds__(512)
-    far_combine_kernel(const __grid_constant__ mpix_cuda_handle h,
-                       const __grid_constant__ mpix_cuda_combine c,
-                       const __grid_constant__ mpix_cuda_combine part) {
-    __shared__ far_terms terms;
+    remote_combine_kernel(const __grid_constant__ mpix_cuda_handle h,
+                          const __grid_constant__ mpix_cuda_combine c,
+                          const __grid_constant__ mpix_cuda_combine part) {
+    __shared__ remote_terms terms;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const bool lead = blockIdx.x == 0 && warp == 0, hop = h.state->hop && c.hop;
     const uint64_t epoch = h.state->epoch[MPIX_CUDA_COMBINE] + 1;
@@ -358,13 +362,14 @@ __global__ void __launch_bounds__(512)
     int fault = routing_fault(h, c.tokens, c.topk),
         bad = __any_sync(~0u, call_refused(h, c.report)) ? 2 : 0;
     if (lead && c.part != MPIX_CUDA_END && !bad &&
-        !far_offers_send(h, rows_offer_of(h, c, recv_total, fault), h.offered,
-                         offsetof(mpix_cuda_words, rows_offered), epoch, c.report))
+        !remote_offers_send(h, rows_offer_of(h, c, recv_total, fault), h.offered,
+                            offsetof(mpix_cuda_words, rows_offered), epoch, c.report))
         bad = 2;
     if (c.part == MPIX_CUDA_BEGIN) /* the peers may read and push; all else is the second half's */
         return;
     if (lead && !bad &&
-        !far_offers_carry(h, h.offered, offsetof(mpix_cuda_words, rows_offered), epoch, c.report))
+        !remote_offers_carry(h, h.offered, offsetof(mpix_cuda_words, rows_offered), epoch,
+                             c.report))
         bad = 2;
     mpix_cuda_offer o;
     if (!bad)
@@ -395,7 +400,7 @@ __global__ void __launch_bounds__(512)
             uint32_t weighted = 0;
             uint64_t bits = 0;
             for (int i = 0; i < terms.n; i++) {
-                const far_source &s = terms.of[i];
+                const remote_source &s = terms.of[i];
                 weighted |= (uint32_t)(s.w != nullptr) << i;
                 bits |= s.rows > 0 ? (uint64_t)s.x | s.stride : 0;
             }
@@ -413,7 +418,7 @@ __global__ void __launch_bounds__(512)
     if (__syncthreads_or(bad == 2))
         return;
     if (warp == 0)
-        far_lane_signal(h, offsetof(mpix_cuda_words, read_done), epoch);
+        remote_lane_signal(h, offsetof(mpix_cuda_words, read_done), epoch);
     if (!last_block(h, MPIX_CUDA_COMBINE))
         return;
     if (!lanes_wait(h, offsetof(mpix_cuda_words, read_done), h.offered, epoch, nullptr, c.report))
@@ -423,19 +428,19 @@ __global__ void __launch_bounds__(512)
 }
 
 template <int HOW, int X>
-static cudaError_t launch_far(int sms, const mpix_cuda_handle *h, const mpix_cuda_combine *c,
-                              cudaStream_t stream) {
+static cudaError_t launch_remote(int sms, const mpix_cuda_handle *h, const mpix_cuda_combine *c,
+                                 cudaStream_t stream) {
     mpix_cuda_combine part = *c; /* sums for other hosts' owners */
-    part.y = h->far.window + h->far.pack;
+    part.y = h->remote.window + h->remote.pack;
     part.y_stride = 16;
     part.ydtype = c->wire;
     part.num_bias = 0;
-    far_combine_kernel<HOW, X><<<sms, 512, 0, stream>>>(*h, *c, part);
+    remote_combine_kernel<HOW, X><<<sms, 512, 0, stream>>>(*h, *c, part);
     return cudaGetLastError();
 }
 
-cudaError_t mpix_cuda_far_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
-                                         mpix_cuda_combine *c, cudaStream_t stream) {
+cudaError_t mpix_cuda_remote_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
+                                            mpix_cuda_combine *c, cudaStream_t stream) {
     int rows_f8 = c->xdtype == F8E4M3 || c->xdtype == F8E5M2, size = c->xdtype == F64   ? 8
                                                                      : c->xdtype == F32 ? 4
                                                                      : rows_f8          ? 1
@@ -451,25 +456,26 @@ cudaError_t mpix_cuda_far_combine_launch(const mpix_cuda_device *d, const mpix_c
     c->scale_row = c->scale_kind == 1 ? 4 * ((c->hidden + 127) / 128)
                    : c->scale_kind    ? (c->hidden + 127) / 128
                                       : 0;
-    c->batch = far_batch_of(h, c->row, c->scale_row, 4 + 4 * (int64_t)h->max_topk);
-    c->hop_batch = far_batch_of(h, rows_f8 ? 2 * c->hidden : c->row, 0, 4 * (int64_t)h->max_topk);
-    c->ask_batch = far_items_of(h, h->far.ask);
+    c->batch = remote_batch_of(h, c->row, c->scale_row, 4 + 4 * (int64_t)h->max_topk);
+    c->hop_batch = remote_batch_of(h, rows_f8 ? 2 * c->hidden : c->row, 0,
+                                   4 * (int64_t)h->max_topk);
+    c->ask_batch = remote_items_of(h, h->remote.ask);
     bool fast = mpix_cuda_combine_bits(c, c->row) % 16 == 0 && c->row < 1 << 30;
     if (fast && rows_f8 && (c->ydtype == F32 || c->ydtype == F16 || c->ydtype == BF16))
-        return c->ydtype == F32   ? launch_far<F8, F32>(sms, h, c, stream)
-               : c->ydtype == F16 ? launch_far<F8, F16>(sms, h, c, stream)
-                                  : launch_far<F8, BF16>(sms, h, c, stream);
+        return c->ydtype == F32   ? launch_remote<F8, F32>(sms, h, c, stream)
+               : c->ydtype == F16 ? launch_remote<F8, F16>(sms, h, c, stream)
+                                  : launch_remote<F8, BF16>(sms, h, c, stream);
     if (fast && c->ydtype == c->xdtype &&
         (c->xdtype == F32 || c->xdtype == F16 || c->xdtype == BF16))
-        return c->xdtype == F32   ? launch_far<VECTOR, F32>(sms, h, c, stream)
-               : c->xdtype == F16 ? launch_far<VECTOR, F16>(sms, h, c, stream)
-                                  : launch_far<VECTOR, BF16>(sms, h, c, stream);
-    return launch_far<ANY, BF16>(sms, h, c, stream);
+        return c->xdtype == F32   ? launch_remote<VECTOR, F32>(sms, h, c, stream)
+               : c->xdtype == F16 ? launch_remote<VECTOR, F16>(sms, h, c, stream)
+                                  : launch_remote<VECTOR, BF16>(sms, h, c, stream);
+    return launch_remote<ANY, BF16>(sms, h, c, stream);
 }
 
-cudaError_t mpix_cuda_far_combine_load(int *arch) {
-    return mpix_cuda_load(arch, far_combine_kernel<ANY, BF16>, far_combine_kernel<VECTOR, F32>,
-                          far_combine_kernel<F8, F32>, far_combine_kernel<VECTOR, F16>,
-                          far_combine_kernel<F8, F16>, far_combine_kernel<VECTOR, BF16>,
-                          far_combine_kernel<F8, BF16>);
+cudaError_t mpix_cuda_remote_combine_load(int *arch) {
+    return mpix_cuda_load(arch, remote_combine_kernel<ANY, BF16>,
+                          remote_combine_kernel<VECTOR, F32>, remote_combine_kernel<F8, F32>,
+                          remote_combine_kernel<VECTOR, F16>, remote_combine_kernel<F8, F16>,
+                          remote_combine_kernel<VECTOR, BF16>, remote_combine_kernel<F8, BF16>);
 }

@@ -1,7 +1,7 @@
 /*
- * far_dispatch.cu - dispatch where some peers are reached through the proxy: one kernel, and
+ * remote_dispatch.cu - dispatch where some peers are reached through the proxy: one kernel, and
  * unpack_kernel where the caller wants what travels beside the rows. The protocol and its
- * arguments are in far.cuh.
+ * arguments are in remote.cuh.
  *
  * A warp takes a token and stores its row everywhere at once: to its final place at mapped ranks,
  * to the batch that is packed for each proxied one. When all tokens are taken, warps place what
@@ -19,17 +19,17 @@
 #include "common/quant.cuh"
 
 /* Where the row of a token goes at the rank of the lane; null: nowhere. */
-struct far_place {
+struct remote_place {
     char *x, *scales, *record;
 };
 
-__device__ static far_place place_of(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
-                                     const mpix_cuda_far_batch &b, const mpix_cuda_offer &o,
-                                     int64_t base, uint32_t index) {
+__device__ static remote_place place_of(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                        const mpix_cuda_remote_batch &b, const mpix_cuda_offer &o,
+                                        int64_t base, uint32_t index) {
     int lane = threadIdx.x % 32;
-    far_place p = {nullptr, nullptr, nullptr};
-    if (far_is(h, lane)) {
-        p.x = h.far.window + far_pack(h, lane) + index * b.item;
+    remote_place p = {nullptr, nullptr, nullptr};
+    if (remote_is(h, lane)) {
+        p.x = h.remote.window + remote_pack(h, lane) + index * b.item;
         p.scales = p.x + b.scales;
         p.record = p.x + b.record;
     } else if (base + index < o.rows) {
@@ -50,15 +50,15 @@ __device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dis
     int lane = threadIdx.x % 32;
     uint32_t *taken = &h.state->item[MPIX_CUDA_DISPATCH];
     const bool hop = h.state->hop != 0;
-    const mpix_cuda_far_batch &b = hop ? c.hop_batch : c.batch;
+    const mpix_cuda_remote_batch &b = hop ? c.hop_batch : c.batch;
     int64_t base = lane < h.size ? h.state->base[lane] : 0, send = lane >= h.size ? 0
                                                                    : hop ? hop_items_out(h, lane)
                                                                          : h.state->send[lane];
     /* that this rank reaches through the lane's */
-    int host = hop && via_is(h, lane) ? h.far.host_of[lane] : -1;
-    uint32_t needs = lane >= h.size || (hop && host < 0 && far_is(h, lane)) ? 0
-                     : host >= 0                                            ? h.far.host[host]
-                                                                            : 1u << lane;
+    int host = hop && via_is(h, lane) ? h.remote.host_of[lane] : -1;
+    uint32_t needs = lane >= h.size || (hop && host < 0 && remote_is(h, lane)) ? 0
+                     : host >= 0                                               ? h.remote.host[host]
+                                                                               : 1u << lane;
     uint32_t ticket = lane == 0 ? atomicAdd(taken, 1) : 0;
     bool fine = true;
     for (int64_t t; (t = __shfl_sync(~0u, ticket, 0)) < c.tokens;) {
@@ -69,7 +69,7 @@ __device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dis
                          : host >= 0 ? hop_index(h, t, host)
                                      : h.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.size + lane] +
                                            h.rel[t * h.size + lane];
-        far_place p = {nullptr, nullptr, nullptr};
+        remote_place p = {nullptr, nullptr, nullptr};
         if (goes)
             p = place_of(h, c, b, o, base, index);
         if (!__any_sync(~0u, p.x != nullptr))
@@ -88,8 +88,8 @@ __device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dis
             hop_record_pack(h, t, c.topk, c.weights ? c.weights + t * c.topk : nullptr,
                             host < 0 ? nullptr : p.record, lane);
         __syncwarp();
-        if (goes && fine && far_is(h, lane))
-            fine = hop_item_count(h, b, FAR_DISPATCH, lane, index, send, epoch, c.report);
+        if (goes && fine && remote_is(h, lane))
+            fine = hop_item_count(h, b, REMOTE_DISPATCH, lane, index, send, epoch, c.report);
         __syncwarp();
     }
     return __all_sync(~0u, fine) ? 0 : 2;
@@ -99,14 +99,14 @@ __device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dis
 __device__ static int rows_place(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
                                  uint64_t epoch) {
     int lane = threadIdx.x % 32;
-    int64_t rows = far_is(h, lane) ? h.state->recv[lane] : 0,
+    int64_t rows = remote_is(h, lane) ? h.state->recv[lane] : 0,
             stride = (int64_t)c.offer.at[MPIX_CUDA_AT_X].stride;
     int64_t scale_stride = (int64_t)c.offer.at[MPIX_CUDA_AT_SCALES].stride;
-    far_unit u;
-    while (far_unit_take(h, h.far.is, c.batch, rows, &h.state->more[0], &u)) {
-        if (!far_chunks_wait(h, FAR_DISPATCH, true, u.r, far_chunk_word(epoch, u.chunk)))
+    remote_unit u;
+    while (remote_unit_take(h, h.remote.is, c.batch, rows, &h.state->more[0], &u)) {
+        if (!remote_chunks_wait(h, REMOTE_DISPATCH, true, u.r, remote_chunk_word(epoch, u.chunk)))
             return 2;
-        const char *items = h.far.window + far_land(h, u.r);
+        const char *items = h.remote.window + remote_land(h, u.r);
         for (int64_t i = u.first; i < u.end; i++) {
             int64_t row = (int64_t)h.state->first[u.r] + i;
             const char *item = items + i * (int64_t)c.batch.item;
@@ -133,15 +133,16 @@ __device__ static int rows_forward(const mpix_cuda_handle &h, const mpix_cuda_di
                                    const mpix_cuda_offer &o, uint64_t epoch) {
     int lane = threadIdx.x % 32, width = h.state->width;
     int64_t items = hop_items_in(h, lane);
-    far_unit u;
-    while (far_unit_take(h, h.far.serves, c.hop_batch, items, &h.state->more[0], &u)) {
-        if (!far_chunks_wait(h, FAR_DISPATCH, true, u.r, far_chunk_word(epoch, u.chunk)))
+    remote_unit u;
+    while (remote_unit_take(h, h.remote.serves, c.hop_batch, items, &h.state->more[0], &u)) {
+        if (!remote_chunks_wait(h, REMOTE_DISPATCH, true, u.r, remote_chunk_word(epoch, u.chunk)))
             return 2;
         for (int64_t i = u.first; i < u.end; i++) {
-            const char *item = h.far.window + far_land(h, u.r) + i * (int64_t)c.hop_batch.item,
+            const char *item = h.remote.window + remote_land(h, u.r) +
+                               i * (int64_t)c.hop_batch.item,
                        *record = item + c.hop_batch.record;
             int64_t row = hop_record_row(h, record, width, lane);
-            far_place p = {nullptr, nullptr, nullptr};
+            remote_place p = {nullptr, nullptr, nullptr};
             if (row >= 0 && mapped_is(h, lane))
                 p = place_of(h, c, c.hop_batch, o, 0, (uint32_t)row);
             warp_copy_any(item, p.x, c.row, lane);
@@ -155,8 +156,8 @@ __device__ static int rows_forward(const mpix_cuda_handle &h, const mpix_cuda_di
 
 /* No thread leaves before all have met at the end: the workers' barrier counts on them. */
 __global__ void __launch_bounds__(512)
-    far_dispatch_kernel(const __grid_constant__ mpix_cuda_handle h,
-                        const __grid_constant__ mpix_cuda_dispatch c) {
+    remote_dispatch_kernel(const __grid_constant__ mpix_cuda_handle h,
+                           const __grid_constant__ mpix_cuda_dispatch c) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const bool lead = blockIdx.x == 0 && warp == 0, sends = c.part != MPIX_CUDA_END,
                receives = c.part != MPIX_CUDA_BEGIN;
@@ -164,7 +165,7 @@ __global__ void __launch_bounds__(512)
     const uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
     int status = own_status(h, c), bad = call_refused(h, c.report) ? 2 : 0;
     bad = __any_sync(~0u, bad) ? 2 : 0;
-    if (lead && sends && !bad && !far_ready(h, c, status, epoch))
+    if (lead && sends && !bad && !remote_ready(h, c, status, epoch))
         bad = 2;
     mpix_cuda_offer o;
     if (!bad)
@@ -173,8 +174,9 @@ __global__ void __launch_bounds__(512)
     if (lead) {
         int64_t rows = lane >= h.size ? 0 : hop ? hop_items_in(h, lane) : h.state->recv[lane];
         if (!bad && receives &&
-            !far_chunks_carry(h, FAR_DISPATCH, epoch, rows,
-                              hop ? c.hop_batch.per_chunk : c.batch.per_chunk, c.wait_ns, c.report))
+            !remote_chunks_carry(h, REMOTE_DISPATCH, epoch, rows,
+                                 hop ? c.hop_batch.per_chunk : c.batch.per_chunk, c.wait_ns,
+                                 c.report))
             bad = 2;
     } else {
         if (!bad && sends)
@@ -182,10 +184,10 @@ __global__ void __launch_bounds__(512)
         if (!bad && receives && hop)
             bad = rows_forward(h, c, o, epoch);
         __syncwarp();
-        if (tells && far_workers_meet(bad == 2))
+        if (tells && remote_workers_meet(bad == 2))
             bad = 2;
         else if (tells && warp == (blockIdx.x == 0 ? 1 : 0))
-            far_lane_signal(h, offsetof(mpix_cuda_words, rows_here), epoch);
+            remote_lane_signal(h, offsetof(mpix_cuda_words, rows_here), epoch);
         if (!bad && receives && !hop)
             bad = rows_place(h, c, epoch);
     }
@@ -204,22 +206,22 @@ __global__ void __launch_bounds__(512)
         call_end(h, MPIX_CUDA_DISPATCH, epoch, c.report);
 }
 
-cudaError_t mpix_cuda_far_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
-                                          mpix_cuda_dispatch *c, cudaStream_t stream) {
+cudaError_t mpix_cuda_remote_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
+                                             mpix_cuda_dispatch *c, cudaStream_t stream) {
     int sms = c->num_sms ? c->num_sms
               : c->quant ? mpix_cuda_half(d, 4 * MPIX_CUDA_SMS)
                          : MPIX_CUDA_SMS;
     sms = mpix_cuda_blocks(d, sms);
     c->offer.lanes = sms;
-    c->batch = far_batch_of(h, c->row, c->scale_row, (int64_t)h->meta_record);
-    c->hop_batch = far_batch_of(h, c->row, c->scale_row, HOP_IDS + 12 * (int64_t)h->max_topk);
-    far_dispatch_kernel<<<sms, 512, 0, stream>>>(*h, *c);
+    c->batch = remote_batch_of(h, c->row, c->scale_row, (int64_t)h->meta_record);
+    c->hop_batch = remote_batch_of(h, c->row, c->scale_row, HOP_IDS + 12 * (int64_t)h->max_topk);
+    remote_dispatch_kernel<<<sms, 512, 0, stream>>>(*h, *c);
     cudaError_t err = cudaGetLastError();
     return err == cudaSuccess && c->part != MPIX_CUDA_BEGIN
                ? mpix_cuda_unpack_launch(h, c, sms, stream)
                : err;
 }
 
-cudaError_t mpix_cuda_far_dispatch_load(int *arch) {
-    return mpix_cuda_load(arch, far_dispatch_kernel);
+cudaError_t mpix_cuda_remote_dispatch_load(int *arch) {
+    return mpix_cuda_load(arch, remote_dispatch_kernel);
 }

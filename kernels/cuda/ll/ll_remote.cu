@@ -1,6 +1,7 @@
 /*
- * ll_far.cu - low latency where some peers are reached through the proxy: what goes before, between
- * and behind the two halves of a call, which are the kernels of ll_dispatch.cu and ll_combine.cu.
+ * ll_remote.cu - low latency where some peers are reached through the proxy: what goes
+ * before, between and behind the two halves of a call, which are the kernels of
+ * ll_dispatch.cu and ll_combine.cu.
  *
  * The first half packs what goes to a proxied peer into host memory instead of the peer's window:
  * one batch, which is the head, in dispatch the counts, and the rows without gaps, each with what
@@ -34,7 +35,7 @@
  * in combine by what was sent there.
  */
 #include "common/copy.cuh"
-#include "remote/far.cuh"
+#include "remote/remote.cuh"
 #include "common/launch.h"
 #include "ll_call.cuh"
 
@@ -46,7 +47,7 @@ enum {
     FLAGS_WORD = offsetof(mpix_cuda_ll_head, flags) / 4
 };
 
-struct far_call {
+struct remote_call {
     int32_t combine, stages;
     int64_t row, scale_row;
     ll_item item;
@@ -57,84 +58,84 @@ struct far_call {
 /* Places for batches from r here, and from this rank at r: dispatch's banks, then combine's. */
 __device__ __forceinline__ uint64_t batch_place(const mpix_cuda_handle &h, int slot, int combine,
                                                 int bank) {
-    return h.far.land + h.far.room * slot + (combine ? h.ll.depth * h.far.batch[0] : 0) +
-           h.far.batch[combine] * bank;
+    return h.remote.land + h.remote.room * slot + (combine ? h.ll.depth * h.remote.batch[0] : 0) +
+           h.remote.batch[combine] * bank;
 }
 __device__ __forceinline__ uint64_t word_taken(const mpix_cuda_handle &h, int source, int combine) {
-    return h.far.block * source + 8 * combine;
+    return h.remote.block * source + 8 * combine;
 }
 __device__ __forceinline__ uint64_t word_arrived(const mpix_cuda_handle &h, int source, int combine,
                                                  int bank) {
-    return h.far.block * source + h.far.arrived +
-           sizeof(uint64_t) * (combine * MPIX_CUDA_FAR_CHUNKS + bank);
+    return h.remote.block * source + h.remote.arrived +
+           sizeof(uint64_t) * (combine * MPIX_CUDA_REMOTE_CHUNKS + bank);
 }
 
 /* ---- by one warp, a lane for each rank ------------------------------------------------------- */
-__device__ static bool gate(const mpix_cuda_handle &h, const far_call &c, uint64_t epoch) {
+__device__ static bool gate(const mpix_cuda_handle &h, const remote_call &c, uint64_t epoch) {
     int r = threadIdx.x % 32;
     bool fine = true;
-    if (far_is(h, r)) {
-        const uint64_t *taken = (const uint64_t *)(h.far.window + word_taken(h, r, c.combine));
-        fine = far_settled(h, r, c.report);
+    if (remote_is(h, r)) {
+        const uint64_t *taken = (const uint64_t *)(h.remote.window + word_taken(h, r, c.combine));
+        fine = remote_settled(h, r, c.report);
         if (fine && epoch > (uint64_t)h.ll.depth &&
-            (fine = far_word_wait(h, taken, epoch - h.ll.depth, r, c.report)))
+            (fine = remote_word_wait(h, taken, epoch - h.ll.depth, r, c.report)))
             word_store(ll_taken(h, h.rank, r, c.combine), word_load(taken));
     }
     return __all_sync(~0u, fine);
 }
 
-__device__ static bool taken_put(const mpix_cuda_handle &h, const far_call &c, int r,
+__device__ static bool taken_put(const mpix_cuda_handle &h, const remote_call &c, int r,
                                  uint64_t epoch) {
-    return far_word_post(h, r, word_taken(h, h.rank, c.combine), epoch, c.report);
+    return remote_word_post(h, r, word_taken(h, h.rank, c.combine), epoch, c.report);
 }
 
-__device__ static bool post(const mpix_cuda_handle &h, const far_call &c, uint64_t epoch,
+__device__ static bool post(const mpix_cuda_handle &h, const remote_call &c, uint64_t epoch,
                             int bank) {
     int r = threadIdx.x % 32;
     bool fine = true;
-    if (far_is(h, r)) {
-        uint64_t head = *(const volatile uint64_t *)(ll_far_head(h, r, c.combine) + ROWS_WORD);
+    if (remote_is(h, r)) {
+        uint64_t head = *(const volatile uint64_t *)(ll_remote_head(h, r, c.combine) + ROWS_WORD);
         int64_t n = (uint32_t)head;
         delay(h, 2 + r);
         if (!ll_is(head, epoch) || n > h.max_tokens) /* the first half did not come so far */
             fine = false;
         fine = fine && (epoch == 1 || h.ll.depth == 1 || taken_put(h, c, r, epoch - 1));
-        fine = fine && far_post(h, r, ll_far_out(h, r, c.combine),
-                                batch_place(h, h.far.there[r], c.combine, bank),
-                                ll_items_at(h, c.combine) + (uint64_t)n * c.item.pitch,
-                                word_arrived(h, h.rank, c.combine, bank), epoch, c.report);
+        fine = fine && remote_post(h, r, ll_remote_out(h, r, c.combine),
+                                   batch_place(h, h.remote.there[r], c.combine, bank),
+                                   ll_items_at(h, c.combine) + (uint64_t)n * c.item.pitch,
+                                   word_arrived(h, h.rank, c.combine, bank), epoch, c.report);
     }
     return __all_sync(~0u, fine);
 }
 
 /* Passes on which batches are here. */
-__device__ static void arrivals_await(const mpix_cuda_handle &h, const far_call &c, uint64_t epoch,
-                                      int bank) {
+__device__ static void arrivals_await(const mpix_cuda_handle &h, const remote_call &c,
+                                      uint64_t epoch, int bank) {
     int r = threadIdx.x % 32;
-    bool waits = far_is(h, r);
+    bool waits = remote_is(h, r);
     const uint64_t *word =
-        (const uint64_t *)(h.far.window + word_arrived(h, waits ? r : 0, c.combine, bank));
+        (const uint64_t *)(h.remote.window + word_arrived(h, waits ? r : 0, c.combine, bank));
     uint64_t start = now_ns();
     for (uint32_t turn = 1; __any_sync(~0u, waits); turn++) {
         if (!waits)
             continue;
         if (word_load(word) >= epoch) {
             asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(
-                             &h.far.here[c.combine * h.size + r]),
-                         "l"(far_chunk_word(epoch, 0))
+                             &h.remote.here[c.combine * h.size + r]),
+                         "l"(remote_chunk_word(epoch, 0))
                          : "memory");
             if (c.wait_ns)
                 c.wait_ns[r] += (int64_t)(now_ns() - start);
             waits = false;
-        } else if (turn % 16 == 0 && far_late(h, r, start)) {
-            far_give_up(h, r, c.report);
+        } else if (turn % 16 == 0 && remote_late(h, r, start)) {
+            remote_give_up(h, r, c.report);
             waits = false;
         }
     }
 }
 
 /* ---- by all other warps ---------------------------------------------------------------------- */
-__device__ static void item_carry(const mpix_cuda_handle &h, const far_call &c, const char *item,
+__device__ static void item_carry(const mpix_cuda_handle &h, const remote_call &c, const char *item,
                                   int r, int64_t i, uint64_t epoch, int bank, bool values) {
     int lane = threadIdx.x % 32;
     int64_t place = c.combine ? ll_answer(h, (int64_t)h.state->base[r] + i, bank)
@@ -159,18 +160,18 @@ __device__ static void item_carry(const mpix_cuda_handle &h, const far_call &c, 
         *ll_flag(h, h.rank, place) = epoch;
 }
 
-__device__ static void batches_carry(const mpix_cuda_handle &h, const far_call &c, uint64_t epoch,
-                                     int bank) {
+__device__ static void batches_carry(const mpix_cuda_handle &h, const remote_call &c,
+                                     uint64_t epoch, int bank) {
     int lane = threadIdx.x % 32;
     int64_t warps = (int64_t)gridDim.x * (blockDim.x / 32) - 1,
             warp = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32 - 1;
     for (int j = 1; j < h.size; j++) {
         int r = (h.rank + j) % h.size;
-        if (!far_is(h, r))
+        if (!remote_is(h, r))
             continue;
-        if (!far_chunks_wait(h, c.combine, true, r, far_chunk_word(epoch, 0)))
+        if (!remote_chunks_wait(h, c.combine, true, r, remote_chunk_word(epoch, 0)))
             return;
-        const char *batch = h.far.window + batch_place(h, h.far.slot[r], c.combine, bank);
+        const char *batch = h.remote.window + batch_place(h, h.remote.slot[r], c.combine, bank);
         const volatile uint64_t *head = (const volatile uint64_t *)batch;
         uint64_t word = lane < HEAD_WORDS ? head[lane] : 0;
         int64_t n = __shfl_sync(~0u, (uint32_t)word, ROWS_WORD),
@@ -188,8 +189,8 @@ __device__ static void batches_carry(const mpix_cuda_handle &h, const far_call &
     }
 }
 
-__global__ void __launch_bounds__(512)
-    ll_far_kernel(const __grid_constant__ mpix_cuda_handle h, const __grid_constant__ far_call c) {
+__global__ void __launch_bounds__(512) ll_remote_kernel(const __grid_constant__ mpix_cuda_handle h,
+                                                        const __grid_constant__ remote_call c) {
     const uint64_t done = h.state->epoch[c.combine ? MPIX_CUDA_COMBINE : MPIX_CUDA_DISPATCH],
                    epoch = done + 1;
     const int next = (int)h.state->bank[c.combine] + 1, bank = next == h.ll.depth ? 0 : next;
@@ -205,16 +206,16 @@ __global__ void __launch_bounds__(512)
         fine = post(h, c, epoch, bank);
     if (c.stages & CARRY)
         arrivals_await(h, c, epoch, bank);
-    if (c.stages & TAIL && far_is(h, threadIdx.x))
+    if (c.stages & TAIL && remote_is(h, threadIdx.x))
         taken_put(h, c, threadIdx.x, done);
 }
 
-static cudaError_t stages_launch(const mpix_cuda_handle *h, far_call c, int stages, int num_sms,
+static cudaError_t stages_launch(const mpix_cuda_handle *h, remote_call c, int stages, int num_sms,
                                  cudaStream_t stream) {
     int blocks = stages & CARRY ? num_sms > 0 && num_sms < CARRY_BLOCKS ? num_sms : CARRY_BLOCKS
                                 : 1;
     c.stages = stages;
-    ll_far_kernel<<<blocks, stages & CARRY ? 512 : 32, 0, stream>>>(*h, c);
+    ll_remote_kernel<<<blocks, stages & CARRY ? 512 : 32, 0, stream>>>(*h, c);
     return cudaGetLastError();
 }
 
@@ -224,33 +225,34 @@ using launcher = cudaError_t (*)(const mpix_cuda_device *, const mpix_cuda_handl
                                  cudaStream_t);
 template <class C>
 static cudaError_t call_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h, C *c,
-                               far_call far, launcher<C> kernel, cudaStream_t stream) {
+                               remote_call remote, launcher<C> kernel, cudaStream_t stream) {
     const int part = c->part, sends = part != MPIX_CUDA_END, receives = part != MPIX_CUDA_BEGIN;
-    cudaError_t err = sends ? stages_launch(h, far, GATE, c->num_sms, stream) : cudaSuccess;
+    cudaError_t err = sends ? stages_launch(h, remote, GATE, c->num_sms, stream) : cudaSuccess;
     c->part = MPIX_CUDA_BEGIN;
     if (err == cudaSuccess && sends)
         err = kernel(d, h, c, stream);
     if (err == cudaSuccess)
-        err = stages_launch(h, far, (sends ? POST : 0) | (receives ? CARRY : 0), c->num_sms,
+        err = stages_launch(h, remote, (sends ? POST : 0) | (receives ? CARRY : 0), c->num_sms,
                             stream);
     c->part = MPIX_CUDA_END;
     if (err == cudaSuccess && receives)
         err = kernel(d, h, c, stream);
     if (err == cudaSuccess && receives && h->ll.depth == 1)
-        err = stages_launch(h, far, TAIL, c->num_sms, stream);
+        err = stages_launch(h, remote, TAIL, c->num_sms, stream);
     c->part = part;
     return err;
 }
 
-cudaError_t mpix_cuda_ll_far_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
-                                             mpix_cuda_dispatch *c, cudaStream_t stream) {
-    far_call far = {0, 0, c->row, c->scale_row, ll_item_of(*h, *c), c->wait_ns, c->report};
-    return call_launch<mpix_cuda_dispatch>(d, h, c, far, mpix_cuda_ll_dispatch_launch, stream);
+cudaError_t mpix_cuda_ll_remote_dispatch_launch(const mpix_cuda_device *d,
+                                                const mpix_cuda_handle *h, mpix_cuda_dispatch *c,
+                                                cudaStream_t stream) {
+    remote_call remote = {0, 0, c->row, c->scale_row, ll_item_of(*h, *c), c->wait_ns, c->report};
+    return call_launch<mpix_cuda_dispatch>(d, h, c, remote, mpix_cuda_ll_dispatch_launch, stream);
 }
-cudaError_t mpix_cuda_ll_far_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
-                                            mpix_cuda_combine *c, cudaStream_t stream) {
-    far_call far = {1, 0, c->row, 0, ll_item_of(*h, *c), c->wait_ns, c->report};
-    return call_launch<mpix_cuda_combine>(d, h, c, far, mpix_cuda_ll_combine_launch, stream);
+cudaError_t mpix_cuda_ll_remote_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
+                                               mpix_cuda_combine *c, cudaStream_t stream) {
+    remote_call remote = {1, 0, c->row, 0, ll_item_of(*h, *c), c->wait_ns, c->report};
+    return call_launch<mpix_cuda_combine>(d, h, c, remote, mpix_cuda_ll_combine_launch, stream);
 }
 
-cudaError_t mpix_cuda_ll_far_load(int *arch) { return mpix_cuda_load(arch, ll_far_kernel); }
+cudaError_t mpix_cuda_ll_remote_load(int *arch) { return mpix_cuda_load(arch, ll_remote_kernel); }

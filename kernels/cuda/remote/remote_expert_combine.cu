@@ -1,12 +1,12 @@
 /*
- * far_expert_combine.cu - combine in the EXPERT layout where some peers are reached through the
+ * remote_expert_combine.cu - combine in the EXPERT layout where some peers are reached through the
  * proxy: one kernel. What is summed, and how, is expert_combine.cu's, so its bits are the same
- * whatever ranks are mapped; batches and words are far.cuh's.
+ * whatever ranks are mapped; batches and words are remote.cuh's.
  *
- * Warps first write which rows of each token they want summed at proxied ranks (FAR_ASK: a pair's
- * rows, and the weights of its choices), then sum what proxied ranks ask for - a partial sum per
- * pair, with slot values beside it -, and then finish this rank's own tokens, in order. PUSHERS of
- * each block first push to mapped ranks, as there. A chunk of partial sums is put when its last
+ * Warps first write which rows of each token they want summed at proxied ranks (REMOTE_ASK: a
+ * pair's rows, and the weights of its choices), then sum what proxied ranks ask for - a partial sum
+ * per pair, with slot values beside it -, and then finish this rank's own tokens, in order. PUSHERS
+ * of each block first push to mapped ranks, as there. A chunk of partial sums is put when its last
  * one has been made.
  *
  * Partial sums travel in one of two dtypes, which all offers together decide; batches of
@@ -21,7 +21,7 @@
  * passes on requests before it looks at sums.
  */
 #include "expert/expert_sum.cuh"
-#include "far_expert.cuh"
+#include "remote_expert.cuh"
 #include "common/launch.h"
 
 /* What this rank wants summed at proxied ranks. False: the context has failed. */
@@ -29,19 +29,20 @@ __device__ static bool pairs_ask(const mpix_cuda_handle &h, const mpix_cuda_comb
                                  uint64_t epoch) {
     int lane = threadIdx.x % 32;
     uint32_t *taken = &h.state->asked, ticket = lane == 0 ? atomicAdd(taken, 1) : 0;
-    const bool far = far_is(h, lane);
-    int64_t n = far ? h.state->send[lane] : 0;
+    const bool remote = remote_is(h, lane);
+    int64_t n = remote ? h.state->send[lane] : 0;
     bool fine = true;
     for (int64_t t; (t = __shfl_sync(~0u, ticket, 0)) < c.tokens;) {
         if (lane == 0)
             ticket = atomicAdd(taken, 1);
-        bool goes = far && (h.bitmap[t] >> lane & 1);
-        uint32_t index = goes ? far_pair_index(h, t, lane) : 0;
-        far_pair_pack(h, t, c.topk, c.choice_weights ? c.choice_weights + t * c.topk : nullptr,
-                      goes ? h.far.window + ask_pack(h, lane) + index * c.ask_batch.item : nullptr);
+        bool goes = remote && (h.bitmap[t] >> lane & 1);
+        uint32_t index = goes ? remote_pair_index(h, t, lane) : 0;
+        remote_pair_pack(h, t, c.topk, c.choice_weights ? c.choice_weights + t * c.topk : nullptr,
+                         goes ? h.remote.window + ask_pack(h, lane) + index * c.ask_batch.item
+                              : nullptr);
         __syncwarp();
         if (goes && fine)
-            fine = hop_item_count(h, c.ask_batch, FAR_ASK, lane, index, n, epoch, c.report);
+            fine = hop_item_count(h, c.ask_batch, REMOTE_ASK, lane, index, n, epoch, c.report);
         __syncwarp();
     }
     return __all_sync(~0u, fine);
@@ -50,23 +51,24 @@ __device__ static bool pairs_ask(const mpix_cuda_handle &h, const mpix_cuda_comb
 /* What proxied ranks want summed here. False: the context has failed. */
 template <class SUM>
 __device__ static bool pairs_serve(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
-                                   const common &g, const mpix_cuda_far_batch &b, uint64_t epoch) {
+                                   const common &g, const mpix_cuda_remote_batch &b,
+                                   uint64_t epoch) {
     int lane = threadIdx.x % 32, width = h.state->width;
-    int64_t rows = g.offers[h.rank].rows, pairs = far_is(h, lane) ? h.state->recv[lane] : 0;
+    int64_t rows = g.offers[h.rank].rows, pairs = remote_is(h, lane) ? h.state->recv[lane] : 0;
     bool fine = true;
-    far_unit u;
-    while (fine && far_unit_take(h, h.far.is, b, pairs, &h.state->more[1], &u)) {
-        if (!far_chunks_wait(h, FAR_ASK, true, u.r,
-                             far_chunk_word(epoch, (u.end - 1) / c.ask_batch.per_chunk)))
+    remote_unit u;
+    while (fine && remote_unit_take(h, h.remote.is, b, pairs, &h.state->more[1], &u)) {
+        if (!remote_chunks_wait(h, REMOTE_ASK, true, u.r,
+                                remote_chunk_word(epoch, (u.end - 1) / c.ask_batch.per_chunk)))
             return false;
         bool choices = g.offers[u.r].flags & MPIX_CUDA_OFFER_CHOICES;
         for (int64_t i = u.first; i < u.end; i++) {
-            far_pair p =
-                far_pair_at(h, h.far.window + ask_land(h, u.r) + i * (int64_t)c.ask_batch.item);
+            remote_pair p = remote_pair_at(h, h.remote.window + ask_land(h, u.r) +
+                                                  i * (int64_t)c.ask_batch.item);
             int32_t row = lane < width ? p.rows[lane] : -1;
             rows_of terms = rows_make(c, rows, row,
                                       choices && lane < width ? p.weights[lane] : 1.0f, choices);
-            char *item = h.far.window + far_pack(h, u.r) + i * (int64_t)b.item;
+            char *item = h.remote.window + remote_pack(h, u.r) + i * (int64_t)b.item;
             if (terms.mask) /* else all are dropped, and the owner takes nothing */
                 SUM::push(c, g, terms, item, 0, c.hidden);
             if (c.slot_values && terms.x)
@@ -74,8 +76,8 @@ __device__ static bool pairs_serve(const mpix_cuda_handle &h, const mpix_cuda_co
         }
         __syncwarp();
         if (lane == 0)
-            fine = far_chunk_count(h, b, FAR_COMBINE, u.r, u.chunk, (uint32_t)(u.end - u.first),
-                                   u.n, epoch, c.report);
+            fine = remote_chunk_count(h, b, REMOTE_COMBINE, u.r, u.chunk,
+                                      (uint32_t)(u.end - u.first), u.n, epoch, c.report);
         fine = __shfl_sync(~0u, fine, 0);
     }
     return fine;
@@ -83,7 +85,7 @@ __device__ static bool pairs_serve(const mpix_cuda_handle &h, const mpix_cuda_co
 
 /* ---- finishing ------------------------------------------------------------------------------- */
 /* As finish_sink, where partial sums lie anywhere. */
-template <int X> struct far_sink {
+template <int X> struct remote_sink {
     enum { N = vec<X>::N };
     const mpix_cuda_combine &c;
     uint32_t ranks;
@@ -146,19 +148,19 @@ piece_finish(vec_sum<X>, const mpix_cuda_handle &h, const mpix_cuda_combine &c, 
     all[threadIdx.x % 32] = partial;
     __syncwarp();
     vec_sum<X>::columns(terms,
-                        far_sink<X>{c, ranks, h.rank, __ffs(ranks & ~(1u << h.rank)) - 1,
-                                    g.wide != 0, all, t},
+                        remote_sink<X>{c, ranks, h.rank, __ffs(ranks & ~(1u << h.rank)) - 1,
+                                       g.wide != 0, all, t},
                         off, n);
 }
 
 /* The slot value of this lane's choice; partial: of the lane's rank. By a warp. */
 __device__ static float value_of(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
-                                 const common &g, const mpix_cuda_far_batch &b, int64_t t,
+                                 const common &g, const mpix_cuda_remote_batch &b, int64_t t,
                                  const token_part &p, const char *partial) {
     int lane = threadIdx.x % 32;
     const char *its = (const char *)__shfl_sync(~0u, (unsigned long long)partial,
                                                 p.owner < 0 ? 0 : p.owner);
-    if (p.owner < 0 || !far_is(h, p.owner) || p.row >= g.offers[p.owner].rows)
+    if (p.owner < 0 || !remote_is(h, p.owner) || p.row >= g.offers[p.owner].rows)
         return slot_value(h, c, g, t, p.row, p.owner);
     return ((const volatile float *)(its + b.record))[lane];
 }
@@ -167,13 +169,13 @@ __device__ static float value_of(const mpix_cuda_handle &h, const mpix_cuda_comb
  * not wanted. all: [ranks], shared, this warp's. */
 template <class SUM>
 __device__ static bool tokens_finish(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
-                                     const common &g, const mpix_cuda_far_batch &b, uint64_t epoch,
-                                     float *values, const char **all) {
-    const bool far = far_is(h, threadIdx.x % 32), ring = h.expert.chunks > g.slots;
+                                     const common &g, const mpix_cuda_remote_batch &b,
+                                     uint64_t epoch, float *values, const char **all) {
+    const bool remote = remote_is(h, threadIdx.x % 32), ring = h.expert.chunks > g.slots;
     int lane = threadIdx.x % 32;
     int64_t units = c.tokens * c.pieces, mine = g.offers[h.rank].rows,
             theirs = lane < h.size ? g.offers[lane].rows : 0;
-    const char *items = far ? h.far.window + far_land(h, lane) : nullptr;
+    const char *items = remote ? h.remote.window + remote_land(h, lane) : nullptr;
     uint32_t *taken = &h.state->more[0], ticket = lane == 0 ? atomicAdd(taken, 1) : 0;
     for (int64_t now; (now = __shfl_sync(~0u, ticket, 0)) < units;) {
         if (lane == 0)
@@ -186,13 +188,13 @@ __device__ static bool tokens_finish(const mpix_cuda_handle &h, const mpix_cuda_
         rows_of terms = rows_make(c, mine, p.owner == h.rank ? p.row : -1, choice,
                                   c.choice_weights != nullptr);
         bool there = lane < h.size && p.first >= 0 && p.first < theirs;
-        uint32_t index = there && far ? far_pair_index(h, t, lane) : 0;
-        if (!chunk_arrived(h, c, g, epoch, chunk, there && !far) ||
-            !far_chunks_wait(h, FAR_COMBINE, there && far, lane,
-                             far_chunk_word(epoch, index / b.per_chunk)))
+        uint32_t index = there && remote ? remote_pair_index(h, t, lane) : 0;
+        if (!chunk_arrived(h, c, g, epoch, chunk, there && !remote) ||
+            !remote_chunks_wait(h, REMOTE_COMBINE, there && remote, lane,
+                                remote_chunk_word(epoch, index / b.per_chunk)))
             return false;
         const char *partial = !there || lane == h.rank ? nullptr
-                              : far                    ? items + index * b.item
+                              : remote                 ? items + index * b.item
                                                        : partial_at(h, g, h.rank, lane, t);
         uint32_t ranks = __ballot_sync(~0u, there);
         int64_t off = (int64_t)piece * c.piece,
@@ -204,7 +206,7 @@ __device__ static bool tokens_finish(const mpix_cuda_handle &h, const mpix_cuda_
                 values[t * c.topk + lane] = v;
         }
         if (ring)
-            chunk_used(h, c, g, epoch, chunk, far ? -1 : p.first);
+            chunk_used(h, c, g, epoch, chunk, remote ? -1 : p.first);
     }
     return true;
 }
@@ -213,7 +215,7 @@ __device__ static bool tokens_finish(const mpix_cuda_handle &h, const mpix_cuda_
 /* This rank's weights of choices into the records of the pairs at mapped ranks. */
 __device__ static void choices_give(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
                                     uint64_t epoch) {
-    uint32_t others = ~(h.far.is | 1u << h.rank);
+    uint32_t others = ~(h.remote.is | 1u << h.rank);
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < c.tokens * c.topk;
          i += (int64_t)gridDim.x * blockDim.x) {
         int64_t t = i / c.topk;
@@ -224,7 +226,7 @@ __device__ static void choices_give(const mpix_cuda_handle &h, const mpix_cuda_c
     }
     __syncthreads();
     if (threadIdx.x < 32)
-        far_lane_signal(h, offsetof(mpix_cuda_words, read_done), epoch);
+        remote_lane_signal(h, offsetof(mpix_cuda_words, read_done), epoch);
 }
 
 /* Waits for the weights of all mapped sources that send any. False in all threads: time-out. */
@@ -242,12 +244,13 @@ __device__ static bool choices_here(const mpix_cuda_handle &h, const mpix_cuda_c
 
 /* By the lead: passes on what comes. False: the context has failed. */
 __device__ static bool combine_carry(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
-                                     const mpix_cuda_far_batch &b, uint64_t epoch) {
+                                     const mpix_cuda_remote_batch &b, uint64_t epoch) {
     int lane = threadIdx.x % 32;
     int64_t recv = lane < h.size ? h.state->recv[lane] : 0,
             send = lane < h.size ? h.state->send[lane] : 0;
-    return far_chunks_carry(h, FAR_ASK, epoch, recv, c.ask_batch.per_chunk, nullptr, c.report) &&
-           far_chunks_carry(h, FAR_COMBINE, epoch, send, b.per_chunk, c.wait_ns, c.report);
+    return remote_chunks_carry(h, REMOTE_ASK, epoch, recv, c.ask_batch.per_chunk, nullptr,
+                               c.report) &&
+           remote_chunks_carry(h, REMOTE_COMBINE, epoch, send, b.per_chunk, c.wait_ns, c.report);
 }
 
 /* Where slot values go; null: not wanted, or a rank gives none: told, and the sums go on, for peers
@@ -266,8 +269,8 @@ __device__ static float *values_find(const mpix_cuda_handle &h, const mpix_cuda_
 
 template <class SUM>
 __global__ void __launch_bounds__(THREADS)
-    far_expert_combine_kernel(const __grid_constant__ mpix_cuda_handle h,
-                              const __grid_constant__ mpix_cuda_combine c) {
+    remote_expert_combine_kernel(const __grid_constant__ mpix_cuda_handle h,
+                                 const __grid_constant__ mpix_cuda_combine c) {
     __shared__ common g;
     __shared__ pair_order order;
     __shared__ const char *partials[THREADS / 32][MPIX_CUDA_RANKS];
@@ -279,8 +282,8 @@ __global__ void __launch_bounds__(THREADS)
     int fault = routing_fault(h, c.tokens, c.topk),
         bad = __any_sync(~0u, call_refused(h, c.report)) ? 2 : 0;
     if (lead && c.part != MPIX_CUDA_END && !bad &&
-        !far_offers_send(h, rows_offer_of(h, c, rows, fault), h.offered,
-                         offsetof(mpix_cuda_words, rows_offered), epoch, c.report))
+        !remote_offers_send(h, rows_offer_of(h, c, rows, fault), h.offered,
+                            offsetof(mpix_cuda_words, rows_offered), epoch, c.report))
         bad = 2;
     /* begun: peers may ask and push; all else is the second half's */
     if (c.part == MPIX_CUDA_BEGIN || __syncthreads_or(bad == 2))
@@ -289,8 +292,8 @@ __global__ void __launch_bounds__(THREADS)
         choices_give(h, c, epoch);
     if (warp == 0) {
         mpix_cuda_offer o = {};
-        if (lead && !far_offers_carry(h, h.offered, offsetof(mpix_cuda_words, rows_offered), epoch,
-                                      c.report))
+        if (lead && !remote_offers_carry(h, h.offered, offsetof(mpix_cuda_words, rows_offered),
+                                         epoch, c.report))
             bad = 2;
         if (!bad)
             bad = offers_wait(h, c.offer, h.offered, offsetof(mpix_cuda_words, rows_offered), epoch,
@@ -307,7 +310,7 @@ __global__ void __launch_bounds__(THREADS)
         return;
     bool fine = true;
     if (g.bad == 0) {
-        const mpix_cuda_far_batch &b = g.wide ? c.hop_batch : c.batch;
+        const mpix_cuda_remote_batch &b = g.wide ? c.hop_batch : c.batch;
         float *values = values_find(h, c, g);
         if (!choices_here(h, c, g, epoch))
             return;
@@ -333,14 +336,14 @@ __global__ void __launch_bounds__(THREADS)
 template <class SUM>
 static cudaError_t launch(int sms, const mpix_cuda_handle *h, const mpix_cuda_combine *c,
                           cudaStream_t stream) {
-    far_expert_combine_kernel<SUM><<<sms, THREADS, order_bytes(h), stream>>>(*h, *c);
+    remote_expert_combine_kernel<SUM><<<sms, THREADS, order_bytes(h), stream>>>(*h, *c);
     return cudaGetLastError();
 }
 
-cudaError_t mpix_cuda_far_expert_combine_launch(const mpix_cuda_device *d,
-                                                const mpix_cuda_handle *h, mpix_cuda_combine *c,
-                                                cudaStream_t stream) {
-    int sms = c->num_sms > 0 ? c->num_sms : mpix_cuda_half(d, MPIX_CUDA_FAR_EXPERT_SMS),
+cudaError_t mpix_cuda_remote_expert_combine_launch(const mpix_cuda_device *d,
+                                                   const mpix_cuda_handle *h, mpix_cuda_combine *c,
+                                                   cudaStream_t stream) {
+    int sms = c->num_sms > 0 ? c->num_sms : mpix_cuda_half(d, MPIX_CUDA_REMOTE_EXPERT_SMS),
         small = c->xdtype == BF16 || c->xdtype == F16;
     int64_t values = 4 * (int64_t)h->max_topk, wide = c->xdtype == F64 ? 8 : 4;
     sms = mpix_cuda_blocks(d, sms);
@@ -350,13 +353,14 @@ cudaError_t mpix_cuda_far_expert_combine_launch(const mpix_cuda_device *d,
     c->piece = PIECE;
     c->pieces = (int)((c->hidden + c->piece - 1) / c->piece);
     /* the two forms of partial sums (form_choose) */
-    c->batch = far_batch_of(h, c->hidden * (small ? 2 : wide), 0, values);
-    c->hop_batch = far_batch_of(h, c->hidden * wide, 0, values);
-    c->ask_batch = far_items_of(h, h->far.ask);
+    c->batch = remote_batch_of(h, c->hidden * (small ? 2 : wide), 0, values);
+    c->hop_batch = remote_batch_of(h, c->hidden * wide, 0, values);
+    c->ask_batch = remote_items_of(h, h->remote.ask);
     return sum_choose(c, [&](auto sum) { return launch<decltype(sum)>(sms, h, c, stream); });
 }
 
-cudaError_t mpix_cuda_far_expert_combine_load(int *arch) {
-    return sum_each(
-        [=](auto sum) { return mpix_cuda_load(arch, far_expert_combine_kernel<decltype(sum)>); });
+cudaError_t mpix_cuda_remote_expert_combine_load(int *arch) {
+    return sum_each([=](auto sum) {
+        return mpix_cuda_load(arch, remote_expert_combine_kernel<decltype(sum)>);
+    });
 }
