@@ -104,8 +104,8 @@ typedef struct mpix_ep_status {
 typedef struct mpix_ep_counts {
     int32_t status, topk;
     int64_t tokens;
-    int64_t flat, hop; /* two hops: this rank's (token, rank) and (token, host) pairs
-                        * between hosts */
+    int64_t flat, forwarded; /* two hops: this rank's (token, rank) and (token, host) pairs
+                              * between hosts */
     /* With places answered (host/route.c): rows and tokens for the reader, choices of each of its
      * experts. Otherwise: */
     uint32_t n[]; /* [ranks] rows for each rank, [ranks] tokens for each rank, [experts] choices
@@ -123,19 +123,19 @@ typedef struct mpix_ep_bases {
 /* Sizes and offsets, equal on all ranks. */
 typedef struct mpix_ep_ctl_layout {
     size_t offers_dispatch, offers_combine, status, counts, counts_bytes, bases, bases_bytes, block,
-        slot, slots_at, hops, total;
+        slot, slots_at, forward, total;
 } mpix_ep_ctl_layout;
 
 /* Two hops: of each peer, for the whole context (host/forward.h). */
-enum { MPIX_EP_MAX_HOP_CHUNKS = 16 };
-typedef struct mpix_ep_hop_words {
+enum { MPIX_EP_MAX_FORWARD_CHUNKS = 16 };
+typedef struct mpix_ep_forward_words {
     /* by chunk of the ring: number of the chunk there + 1 */
-    _Alignas(64) _Atomic uint64_t arrived[MPIX_EP_MAX_HOP_CHUNKS];
+    _Alignas(64) _Atomic uint64_t arrived[MPIX_EP_MAX_FORWARD_CHUNKS];
     /* chunks of this rank that the peer has forwarded */
     _Atomic uint64_t credit;
     /* whom the peer waits for, and in which call (host/forward_blame.c) */
     _Atomic uint64_t stuck;
-} mpix_ep_hop_words;
+} mpix_ep_forward_words;
 
 /* answered: most experts of a rank if places are answered, -1: they are not. */
 void mpix_ep_ctl_layout_init(mpix_ep_ctl_layout *layout, int ranks, int64_t experts, int depth,

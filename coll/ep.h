@@ -77,9 +77,9 @@ typedef struct mpix_ep {
     mpix_ep_placement placement;
     mpix_ep_ctl_layout layout;
     mpix_win *ctl, *stage;
-    struct mpix_ep_remote *remote; /* proxied peers, NULL: there are none */
-    struct mpix_ep_hop *hop;       /* two hops, NULL: never (host/forward.h) */
-    int64_t max_rows;              /* this rank can receive in a batch */
+    struct mpix_ep_remote *remote;   /* proxied peers, NULL: there are none */
+    struct mpix_ep_forward *forward; /* two hops, NULL: never (host/forward.h) */
+    int64_t max_rows;                /* this rank can receive in a batch */
     size_t stage_bytes;
     int packs; /* batches for proxied peers are packed by host/remote.c, in the staging window */
     size_t bank_bytes, banks_at; /* the banks begin there in the staging window */
@@ -186,12 +186,13 @@ typedef struct mpix_ep_remote_call {
     int64_t rows;
     uint32_t writes[MPIX_EP_MAX_LANES];
     uint64_t seq[MPIX_EP_MAX_LANES]; /* last command of this call */
-    int64_t hop_left;                /* two hops: items that it still sends here to be forwarded */
-    int64_t hop_done;                /* combine: partial sums sent it */
-    int64_t hop_item;                /* combine: partial sums of it used */
-    uint64_t hop_place;              /* combine: where it wants them, in its staging window */
-    int64_t hop_packed;              /* items packed for it */
-    int hop_blocked;                 /* the packing waits for its credit */
+    int64_t forward_left;            /* two hops: items that it still sends here
+                                      * to be forwarded */
+    int64_t forward_done;            /* combine: partial sums sent it */
+    int64_t forward_item;            /* combine: partial sums of it used */
+    uint64_t forward_place;          /* combine: where it wants them, in its staging window */
+    int64_t forward_packed;          /* items packed for it */
+    int forward_blocked;             /* the packing waits for its credit */
 } mpix_ep_remote_call;
 
 /* How a packed batch is laid out: chunks of per_chunk items; in a chunk of n items first n rows,
@@ -228,11 +229,11 @@ struct mpix_ep_call {
     mpix_ep_remote_call *remote; /* [ranks], NULL without proxied peers */
     int remote_peer, remote_segment; /* combine: where packing is */
     int64_t remote_row;
-    int hop;            /* this call takes two hops (host/forward.h) */
-    int hop_go;         /* no rank has refused: batches are sent */
-    int64_t hop_entry;  /* packing: where in token `at` */
-    int nseen, waiting; /* waiting: the current state needs peers that are not in seen */
-    int64_t at;         /* progress inside a pass over tokens */
+    int two_hops;          /* this call takes two hops (host/forward.h) */
+    int forward_go;        /* no rank has refused: batches are sent */
+    int64_t forward_entry; /* packing: where in token `at` */
+    int nseen, waiting;    /* waiting: the current state needs peers that are not in seen */
+    int64_t at;            /* progress inside a pass over tokens */
     int streaming;
     mpix_ep_plan *plan;                 /* route: the new one */
     struct mpix_ep_ll_part *ll;         /* low latency: [ranks] */
@@ -398,7 +399,7 @@ enum {
     MPIX_EP_WINDOW_MIRROR,
     MPIX_EP_WINDOW_STAGE,
     MPIX_EP_WINDOW_TX,
-    MPIX_EP_WINDOW_HOP
+    MPIX_EP_WINDOW_FORWARD
 };
 enum { MPIX_EP_CHUNK_FREE, MPIX_EP_CHUNK_OPEN, MPIX_EP_CHUNK_POSTED };
 /* Queues a put; 1: queued. A peer that has failed takes nothing; the engine finds its failure. */

@@ -289,8 +289,8 @@ static int64_t rows_behind(mpix_ep *ep, const MPIX_Ep_rows *x, int64_t hidden) {
 static int combine_hops(const mpix_ep *ep, const MPIX_Ep_combine_in *in, mpix_cuda_combine *c) {
     int fp8 = in->x.dtype == MPIX_EP_F8E4M3 || in->x.dtype == MPIX_EP_F8E5M2;
     c->wire = fp8 ? MPIX_EP_BF16 : in->x.dtype;
-    c->hop = (int64_t)mpix_dtype_size(c->wire) <= ep->config.max_row_bytes / in->hidden;
-    if (ep->gpu->remote && ep->params.two_hops == MPIX_HOPS_ON && !c->hop)
+    c->two_hops = (int64_t)mpix_dtype_size(c->wire) <= ep->config.max_row_bytes / in->hidden;
+    if (ep->gpu->remote && ep->params.two_hops == MPIX_HOPS_ON && !c->two_hops)
         return mpix_fail(MPIX_ERRK_ARG, "in.hidden",
                          "two_hops=on: a row of %lld elements of %s, in which partial sums travel, "
                          "exceeds config.max_row_bytes = %lld",

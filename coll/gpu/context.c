@@ -324,8 +324,8 @@ static size_t carve(mpix_ep *ep, mpix_cuda_handle *d, char *at) {
         CUT(remote.packed, 2 * n * MPIX_CUDA_REMOTE_CHUNKS);
         CUT(remote.here, 3 * n);
         CUT(remote.last, n * MPIX_CUDA_REMOTE_WAYS);
-        CUT(remote.rel, d->remote.hops ? tokens * (size_t)d->remote.nhosts : 0);
-        CUT(remote.blk, d->remote.hops ? blocks * (size_t)d->remote.nhosts : 0);
+        CUT(remote.rel, d->remote.two_hops ? tokens * (size_t)d->remote.nhosts : 0);
+        CUT(remote.blk, d->remote.two_hops ? blocks * (size_t)d->remote.nhosts : 0);
     }
 #undef CUT
     return used;

@@ -182,8 +182,8 @@ static int has_room(const mpix_ep *ep, int r, int p) {
     if (host_of[p] == host_of[r])
         return 0;
     return ep->config.mode == MPIX_EP_LL || ep->params.two_hops != MPIX_HOPS_ON ||
-           mpix_ep_hop_forwarder(ep->boot, r, host_of[p]) == p ||
-           mpix_ep_hop_forwarder(ep->boot, p, host_of[r]) == r;
+           mpix_ep_forwarder(ep->boot, r, host_of[p]) == p ||
+           mpix_ep_forwarder(ep->boot, p, host_of[r]) == r;
 }
 
 /* How many of the ranks below `below` have room in r's window: the number of a peer's. */
@@ -201,19 +201,19 @@ static void remote_hops(const mpix_ep *ep, mpix_cuda_remote *f) {
     int shared = 0;
     for (int h = 0; h < f->nhosts; h++)
         shared |= (f->host[h] & (f->host[h] - 1)) != 0;
-    f->hops = ep->config.mode != MPIX_EP_LL && ep->config.layout != MPIX_EP_EXPERT &&
-              (ep->params.two_hops == MPIX_HOPS_ON ||
-               (ep->params.two_hops == MPIX_HOPS_AUTO && shared));
+    f->two_hops = ep->config.mode != MPIX_EP_LL && ep->config.layout != MPIX_EP_EXPERT &&
+                  (ep->params.two_hops == MPIX_HOPS_ON ||
+                   (ep->params.two_hops == MPIX_HOPS_AUTO && shared));
     f->saves = ep->params.two_hops == MPIX_HOPS_ON
                    ? -1
                    : (int64_t)least + ((double)(int64_t)least < least);
     f->here_host = host_of[ep->rank];
     for (int h = 0; h < f->nhosts; h++)
         f->via[h] = (uint8_t)(h == f->here_host ? ep->rank
-                                                : mpix_ep_hop_forwarder(ep->boot, ep->rank, h));
+                                                : mpix_ep_forwarder(ep->boot, ep->rank, h));
     for (int r = 0; r < ep->size; r++) {
         f->host_of[r] = (uint8_t)host_of[r];
-        if (ep->remote->is[r] && mpix_ep_hop_forwarder(ep->boot, r, f->here_host) == ep->rank)
+        if (ep->remote->is[r] && mpix_ep_forwarder(ep->boot, r, f->here_host) == ep->rank)
             f->serves |= UINT32_C(1) << r;
     }
 }
@@ -236,17 +236,17 @@ static size_t remote_bytes(const mpix_cuda_remote *f, size_t npeers) {
 /* Sizes and places in a window, where blocks and what comes are alike on all ranks. block: bytes of
  * a rank's block in the GPU's window; ll: in low latency. The window's bytes. */
 static size_t remote_layout(const MPIX_Ep_config *c, size_t ranks, size_t npeers, size_t block,
-                            int hops, const mpix_cuda_ll *ll, mpix_cuda_remote *f) {
+                            int two_hops, const mpix_cuda_ll *ll, mpix_cuda_remote *f) {
     int expert = !ll && c->layout == MPIX_EP_EXPERT;
     size_t topk = (size_t)c->max_topk,
            row = (size_t)c->max_row_bytes * (expert ? MPIX_EP_GPU_REMOTE_PARTIAL : 1);
-    size_t item = up(row + 32 + up(8 + (hops ? 12 : 8) * topk, 16), 128);
+    size_t item = up(row + 32 + up(8 + (two_hops ? 12 : 8) * topk, 16), 128);
     f->arrived = block;
     f->block = up(f->arrived + 3 * MPIX_CUDA_REMOTE_CHUNKS * sizeof(uint64_t), 128);
     f->ask = up(8 + 8 * topk, 16);
     /* in a room, so that land and room are alike on all ranks */
     f->asks = up((size_t)c->max_tokens * item + 1, 4096);
-    f->room = f->asks + (hops || expert ? up((size_t)c->max_tokens * f->ask + 1, 4096) : 0);
+    f->room = f->asks + (two_hops || expert ? up((size_t)c->max_tokens * f->ask + 1, 4096) : 0);
     if (ll)
         remote_rooms_ll(c, ll, f);
     f->out = up(f->block * ranks, 4096);
@@ -265,7 +265,7 @@ static size_t remote_geometry(const mpix_ep *ep, mpix_cuda_handle *d) {
     }
     remote_hops(ep, f);
     return remote_layout(&ep->config, (size_t)ep->size, room_of(ep, ep->rank, ep->size), d->block,
-                         f->hops, d->ll.on ? &d->ll : NULL, f);
+                         f->two_hops, d->ll.on ? &d->ll : NULL, f);
 }
 
 size_t mpix_ep_gpu_remote_bytes(const MPIX_Ep_config *c, const mpix_params *params,
@@ -276,16 +276,16 @@ size_t mpix_ep_gpu_remote_bytes(const MPIX_Ep_config *c, const mpix_params *para
     size_t block = up(sizeof(mpix_cuda_words) + 4 * sizeof(mpix_cuda_offer) +
                           2 * up(16 + 4 * ((size_t)ranks + (size_t)c->num_experts + hosts), 64),
                       128);
-    int hops = c->layout != MPIX_EP_EXPERT &&
-               (params->two_hops == MPIX_HOPS_ON ||
-                (params->two_hops == MPIX_HOPS_AUTO && ranks_per_host > 1));
+    int two_hops = c->layout != MPIX_EP_EXPERT &&
+                   (params->two_hops == MPIX_HOPS_ON ||
+                    (params->two_hops == MPIX_HOPS_AUTO && ranks_per_host > 1));
     mpix_cuda_expert x;
     if (!ll && c->layout == MPIX_EP_EXPERT)
         block = mpix_ep_gpu_expert_block(block, c->max_tokens, ranks, &x);
     /* of equal hosts a rank exchanges batches with one rank of each other host */
     return remote_layout(c, (size_t)ranks,
                          params->two_hops == MPIX_HOPS_ON && !ll ? hosts - 1 : peers, block,
-                         hops && !ll, ll, &f);
+                         two_hops && !ll, ll, &f);
 }
 
 int mpix_ep_gpu_ht_window_size(const MPIX_Ep_config *c, const mpix_params *params, int ranks,

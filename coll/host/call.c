@@ -39,8 +39,8 @@ int mpix_ep_host_route(struct mpix_ep_handle *handle, const MPIX_Ep_routing *rou
         kind = mpix_ep_check_counts(ep, counts);
     if (!kind)
         kind = mpix_ep_plan_create(&ep->placement, &r, ep->config.check >= 0, &call->plan);
-    if (!kind && ep->hop)
-        kind = mpix_ep_hop_plan(call);
+    if (!kind && ep->forward)
+        kind = mpix_ep_forward_plan(call);
     if (!kind && counts)
         call->route.counts = *counts;
     handle->routed = !kind;
@@ -89,8 +89,8 @@ int mpix_ep_host_combine(struct mpix_ep_handle *handle, const MPIX_Ep_combine_in
     int kind = call->kind;
     if (!kind)
         kind = mpix_ep_check_combine(handle, in, out, &call->combine.in, &call->combine.out);
-    if (!kind && handle->ep->hop)
-        kind = mpix_ep_hop_scratch(call);
+    if (!kind && handle->ep->forward)
+        kind = mpix_ep_forward_scratch(call);
     call->combine.capacity = handle->capacity;
     return submit(call, kind, form);
 }

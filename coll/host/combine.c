@@ -68,15 +68,16 @@ static int rows_check(mpix_ep_call *call, int64_t rows) {
 static int hops_check(mpix_ep_call *call) {
     const mpix_ep *ep = call->ep;
     const MPIX_Ep_combine_in *in = &call->combine.in;
-    int fits = ep->hop && (int64_t)mpix_dtype_size(mpix_ep_hop_wire(call)) <=
-                              ep->config.max_row_bytes / in->hidden;
-    call->hop = call->handle->plan->hop && fits;
-    if (call->handle->plan->hop && !fits && ep->params.two_hops == MPIX_HOPS_ON)
+    int fits = ep->forward && (int64_t)mpix_dtype_size(mpix_ep_forward_wire(call)) <=
+                                  ep->config.max_row_bytes / in->hidden;
+    call->two_hops = call->handle->plan->two_hops && fits;
+    if (call->handle->plan->two_hops && !fits && ep->params.two_hops == MPIX_HOPS_ON)
         mpix_ep_call_fail(call,
                           mpix_fail(MPIX_ERRK_ARG, "in.wire",
                                     "two_hops=on: a row of %lld elements of %s, in which partial "
                                     "sums travel, exceeds config.max_row_bytes = %lld",
-                                    (long long)in->hidden, mpix_dtype_name(mpix_ep_hop_wire(call)),
+                                    (long long)in->hidden,
+                                    mpix_dtype_name(mpix_ep_forward_wire(call)),
                                     (long long)ep->config.max_row_bytes));
     return !call->kind;
 }
@@ -91,7 +92,7 @@ static void stage_rows(mpix_ep_call *call, size_t stage, const char *from, int64
     for (int64_t i = 0; i < plan->nsegments; i++) {
         const mpix_ep_segment *s = &plan->segments[i];
         for (int64_t r = s->row;
-             s->source != ep->rank && (call->hop || !mpix_ep_is_remote(ep, s->source)) &&
+             s->source != ep->rank && (call->two_hops || !mpix_ep_is_remote(ep, s->source)) &&
              r < s->row + s->n && r < rows;
              r++) {
             void *dst = to + (size_t)r * pitch;
@@ -116,7 +117,7 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
                              .scale_kind = in->x.scale_kind,
                              .hidden = (uint64_t)in->hidden,
                              .rows = n};
-    offer->wire = call->hop ? mpix_ep_hop_wire(call) : 0;
+    offer->wire = call->two_hops ? mpix_ep_forward_wire(call) : 0;
     offer->flags = (call->combine.out.slot_values ? MPIX_EP_WANTS_SLOTS : 0u) |
                    (in->row_weights ? MPIX_EP_HAS_ROW_WEIGHTS : 0u) |
                    (in->slot_values ? MPIX_EP_HAS_SLOTS : 0u);
@@ -146,8 +147,8 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
         call->slot_stage = stage = mpix_ep_up16(stage);
         stage += n * slot;
     }
-    if (call->hop) {
-        stage = mpix_ep_hop_sum_regions(call, stage);
+    if (call->two_hops) {
+        stage = mpix_ep_forward_sum_regions(call, stage);
     } else if (ep->remote) {
         mpix_ep_geometry g = mpix_ep_remote_combine_geometry(call);
         stage = mpix_ep_remote_regions(call, &g, plan->send_rows, stage);
@@ -181,7 +182,7 @@ static void combine_check(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     if (!call->kind || call->kind == MPIX_ERRK_REMOTE)
         mpix_ep_offers_compare(call, in->hidden, &in->x, "in.x",
-                               call->hop ? mpix_ep_hop_wire(call) : 0);
+                               call->two_hops ? mpix_ep_forward_wire(call) : 0);
     int go = !call->kind;
     for (int peer = 0; peer < ep->size; peer++) {
         const mpix_ep_offer *o = mpix_ep_my_offer(call, peer);
@@ -196,8 +197,8 @@ static void combine_check(mpix_ep_call *call) {
                 mpix_fail(MPIX_ERRK_ARG, "out.slot_values",
                           "out.slot_values is wanted, but rank %d gave no in.slot_values", peer));
     }
-    if (call->hop)
-        mpix_ep_hop_begin(call, go);
+    if (call->two_hops)
+        mpix_ep_forward_begin(call, go);
 }
 
 /* Own rows are read where the caller has them. */
@@ -280,7 +281,7 @@ static void token_slots(mpix_ep_call *call, int64_t t) {
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
         const mpix_ep_entry *e = &plan->entries[i];
         const mpix_ep_target *from = &ep->targets[e->rank];
-        if (e->row >= from->rows || (call->hop && mpix_ep_is_remote(ep, e->rank)))
+        if (e->row >= from->rows || (call->two_hops && mpix_ep_is_remote(ep, e->rank)))
             continue; /* dropped, or with the host's sum */
         const float *values;
         if (mpix_ep_is_remote(ep, e->rank)) {
@@ -312,10 +313,10 @@ static int combine_sum(mpix_ep_call *call) {
     call->streaming = (size_t)plan->tokens * y > call->ep->stream_bytes;
     int64_t t = call->at, end = t + (int64_t)(PIECE_BYTES / (row + 1)) / 2 + 16;
     for (; t < plan->tokens && t < end; t++) {
-        if (call->hop && out->slot_values)
+        if (call->two_hops && out->slot_values)
             token_slots(call, t);
-        if (call->hop) {
-            mpix_ep_hop_token_sum(call, t);
+        if (call->two_hops) {
+            mpix_ep_forward_token_sum(call, t);
             continue;
         }
         token_sum(call, t);
@@ -343,18 +344,18 @@ int mpix_ep_combine_step(mpix_ep_call *call, int *banks_open) {
         call->state = COMBINE_TURN;
         /* fall through */
     case COMBINE_TURN:
-        if (call->hop)
-            did = mpix_ep_hop_combine_serve(call);
+        if (call->two_hops)
+            did = mpix_ep_forward_combine_serve(call);
         if (handle->signalled[MPIX_EP_COMBINE] + 1 != call->epoch)
             return did;
         call->state = COMBINE_PACK;
         /* fall through */
     case COMBINE_PACK:
-        if (call->hop) {
-            int served = mpix_ep_hop_combine_serve(call);
-            did = mpix_ep_hop_combine_pack(call);
-            if (did != MPIX_EP_STEP_COMPLETE || !mpix_ep_hop_served(call)) {
-                mpix_ep_hop_mark(call);
+        if (call->two_hops) {
+            int served = mpix_ep_forward_combine_serve(call);
+            did = mpix_ep_forward_combine_pack(call);
+            if (did != MPIX_EP_STEP_COMPLETE || !mpix_ep_forward_served(call)) {
+                mpix_ep_forward_mark(call);
                 return served == MPIX_EP_STEP_WORKED || did == MPIX_EP_STEP_COMPLETE ? served : did;
             }
             call->at = 0;

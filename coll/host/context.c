@@ -13,7 +13,8 @@
 
 /* Rows and scales are staged at a pitch of 16 bytes; beside each row travel its token's number, ids
  * and weights. SIZE_MAX: too large. */
-size_t mpix_ep_bank_size(const MPIX_Ep_config *c, int64_t rows, int remote_peers, int hop_hosts) {
+size_t mpix_ep_bank_size(const MPIX_Ep_config *c, int64_t rows, int remote_peers,
+                         int forward_hosts) {
     size_t row = (size_t)c->max_row_bytes + 2 * 16 + 8 + 8 * (size_t)c->max_topk, bytes, remote;
     if (rows < 0 || __builtin_mul_overflow((size_t)rows, row, &bytes) || bytes > (size_t)1 << 46)
         return SIZE_MAX;
@@ -25,8 +26,8 @@ size_t mpix_ep_bank_size(const MPIX_Ep_config *c, int64_t rows, int remote_peers
         items = choices;
     /* If all routings take two hops, only partial sums come here, one per token and host; what is
      * dispatched comes through the rings. */
-    if (hop_hosts > 0)
-        items = tokens * (size_t)(hop_hosts < c->max_topk ? hop_hosts : c->max_topk);
+    if (forward_hosts > 0)
+        items = tokens * (size_t)(forward_hosts < c->max_topk ? forward_hosts : c->max_topk);
     if (__builtin_mul_overflow(items, mpix_ep_remote_item_size(c), &remote) || remote > (size_t)1
                                                                                             << 46)
         return SIZE_MAX;
@@ -114,11 +115,11 @@ void mpix_ep_host_free(mpix_ep *ep) {
 }
 
 int mpix_ep_ht_layout(mpix_ep *ep, int proxied_peers) {
-    int kind = mpix_ep_hop_create(ep), depth = ep->config.depth;
+    int kind = mpix_ep_forward_create(ep), depth = ep->config.depth;
     if (kind)
         return kind;
     ep->packs = 1;
-    int hosts = ep->hop && ep->params.two_hops == MPIX_HOPS_ON ? ep->boot->nhosts - 1 : 0;
+    int hosts = ep->forward && ep->params.two_hops == MPIX_HOPS_ON ? ep->boot->nhosts - 1 : 0;
     ep->bank_bytes = mpix_ep_bank_size(&ep->config, ep->max_rows, proxied_peers, hosts);
     if (ep->bank_bytes == SIZE_MAX)
         return mpix_fail(MPIX_ERRK_NO_MEM, "config.max_recv_rows",
@@ -137,7 +138,7 @@ int mpix_ep_ht_layout(mpix_ep *ep, int proxied_peers) {
 
 void mpix_ep_ht_free(mpix_ep *ep) {
     mpix_ep_remote_free(ep); /* first: a device may still read the buffers of two hops */
-    mpix_ep_hop_free(ep);
+    mpix_ep_forward_free(ep);
     mpix_ep_host_free(ep);
     free(ep->banks);
     free(ep->targets);

@@ -67,7 +67,7 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
     size_t row = mpix_ep_row_bytes(&out->x, in->hidden),
            scales = mpix_ep_scale_bytes(&out->x, in->hidden), meta = mpix_ep_dispatch_meta(call);
-    call->hop = call->handle->plan->hop;
+    call->two_hops = call->handle->plan->two_hops;
     int64_t rows = rows_taken(call);
     size_t n = (size_t)rows, stage = 0;
     if (call->kind)
@@ -99,7 +99,7 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
         call->meta_stage = stage = mpix_ep_up16(stage);
         stage += n * meta;
     }
-    if (ep->remote && !call->hop) {
+    if (ep->remote && !call->two_hops) {
         mpix_ep_geometry g = mpix_ep_remote_dispatch_geometry(call);
         stage = mpix_ep_remote_regions(call, &g, call->handle->plan->recv_tokens, stage);
         mpix_ep_remote_dispatch_grant(call, &g, n);
@@ -141,9 +141,9 @@ static void dispatch_check(mpix_ep_call *call) {
                     MPIX_ERRK_ARG, "in.topk_weights",
                     "in.topk_weights is NULL, but rank %d asks for weights (out.topk_weights)",
                     peer));
-    if (call->hop) {
+    if (call->two_hops) {
         call->streaming = streams(call);
-        mpix_ep_hop_begin(call, go);
+        mpix_ep_forward_begin(call, go);
     }
 }
 
@@ -298,7 +298,8 @@ static void segment_take(mpix_ep_call *call, const mpix_ep_segment *seg, int64_t
     if (n <= 0)
         return;
     /* What this rank forwarded to itself went to the caller's buffer at once. */
-    int staged = seg->source != ep->rank && !(call->hop && mpix_ep_hop_mine(call, seg->source));
+    int staged = seg->source != ep->rank &&
+                 !(call->two_hops && mpix_ep_forward_mine(call, seg->source));
     if (staged && call->x_stage != SIZE_MAX) {
         size_t pitch = own->place[MPIX_EP_PLACE_X].stride;
         rows_copy(ep, (char *)out->x.data + row * out->x.stride, (size_t)out->x.stride,
@@ -356,9 +357,9 @@ static void dispatch_finish(mpix_ep_call *call) {
     int64_t rows = (int64_t)mpix_ep_my_offer(call, ep->rank)->rows,
             nlocal = ep->placement.nlocal[ep->rank];
     for (int64_t i = 0; i < plan->nsegments; i++)
-        if (call->hop || !mpix_ep_is_remote(ep, plan->segments[i].source))
+        if (call->two_hops || !mpix_ep_is_remote(ep, plan->segments[i].source))
             segment_take(call, &plan->segments[i], rows);
-    if (ep->remote && !call->hop)
+    if (ep->remote && !call->two_hops)
         mpix_ep_remote_dispatch_take(call, rows);
     for (int64_t e = 0; ep->config.layout == MPIX_EP_EXPERT && e < nlocal; e++) {
         int64_t end = plan->offset[e + 1] < rows ? plan->offset[e + 1] : rows;
@@ -386,18 +387,18 @@ int mpix_ep_dispatch_step(mpix_ep_call *call, int *banks_open) {
         call->state = DISPATCH_TURN;
         /* fall through */
     case DISPATCH_TURN:
-        if (call->hop)
-            did = mpix_ep_hop_dispatch_serve(call);
+        if (call->two_hops)
+            did = mpix_ep_forward_dispatch_serve(call);
         if (handle->signalled[MPIX_EP_DISPATCH] + 1 != call->epoch)
             return did;
         call->state = DISPATCH_PACK;
         /* fall through */
     case DISPATCH_PACK:
-        if (call->hop) {
-            int served = mpix_ep_hop_dispatch_serve(call);
-            did = mpix_ep_hop_dispatch_pack(call);
+        if (call->two_hops) {
+            int served = mpix_ep_forward_dispatch_serve(call);
+            did = mpix_ep_forward_dispatch_pack(call);
             if (did != MPIX_EP_STEP_COMPLETE) {
-                mpix_ep_hop_mark(call);
+                mpix_ep_forward_mark(call);
                 return served == MPIX_EP_STEP_WORKED ? served : did;
             }
         } else if (call->ep->remote && !call->kind) {
@@ -411,17 +412,17 @@ int mpix_ep_dispatch_step(mpix_ep_call *call, int *banks_open) {
         /* fall through */
     case DISPATCH_SEND:
         if (!call->kind && !dispatch_send(call)) {
-            if (call->hop)
-                mpix_ep_hop_dispatch_serve(call);
+            if (call->two_hops)
+                mpix_ep_forward_dispatch_serve(call);
             return MPIX_EP_STEP_WORKED;
         }
         call->state = DISPATCH_SERVE;
         /* fall through */
     case DISPATCH_SERVE:
-        if (call->hop) {
-            did = mpix_ep_hop_dispatch_serve(call);
-            if (!mpix_ep_hop_served(call)) {
-                mpix_ep_hop_mark(call);
+        if (call->two_hops) {
+            did = mpix_ep_forward_dispatch_serve(call);
+            if (!mpix_ep_forward_served(call)) {
+                mpix_ep_forward_mark(call);
                 return did;
             }
         }

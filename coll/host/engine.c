@@ -349,8 +349,8 @@ static void check_deaths(mpix_ep *ep) {
     ep->checked_ns = now;
     check_told(ep);
     check_remote(ep);
-    if (ep->hop)
-        mpix_ep_hop_tell(ep, missing);
+    if (ep->forward)
+        mpix_ep_forward_tell(ep, missing);
     for (int peer = 0; peer < ep->size; peer++) {
         int needed = 0;
         for (mpix_ep_call *c = ep->first; c && !needed; c = c->next)
@@ -374,8 +374,8 @@ static void check_deaths(mpix_ep *ep) {
 
 /* The rank that a call waits for, -1: none. */
 static int blamed(const mpix_ep_call *call) {
-    if (call->ep->hop)
-        return mpix_ep_hop_blame(call, missing);
+    if (call->ep->forward)
+        return mpix_ep_forward_blame(call, missing);
     for (int peer = 0; peer < call->ep->size; peer++)
         if (missing(call, peer))
             return peer;

@@ -45,7 +45,7 @@ static int forwarder_of(const hosts *h, int rank, int host) {
 }
 
 /* The same without tables. */
-int mpix_ep_hop_forwarder(const mpix_boot *boot, int rank, int host) {
+int mpix_ep_forwarder(const mpix_boot *boot, int rank, int host) {
     int place = 0, n = 0, r = 0;
     for (int p = 0; p < boot->size; p++) {
         place += p < rank && boot->host_of[p] == boot->host_of[rank];
@@ -57,67 +57,67 @@ int mpix_ep_hop_forwarder(const mpix_boot *boot, int rank, int host) {
 }
 
 /* Rings lie at the beginning of the forwarder's staging window, sources ascending. */
-static void hop_pairs_find(mpix_ep *ep, const hosts *h, size_t ring_bytes) {
-    mpix_ep_hop *hop = ep->hop;
+static void forward_pairs_find(mpix_ep *ep, const hosts *h, size_t ring_bytes) {
+    mpix_ep_forward *forward = ep->forward;
     const int *host_of = ep->boot->host_of;
     for (int i = 0; i < ep->boot->nhosts; i++) {
-        hop->forwarder[i] = i == host_of[ep->rank] ? -1 : forwarder_of(h, ep->rank, i);
-        hop->ring[i] = 0;
-        for (int r = 0; r < ep->rank && hop->forwarder[i] >= 0; r++)
-            if (host_of[r] != i && forwarder_of(h, r, i) == hop->forwarder[i])
-                hop->ring[i] += ring_bytes;
+        forward->forwarder[i] = i == host_of[ep->rank] ? -1 : forwarder_of(h, ep->rank, i);
+        forward->ring[i] = 0;
+        for (int r = 0; r < ep->rank && forward->forwarder[i] >= 0; r++)
+            if (host_of[r] != i && forwarder_of(h, r, i) == forward->forwarder[i])
+                forward->ring[i] += ring_bytes;
     }
     for (int r = 0; r < ep->size; r++) {
-        hop->serves[r] = -1;
+        forward->serves[r] = -1;
         if (host_of[r] != host_of[ep->rank] && forwarder_of(h, r, host_of[ep->rank]) == ep->rank)
-            hop->serves[r] = hop->nsources++;
+            forward->serves[r] = forward->nsources++;
     }
 }
 
-static int hop_alloc(mpix_ep *ep, mpix_ep_hop *hop, size_t chunk) {
+static int forward_alloc(mpix_ep *ep, mpix_ep_forward *forward, size_t chunk) {
     size_t ranks = (size_t)ep->size, nhosts = (size_t)ep->boot->nhosts;
-    hop->chunks = ep->params.two_hops_chunks;
-    hop->forwarder = malloc(nhosts * sizeof *hop->forwarder);
-    hop->ring = malloc(nhosts * sizeof *hop->ring);
-    hop->serves = malloc(ranks * sizeof *hop->serves);
-    hop->sent = calloc(ranks, sizeof *hop->sent);
-    hop->taken = calloc(ranks, sizeof *hop->taken);
-    hop->at = calloc(ranks, sizeof *hop->at);
-    hop->order = malloc(((size_t)ep->config.max_topk + 1) * sizeof *hop->order);
+    forward->chunks = ep->params.two_hops_chunks;
+    forward->forwarder = malloc(nhosts * sizeof *forward->forwarder);
+    forward->ring = malloc(nhosts * sizeof *forward->ring);
+    forward->serves = malloc(ranks * sizeof *forward->serves);
+    forward->sent = calloc(ranks, sizeof *forward->sent);
+    forward->taken = calloc(ranks, sizeof *forward->taken);
+    forward->at = calloc(ranks, sizeof *forward->at);
+    forward->order = malloc(((size_t)ep->config.max_topk + 1) * sizeof *forward->order);
     hosts h = {0};
     int kind = 0;
-    if (!hop->forwarder || !hop->ring || !hop->serves || !hop->sent || !hop->taken || !hop->at ||
-        !hop->order || !hosts_make(ep->boot, &h))
+    if (!forward->forwarder || !forward->ring || !forward->serves || !forward->sent ||
+        !forward->taken || !forward->at || !forward->order || !hosts_make(ep->boot, &h))
         kind = mpix_fail(MPIX_ERRK_NO_MEM, "two_hops", "no memory for two hops between %d ranks",
                          ep->size);
     else
-        hop_pairs_find(ep, &h, chunk * (size_t)hop->chunks);
+        forward_pairs_find(ep, &h, chunk * (size_t)forward->chunks);
     hosts_free(&h);
     if (kind)
         return kind;
-    hop->nout = 2 * hop->nsources + 2;
-    if ((size_t)hop->nout > OUT_LIMIT / chunk)
-        hop->nout = OUT_LIMIT / chunk > 2 ? (int)(OUT_LIMIT / chunk) : 2;
-    hop->out_bytes = (chunk * (size_t)hop->nout + 4095) / 4096 * 4096;
-    hop->outs = calloc((size_t)hop->nout, sizeof *hop->outs);
-    return hop->outs ? 0
-                     : mpix_fail(MPIX_ERRK_NO_MEM, "two_hops",
-                                 "no memory for %d chunks of partial sums", hop->nout);
+    forward->nout = 2 * forward->nsources + 2;
+    if ((size_t)forward->nout > OUT_LIMIT / chunk)
+        forward->nout = OUT_LIMIT / chunk > 2 ? (int)(OUT_LIMIT / chunk) : 2;
+    forward->out_bytes = (chunk * (size_t)forward->nout + 4095) / 4096 * 4096;
+    forward->outs = calloc((size_t)forward->nout, sizeof *forward->outs);
+    return forward->outs ? 0
+                         : mpix_fail(MPIX_ERRK_NO_MEM, "two_hops",
+                                     "no memory for %d chunks of partial sums", forward->nout);
 }
 
-int mpix_ep_hop_out(mpix_ep *ep) {
-    mpix_ep_hop *hop = ep->hop;
-    if (!hop)
+int mpix_ep_forward_out(mpix_ep *ep) {
+    mpix_ep_forward *forward = ep->forward;
+    if (!forward)
         return 0;
-    hop->out = aligned_alloc(4096, hop->out_bytes);
-    if (!hop->out)
+    forward->out = aligned_alloc(4096, forward->out_bytes);
+    if (!forward->out)
         return mpix_fail(MPIX_ERRK_NO_MEM, "two_hops", "no memory for partial sums (%zu bytes)",
-                         hop->out_bytes);
-    memset(hop->out, 0, hop->out_bytes);
+                         forward->out_bytes);
+    memset(forward->out, 0, forward->out_bytes);
     return 0;
 }
 
-int mpix_ep_hop_create(mpix_ep *ep) {
+int mpix_ep_forward_create(mpix_ep *ep) {
     const mpix_boot *boot = ep->boot;
     int shared = 0, unused;
     for (int r = 1; r < boot->size && !shared; r++) /* hosts are numbered by their lowest rank */
@@ -126,38 +126,39 @@ int mpix_ep_hop_create(mpix_ep *ep) {
     if (boot->nhosts < 2 || ep->params.two_hops == MPIX_HOPS_OFF ||
         (ep->params.two_hops == MPIX_HOPS_AUTO && !shared) || ep->config.memkind == MPIX_EP_CUDA)
         return 0;
-    ep->hop = calloc(1, sizeof *ep->hop);
-    if (!ep->hop)
+    ep->forward = calloc(1, sizeof *ep->forward);
+    if (!ep->forward)
         return mpix_fail(MPIX_ERRK_NO_MEM, "two_hops", "no memory for two hops");
     size_t chunk = mpix_ep_remote_chunks(&ep->config, &ep->params, ep->size, &unused);
-    int kind = hop_alloc(ep, ep->hop, chunk);
+    int kind = forward_alloc(ep, ep->forward, chunk);
     if (!kind)
-        ep->banks_at = (chunk * (size_t)ep->hop->chunks * (size_t)ep->hop->nsources + 4095) / 4096 *
-                       4096;
+        ep->banks_at =
+            (chunk * (size_t)ep->forward->chunks * (size_t)ep->forward->nsources + 4095) / 4096 *
+            4096;
     return kind;
 }
 
-void mpix_ep_hop_free(mpix_ep *ep) {
-    mpix_ep_hop *hop = ep->hop;
-    if (!hop)
+void mpix_ep_forward_free(mpix_ep *ep) {
+    mpix_ep_forward *forward = ep->forward;
+    if (!forward)
         return;
-    free(hop->forwarder);
-    free(hop->ring);
-    free(hop->serves);
-    free(hop->sent);
-    free(hop->taken);
-    free(hop->at);
-    free(hop->order);
-    free(hop->out);
-    free(hop->outs);
-    free(hop->rows);
-    free(hop);
-    ep->hop = NULL;
+    free(forward->forwarder);
+    free(forward->ring);
+    free(forward->serves);
+    free(forward->sent);
+    free(forward->taken);
+    free(forward->at);
+    free(forward->order);
+    free(forward->out);
+    free(forward->outs);
+    free(forward->rows);
+    free(forward);
+    ep->forward = NULL;
 }
 
 /* ---- route: one hop or two ------------------------------------------------------------------- */
 
-int mpix_ep_hop_next(const mpix_ep_call *call, int64_t t, int64_t *i) {
+int mpix_ep_forward_next(const mpix_ep_call *call, int64_t t, int64_t *i) {
     const mpix_ep *ep = call->ep;
     const mpix_ep_plan *plan = call->type == MPIX_EP_ROUTE ? call->plan : call->handle->plan;
     const int *host_of = ep->boot->host_of;
@@ -171,7 +172,7 @@ int mpix_ep_hop_next(const mpix_ep_call *call, int64_t t, int64_t *i) {
     return -1;
 }
 
-int mpix_ep_hop_plan(mpix_ep_call *call) {
+int mpix_ep_forward_plan(mpix_ep_call *call) {
     mpix_ep_plan *plan = call->plan;
     plan->send_hosts = calloc((size_t)call->ep->boot->nhosts, sizeof *plan->send_hosts);
     if (!plan->send_hosts)
@@ -179,7 +180,7 @@ int mpix_ep_hop_plan(mpix_ep_call *call) {
                          call->ep->boot->nhosts);
     for (int64_t t = 0; t < plan->tokens; t++)
         for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
-            int host = mpix_ep_hop_next(call, t, &i);
+            int host = mpix_ep_forward_next(call, t, &i);
             if (host < 0)
                 break;
             plan->send_hosts[host]++;
@@ -189,12 +190,12 @@ int mpix_ep_hop_plan(mpix_ep_call *call) {
 
 /* The same on all ranks, from counts that all have. Two hops cost a latency and the forwarders'
  * work, so they have to save a fifth of what crosses the network, and not too little. */
-void mpix_ep_hop_choose(mpix_ep_call *call) {
+void mpix_ep_forward_choose(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     mpix_ep_plan *plan = call->plan;
-    uint64_t flat = 0, hop = 0;
+    uint64_t flat = 0, forwarded = 0;
     for (int r = 0; r < ep->size; r++)
-        if (plan->total[r] >= MPIX_EP_HOP_NONE) {
+        if (plan->total[r] >= MPIX_EP_FORWARD_NONE) {
             if (ep->params.two_hops == MPIX_HOPS_ON)
                 mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_UNSUPPORTED, "two_hops",
                                                   "rank %d would receive %lld rows: two hops carry "
@@ -203,32 +204,33 @@ void mpix_ep_hop_choose(mpix_ep_call *call) {
             return;
         }
     if (ep->params.two_hops == MPIX_HOPS_ON) {
-        plan->hop = 1;
+        plan->two_hops = 1;
         return;
     }
     for (int s = 0; s < ep->size; s++) {
         const mpix_ep_counts *c = mpix_ep_my_counts(call, s);
         flat += (uint64_t)c->flat;
-        hop += (uint64_t)c->hop;
+        forwarded += (uint64_t)c->forwarded;
     }
-    plan->hop = hop + hop / 4 < flat && (double)(flat - hop) * (double)ep->config.max_row_bytes >=
-                                            (double)ep->params.two_hops_bytes * ep->size;
+    plan->two_hops = forwarded + forwarded / 4 < flat &&
+                     (double)(flat - forwarded) * (double)ep->config.max_row_bytes >=
+                         (double)ep->params.two_hops_bytes * ep->size;
 }
 
-int64_t mpix_ep_hop_pairs(const mpix_ep_call *call, int peer) {
+int64_t mpix_ep_forward_pairs(const mpix_ep_call *call, int peer) {
     int host = call->ep->boot->host_of[peer];
-    return call->ep->hop->forwarder[host] == peer ? call->handle->plan->send_hosts[host] : 0;
+    return call->ep->forward->forwarder[host] == peer ? call->handle->plan->send_hosts[host] : 0;
 }
 
 /* ---- rings ----------------------------------------------------------------------------------- */
 
-static mpix_ep_hop_words *my_words(const mpix_ep *ep, int peer) {
-    return (mpix_ep_hop_words *)(void *)((char *)ep->ctl->base + ep->layout.hops) + peer;
+static mpix_ep_forward_words *my_words(const mpix_ep *ep, int peer) {
+    return (mpix_ep_forward_words *)(void *)((char *)ep->ctl->base + ep->layout.forward) + peer;
 }
 
 /* Where the words that this rank writes are in a peer's control window. */
 static uint64_t words_offset(const mpix_ep *ep, size_t field) {
-    return ep->layout.hops + (uint64_t)ep->rank * sizeof(mpix_ep_hop_words) + field;
+    return ep->layout.forward + (uint64_t)ep->rank * sizeof(mpix_ep_forward_words) + field;
 }
 
 static uint32_t counter(const mpix_ep *ep, uint64_t i) {
@@ -236,39 +238,41 @@ static uint32_t counter(const mpix_ep *ep, uint64_t i) {
 }
 
 static char *chunk_at(const mpix_ep *ep, int source) {
-    const mpix_ep_hop *hop = ep->hop;
-    uint64_t n = (uint64_t)hop->serves[source] * (uint64_t)hop->chunks +
-                 hop->taken[source] % (uint64_t)hop->chunks;
+    const mpix_ep_forward *forward = ep->forward;
+    uint64_t n = (uint64_t)forward->serves[source] * (uint64_t)forward->chunks +
+                 forward->taken[source] % (uint64_t)forward->chunks;
     return (char *)ep->stage->base + n * ep->remote->chunk_bytes;
 }
 
-const mpix_ep_hop_head *mpix_ep_hop_chunk(mpix_ep_call *call, int source) {
+const mpix_ep_forward_head *mpix_ep_forward_chunk(mpix_ep_call *call, int source) {
     mpix_ep *ep = call->ep;
-    const mpix_ep_hop *hop = ep->hop;
-    uint64_t taken = hop->taken[source];
-    if (atomic_load_explicit(&my_words(ep, source)->arrived[taken % (uint64_t)hop->chunks],
+    const mpix_ep_forward *forward = ep->forward;
+    uint64_t taken = forward->taken[source];
+    if (atomic_load_explicit(&my_words(ep, source)->arrived[taken % (uint64_t)forward->chunks],
                              memory_order_acquire) <= taken)
         return NULL;
-    const mpix_ep_hop_head *head = (const void *)chunk_at(ep, source);
+    const mpix_ep_forward_head *head = (const void *)chunk_at(ep, source);
     return head->slot == call->handle->slot && head->type == call->type &&
                    head->epoch == call->epoch
                ? head
                : NULL;
 }
 
-int mpix_ep_hop_items(const mpix_ep_call *call, const mpix_ep_hop_head *head, size_t bytes) {
+int mpix_ep_forward_items(const mpix_ep_call *call, const mpix_ep_forward_head *head,
+                          size_t bytes) {
     int64_t room = (int64_t)((call->ep->remote->chunk_bytes - sizeof *head) / bytes);
     return head->n < 0 ? 0 : head->n < room ? head->n : (int)room;
 }
 
-void mpix_ep_hop_passed(mpix_ep_call *call, int source) {
+void mpix_ep_forward_passed(mpix_ep_call *call, int source) {
     mpix_ep *ep = call->ep;
-    mpix_ep_hop *hop = ep->hop;
-    uint64_t part = ((uint64_t)hop->chunks + 1) / 2, taken = ++hop->taken[source];
-    hop->at[source] = 0;
+    mpix_ep_forward *forward = ep->forward;
+    uint64_t part = ((uint64_t)forward->chunks + 1) / 2, taken = ++forward->taken[source];
+    forward->at[source] = 0;
     if (taken % part == 0)
-        mpix_ep_remote_word(call, source, 0, words_offset(ep, offsetof(mpix_ep_hop_words, credit)),
-                            taken, counter(ep, MPIX_EP_MAX_HOP_CHUNKS + taken / part % 2), 0);
+        mpix_ep_remote_word(call, source, 0,
+                            words_offset(ep, offsetof(mpix_ep_forward_words, credit)), taken,
+                            counter(ep, MPIX_EP_MAX_FORWARD_CHUNKS + taken / part % 2), 0);
 }
 
 /* ---- packing --------------------------------------------------------------------------------- */
@@ -279,12 +283,12 @@ static char *item_place(mpix_ep_call *call, int peer, size_t bytes) {
     mpix_ep_remote_call *f = &call->remote[peer];
     if (f->chunk < 0) {
         uint64_t credit = atomic_load_explicit(&my_words(ep, peer)->credit, memory_order_acquire);
-        f->hop_blocked = ep->hop->sent[peer] - credit >= (uint64_t)ep->hop->chunks;
-        if (f->hop_blocked || !mpix_ep_remote_room(call, peer))
+        f->forward_blocked = ep->forward->sent[peer] - credit >= (uint64_t)ep->forward->chunks;
+        if (f->forward_blocked || !mpix_ep_remote_room(call, peer))
             return NULL;
         f->next = 0;
     }
-    return ep->remote->tx + (size_t)f->chunk * ep->remote->chunk_bytes + MPIX_EP_HOP_HEADER +
+    return ep->remote->tx + (size_t)f->chunk * ep->remote->chunk_bytes + MPIX_EP_FORWARD_HEADER +
            (size_t)f->next * bytes;
 }
 
@@ -292,54 +296,55 @@ static char *item_place(mpix_ep_call *call, int peer, size_t bytes) {
 static void item_packed(mpix_ep_call *call, int peer, size_t bytes, int last) {
     mpix_ep *ep = call->ep;
     mpix_ep_remote *remote = ep->remote;
-    mpix_ep_hop *hop = ep->hop;
+    mpix_ep_forward *forward = ep->forward;
     mpix_ep_remote_call *f = &call->remote[peer];
-    size_t used = MPIX_EP_HOP_HEADER + (size_t)++f->next * bytes;
+    size_t used = MPIX_EP_FORWARD_HEADER + (size_t)++f->next * bytes;
     if (!last && used + bytes <= remote->chunk_bytes)
         return;
-    uint64_t slot = hop->sent[peer] % (uint64_t)hop->chunks,
+    uint64_t slot = forward->sent[peer] % (uint64_t)forward->chunks,
              from = (uint64_t)f->chunk * remote->chunk_bytes;
     int lane = (int)(slot % (uint64_t)remote->lanes);
-    mpix_ep_hop_head *head = (void *)(remote->tx + from);
-    *head = (mpix_ep_hop_head){.epoch = call->epoch,
-                               .slot = call->handle->slot,
-                               .type = call->type,
-                               .n = (int32_t)f->next,
-                               .weighted = call->type == MPIX_EP_COMBINE &&
-                                           call->combine.in.topk_weights};
+    mpix_ep_forward_head *head = (void *)(remote->tx + from);
+    *head = (mpix_ep_forward_head){.epoch = call->epoch,
+                                   .slot = call->handle->slot,
+                                   .type = call->type,
+                                   .n = (int32_t)f->next,
+                                   .weighted = call->type == MPIX_EP_COMBINE &&
+                                               call->combine.in.topk_weights};
     ep->rows->fence(); /* a device reads the chunk */
     mpix_ep_chunk *chunk = &remote->chunks[f->chunk];
     chunk->state = MPIX_EP_CHUNK_FREE;
     if (mpix_ep_remote_put(call, peer, lane, MPIX_EP_WINDOW_TX, from, MPIX_EP_WINDOW_STAGE,
-                           hop->ring[ep->boot->host_of[peer]] + slot * remote->chunk_bytes, used,
-                           counter(ep, slot))) {
+                           forward->ring[ep->boot->host_of[peer]] + slot * remote->chunk_bytes,
+                           used, counter(ep, slot))) {
         *chunk = (mpix_ep_chunk){MPIX_EP_CHUNK_POSTED, peer, lane, f->seq[lane]};
-        hop->sent[peer]++;
+        forward->sent[peer]++;
         mpix_ep_remote_word(call, peer, lane,
-                            words_offset(ep, offsetof(mpix_ep_hop_words, arrived)) + slot * 8,
-                            hop->sent[peer], counter(ep, slot), 1);
+                            words_offset(ep, offsetof(mpix_ep_forward_words, arrived)) + slot * 8,
+                            forward->sent[peer], counter(ep, slot), 1);
     }
     f->chunk = -1;
 }
 
-int mpix_ep_hop_pack(mpix_ep_call *call, size_t bytes, mpix_ep_hop_write *write, const void *how) {
+int mpix_ep_forward_pack(mpix_ep_call *call, size_t bytes, mpix_ep_forward_write *write,
+                         const void *how) {
     const mpix_ep_plan *plan = call->handle->plan;
-    if (!call->hop_go || call->kind)
+    if (!call->forward_go || call->kind)
         return MPIX_EP_STEP_COMPLETE;
     if (!mpix_ep_remote_begin(call))
         return MPIX_EP_STEP_WAITING;
     size_t packed = 0;
-    for (; call->at < plan->tokens; call->at++, call->hop_entry = 0) {
-        int64_t t = call->at, i = plan->first[t] + call->hop_entry;
-        for (int host; (host = mpix_ep_hop_next(call, t, &i)) >= 0; i++) {
-            int peer = call->ep->hop->forwarder[host];
-            call->hop_entry = i - plan->first[t];
-            char *to = packed > MPIX_EP_HOP_PIECE ? NULL : item_place(call, peer, bytes);
+    for (; call->at < plan->tokens; call->at++, call->forward_entry = 0) {
+        int64_t t = call->at, i = plan->first[t] + call->forward_entry;
+        for (int host; (host = mpix_ep_forward_next(call, t, &i)) >= 0; i++) {
+            int peer = call->ep->forward->forwarder[host];
+            call->forward_entry = i - plan->first[t];
+            char *to = packed > MPIX_EP_FORWARD_PIECE ? NULL : item_place(call, peer, bytes);
             if (!to)
                 return packed ? MPIX_EP_STEP_WORKED : MPIX_EP_STEP_WAITING;
             write(call, t, host, how, to);
             item_packed(call, peer, bytes,
-                        ++call->remote[peer].hop_packed == plan->send_hosts[host]);
+                        ++call->remote[peer].forward_packed == plan->send_hosts[host]);
             packed += bytes;
         }
     }
@@ -347,12 +352,12 @@ int mpix_ep_hop_pack(mpix_ep_call *call, size_t bytes, mpix_ep_hop_write *write,
     return MPIX_EP_STEP_COMPLETE;
 }
 
-size_t mpix_ep_hop_record_size(const mpix_ep_call *call) {
+size_t mpix_ep_forward_record_size(const mpix_ep_call *call) {
     return mpix_ep_up16(4 + 12 * (size_t)call->handle->plan->width);
 }
 
-void mpix_ep_hop_record_write(const mpix_ep_call *call, int64_t t, int host, const float *weights,
-                              char *to) {
+void mpix_ep_forward_record_write(const mpix_ep_call *call, int64_t t, int host,
+                                  const float *weights, char *to) {
     const mpix_ep *ep = call->ep;
     const mpix_ep_plan *plan = call->handle->plan;
     const int32_t *ids = plan->ids + t * plan->topk;
@@ -363,7 +368,7 @@ void mpix_ep_hop_record_write(const mpix_ep_call *call, int64_t t, int host, con
         words[1 + k] = ids[k] >= 0 && ep->boot->host_of[ep->placement.owner[ids[k]]] == host
                            ? ids[k]
                            : -1;
-        words[1 + topk + k] = (int32_t)MPIX_EP_HOP_NONE;
+        words[1 + topk + k] = (int32_t)MPIX_EP_FORWARD_NONE;
     }
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
         const mpix_ep_entry *e = &plan->entries[i];
@@ -376,27 +381,27 @@ void mpix_ep_hop_record_write(const mpix_ep_call *call, int64_t t, int host, con
         memset(words + 1 + 2 * topk, 0, (size_t)topk * sizeof *weights);
 }
 
-mpix_ep_hop_record mpix_ep_hop_record_read(const mpix_ep_call *call, const char *from) {
+mpix_ep_forward_record mpix_ep_forward_record_read(const mpix_ep_call *call, const char *from) {
     int width = call->handle->plan->width;
     const int32_t *words = (const int32_t *)(const void *)from;
-    return (mpix_ep_hop_record){words + 1, (const uint32_t *)(words + 1 + width),
-                                (const float *)(words + 1 + 2 * width), words[0]};
+    return (mpix_ep_forward_record){words + 1, (const uint32_t *)(words + 1 + width),
+                                    (const float *)(words + 1 + 2 * width), words[0]};
 }
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-void mpix_ep_hop_begin(mpix_ep_call *call, int go) {
+void mpix_ep_forward_begin(mpix_ep_call *call, int go) {
     mpix_ep *ep = call->ep;
-    call->hop_go = go;
+    call->forward_go = go;
     for (int s = 0; s < ep->size; s++) {
         mpix_ep_remote_call *f = &call->remote[s];
         const mpix_ep_offer *o = mpix_ep_my_offer(call, s);
-        f->hop_left = go && ep->hop->serves[s] >= 0 ? (int64_t)o->pairs : 0;
-        f->hop_done = f->hop_item = f->hop_packed = 0;
-        f->hop_place = o->place[MPIX_EP_PLACE_X].off;
-        f->hop_blocked = 0;
+        f->forward_left = go && ep->forward->serves[s] >= 0 ? (int64_t)o->pairs : 0;
+        f->forward_done = f->forward_item = f->forward_packed = 0;
+        f->forward_place = o->place[MPIX_EP_PLACE_X].off;
+        f->forward_blocked = 0;
     }
-    call->at = call->hop_entry = 0;
+    call->at = call->forward_entry = 0;
 }
 
 /* A source that failed after all offers were here sends nothing, and says so. */
@@ -406,22 +411,22 @@ static int gave_up(mpix_ep_call *call, int source) {
            (call->type == MPIX_EP_DISPATCH ? status->dispatch : status->combine);
 }
 
-int mpix_ep_hop_served(mpix_ep_call *call) {
+int mpix_ep_forward_served(mpix_ep_call *call) {
     int left = 0;
     for (int s = 0; s < call->ep->size; s++) {
-        if (call->remote[s].hop_left > 0 && gave_up(call, s))
-            call->remote[s].hop_left = 0;
-        left |= call->remote[s].hop_left > 0;
+        if (call->remote[s].forward_left > 0 && gave_up(call, s))
+            call->remote[s].forward_left = 0;
+        left |= call->remote[s].forward_left > 0;
     }
     return !left;
 }
 
-void mpix_ep_hop_mark(mpix_ep_call *call) {
+void mpix_ep_forward_mark(mpix_ep_call *call) {
     for (int p = 0; p < call->ep->size; p++)
-        call->seen[p] = call->remote[p].hop_left == 0 && !call->remote[p].hop_blocked;
+        call->seen[p] = call->remote[p].forward_left == 0 && !call->remote[p].forward_blocked;
     call->waiting = 1;
 }
 
-int mpix_ep_hop_mine(const mpix_ep_call *call, int source) {
-    return call->ep->hop->serves[source] >= 0;
+int mpix_ep_forward_mine(const mpix_ep_call *call, int source) {
+    return call->ep->forward->serves[source] >= 0;
 }

@@ -37,26 +37,26 @@
  * passed on. The last of them was sent with credit for at least G * j - chunks >= G * (j - 2), so
  * the source has seen credit j - 2, and its counter is free.
  *
- * A rank whose call fails once all offers are here (hop_go) sends nothing but goes on passing on;
- * its word, with its status, tells its forwarders that nothing comes. If an offer was refused, or
- * rows differ between ranks, all ranks know that by themselves and nobody sends.
+ * A rank whose call fails once all offers are here (forward_go) sends nothing but goes on passing
+ * on; its word, with its status, tells its forwarders that nothing comes. If an offer was refused,
+ * or rows differ between ranks, all ranks know that by themselves and nobody sends.
  */
-#ifndef MPIX_COLL_EP_HOP_H
-#define MPIX_COLL_EP_HOP_H
+#ifndef MPIX_COLL_EP_FORWARD_H
+#define MPIX_COLL_EP_FORWARD_H
 #include "coll/ep.h"
 
-enum { MPIX_EP_HOP_COUNTERS = MPIX_EP_MAX_HOP_CHUNKS + 2 };
+enum { MPIX_EP_FORWARD_COUNTERS = MPIX_EP_MAX_FORWARD_CHUNKS + 2 };
 
 /* At the head of a chunk: the call that it belongs to, and its items. */
-typedef struct mpix_ep_hop_head {
+typedef struct mpix_ep_forward_head {
     uint64_t epoch;
     int32_t slot, type;
     int32_t n, weighted; /* combine: the source applies weights */
     char pad[8];
-} mpix_ep_hop_head;
-enum { MPIX_EP_HOP_HEADER = sizeof(mpix_ep_hop_head) };
+} mpix_ep_forward_head;
+enum { MPIX_EP_FORWARD_HEADER = sizeof(mpix_ep_forward_head) };
 
-typedef struct mpix_ep_hop {
+typedef struct mpix_ep_forward {
     int chunks;     /* of a ring */
     int *forwarder; /* [hosts] through which this rank reaches the host; -1: its own */
     int *serves;    /* [ranks] number of its ring here, -1: this rank does not
@@ -75,74 +75,78 @@ typedef struct mpix_ep_hop {
     char *rows;          /* [max_topk + 1] rows of partial sums that are not in the wire's dtype */
     size_t row_bytes;
     int *order; /* [max_topk + 1] */
-} mpix_ep_hop;
+} mpix_ep_forward;
 
 /* What is beside a row: the token, then per choice its expert (-1: not on that host), its row there
- * (MPIX_EP_HOP_NONE: none, or another choice's), its weight. */
-#define MPIX_EP_HOP_NONE UINT32_MAX
-typedef struct mpix_ep_hop_record {
+ * (MPIX_EP_FORWARD_NONE: none, or another choice's), its weight. */
+#define MPIX_EP_FORWARD_NONE UINT32_MAX
+typedef struct mpix_ep_forward_record {
     const int32_t *ids;
     const uint32_t *rows;
     const float *weights;
     int32_t token;
-} mpix_ep_hop_record;
+} mpix_ep_forward_record;
 
-int mpix_ep_hop_create(mpix_ep *ep); /* local; nothing where two hops are never taken */
-int mpix_ep_hop_out(mpix_ep *ep);    /* its large memory; local, NO_MEM */
-void mpix_ep_hop_free(mpix_ep *ep);
-int mpix_ep_hop_plan(mpix_ep_call *call);    /* route, before counts are sent: tokens for
-                                              * each host. NO_MEM */
-void mpix_ep_hop_choose(mpix_ep_call *call); /* route, when all counts are here: one hop or two */
+int mpix_ep_forward_create(mpix_ep *ep); /* local; nothing where two hops are never taken */
+int mpix_ep_forward_out(mpix_ep *ep);    /* its large memory; local, NO_MEM */
+void mpix_ep_forward_free(mpix_ep *ep);
+int mpix_ep_forward_plan(mpix_ep_call *call);    /* route, before counts are sent: tokens for
+                                                  * each host. NO_MEM */
+void mpix_ep_forward_choose(mpix_ep_call *call); /* route, when all counts are here: one hop or
+                                                  * two */
 /* items of this call for that forwarder */
-int64_t mpix_ep_hop_pairs(const mpix_ep_call *call, int peer);
+int64_t mpix_ep_forward_pairs(const mpix_ep_call *call, int peer);
 /* All offers are here and checked: what the sources send. go: no rank has refused. */
-void mpix_ep_hop_begin(mpix_ep_call *call, int go);
-int mpix_ep_hop_served(mpix_ep_call *call); /* 1: all that sources send has been passed on */
-void mpix_ep_hop_mark(mpix_ep_call *call);  /* notes which peers the call waits for, for time
-                                             * limits and deaths */
+void mpix_ep_forward_begin(mpix_ep_call *call, int go);
+int mpix_ep_forward_served(mpix_ep_call *call); /* 1: all that sources send has been passed on */
+void mpix_ep_forward_mark(mpix_ep_call *call);  /* notes which peers the call waits for, for time
+                                                 * limits and deaths */
 /* host/forward_blame.c: the rank that a call waits for, in the end; missing: those that it waits
  * for itself. -1: nobody can be named. */
-int mpix_ep_hop_blame(const mpix_ep_call *call, int (*missing)(const mpix_ep_call *call, int peer));
+int mpix_ep_forward_blame(const mpix_ep_call *call,
+                          int (*missing)(const mpix_ep_call *call, int peer));
 /* Tells peers whom the first waiting call waits for, once that has lasted from one
  * look to the next. */
-void mpix_ep_hop_tell(mpix_ep *ep, int (*missing)(const mpix_ep_call *call, int peer));
+void mpix_ep_forward_tell(mpix_ep *ep, int (*missing)(const mpix_ep_call *call, int peer));
 /* The rank of a host through which another host's rank reaches it. */
-int mpix_ep_hop_forwarder(const mpix_boot *boot, int rank, int host);
+int mpix_ep_forwarder(const mpix_boot *boot, int rank, int host);
 /* Whether this rank forwards what source sends to this host. */
-int mpix_ep_hop_mine(const mpix_ep_call *call, int source);
+int mpix_ep_forward_mine(const mpix_ep_call *call, int source);
 
 /* The call's next chunk from source, NULL: not here. */
-const mpix_ep_hop_head *mpix_ep_hop_chunk(mpix_ep_call *call, int source);
+const mpix_ep_forward_head *mpix_ep_forward_chunk(mpix_ep_call *call, int source);
 /* Items of the chunk, of `bytes` each; what a peer says is bounded by the chunk. */
-int mpix_ep_hop_items(const mpix_ep_call *call, const mpix_ep_hop_head *head, size_t bytes);
-void mpix_ep_hop_passed(mpix_ep_call *call, int source); /* the chunk is done: credit */
+int mpix_ep_forward_items(const mpix_ep_call *call, const mpix_ep_forward_head *head, size_t bytes);
+void mpix_ep_forward_passed(mpix_ep_call *call, int source); /* the chunk is done: credit */
 
-#define MPIX_EP_HOP_PIECE (4u << 20) /* bytes that a step packs, passes on or sums */
+#define MPIX_EP_FORWARD_PIECE (4u << 20) /* bytes that a step packs, passes on or sums */
 
 /* Packs what each token has for other hosts' forwarders, items of bytes each, as far as there is
  * room; write fills one (how: the caller's own). Returns what steps return. */
-typedef void mpix_ep_hop_write(mpix_ep_call *call, int64_t t, int host, const void *how, char *to);
-int mpix_ep_hop_pack(mpix_ep_call *call, size_t bytes, mpix_ep_hop_write *write, const void *how);
+typedef void mpix_ep_forward_write(mpix_ep_call *call, int64_t t, int host, const void *how,
+                                   char *to);
+int mpix_ep_forward_pack(mpix_ep_call *call, size_t bytes, mpix_ep_forward_write *write,
+                         const void *how);
 /* The next host among token t's entries from *i on that is not this rank's and was not met before;
  * *i is left at its first entry. -1: none. */
-int mpix_ep_hop_next(const mpix_ep_call *call, int64_t t, int64_t *i);
-size_t mpix_ep_hop_record_size(const mpix_ep_call *call);
-void mpix_ep_hop_record_write(const mpix_ep_call *call, int64_t t, int host, const float *weights,
-                              char *to);
-mpix_ep_hop_record mpix_ep_hop_record_read(const mpix_ep_call *call, const char *from);
+int mpix_ep_forward_next(const mpix_ep_call *call, int64_t t, int64_t *i);
+size_t mpix_ep_forward_record_size(const mpix_ep_call *call);
+void mpix_ep_forward_record_write(const mpix_ep_call *call, int64_t t, int host,
+                                  const float *weights, char *to);
+mpix_ep_forward_record mpix_ep_forward_record_read(const mpix_ep_call *call, const char *from);
 
 /* host/forward_dispatch.c; what steps return */
-int mpix_ep_hop_dispatch_pack(mpix_ep_call *call);
-int mpix_ep_hop_dispatch_serve(mpix_ep_call *call);
+int mpix_ep_forward_dispatch_pack(mpix_ep_call *call);
+int mpix_ep_forward_dispatch_serve(mpix_ep_call *call);
 /* host/forward_combine.c */
-int mpix_ep_hop_wire(const mpix_ep_call *call); /* dtype of partial sums */
+int mpix_ep_forward_wire(const mpix_ep_call *call); /* dtype of partial sums */
 /* of a partial sum, with slot values or not */
-size_t mpix_ep_hop_sum_size(const mpix_ep_call *call, int slots);
-size_t mpix_ep_hop_sum_regions(mpix_ep_call *call, size_t stage);
-int mpix_ep_hop_combine_pack(mpix_ep_call *call);
-int mpix_ep_hop_combine_serve(mpix_ep_call *call);
-int mpix_ep_hop_scratch(mpix_ep_call *call); /* at the start of the public call; NO_MEM */
-void mpix_ep_hop_token_sum(mpix_ep_call *call, int64_t t);
+size_t mpix_ep_forward_sum_size(const mpix_ep_call *call, int slots);
+size_t mpix_ep_forward_sum_regions(mpix_ep_call *call, size_t stage);
+int mpix_ep_forward_combine_pack(mpix_ep_call *call);
+int mpix_ep_forward_combine_serve(mpix_ep_call *call);
+int mpix_ep_forward_scratch(mpix_ep_call *call); /* at the start of the public call; NO_MEM */
+void mpix_ep_forward_token_sum(mpix_ep_call *call, int64_t t);
 
 /* host/dispatch.c and host/combine.c: where the ranks of this host have their rows */
 void mpix_ep_dispatch_targets(mpix_ep_call *call);

@@ -24,8 +24,9 @@ static uint64_t call_key(const mpix_ep_call *call) {
 /* Whom the peer waits for in this call, -1: it does not say. */
 static int waits_for(const mpix_ep_call *call, int peer) {
     const mpix_ep *ep = call->ep;
-    const mpix_ep_hop_words *words =
-        (const mpix_ep_hop_words *)(const void *)((const char *)ep->ctl->base + ep->layout.hops) +
+    const mpix_ep_forward_words *words =
+        (const mpix_ep_forward_words *)(const void *)((const char *)ep->ctl->base +
+                                                      ep->layout.forward) +
         peer;
     uint64_t stuck = atomic_load_explicit(&words->stuck, memory_order_acquire),
              whom = stuck & UINT32_MAX;
@@ -47,8 +48,8 @@ static int end_of(const mpix_ep_call *call, int peer) {
     return -1;
 }
 
-int mpix_ep_hop_blame(const mpix_ep_call *call,
-                      int (*missing)(const mpix_ep_call *call, int peer)) {
+int mpix_ep_forward_blame(const mpix_ep_call *call,
+                          int (*missing)(const mpix_ep_call *call, int peer)) {
     int first = -1, told = -1;
     for (int p = 0; p < call->ep->size; p++) {
         if (!missing(call, p))
@@ -65,8 +66,8 @@ int mpix_ep_hop_blame(const mpix_ep_call *call,
 static void tell(mpix_ep *ep, uint64_t word) {
     for (int i = 1; i < ep->size; i++) {
         int peer = (ep->rank + i) % ep->size;
-        uint64_t at = ep->layout.hops + offsetof(mpix_ep_hop_words, stuck),
-                 there = at + (uint64_t)ep->rank * sizeof(mpix_ep_hop_words);
+        uint64_t at = ep->layout.forward + offsetof(mpix_ep_forward_words, stuck),
+                 there = at + (uint64_t)ep->rank * sizeof(mpix_ep_forward_words);
         if (!mpix_ep_is_remote(ep, peer)) {
             atomic_store_explicit((_Atomic uint64_t *)(void *)((char *)ep->ctl->peer[peer] + there),
                                   word, memory_order_release);
@@ -75,7 +76,7 @@ static void tell(mpix_ep *ep, uint64_t word) {
         /* From the mirror, where nothing else lies. Without room in the queue this peer is
          * told nothing. */
         mpix_proxy *proxy = ep->remote->proxy;
-        char *from = ep->remote->mirror + at + (uint64_t)peer * sizeof(mpix_ep_hop_words);
+        char *from = ep->remote->mirror + at + (uint64_t)peer * sizeof(mpix_ep_forward_words);
         uint64_t seq;
         memcpy(from, &word, sizeof word);
         (void)mpix_proxy_post(
@@ -92,16 +93,16 @@ static void tell(mpix_ep *ep, uint64_t word) {
     }
 }
 
-void mpix_ep_hop_tell(mpix_ep *ep, int (*missing)(const mpix_ep_call *call, int peer)) {
-    mpix_ep_hop *hop = ep->hop;
+void mpix_ep_forward_tell(mpix_ep *ep, int (*missing)(const mpix_ep_call *call, int peer)) {
+    mpix_ep_forward *forward = ep->forward;
     int suspect = -1;
     uint64_t word = 0;
     for (const mpix_ep_call *c = ep->first; c && suspect < 0; c = c->next)
-        if ((suspect = mpix_ep_hop_blame(c, missing)) >= 0)
+        if ((suspect = mpix_ep_forward_blame(c, missing)) >= 0)
             word = call_key(c) | (uint64_t)(suspect + 1);
-    if (word && suspect + 1 == hop->suspect && word != hop->told) {
-        hop->told = word;
+    if (word && suspect + 1 == forward->suspect && word != forward->told) {
+        forward->told = word;
         tell(ep, word);
     }
-    hop->suspect = suspect + 1;
+    forward->suspect = suspect + 1;
 }

@@ -6,25 +6,25 @@
 
 #include <stdlib.h>
 
-int mpix_ep_hop_wire(const mpix_ep_call *call) {
+int mpix_ep_forward_wire(const mpix_ep_call *call) {
     const MPIX_Ep_combine_in *in = &call->combine.in;
     int fp8 = in->x.dtype == MPIX_EP_F8E4M3 || in->x.dtype == MPIX_EP_F8E5M2;
     return fp8 && in->wire != MPIX_EP_F32 ? MPIX_EP_BF16 : in->wire ? in->wire : in->x.dtype;
 }
 
 static size_t wire_bytes(const mpix_ep_call *call) {
-    return mpix_dtype_size(mpix_ep_hop_wire(call)) * (size_t)call->combine.in.hidden;
+    return mpix_dtype_size(mpix_ep_forward_wire(call)) * (size_t)call->combine.in.hidden;
 }
 
-size_t mpix_ep_hop_sum_size(const mpix_ep_call *call, int slots) {
+size_t mpix_ep_forward_sum_size(const mpix_ep_call *call, int slots) {
     return mpix_ep_up16(wire_bytes(call)) +
            (slots ? mpix_ep_up16(4 * (size_t)call->handle->plan->width) : 0);
 }
 
-size_t mpix_ep_hop_sum_regions(mpix_ep_call *call, size_t stage) {
-    size_t bytes = mpix_ep_hop_sum_size(call, call->combine.out.slot_values != NULL);
+size_t mpix_ep_forward_sum_regions(mpix_ep_call *call, size_t stage) {
+    size_t bytes = mpix_ep_forward_sum_size(call, call->combine.out.slot_values != NULL);
     for (int p = 0; p < call->ep->size; p++) {
-        int64_t n = mpix_ep_is_remote(call->ep, p) ? mpix_ep_hop_pairs(call, p) : 0;
+        int64_t n = mpix_ep_is_remote(call->ep, p) ? mpix_ep_forward_pairs(call, p) : 0;
         call->remote[p].rx = UINT64_MAX;
         if (n == 0)
             continue;
@@ -39,22 +39,22 @@ size_t mpix_ep_hop_sum_regions(mpix_ep_call *call, size_t stage) {
 
 static void ask_write(mpix_ep_call *call, int64_t t, int host, const void *how, char *to) {
     (void)how;
-    mpix_ep_hop_record_write(call, t, host, call->combine.in.topk_weights, to);
+    mpix_ep_forward_record_write(call, t, host, call->combine.in.topk_weights, to);
 }
 
-int mpix_ep_hop_combine_pack(mpix_ep_call *call) {
-    return mpix_ep_hop_pack(call, mpix_ep_hop_record_size(call), ask_write, NULL);
+int mpix_ep_forward_combine_pack(mpix_ep_call *call) {
+    return mpix_ep_forward_pack(call, mpix_ep_forward_record_size(call), ask_write, NULL);
 }
 
 /* ---- the forwarder sums ---------------------------------------------------------------------- */
 
 /* The item's choices that have a row, by rank, then by choice; into hop->order. */
-static int choices_order(const mpix_ep_call *call, const mpix_ep_hop_record *r) {
+static int choices_order(const mpix_ep_call *call, const mpix_ep_forward_record *r) {
     const int *owner = call->ep->placement.owner;
-    int *order = call->ep->hop->order, n = 0;
+    int *order = call->ep->forward->order, n = 0;
     for (int k = 0; k < call->handle->plan->width; k++) {
         if ((uint64_t)(int64_t)r->ids[k] >= (uint64_t)call->ep->placement.experts ||
-            r->rows[k] == MPIX_EP_HOP_NONE)
+            r->rows[k] == MPIX_EP_FORWARD_NONE)
             continue;
         int i = n++;
         for (; i > 0 && owner[r->ids[order[i - 1]]] > owner[r->ids[k]]; i--)
@@ -64,12 +64,13 @@ static int choices_order(const mpix_ep_call *call, const mpix_ep_hop_record *r) 
     return n;
 }
 
-static void slots_gather(const mpix_ep_call *call, const mpix_ep_hop_record *r, int n, float *to) {
+static void slots_gather(const mpix_ep_call *call, const mpix_ep_forward_record *r, int n,
+                         float *to) {
     const mpix_ep *ep = call->ep;
     int width = call->handle->plan->width, compact = ep->config.layout == MPIX_EP_COMPACT;
     memset(to, 0, (size_t)width * sizeof *to);
     for (int i = 0; i < n; i++) {
-        int k = ep->hop->order[i], rank = ep->placement.owner[r->ids[k]];
+        int k = ep->forward->order[i], rank = ep->placement.owner[r->ids[k]];
         const mpix_ep_target *from = &ep->targets[rank];
         if (r->rows[k] >= from->rows || !from->slots)
             continue;
@@ -87,11 +88,11 @@ static void slots_gather(const mpix_ep_call *call, const mpix_ep_hop_record *r, 
 static void item_sum(mpix_ep_call *call, const char *item, int weighted, int slots, char *to) {
     mpix_ep *ep = call->ep;
     const MPIX_Ep_combine_in *in = &call->combine.in;
-    mpix_ep_hop_record r = mpix_ep_hop_record_read(call, item);
+    mpix_ep_forward_record r = mpix_ep_forward_record_read(call, item);
     mpix_row_sum sum = {.y = to, .terms = ep->terms};
     int n = choices_order(call, &r);
     for (int i = 0; i < n; i++) {
-        int k = ep->hop->order[i], rank = ep->placement.owner[r.ids[k]];
+        int k = ep->forward->order[i], rank = ep->placement.owner[r.ids[k]];
         const mpix_ep_target *from = &ep->targets[rank];
         if (r.rows[k] >= from->rows || !from->x)
             continue; /* dropped */
@@ -104,67 +105,70 @@ static void item_sum(mpix_ep_call *call, const char *item, int weighted, int slo
         if (weighted)
             term->w[term->nw++] = r.weights[k];
     }
-    ep->rows->sum(&sum, in->x.dtype, in->x.scale_kind, mpix_ep_hop_wire(call), (size_t)in->hidden,
-                  0);
+    ep->rows->sum(&sum, in->x.dtype, in->x.scale_kind, mpix_ep_forward_wire(call),
+                  (size_t)in->hidden, 0);
     if (slots)
         slots_gather(call, &r, n, (float *)(void *)(to + mpix_ep_up16(wire_bytes(call))));
 }
 
 /* A chunk for partial sums that is free, -1: none. */
 static int out_room(const mpix_ep *ep) {
-    const mpix_ep_hop *hop = ep->hop;
-    for (int c = 0; c < hop->nout; c++)
-        if (hop->outs[c].state == MPIX_EP_CHUNK_FREE ||
-            mpix_proxy_completed(ep->remote->proxy, hop->outs[c].peer, hop->outs[c].lane) >=
-                hop->outs[c].seq)
+    const mpix_ep_forward *forward = ep->forward;
+    for (int c = 0; c < forward->nout; c++)
+        if (forward->outs[c].state == MPIX_EP_CHUNK_FREE ||
+            mpix_proxy_completed(ep->remote->proxy, forward->outs[c].peer, forward->outs[c].lane) >=
+                forward->outs[c].seq)
             return c;
     return -1;
 }
 
 /* Sums of the chunk's items from hop->at on, as many as fit an outgoing chunk. Gives its bytes. */
-static size_t chunk_sum(mpix_ep_call *call, int source, const mpix_ep_hop_head *head, int out) {
+static size_t chunk_sum(mpix_ep_call *call, int source, const mpix_ep_forward_head *head, int out) {
     mpix_ep *ep = call->ep;
-    mpix_ep_hop *hop = ep->hop;
+    mpix_ep_forward *forward = ep->forward;
     mpix_ep_remote_call *f = &call->remote[source];
     int slots = (f->flags & MPIX_EP_WANTS_SLOTS) != 0,
-        lane = (int)(f->hop_done % ep->remote->lanes);
-    size_t bytes = mpix_ep_hop_sum_size(call, slots), record = mpix_ep_hop_record_size(call);
+        lane = (int)(f->forward_done % ep->remote->lanes);
+    size_t bytes = mpix_ep_forward_sum_size(call, slots),
+           record = mpix_ep_forward_record_size(call);
     int64_t n = (int64_t)(ep->remote->chunk_bytes / bytes),
-            left = mpix_ep_hop_items(call, head, record) - hop->at[source];
-    char *to = hop->out + (size_t)out * ep->remote->chunk_bytes;
+            left = mpix_ep_forward_items(call, head, record) - forward->at[source];
+    char *to = forward->out + (size_t)out * ep->remote->chunk_bytes;
     n = n < left ? n : left;
     for (int64_t i = 0; i < n; i++)
-        item_sum(call, (const char *)(head + 1) + (size_t)(hop->at[source] + i) * record,
+        item_sum(call, (const char *)(head + 1) + (size_t)(forward->at[source] + i) * record,
                  head->weighted, slots, to + (size_t)i * bytes);
     ep->rows->fence();
-    hop->outs[out].state = MPIX_EP_CHUNK_FREE;
-    if (mpix_ep_remote_put(call, source, lane, MPIX_EP_WINDOW_HOP,
+    forward->outs[out].state = MPIX_EP_CHUNK_FREE;
+    if (mpix_ep_remote_put(call, source, lane, MPIX_EP_WINDOW_FORWARD,
                            (uint64_t)out * ep->remote->chunk_bytes, MPIX_EP_WINDOW_STAGE,
-                           f->hop_place + (uint64_t)f->hop_done * bytes, (uint64_t)n * bytes,
-                           mpix_ep_remote_counter(call, lane))) {
+                           f->forward_place + (uint64_t)f->forward_done * bytes,
+                           (uint64_t)n * bytes, mpix_ep_remote_counter(call, lane))) {
         f->writes[lane]++;
-        hop->outs[out] = (mpix_ep_chunk){MPIX_EP_CHUNK_POSTED, source, lane, f->seq[lane]};
+        forward->outs[out] = (mpix_ep_chunk){MPIX_EP_CHUNK_POSTED, source, lane, f->seq[lane]};
     }
-    hop->at[source] += n;
-    f->hop_done += n;
-    f->hop_left -= n;
+    forward->at[source] += n;
+    f->forward_done += n;
+    f->forward_left -= n;
     return (size_t)n * bytes;
 }
 
-int mpix_ep_hop_combine_serve(mpix_ep_call *call) {
+int mpix_ep_forward_combine_serve(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     size_t moved = 0;
     for (int i = 0; i < ep->size; i++) {
         int source = (ep->rank + i) % ep->size, out;
-        const mpix_ep_hop_head *head;
-        while (call->remote[source].hop_left > 0 && (head = mpix_ep_hop_chunk(call, source))) {
-            if ((out = out_room(ep)) < 0 || moved > MPIX_EP_HOP_PIECE)
+        const mpix_ep_forward_head *head;
+        while (call->remote[source].forward_left > 0 &&
+               (head = mpix_ep_forward_chunk(call, source))) {
+            if ((out = out_room(ep)) < 0 || moved > MPIX_EP_FORWARD_PIECE)
                 return moved ? MPIX_EP_STEP_WORKED : MPIX_EP_STEP_WAITING;
             if (moved == 0)
                 mpix_ep_combine_targets(call);
             moved += chunk_sum(call, source, head, out);
-            if (ep->hop->at[source] == mpix_ep_hop_items(call, head, mpix_ep_hop_record_size(call)))
-                mpix_ep_hop_passed(call, source);
+            if (ep->forward->at[source] ==
+                mpix_ep_forward_items(call, head, mpix_ep_forward_record_size(call)))
+                mpix_ep_forward_passed(call, source);
         }
     }
     return moved ? MPIX_EP_STEP_WORKED : MPIX_EP_STEP_WAITING;
@@ -221,11 +225,11 @@ static void slots_take(const mpix_ep_call *call, int64_t t, int host, const floa
 static int host_terms(mpix_ep_call *call, int64_t t, mpix_row_term *terms, int n) {
     mpix_ep *ep = call->ep;
     int slots = call->combine.out.slot_values != NULL, begin = n;
-    size_t bytes = mpix_ep_hop_sum_size(call, slots);
+    size_t bytes = mpix_ep_forward_sum_size(call, slots);
     int64_t i = call->handle->plan->first[t];
-    for (int host; (host = mpix_ep_hop_next(call, t, &i)) >= 0; i++) {
-        mpix_ep_remote_call *f = &call->remote[ep->hop->forwarder[host]];
-        const char *at = mpix_ep_stage_at(call, f->rx) + (size_t)f->hop_item++ * bytes;
+    for (int host; (host = mpix_ep_forward_next(call, t, &i)) >= 0; i++) {
+        mpix_ep_remote_call *f = &call->remote[ep->forward->forwarder[host]];
+        const char *at = mpix_ep_stage_at(call, f->rx) + (size_t)f->forward_item++ * bytes;
         if (slots)
             slots_take(call, t, host,
                        (const float *)(const void *)(at + mpix_ep_up16(wire_bytes(call))));
@@ -247,13 +251,13 @@ static const void *bias_row(const MPIX_Ep_combine_in *in, int i, int64_t t) {
 static void widen(mpix_ep_call *call, int nown, int nterms, int wire) {
     mpix_ep *ep = call->ep;
     const MPIX_Ep_combine_in *in = &call->combine.in;
-    char *rows = ep->hop->rows;
+    char *rows = ep->forward->rows;
     mpix_row_sum own = {.y = rows, .nterms = nown, .terms = ep->terms};
     ep->rows->sum(&own, in->x.dtype, in->x.scale_kind, MPIX_EP_F32, (size_t)in->hidden, 0);
     ep->terms[0] = (mpix_row_term){.x = rows};
     for (int i = nown, n = 1; i < nterms; i++, n++) {
         mpix_row_term term = {.x = ep->terms[i].x};
-        mpix_row_sum one = {.y = rows + (size_t)n * ep->hop->row_bytes,
+        mpix_row_sum one = {.y = rows + (size_t)n * ep->forward->row_bytes,
                             .nterms = 1,
                             .terms = &term};
         if (wire != MPIX_EP_F32) {
@@ -264,11 +268,11 @@ static void widen(mpix_ep_call *call, int nown, int nterms, int wire) {
     }
 }
 
-void mpix_ep_hop_token_sum(mpix_ep_call *call, int64_t t) {
+void mpix_ep_forward_token_sum(mpix_ep_call *call, int64_t t) {
     mpix_ep *ep = call->ep;
     const MPIX_Ep_combine_in *in = &call->combine.in;
     const MPIX_Ep_combine_out *out = &call->combine.out;
-    int wire = mpix_ep_hop_wire(call), dtype = in->x.dtype, scales = in->x.scale_kind;
+    int wire = mpix_ep_forward_wire(call), dtype = in->x.dtype, scales = in->x.scale_kind;
     mpix_row_sum sum = {.y = (char *)out->y.data + t * out->y.stride,
                         .bias = {bias_row(in, 0, t), bias_row(in, 1, t)},
                         .terms = ep->terms};
@@ -286,19 +290,20 @@ void mpix_ep_hop_token_sum(mpix_ep_call *call, int64_t t) {
     ep->rows->sum(&sum, dtype, scales, out->y.dtype, (size_t)in->hidden, call->streaming);
 }
 
-int mpix_ep_hop_scratch(mpix_ep_call *call) {
+int mpix_ep_forward_scratch(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
-    mpix_ep_hop *hop = ep->hop;
-    if (mpix_ep_hop_wire(call) == call->combine.in.x.dtype)
+    mpix_ep_forward *forward = ep->forward;
+    if (mpix_ep_forward_wire(call) == call->combine.in.x.dtype)
         return 0;
     pthread_mutex_lock(&ep->lock);
-    if (!hop->rows) {
-        hop->row_bytes = mpix_ep_up16(sizeof(float) * (size_t)ep->config.max_row_bytes);
-        hop->rows = malloc(((size_t)ep->config.max_topk + 1) * hop->row_bytes);
+    if (!forward->rows) {
+        forward->row_bytes = mpix_ep_up16(sizeof(float) * (size_t)ep->config.max_row_bytes);
+        forward->rows = malloc(((size_t)ep->config.max_topk + 1) * forward->row_bytes);
     }
-    int kind = hop->rows ? 0
-                         : mpix_fail(MPIX_ERRK_NO_MEM, "in.wire",
-                                     "no memory for partial sums of %d rows", ep->config.max_topk);
+    int kind = forward->rows
+                   ? 0
+                   : mpix_fail(MPIX_ERRK_NO_MEM, "in.wire", "no memory for partial sums of %d rows",
+                               ep->config.max_topk);
     pthread_mutex_unlock(&ep->lock);
     return kind;
 }

@@ -14,7 +14,7 @@ static item_shape shape_of(const mpix_ep_call *call) {
                     .scales = mpix_ep_scale_bytes(x, call->dispatch.in.hidden)};
     s.pitch = mpix_ep_up16(s.row);
     s.scale_pitch = mpix_ep_up16(s.scales);
-    s.bytes = s.pitch + s.scale_pitch + mpix_ep_hop_record_size(call);
+    s.bytes = s.pitch + s.scale_pitch + mpix_ep_forward_record_size(call);
     return s;
 }
 
@@ -31,22 +31,22 @@ static void token_pack(mpix_ep_call *call, int64_t t, int host, const void *how,
             ep->rows->copy((const char *)in->x.scales + t * in->x.scale_stride, s->scales, &scales,
                            1, 0);
     }
-    mpix_ep_hop_record_write(call, t, host, in->topk_weights, to + s->pitch + s->scale_pitch);
+    mpix_ep_forward_record_write(call, t, host, in->topk_weights, to + s->pitch + s->scale_pitch);
 }
 
-int mpix_ep_hop_dispatch_pack(mpix_ep_call *call) {
+int mpix_ep_forward_dispatch_pack(mpix_ep_call *call) {
     item_shape s = shape_of(call);
-    return mpix_ep_hop_pack(call, s.bytes, token_pack, &s);
+    return mpix_ep_forward_pack(call, s.bytes, token_pack, &s);
 }
 
 static void item_forward(mpix_ep_call *call, const char *item, const item_shape *s) {
     mpix_ep *ep = call->ep;
     int width = call->handle->plan->width, n = 0;
-    mpix_ep_hop_record r = mpix_ep_hop_record_read(call, item + s->pitch + s->scale_pitch);
+    mpix_ep_forward_record r = mpix_ep_forward_record_read(call, item + s->pitch + s->scale_pitch);
     void **dst = ep->dst, **sdst = ep->dst + ep->config.max_topk + 1;
     for (int k = 0; k < width; k++) {
         if ((uint64_t)(int64_t)r.ids[k] >= (uint64_t)ep->placement.experts ||
-            r.rows[k] == MPIX_EP_HOP_NONE)
+            r.rows[k] == MPIX_EP_FORWARD_NONE)
             continue;
         int rank = ep->placement.owner[r.ids[k]];
         const mpix_ep_target *to = &ep->targets[rank];
@@ -67,23 +67,24 @@ static void item_forward(mpix_ep_call *call, const char *item, const item_shape 
         ep->rows->copy(item + s->pitch, s->scales, sdst, n, 0);
 }
 
-int mpix_ep_hop_dispatch_serve(mpix_ep_call *call) {
+int mpix_ep_forward_dispatch_serve(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     size_t moved = 0;
     item_shape s = shape_of(call);
     for (int source = 0; source < ep->size; source++) {
-        const mpix_ep_hop_head *head;
-        while (call->remote[source].hop_left > 0 && (head = mpix_ep_hop_chunk(call, source))) {
-            if (moved > MPIX_EP_HOP_PIECE)
+        const mpix_ep_forward_head *head;
+        while (call->remote[source].forward_left > 0 &&
+               (head = mpix_ep_forward_chunk(call, source))) {
+            if (moved > MPIX_EP_FORWARD_PIECE)
                 return MPIX_EP_STEP_WORKED;
             if (moved == 0)
                 mpix_ep_dispatch_targets(call);
-            int n = mpix_ep_hop_items(call, head, s.bytes);
+            int n = mpix_ep_forward_items(call, head, s.bytes);
             for (int i = 0; i < n; i++)
                 item_forward(call, (const char *)(head + 1) + (size_t)i * s.bytes, &s);
-            call->remote[source].hop_left -= n;
+            call->remote[source].forward_left -= n;
             moved += (size_t)n * s.bytes + 1;
-            mpix_ep_hop_passed(call, source);
+            mpix_ep_forward_passed(call, source);
         }
     }
     return moved ? MPIX_EP_STEP_WORKED : MPIX_EP_STEP_WAITING;

@@ -8,7 +8,7 @@
 
 /* context.c. banks: of a context without proxied peers; tables: route exchanges all counts. */
 size_t mpix_ep_bank_size(const MPIX_Ep_config *config, int64_t rows, int remote_peers,
-                         int hop_hosts);
+                         int forward_hosts);
 int mpix_ep_ht_banks(const MPIX_Ep_config *config, const mpix_params *params, int ranks,
                      int ranks_per_host, int tables, MPI_Count *bytes, mpix_ep_ctl_layout *layout);
 int mpix_ep_ht_window_size(const MPIX_Ep_config *config, const mpix_params *params, int ranks,

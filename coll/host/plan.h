@@ -54,7 +54,7 @@ typedef struct mpix_ep_plan {
     int64_t *send_experts; /* [experts] */
     int64_t *send_hosts;   /* [hosts] distinct tokens for each host; only with two hops
                             * (host/forward.h) */
-    int hop;               /* rows take two hops; the same on all ranks */
+    int two_hops;          /* rows take two hops; the same on all ranks */
     /* after mpix_ep_plan_finish */
     int64_t recv_total;
     int64_t *recv_rank;   /* [ranks] */

@@ -39,7 +39,7 @@ size_t mpix_ep_remote_chunks(const MPIX_Ep_config *c, const mpix_params *params,
     size_t item = mpix_ep_remote_item_size(c), bytes = mpix_ep_up16(params->chunk_bytes);
     *nchunks = 2 * ranks + 2;
     /* with two hops a record has the rows too */
-    item += MPIX_EP_HOP_HEADER + mpix_ep_up16(4 * (size_t)c->max_topk);
+    item += MPIX_EP_FORWARD_HEADER + mpix_ep_up16(4 * (size_t)c->max_topk);
     /* one piece: the largest batch for one rank, as far as the limit below allows */
     if (params->chunk_bytes == 0) {
         size_t items = (size_t)c->max_tokens *
@@ -80,7 +80,8 @@ static int remote_alloc(mpix_ep *ep, mpix_ep_remote *remote) {
     remote->lanes = ep->params.lanes;
     remote->counters_slot = route_counters(ep) + 2 * ep->config.depth +
                             2 * ep->config.depth * remote->lanes;
-    if ((int64_t)remote->counters_slot * ep->params.max_handles + MPIX_EP_HOP_COUNTERS + 1 >= 65536)
+    if ((int64_t)remote->counters_slot * ep->params.max_handles + MPIX_EP_FORWARD_COUNTERS + 1 >=
+        65536)
         return mpix_fail(
             MPIX_ERRK_ARG, "max_handles",
             "max_handles = %d with depth %d and %d lanes needs more than 65535 counters",
@@ -98,7 +99,7 @@ static int remote_alloc(mpix_ep *ep, mpix_ep_remote *remote) {
                          remote->nchunks, remote->chunk_bytes);
     memset(remote->mirror, 0, ep->layout.total);
     memset(remote->tx, 0, remote->chunk_bytes * (size_t)remote->nchunks);
-    return mpix_ep_hop_out(ep);
+    return mpix_ep_forward_out(ep);
 }
 
 int mpix_ep_remote_create(mpix_ep *ep) {
@@ -116,7 +117,7 @@ int mpix_ep_remote_create(mpix_ep *ep) {
         kind = mpix_mem_together(ep->boot,
                                  up4096(ep->layout.total) +
                                      up4096(ep->remote->chunk_bytes * (size_t)ep->remote->nchunks) +
-                                     (ep->hop ? ep->hop->out_bytes : 0),
+                                     (ep->forward ? ep->forward->out_bytes : 0),
                                  "send buffers for proxied peers");
     }
     if (!kind)
@@ -146,7 +147,7 @@ int mpix_ep_remote_windows(mpix_ep *ep) {
     if (!kind) {
         ep->ctl_committed = ep->layout.total;
         remote->counter_failed = remote->counters_slot * ep->params.max_handles +
-                                 (ep->hop ? MPIX_EP_HOP_COUNTERS : 0);
+                                 (ep->forward ? MPIX_EP_FORWARD_COUNTERS : 0);
         kind = mpix_proxy_create(ep->boot, &ep->params, remote->is, remote->counter_failed + 1,
                                  ep->config.memkind != MPIX_EP_HOST, ep->ctl->base, &remote->proxy);
     }
@@ -166,9 +167,9 @@ int mpix_ep_remote_windows(mpix_ep *ep) {
     if (!kind)
         kind = mpix_proxy_window(remote->proxy, MPIX_EP_WINDOW_TX, remote->tx,
                                  remote->chunk_bytes * (size_t)remote->nchunks);
-    if (!kind && ep->hop)
-        kind = mpix_proxy_window(remote->proxy, MPIX_EP_WINDOW_HOP, ep->hop->out,
-                                 remote->chunk_bytes * (size_t)ep->hop->nout);
+    if (!kind && ep->forward)
+        kind = mpix_proxy_window(remote->proxy, MPIX_EP_WINDOW_FORWARD, ep->forward->out,
+                                 remote->chunk_bytes * (size_t)ep->forward->nout);
     return kind;
 }
 

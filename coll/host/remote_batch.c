@@ -35,7 +35,7 @@ int64_t mpix_ep_mapped_rows(const mpix_ep_call *call) {
     const mpix_ep *ep = call->ep;
     int64_t rows = 0;
     for (int s = 0; s < ep->size; s++)
-        if (s != ep->rank && (call->hop || !mpix_ep_is_remote(ep, s)))
+        if (s != ep->rank && (call->two_hops || !mpix_ep_is_remote(ep, s)))
             rows += call->handle->plan->recv_rank[s];
     return rows;
 }

@@ -68,8 +68,8 @@ static void later_number(mpix_ep *ep, const mpix_ep_command *c, uint64_t seq) {
     if (*last == c->ticket)
         *last = seq;
     chunks_number(ep->remote->chunks, ep->remote->nchunks, c->ticket, seq);
-    if (ep->hop)
-        chunks_number(ep->hop->outs, ep->hop->nout, c->ticket, seq);
+    if (ep->forward)
+        chunks_number(ep->forward->outs, ep->forward->nout, c->ticket, seq);
 }
 
 int mpix_ep_remote_catch_up(mpix_ep *ep) {

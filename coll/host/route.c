@@ -43,22 +43,22 @@ static void counts_fill(const mpix_ep *ep, const mpix_ep_plan *plan, uint32_t *n
 }
 
 /* (token, rank) and (token, host) pairs between hosts, for the choice of two hops. */
-static void pairs_count(const mpix_ep_call *call, int64_t *flat, int64_t *hop) {
+static void pairs_count(const mpix_ep_call *call, int64_t *flat, int64_t *forwarded) {
     const mpix_ep *ep = call->ep;
-    *flat = *hop = 0;
-    for (int r = 0; ep->hop && r < ep->size; r++)
+    *flat = *forwarded = 0;
+    for (int r = 0; ep->forward && r < ep->size; r++)
         *flat += mpix_ep_is_remote(ep, r) ? call->plan->send_tokens[r] : 0;
-    for (int h = 0; ep->hop && h < ep->boot->nhosts; h++)
-        *hop += h != ep->boot->host_of[ep->rank] ? call->plan->send_hosts[h] : 0;
+    for (int h = 0; ep->forward && h < ep->boot->nhosts; h++)
+        *forwarded += h != ep->boot->host_of[ep->rank] ? call->plan->send_hosts[h] : 0;
 }
 
 static void counts_send(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     /* a rank that has failed has an empty batch */
     const mpix_ep_plan *plan = call->kind ? NULL : call->plan;
-    int64_t flat = 0, hop = 0;
+    int64_t flat = 0, forwarded = 0;
     if (plan)
-        pairs_count(call, &flat, &hop);
+        pairs_count(call, &flat, &forwarded);
     if (plan && ep->answered)
         counts_answered_fill(call);
     for (int i = 0; i < ep->size; i++) {
@@ -69,7 +69,7 @@ static void counts_send(mpix_ep_call *call) {
             c->topk = plan->topk;
             c->tokens = plan->tokens;
             c->flat = flat;
-            c->hop = hop;
+            c->forwarded = forwarded;
             if (!ep->answered)
                 counts_fill(ep, plan, c->n);
         }
@@ -136,8 +136,8 @@ static void agree_topk(mpix_ep_call *call) {
  * TRUNCATE there, REMOTE elsewhere. */
 static void check_totals(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
-    for (int peer = 0; ep->hop && peer < ep->size; peer++) /* alike on all ranks */
-        if (call->plan->total[peer] >= (int64_t)MPIX_EP_HOP_NONE) {
+    for (int peer = 0; ep->forward && peer < ep->size; peer++) /* alike on all ranks */
+        if (call->plan->total[peer] >= (int64_t)MPIX_EP_FORWARD_NONE) {
             mpix_ep_call_fail(call,
                               mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, peer, ep->boot->hostnames[peer],
                                              "rank %d would receive %lld rows: with two hops a "
@@ -294,8 +294,8 @@ static void route_finish(mpix_ep_call *call) {
     struct mpix_ep_handle *handle = call->handle;
     if (!call->kind)
         check_totals(call);
-    if (!call->kind && ep->hop)
-        mpix_ep_hop_choose(call);
+    if (!call->kind && ep->forward)
+        mpix_ep_forward_choose(call);
     if (!call->kind)
         outputs_fill(call);
     if (!call->kind) {

@@ -22,8 +22,8 @@ void mpix_ep_ctl_layout_init(mpix_ep_ctl_layout *l, int ranks, int64_t experts, 
     l->block = l->bases + l->bases_bytes;
     l->slot = l->block * (size_t)ranks;
     l->slots_at = 4096;
-    l->hops = l->slots_at + l->slot * (size_t)max_handles;
-    l->total = l->hops + (size_t)ranks * sizeof(mpix_ep_hop_words);
+    l->forward = l->slots_at + l->slot * (size_t)max_handles;
+    l->total = l->forward + (size_t)ranks * sizeof(mpix_ep_forward_words);
 }
 
 int mpix_ep_is_remote(const mpix_ep *ep, int peer) { return ep->remote && ep->remote->is[peer]; }
@@ -140,7 +140,7 @@ void mpix_ep_offer_send(mpix_ep_call *call, const mpix_ep_offer *offer) {
         memcpy((char *)o + head, (const char *)offer + head, bytes);
         if (mpix_ep_is_remote(ep, peer)) {
             memset(o->place, 0, sizeof o->place);
-            o->pairs = call->hop ? (uint64_t)mpix_ep_hop_pairs(call, peer) : 0;
+            o->pairs = call->two_hops ? (uint64_t)mpix_ep_forward_pairs(call, peer) : 0;
             if (call->remote[peer].rx != UINT64_MAX)
                 o->place[MPIX_EP_PLACE_X] = mpix_ep_stage_place(call, call->remote[peer].rx, 0);
             if (call->remote[peer].direct)

@@ -17,7 +17,7 @@ cuda_headers = \
 	kernels/cuda/expert/expert.cuh kernels/cuda/expert/expert_combine.cuh \
 	kernels/cuda/expert/expert_route.cuh kernels/cuda/expert/expert_rows.cuh \
 	kernels/cuda/expert/expert_sum.cuh \
-	kernels/cuda/remote/remote.cuh kernels/cuda/remote/remote_expert.cuh kernels/cuda/remote/hop.cuh \
+	kernels/cuda/remote/remote.cuh kernels/cuda/remote/remote_expert.cuh kernels/cuda/remote/forward.cuh \
 	kernels/cuda/ll/ll.cuh kernels/cuda/ll/ll_block.cuh kernels/cuda/ll/ll_call.cuh \
 	kernels/cuda/ll/ll_room.cuh kernels/cuda/ll/ll_route.cuh kernels/cuda/ll/ll_sum.cuh \
 	kernels/cuda/ll/ll_team.cuh kernels/cuda/ll/ll_tokens.cuh \

@@ -140,9 +140,9 @@ typedef struct mpix_cuda_state {
     int64_t tokens, recv_total;
     uint32_t send[MPIX_CUDA_RANKS], base[MPIX_CUDA_RANKS], recv[MPIX_CUDA_RANKS],
         first[MPIX_CUDA_RANKS];
-    /* Two hops (hop.cuh). hop: rows take them, alike on all ranks; tokens for each host; tokens of
-     * each source for this rank's host. */
-    int32_t hop, pad0;
+    /* Two hops (forward.cuh). two_hops: rows take them, alike on all ranks; tokens for each host;
+     * tokens of each source for this rank's host. */
+    int32_t two_hops, pad0;
     uint32_t hosts[MPIX_CUDA_RANKS], items[MPIX_CUDA_RANKS];
     /* Low latency. recv: rows of each source; base: where each rank's answers begin in this rank's
      * combine banks. */
@@ -256,12 +256,12 @@ typedef struct mpix_cuda_remote {
                        * zero between calls; [1]: of combine's requests */
     uint64_t *here;   /* device: [3][size] chunks that have come, by kind */
     uint64_t *last;   /* device: [ways][size] number of this handle's last command */
-    /* Two hops (hop.cuh). hops: routings may take them; via: by host, the rank there through which
-     * this one reaches it, its own: itself. */
-    int32_t hops, here_host; /* here_host: of this rank */
-    int64_t saves;           /* (token, rank) pairs that two hops must save at least, -1: they
-                              * are always taken */
-    uint32_t serves;         /* sources that this rank forwards for, a bit each */
+    /* Two hops (forward.cuh). two_hops: routings may take them; via: by host, the rank there
+     * through which this one reaches it, its own: itself. */
+    int32_t two_hops, here_host; /* here_host: of this rank */
+    int64_t saves;               /* (token, rank) pairs that two hops must save at least, -1: they
+                                  * are always taken */
+    uint32_t serves;             /* sources that this rank forwards for, a bit each */
     uint8_t host_of[MPIX_CUDA_RANKS], via[MPIX_CUDA_RANKS];
     uint64_t ask, asks;  /* combine's requests: bytes of one, where they are in a room */
     uint32_t *rel, *blk; /* device: [tokens][hosts], [blocks][hosts], as the
@@ -346,7 +346,8 @@ typedef struct mpix_cuda_dispatch {
                       * or 1: none do */
     int32_t vectors; /* likewise: everything is aligned for 16 bytes at a time */
     int32_t eager;   /* likewise: `taken` is said at the call's end */
-    mpix_cuda_remote_batch batch, hop_batch; /* likewise; hop_batch: to a host's forwarder */
+    mpix_cuda_remote_batch batch, forward_batch; /* likewise; forward_batch: to a host's
+                                                  * forwarder */
 } mpix_cuda_dispatch;
 
 typedef struct mpix_cuda_combine {
@@ -366,9 +367,9 @@ typedef struct mpix_cuda_combine {
     int32_t vectors, eager; /* low latency, as in dispatch; offer.dtype is the wire's */
     int32_t round, held;    /* likewise: tokens that a block sums at a time; pieces of their own
                              * part that a warp holds meanwhile */
-    int32_t hop, wire;      /* rows may take two hops (there is room for their sums); dtype
+    int32_t two_hops, wire; /* rows may take two hops (there is room for their sums); dtype
                              * of those sums */
-    mpix_cuda_remote_batch batch, hop_batch, ask_batch; /* filled in by the module */
+    mpix_cuda_remote_batch batch, forward_batch, ask_batch; /* filled in by the module */
 } mpix_cuda_combine;
 
 typedef struct mpix_cuda_device {

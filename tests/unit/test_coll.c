@@ -288,9 +288,9 @@ START_TEST(test_ctl_layout) {
                               sizeof(mpix_ep_counts) + 4 * (size_t)(2 * ranks + experts));
             ck_assert_uint_ge(l.block, l.counts + 2 * l.counts_bytes);
             ck_assert_uint_eq(l.block % 64, 0); /* no two writers share a line */
-            ck_assert_uint_eq(l.hops, l.slots_at + 9 * l.slot);
-            ck_assert_uint_eq(l.hops % 64, 0);
-            ck_assert_uint_eq(l.total, l.hops + (size_t)ranks * sizeof(mpix_ep_hop_words));
+            ck_assert_uint_eq(l.forward, l.slots_at + 9 * l.slot);
+            ck_assert_uint_eq(l.forward % 64, 0);
+            ck_assert_uint_eq(l.total, l.forward + (size_t)ranks * sizeof(mpix_ep_forward_words));
             /* the bound that mpix_ep.h states */
             ck_assert_uint_le(l.total, 9 * (size_t)ranks *
                                                ((size_t)(experts + 2 * ranks) * 8 +

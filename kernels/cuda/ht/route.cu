@@ -130,7 +130,7 @@ __device__ static void counts_send(const mpix_cuda_handle &h, const mpix_cuda_ro
         for (int p = 0; p < h.size; p++)
             counts_out(h, p, epoch)[head + h.size + i] = n;
     }
-    for (int p = 0; h.remote.hops && p < h.size; p++)
+    for (int p = 0; h.remote.two_hops && p < h.size; p++)
         if ((int)threadIdx.x < h.remote.nhosts)
             counts_out(h, p, epoch)[head + h.size + h.experts + threadIdx.x] =
                 h.state->hosts[threadIdx.x];
@@ -178,12 +178,12 @@ __device__ static int counts_wait(const mpix_cuda_handle &h, const mpix_cuda_rou
  * (coll/host/forward.c). rows: [source][to]. By the whole block. */
 __device__ static void hops_choose(const mpix_cuda_handle &h,
                                    const uint32_t (*rows)[MPIX_CUDA_RANKS], uint64_t epoch) {
-    __shared__ unsigned long long flat, hop;
+    __shared__ unsigned long long flat, forwarded;
     int s = threadIdx.x;
-    if (!h.remote.hops)
+    if (!h.remote.two_hops)
         return;
     if (s == 0)
-        flat = hop = 0;
+        flat = forwarded = 0;
     __syncthreads();
     if (s < h.size) {
         const volatile uint32_t *hosts = counts_at(h, h.rank, s, epoch) + sizeof(counts_head) / 4 +
@@ -195,12 +195,12 @@ __device__ static void hops_choose(const mpix_cuda_handle &h,
             once += i != h.remote.host_of[s] ? hosts[i] : 0;
         h.state->items[s] = hosts[h.remote.here_host];
         atomicAdd(&flat, all);
-        atomicAdd(&hop, once);
+        atomicAdd(&forwarded, once);
     }
     __syncthreads();
     if (s == 0)
-        h.state->hop = h.remote.saves < 0 ||
-                       (hop + hop / 4 < flat && (int64_t)(flat - hop) >= h.remote.saves);
+        h.state->two_hops = h.remote.saves < 0 || (forwarded + forwarded / 4 < flat &&
+                                                   (int64_t)(flat - forwarded) >= h.remote.saves);
 }
 
 /* By the first warp, a lane for each rank: what the ranks have for each other. rows:
@@ -329,7 +329,7 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ 
     for (int e = threadIdx.x; here && e < h.experts; e += THREADS)
         if (counted[e])
             atomicAdd(&h.histogram[e], counted[e]);
-    if (h.remote.hops) {
+    if (h.remote.two_hops) {
         __syncthreads();
         places_count(map, h.remote.host, h.remote.nhosts, t, c.tokens, warps, h.remote.rel,
                      h.remote.blk);
@@ -349,7 +349,7 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ 
     }
     if (threadIdx.x == 0)
         h.state->routed = 0;
-    if (h.remote.hops)
+    if (h.remote.two_hops)
         blocks_scan(h.remote.blk, h.remote.nhosts, gridDim.x, send, h.state->hosts);
     blocks_scan(h.blk, h.size, gridDim.x, send, h.state->send);
     if (ranked)

@@ -42,7 +42,7 @@
  * rank's chunks are packed and queued, and each lead passes on what comes. The proxy depends on no
  * kernel: it puts what is queued. All waits are bounded, and end when the proxy has lost the peer.
  *
- * Two hops: hop.cuh.
+ * Two hops: forward.cuh.
  */
 #ifndef MPIX_KERNELS_CUDA_REMOTE_CUH
 #define MPIX_KERNELS_CUDA_REMOTE_CUH
@@ -55,7 +55,7 @@ enum {
     REMOTE_COMBINE,
     REMOTE_ASK
 };                          /* words of chunks; ASK: of two hops
-                             * (hop.cuh) */
+                             * (forward.cuh) */
 enum { REMOTE_UNITS = 16 }; /* pieces of a chunk that warps take */
 enum {
     REMOTE_STEP = 2 * MPIX_CUDA_REMOTE_CHUNKS

@@ -8,15 +8,15 @@
  * for the chunks of the proxied ranks that a token needs, and add. The sum is combine.cu's, in its
  * order, so its bits are the same whatever ranks are mapped.
  *
- * With two hops (hop.cuh) nothing is pushed rank by rank. Warps first write which sums they want of
- * other hosts, then make the sums that other hosts' ranks want of this one's, and then add: the
- * rows of their own host, then one sum of each other host.
+ * With two hops (forward.cuh) nothing is pushed rank by rank. Warps first write which sums they
+ * want of other hosts, then make the sums that other hosts' ranks want of this one's, and then add:
+ * the rows of their own host, then one sum of each other host.
  *
  * READ-DONE goes to mapped ranks only: proxied ones read nothing here, and what is
  * packed has left in.x.
  */
 #include "common/copy.cuh"
-#include "hop.cuh"
+#include "forward.cuh"
 #include "common/launch.h"
 #include "common/sums.cuh"
 
@@ -112,49 +112,50 @@ __device__ static remote_source host_source_of(const mpix_cuda_handle &h,
     return {items,
             nullptr,
             nullptr,
-            items + c.hop_batch.record,
+            items + c.forward_batch.record,
             INT64_MAX,
-            c.hop_batch.item,
+            c.forward_batch.item,
             0,
             0,
-            c.hop_batch.item,
+            c.forward_batch.item,
             via,
             host};
 }
 
 /* Which term has what comes from rank r. */
-__device__ __forceinline__ int term_of_rank(const mpix_cuda_handle &h, bool hop, int r) {
+__device__ __forceinline__ int term_of_rank(const mpix_cuda_handle &h, bool two_hops, int r) {
     uint32_t mine = h.remote.host[h.remote.here_host];
     int host = h.remote.host_of[r];
-    return !hop                         ? r
+    return !two_hops                    ? r
            : host == h.remote.here_host ? __popc(mine & ((1u << r) - 1))
                                         : __popc(mine) + host - (host > h.remote.here_host);
 }
 
 /* By a warp; o: the offer of the lane's rank. */
 __device__ static void terms_find(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
-                                  const mpix_cuda_offer &o, bool hop, remote_terms *terms) {
+                                  const mpix_cuda_offer &o, bool two_hops, remote_terms *terms) {
     int lane = threadIdx.x % 32;
     if (lane < h.size) {
         terms->rows[lane] = o.rows;
-        if (!hop || mapped_is(h, lane))
-            terms->of[term_of_rank(h, hop, lane)] = source_of(h, c, o, lane);
+        if (!two_hops || mapped_is(h, lane))
+            terms->of[term_of_rank(h, two_hops, lane)] = source_of(h, c, o, lane);
     }
-    if (hop && lane < h.remote.nhosts && lane != h.remote.here_host)
+    if (two_hops && lane < h.remote.nhosts && lane != h.remote.here_host)
         terms->of[__popc(h.remote.host[h.remote.here_host]) + lane - (lane > h.remote.here_host)] =
             host_source_of(h, c, lane);
     if (lane == 0)
-        terms->n = hop ? __popc(h.remote.host[h.remote.here_host]) + h.remote.nhosts - 1 : h.size;
+        terms->n = two_hops ? __popc(h.remote.host[h.remote.here_host]) + h.remote.nhosts - 1
+                            : h.size;
 }
 
 /* The values that the experts' ranks set for each choice of a token, by a warp. row: of the lane's
  * term, -1: none. */
 __device__ static void slots_of_token(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
-                                      const remote_terms *terms, bool hop, int64_t t, int64_t row,
-                                      int lane) {
+                                      const remote_terms *terms, bool two_hops, int64_t t,
+                                      int64_t row, int lane) {
     for (int k0 = 0; k0 < c.topk; k0 += 32) {
         int k = k0 + lane, id = k < c.topk ? h.ids[t * h.max_topk + k] : -1,
-            i = id >= 0 ? term_of_rank(h, hop, h.owner[id]) : 0;
+            i = id >= 0 ? term_of_rank(h, two_hops, h.owner[id]) : 0;
         int64_t at = __shfl_sync(~0u, row, i);
         float v = 0;
         if (id >= 0 && at >= 0)
@@ -172,7 +173,7 @@ enum { ANY, VECTOR, F8 };
 __device__ static int64_t term_row(const mpix_cuda_handle &h, const remote_source &mine, int64_t t,
                                    uint32_t exist) {
     if (mine.host >= 0) /* a sum of dropped rows only does not count */
-        return exist & h.remote.host[mine.host] ? (int64_t)hop_index(h, t, mine.host) : -1;
+        return exist & h.remote.host[mine.host] ? (int64_t)forward_index(h, t, mine.host) : -1;
     int64_t row = row_of(h, t, mine.rank);
     return row < mine.rows ? row : -1;
 }
@@ -219,18 +220,18 @@ __device__ __forceinline__ void token_sum(const mpix_cuda_combine &c, const lane
 /* Whole tokens, in order. 0, or 2: the context has failed. */
 template <int HOW, int X>
 __device__ static int tokens_sum(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
-                                 const remote_terms *terms, bool hop, bool any, uint32_t weighted,
-                                 uint64_t epoch) {
+                                 const remote_terms *terms, bool two_hops, bool any,
+                                 uint32_t weighted, uint64_t epoch) {
     int lane = threadIdx.x % 32;
     uint32_t *taken = &h.state->more[0];
     remote_source mine = terms->of[lane < terms->n ? lane : 0];
     int64_t base = lane < terms->n && mine.host < 0 ? h.state->base[mine.rank] : 0,
-            per_chunk = hop ? c.hop_batch.per_chunk : c.batch.per_chunk;
+            per_chunk = two_hops ? c.forward_batch.per_chunk : c.batch.per_chunk;
     uint32_t ticket = lane == 0 ? atomicAdd(taken, 1) : 0;
     for (int64_t t; (t = __shfl_sync(~0u, ticket, 0)) < c.tokens;) {
         if (lane == 0)
             ticket = atomicAdd(taken, 1);
-        uint32_t exist = hop ? ranks_with_rows(h, terms, t, lane) : 0;
+        uint32_t exist = two_hops ? ranks_with_rows(h, terms, t, lane) : 0;
         int64_t row = lane < terms->n ? term_row(h, mine, t, exist) : -1;
         if (!remote_chunks_wait(h, REMOTE_COMBINE, row >= 0 && remote_is(h, mine.rank), mine.rank,
                                 remote_chunk_word(epoch, row < 0 ? 0 : (row - base) / per_chunk)))
@@ -239,7 +240,7 @@ __device__ static int tokens_sum(const mpix_cuda_handle &h, const mpix_cuda_comb
         term.wide = mine.host >= 0 && c.wire != c.xdtype;
         token_sum<HOW, X>(c, term, weighted, any, t, lane);
         if (c.out_slots)
-            slots_of_token(h, c, terms, hop, t, row, lane);
+            slots_of_token(h, c, terms, two_hops, t, row, lane);
     }
     return 0;
 }
@@ -251,21 +252,22 @@ __device__ static int sums_ask(const mpix_cuda_handle &h, const mpix_cuda_combin
                                uint64_t epoch) {
     int lane = threadIdx.x % 32, host = via_is(h, lane) ? h.remote.host_of[lane] : -1;
     uint32_t *taken = &h.state->item[MPIX_CUDA_COMBINE], needs = host < 0 ? 0 : h.remote.host[host];
-    int64_t items = hop_items_out(h, lane);
+    int64_t items = forward_items_out(h, lane);
     uint32_t ticket = lane == 0 ? atomicAdd(taken, 1) : 0;
     bool fine = true;
     for (int64_t t; (t = __shfl_sync(~0u, ticket, 0)) < c.tokens;) {
         if (lane == 0)
             ticket = atomicAdd(taken, 1);
         bool goes = (h.bitmap[t] & needs) != 0;
-        uint32_t index = goes ? hop_index(h, t, host) : 0;
-        hop_record_pack(h, t, c.topk, nullptr,
-                        goes ? h.remote.window + ask_pack(h, lane) + index * c.ask_batch.item
-                             : nullptr,
-                        lane);
+        uint32_t index = goes ? forward_index(h, t, host) : 0;
+        forward_record_pack(h, t, c.topk, nullptr,
+                            goes ? h.remote.window + ask_pack(h, lane) + index * c.ask_batch.item
+                                 : nullptr,
+                            lane);
         __syncwarp();
         if (goes && fine)
-            fine = hop_item_count(h, c.ask_batch, REMOTE_ASK, lane, index, items, epoch, c.report);
+            fine = forward_item_count(h, c.ask_batch, REMOTE_ASK, lane, index, items, epoch,
+                                      c.report);
         __syncwarp();
     }
     return __all_sync(~0u, fine) ? 0 : 2;
@@ -276,7 +278,7 @@ __device__ static void slots_of_item(const mpix_cuda_handle &h, const char *reco
                                      const remote_terms *terms, int64_t row, float *to, int lane) {
     int width = h.state->width;
     for (int k0 = 0; k0 < width; k0 += 32) {
-        int k = k0 + lane, id = k < width ? hop_ids(record)[k] : -1,
+        int k = k0 + lane, id = k < width ? forward_ids(record)[k] : -1,
             i = id >= 0 ? term_of_rank(h, true, h.owner[id]) : 0;
         int64_t at = __shfl_sync(~0u, row, i);
         const remote_source &s = terms->of[i];
@@ -296,28 +298,28 @@ __device__ static int sums_serve(const mpix_cuda_handle &h, const mpix_cuda_comb
     int lane = threadIdx.x % 32, own = __popc(h.remote.host[h.remote.here_host]),
         width = h.state->width;
     remote_source mine = terms->of[lane < own ? lane : 0];
-    int64_t items = hop_items_in(h, lane);
+    int64_t items = forward_items_in(h, lane);
     bool fine = true, slots = __any_sync(~0u, lane < own && mine.slots != nullptr);
     remote_unit u;
     while (fine &&
-           remote_unit_take(h, h.remote.serves, c.hop_batch, items, &h.state->more[1], &u)) {
+           remote_unit_take(h, h.remote.serves, c.forward_batch, items, &h.state->more[1], &u)) {
         if (!remote_chunks_wait(h, REMOTE_ASK, true, u.r,
                                 remote_chunk_word(epoch, (u.end - 1) / c.ask_batch.per_chunk)))
             return 2;
         uint64_t to = h.remote.room * h.remote.slot[u.r];
         for (int64_t i = u.first; i < u.end; i++) {
             const char *record = h.remote.window + ask_land(h, u.r) + i * (int64_t)c.ask_batch.item;
-            int64_t row = hop_record_row(h, record, width, mine.rank),
-                    at = (int64_t)to + i * (int64_t)c.hop_batch.item;
+            int64_t row = forward_record_row(h, record, width, mine.rank),
+                    at = (int64_t)to + i * (int64_t)c.forward_batch.item;
             row = lane < own && row < mine.rows ? row : -1;
             token_sum<HOW, X>(part, term_at(mine, row), weighted, any, at / 16, lane);
             if (slots)
-                slots_of_item(h, record, terms, row, (float *)(part.y + at + c.hop_batch.record),
-                              lane);
+                slots_of_item(h, record, terms, row,
+                              (float *)(part.y + at + c.forward_batch.record), lane);
         }
         __syncwarp();
         if (lane == 0)
-            fine = remote_chunk_count(h, c.hop_batch, REMOTE_COMBINE, u.r, u.chunk,
+            fine = remote_chunk_count(h, c.forward_batch, REMOTE_COMBINE, u.r, u.chunk,
                                       (uint32_t)(u.end - u.first), u.n, epoch, c.report);
         fine = __shfl_sync(~0u, fine, 0);
     }
@@ -329,22 +331,22 @@ __device__ static int sums_serve(const mpix_cuda_handle &h, const mpix_cuda_comb
 /* By the lead: passes on what comes. o: the offer of the lane's rank. 0, or 2: the
  * context has failed. */
 __device__ static int combine_carry(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
-                                    const mpix_cuda_offer &o, bool hop, uint64_t epoch) {
+                                    const mpix_cuda_offer &o, bool two_hops, uint64_t epoch) {
     int lane = threadIdx.x % 32;
     int64_t base = lane < h.size ? h.state->base[lane] : 0,
             send = lane < h.size ? h.state->send[lane] : 0;
     int64_t rows = lane >= h.size || o.rows <= base ? 0
                    : o.rows - base < send           ? o.rows - base
                                                     : send;
-    if (!hop)
+    if (!two_hops)
         return remote_chunks_carry(h, REMOTE_COMBINE, epoch, rows, c.batch.per_chunk, c.wait_ns,
                                    c.report)
                    ? 0
                    : 2;
-    return remote_chunks_carry(h, REMOTE_ASK, epoch, hop_items_in(h, lane), c.ask_batch.per_chunk,
-                               nullptr, c.report) &&
-                   remote_chunks_carry(h, REMOTE_COMBINE, epoch, hop_items_out(h, lane),
-                                       c.hop_batch.per_chunk, c.wait_ns, c.report)
+    return remote_chunks_carry(h, REMOTE_ASK, epoch, forward_items_in(h, lane),
+                               c.ask_batch.per_chunk, nullptr, c.report) &&
+                   remote_chunks_carry(h, REMOTE_COMBINE, epoch, forward_items_out(h, lane),
+                                       c.forward_batch.per_chunk, c.wait_ns, c.report)
                ? 0
                : 2;
 }
@@ -356,7 +358,7 @@ __global__ void __launch_bounds__(512)
                           const __grid_constant__ mpix_cuda_combine part) {
     __shared__ remote_terms terms;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const bool lead = blockIdx.x == 0 && warp == 0, hop = h.state->hop && c.hop;
+    const bool lead = blockIdx.x == 0 && warp == 0, two_hops = h.state->two_hops && c.two_hops;
     const uint64_t epoch = h.state->epoch[MPIX_CUDA_COMBINE] + 1;
     int64_t recv_total = h.state->recv_total;
     int fault = routing_fault(h, c.tokens, c.topk),
@@ -376,7 +378,7 @@ __global__ void __launch_bounds__(512)
         bad = offers_wait(h, c.offer, h.offered, offsetof(mpix_cuda_words, rows_offered), epoch,
                           lead ? c.wait_ns : nullptr, c.report, &o);
     if (warp == 0 && !bad)
-        terms_find(h, c, o, hop, &terms);
+        terms_find(h, c, o, two_hops, &terms);
     if (!bad && c.out_slots && lane < h.size && o.rows > 0) {
         bool none = lane == h.rank ? !c.slot_values : o.at[MPIX_CUDA_AT_SLOTS].window < 0;
         if (none)
@@ -394,7 +396,7 @@ __global__ void __launch_bounds__(512)
     /* 3: this rank can't have its sums, others get what they wait for */
     if (bad == 0 || bad == 3) {
         if (lead) {
-            if (combine_carry(h, c, o, hop, epoch))
+            if (combine_carry(h, c, o, two_hops, epoch))
                 bad = 2;
         } else {
             uint32_t weighted = 0;
@@ -405,14 +407,14 @@ __global__ void __launch_bounds__(512)
                 bits |= s.rows > 0 ? (uint64_t)s.x | s.stride : 0;
             }
             bool any = bits % 16 != 0;
-            if (!hop && rows_push(h, c, epoch))
+            if (!two_hops && rows_push(h, c, epoch))
                 bad = 2;
-            else if (hop &&
+            else if (two_hops &&
                      (sums_ask(h, c, epoch) || sums_serve < HOW,
                       HOW == F8 ? (int)BF16 : X > (h, c, part, &terms, any, weighted, epoch)))
                 bad = 2;
             if (bad != 2)
-                bad = tokens_sum<HOW, X>(h, c, &terms, hop, any, weighted, epoch);
+                bad = tokens_sum<HOW, X>(h, c, &terms, two_hops, any, weighted, epoch);
         }
     }
     if (__syncthreads_or(bad == 2))
@@ -457,8 +459,8 @@ cudaError_t mpix_cuda_remote_combine_launch(const mpix_cuda_device *d, const mpi
                    : c->scale_kind    ? (c->hidden + 127) / 128
                                       : 0;
     c->batch = remote_batch_of(h, c->row, c->scale_row, 4 + 4 * (int64_t)h->max_topk);
-    c->hop_batch = remote_batch_of(h, rows_f8 ? 2 * c->hidden : c->row, 0,
-                                   4 * (int64_t)h->max_topk);
+    c->forward_batch = remote_batch_of(h, rows_f8 ? 2 * c->hidden : c->row, 0,
+                                       4 * (int64_t)h->max_topk);
     c->ask_batch = remote_items_of(h, h->remote.ask);
     bool fast = mpix_cuda_combine_bits(c, c->row) % 16 == 0 && c->row < 1 << 30;
     if (fast && rows_f8 && (c->ydtype == F32 || c->ydtype == F16 || c->ydtype == BF16))

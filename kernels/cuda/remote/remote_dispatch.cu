@@ -9,12 +9,12 @@
  * sources would have written them. So the link carries packing, the proxy's copies and placing at
  * the same time, chunk by chunk.
  *
- * With two hops (hop.cuh) there is a batch for each other host instead, and what comes is stored at
- * every rank of this host that needs it; the words to mapped ranks come behind that, so in the
- * second half of a call that has halves.
+ * With two hops (forward.cuh) there is a batch for each other host instead, and what comes is
+ * stored at every rank of this host that needs it; the words to mapped ranks come behind that, so
+ * in the second half of a call that has halves.
  */
 #include "common/copy.cuh"
-#include "hop.cuh"
+#include "forward.cuh"
 #include "common/launch.h"
 #include "common/quant.cuh"
 
@@ -49,16 +49,17 @@ __device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dis
                                   const mpix_cuda_offer &o, uint64_t epoch) {
     int lane = threadIdx.x % 32;
     uint32_t *taken = &h.state->item[MPIX_CUDA_DISPATCH];
-    const bool hop = h.state->hop != 0;
-    const mpix_cuda_remote_batch &b = hop ? c.hop_batch : c.batch;
+    const bool two_hops = h.state->two_hops != 0;
+    const mpix_cuda_remote_batch &b = two_hops ? c.forward_batch : c.batch;
     int64_t base = lane < h.size ? h.state->base[lane] : 0, send = lane >= h.size ? 0
-                                                                   : hop ? hop_items_out(h, lane)
-                                                                         : h.state->send[lane];
+                                                                   : two_hops
+                                                                       ? forward_items_out(h, lane)
+                                                                       : h.state->send[lane];
     /* that this rank reaches through the lane's */
-    int host = hop && via_is(h, lane) ? h.remote.host_of[lane] : -1;
-    uint32_t needs = lane >= h.size || (hop && host < 0 && remote_is(h, lane)) ? 0
-                     : host >= 0                                               ? h.remote.host[host]
-                                                                               : 1u << lane;
+    int host = two_hops && via_is(h, lane) ? h.remote.host_of[lane] : -1;
+    uint32_t needs = lane >= h.size || (two_hops && host < 0 && remote_is(h, lane)) ? 0
+                     : host >= 0 ? h.remote.host[host]
+                                 : 1u << lane;
     uint32_t ticket = lane == 0 ? atomicAdd(taken, 1) : 0;
     bool fine = true;
     for (int64_t t; (t = __shfl_sync(~0u, ticket, 0)) < c.tokens;) {
@@ -66,7 +67,7 @@ __device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dis
             ticket = atomicAdd(taken, 1);
         bool goes = (h.bitmap[t] & needs) != 0;
         uint32_t index = !goes       ? 0
-                         : host >= 0 ? hop_index(h, t, host)
+                         : host >= 0 ? forward_index(h, t, host)
                                      : h.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.size + lane] +
                                            h.rel[t * h.size + lane];
         remote_place p = {nullptr, nullptr, nullptr};
@@ -84,12 +85,12 @@ __device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dis
                 warp_copy_any(c.scales + t * c.scale_stride, p.scales, c.scale_row, lane);
         }
         record_pack(h, c, t, host < 0 ? p.record : nullptr, lane);
-        if (hop)
-            hop_record_pack(h, t, c.topk, c.weights ? c.weights + t * c.topk : nullptr,
-                            host < 0 ? nullptr : p.record, lane);
+        if (two_hops)
+            forward_record_pack(h, t, c.topk, c.weights ? c.weights + t * c.topk : nullptr,
+                                host < 0 ? nullptr : p.record, lane);
         __syncwarp();
         if (goes && fine && remote_is(h, lane))
-            fine = hop_item_count(h, b, REMOTE_DISPATCH, lane, index, send, epoch, c.report);
+            fine = forward_item_count(h, b, REMOTE_DISPATCH, lane, index, send, epoch, c.report);
         __syncwarp();
     }
     return __all_sync(~0u, fine) ? 0 : 2;
@@ -132,23 +133,23 @@ __device__ static int rows_place(const mpix_cuda_handle &h, const mpix_cuda_disp
 __device__ static int rows_forward(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
                                    const mpix_cuda_offer &o, uint64_t epoch) {
     int lane = threadIdx.x % 32, width = h.state->width;
-    int64_t items = hop_items_in(h, lane);
+    int64_t items = forward_items_in(h, lane);
     remote_unit u;
-    while (remote_unit_take(h, h.remote.serves, c.hop_batch, items, &h.state->more[0], &u)) {
+    while (remote_unit_take(h, h.remote.serves, c.forward_batch, items, &h.state->more[0], &u)) {
         if (!remote_chunks_wait(h, REMOTE_DISPATCH, true, u.r, remote_chunk_word(epoch, u.chunk)))
             return 2;
         for (int64_t i = u.first; i < u.end; i++) {
             const char *item = h.remote.window + remote_land(h, u.r) +
-                               i * (int64_t)c.hop_batch.item,
-                       *record = item + c.hop_batch.record;
-            int64_t row = hop_record_row(h, record, width, lane);
+                               i * (int64_t)c.forward_batch.item,
+                       *record = item + c.forward_batch.record;
+            int64_t row = forward_record_row(h, record, width, lane);
             remote_place p = {nullptr, nullptr, nullptr};
             if (row >= 0 && mapped_is(h, lane))
-                p = place_of(h, c, c.hop_batch, o, 0, (uint32_t)row);
+                p = place_of(h, c, c.forward_batch, o, 0, (uint32_t)row);
             warp_copy_any(item, p.x, c.row, lane);
             if (c.scale_row > 0)
-                warp_copy_any(item + c.hop_batch.scales, p.scales, c.scale_row, lane);
-            hop_record_forward(h, record, width, p.record, lane);
+                warp_copy_any(item + c.forward_batch.scales, p.scales, c.scale_row, lane);
+            forward_record_expand(h, record, width, p.record, lane);
         }
     }
     return 0;
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(512)
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const bool lead = blockIdx.x == 0 && warp == 0, sends = c.part != MPIX_CUDA_END,
                receives = c.part != MPIX_CUDA_BEGIN;
-    const bool hop = h.state->hop != 0, tells = hop ? receives : sends;
+    const bool two_hops = h.state->two_hops != 0, tells = two_hops ? receives : sends;
     const uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
     int status = own_status(h, c), bad = call_refused(h, c.report) ? 2 : 0;
     bad = __any_sync(~0u, bad) ? 2 : 0;
@@ -172,23 +173,25 @@ __global__ void __launch_bounds__(512)
         bad = offers_wait(h, c.offer, h.ready, offsetof(mpix_cuda_words, ready), epoch, nullptr,
                           c.report, &o);
     if (lead) {
-        int64_t rows = lane >= h.size ? 0 : hop ? hop_items_in(h, lane) : h.state->recv[lane];
+        int64_t rows = lane >= h.size ? 0
+                       : two_hops     ? forward_items_in(h, lane)
+                                      : h.state->recv[lane];
         if (!bad && receives &&
             !remote_chunks_carry(h, REMOTE_DISPATCH, epoch, rows,
-                                 hop ? c.hop_batch.per_chunk : c.batch.per_chunk, c.wait_ns,
-                                 c.report))
+                                 two_hops ? c.forward_batch.per_chunk : c.batch.per_chunk,
+                                 c.wait_ns, c.report))
             bad = 2;
     } else {
         if (!bad && sends)
             bad = tokens_send(h, c, o, epoch);
-        if (!bad && receives && hop)
+        if (!bad && receives && two_hops)
             bad = rows_forward(h, c, o, epoch);
         __syncwarp();
         if (tells && remote_workers_meet(bad == 2))
             bad = 2;
         else if (tells && warp == (blockIdx.x == 0 ? 1 : 0))
             remote_lane_signal(h, offsetof(mpix_cuda_words, rows_here), epoch);
-        if (!bad && receives && !hop)
+        if (!bad && receives && !two_hops)
             bad = rows_place(h, c, epoch);
     }
     if (__syncthreads_or(bad == 2))
@@ -214,7 +217,8 @@ cudaError_t mpix_cuda_remote_dispatch_launch(const mpix_cuda_device *d, const mp
     sms = mpix_cuda_blocks(d, sms);
     c->offer.lanes = sms;
     c->batch = remote_batch_of(h, c->row, c->scale_row, (int64_t)h->meta_record);
-    c->hop_batch = remote_batch_of(h, c->row, c->scale_row, HOP_IDS + 12 * (int64_t)h->max_topk);
+    c->forward_batch = remote_batch_of(h, c->row, c->scale_row,
+                                       FORWARD_IDS + 12 * (int64_t)h->max_topk);
     remote_dispatch_kernel<<<sms, 512, 0, stream>>>(*h, *c);
     cudaError_t err = cudaGetLastError();
     return err == cudaSuccess && c->part != MPIX_CUDA_BEGIN

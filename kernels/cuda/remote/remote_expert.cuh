@@ -13,7 +13,7 @@
 #ifndef MPIX_KERNELS_CUDA_REMOTE_EXPERT_CUH
 #define MPIX_KERNELS_CUDA_REMOTE_EXPERT_CUH
 #include "expert/expert.cuh"
-#include "hop.cuh"
+#include "forward.cuh"
 
 /* What travels of a pair: the token (int64), for each choice its row at the rank or -1, and a
  * weight. 8 + 8 max_topk bytes. */

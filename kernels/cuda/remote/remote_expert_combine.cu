@@ -12,7 +12,7 @@
  * Partial sums travel in one of two dtypes, which all offers together decide; batches of
  * both shapes are prepared, and both ends take the same. The room for what comes from a peer
  * holds all of a batch, so nobody waits for a place: ROWS grants it, for requests too
- * (hop.cuh has the argument).
+ * (forward.cuh has the argument).
  *
  * Progress. Requests are taken by tickets and wait for nobody but the offers, so they come; sums
  * for proxied ranks wait for requests alone. What remains is the argument of expert_combine.cu:
@@ -42,7 +42,7 @@ __device__ static bool pairs_ask(const mpix_cuda_handle &h, const mpix_cuda_comb
                               : nullptr);
         __syncwarp();
         if (goes && fine)
-            fine = hop_item_count(h, c.ask_batch, REMOTE_ASK, lane, index, n, epoch, c.report);
+            fine = forward_item_count(h, c.ask_batch, REMOTE_ASK, lane, index, n, epoch, c.report);
         __syncwarp();
     }
     return __all_sync(~0u, fine);
@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(THREADS)
         return;
     bool fine = true;
     if (g.bad == 0) {
-        const mpix_cuda_remote_batch &b = g.wide ? c.hop_batch : c.batch;
+        const mpix_cuda_remote_batch &b = g.wide ? c.forward_batch : c.batch;
         float *values = values_find(h, c, g);
         if (!choices_here(h, c, g, epoch))
             return;
@@ -354,7 +354,7 @@ cudaError_t mpix_cuda_remote_expert_combine_launch(const mpix_cuda_device *d,
     c->pieces = (int)((c->hidden + c->piece - 1) / c->piece);
     /* the two forms of partial sums (form_choose) */
     c->batch = remote_batch_of(h, c->hidden * (small ? 2 : wide), 0, values);
-    c->hop_batch = remote_batch_of(h, c->hidden * wide, 0, values);
+    c->forward_batch = remote_batch_of(h, c->hidden * wide, 0, values);
     c->ask_batch = remote_items_of(h, h->remote.ask);
     return sum_choose(c, [&](auto sum) { return launch<decltype(sum)>(sms, h, c, stream); });
 }

@@ -88,7 +88,8 @@ __device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dis
                          item ? item + c.batch.record : nullptr);
         __syncwarp();
         if (goes && fine)
-            fine = hop_item_count(h, c.batch, REMOTE_DISPATCH, lane, index, send, epoch, c.report);
+            fine = forward_item_count(h, c.batch, REMOTE_DISPATCH, lane, index, send, epoch,
+                                      c.report);
         __syncwarp();
     }
     return __all_sync(~0u, fine) ? 0 : 2;

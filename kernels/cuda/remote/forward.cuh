@@ -1,6 +1,6 @@
 /*
- * hop.cuh - two hops: between hosts a row travels once per host, to a rank there that passes it on
- * to its neighbours over the link between GPUs. What is computed, who forwards for whom and when
+ * forward.cuh - two hops: between hosts a row travels once per host, to a rank there that passes it
+ * on to its neighbours over the link between GPUs. What is computed, who forwards for whom and when
  * two hops are taken are as in host memory (coll/host/forward.h); how it travels is remote.cuh's.
  *
  * Dispatch. A source packs a token once for each other host that needs it, in the room of the
@@ -30,16 +30,18 @@
  * A forwarder whose call ends by a time-out or a lost source signals nobody, and its neighbours
  * name it when their time limit is over.
  */
-#ifndef MPIX_KERNELS_CUDA_HOP_CUH
-#define MPIX_KERNELS_CUDA_HOP_CUH
+#ifndef MPIX_KERNELS_CUDA_FORWARD_CUH
+#define MPIX_KERNELS_CUDA_FORWARD_CUH
 #include "remote.cuh"
 
 /* A record: the token (int64), then for each choice its expert (-1: not on that host), its row at
  * the expert's rank, and in dispatch its weight. */
-enum { HOP_NONE = -1, HOP_IDS = 8 };
-__device__ __forceinline__ int32_t *hop_ids(char *record) { return (int32_t *)(record + HOP_IDS); }
-__device__ __forceinline__ const int32_t *hop_ids(const char *record) {
-    return (const int32_t *)(record + HOP_IDS);
+enum { FORWARD_NONE = -1, FORWARD_IDS = 8 };
+__device__ __forceinline__ int32_t *forward_ids(char *record) {
+    return (int32_t *)(record + FORWARD_IDS);
+}
+__device__ __forceinline__ const int32_t *forward_ids(const char *record) {
+    return (const int32_t *)(record + FORWARD_IDS);
 }
 
 /* Whether this rank reaches another host through rank r. */
@@ -47,22 +49,22 @@ __device__ __forceinline__ bool via_is(const mpix_cuda_handle &h, int r) {
     return remote_is(h, r) && h.remote.via[h.remote.host_of[r]] == r;
 }
 /* The number of token t among this rank's for a host. */
-__device__ __forceinline__ uint32_t hop_index(const mpix_cuda_handle &h, int64_t t, int host) {
+__device__ __forceinline__ uint32_t forward_index(const mpix_cuda_handle &h, int64_t t, int host) {
     return h.remote.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.remote.nhosts + host] +
            h.remote.rel[t * h.remote.nhosts + host];
 }
 /* Of the lane's rank: items that come from it to be forwarded; items that go to it. */
-__device__ __forceinline__ int64_t hop_items_in(const mpix_cuda_handle &h, int lane) {
+__device__ __forceinline__ int64_t forward_items_in(const mpix_cuda_handle &h, int lane) {
     return h.remote.serves >> lane & 1 ? h.state->items[lane] : 0;
 }
-__device__ __forceinline__ int64_t hop_items_out(const mpix_cuda_handle &h, int lane) {
+__device__ __forceinline__ int64_t forward_items_out(const mpix_cuda_handle &h, int lane) {
     return via_is(h, lane) ? h.state->hosts[h.remote.host_of[lane]] : 0;
 }
 
 /* Records of token t, by a warp; rec: of lane r, a forwarder, where its goes, or null. weights: of
  * the token's choices, or null. */
-__device__ inline void hop_record_pack(const mpix_cuda_handle &h, int64_t t, int topk,
-                                       const float *weights, char *rec, int lane) {
+__device__ inline void forward_record_pack(const mpix_cuda_handle &h, int64_t t, int topk,
+                                           const float *weights, char *rec, int lane) {
     for (uint32_t m = __ballot_sync(~0u, rec != nullptr); m; m &= m - 1) {
         int r = __ffs(m) - 1;
         char *to = (char *)__shfl_sync(~0u, (unsigned long long)rec, r);
@@ -72,23 +74,23 @@ __device__ inline void hop_record_pack(const mpix_cuda_handle &h, int64_t t, int
         for (int k = lane; k < topk; k += 32) {
             int32_t id = h.ids[t * h.max_topk + k], owner = id >= 0 ? h.owner[id] : -1;
             bool there = id >= 0 && (host >> owner & 1);
-            hop_ids(to)[k] = there ? id : -1;
-            hop_ids(to)[h.max_topk + k] = there ? (int32_t)row_of(h, t, owner) : HOP_NONE;
+            forward_ids(to)[k] = there ? id : -1;
+            forward_ids(to)[h.max_topk + k] = there ? (int32_t)row_of(h, t, owner) : FORWARD_NONE;
             if (weights)
-                ((float *)hop_ids(to))[2 * h.max_topk + k] = weights[k];
+                ((float *)forward_ids(to))[2 * h.max_topk + k] = weights[k];
         }
     }
 }
 
 /* The row that a record names for a rank, each lane's own; -1: none. By a warp. */
-__device__ inline int64_t hop_record_row(const mpix_cuda_handle &h, const char *record, int width,
-                                         int rank) {
+__device__ inline int64_t forward_record_row(const mpix_cuda_handle &h, const char *record,
+                                             int width, int rank) {
     int lane = threadIdx.x % 32;
-    int64_t row = HOP_NONE;
+    int64_t row = FORWARD_NONE;
     for (int k0 = 0; k0 < width; k0 += 32) {
-        int k = k0 + lane, id = k < width ? hop_ids(record)[k] : -1,
+        int k = k0 + lane, id = k < width ? forward_ids(record)[k] : -1,
             owner = id >= 0 ? h.owner[id] : -1;
-        uint32_t at = id >= 0 ? (uint32_t)hop_ids(record)[h.max_topk + k] : 0;
+        uint32_t at = id >= 0 ? (uint32_t)forward_ids(record)[h.max_topk + k] : 0;
         for (uint32_t m = __ballot_sync(~0u, owner >= 0); m; m &= m - 1) {
             int j = __ffs(m) - 1, r = __shfl_sync(~0u, owner, j);
             uint32_t v = __shfl_sync(~0u, at, j);
@@ -101,28 +103,28 @@ __device__ inline int64_t hop_record_row(const mpix_cuda_handle &h, const char *
 
 /* What stands beside the forwarded row at each rank, as record_pack writes it; to: of lane r, or
  * null. By a warp. */
-__device__ inline void hop_record_forward(const mpix_cuda_handle &h, const char *record, int width,
-                                          char *to, int lane) {
+__device__ inline void forward_record_expand(const mpix_cuda_handle &h, const char *record,
+                                             int width, char *to, int lane) {
     for (uint32_t m = __ballot_sync(~0u, to != nullptr); m; m &= m - 1) {
         int r = __ffs(m) - 1;
         char *at = (char *)__shfl_sync(~0u, (unsigned long long)to, r);
         if (lane == 0)
             *(int64_t *)at = *(const int64_t *)record;
         for (int k = lane; k < width; k += 32) {
-            int32_t id = hop_ids(record)[k];
+            int32_t id = forward_ids(record)[k];
             ((int32_t *)(at + 8))[k] = id >= 0 && h.owner[id] == r ? h.local[id] : -1;
             ((float *)(at + 8))[h.max_topk + k] =
-                ((const float *)hop_ids(record))[2 * h.max_topk + k];
+                ((const float *)forward_ids(record))[2 * h.max_topk + k];
         }
     }
 }
 
 /* Counts what this warp has packed of a batch of n items at number index, for the lane's peer;
  * after a __syncwarp. False: the context has failed. */
-__device__ __forceinline__ bool hop_item_count(const mpix_cuda_handle &h,
-                                               const mpix_cuda_remote_batch &b, int kind, int r,
-                                               uint32_t index, int64_t n, uint64_t epoch,
-                                               mpix_cuda_status *to) {
+__device__ __forceinline__ bool forward_item_count(const mpix_cuda_handle &h,
+                                                   const mpix_cuda_remote_batch &b, int kind, int r,
+                                                   uint32_t index, int64_t n, uint64_t epoch,
+                                                   mpix_cuda_status *to) {
     int64_t chunk = index / b.per_chunk, left = n - chunk * b.per_chunk;
     return remote_chunk_count(h, b, kind, r, chunk, 1,
                               (uint32_t)(left < b.per_chunk ? left : b.per_chunk), epoch, to);
