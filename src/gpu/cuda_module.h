@@ -21,10 +21,10 @@
 
 enum {
     MPIX_CUDA_ABI = 17,
-    MPIX_CUDA_RANKS = 32,    /* ranks of a context at most: one lane of a warp each */
-    MPIX_CUDA_LANES = 192,   /* blocks of a kernel that signal a peer at most, each by a
-                              * word of its own */
-    MPIX_CUDA_WINDOWS = 256, /* allocations of a context at most */
+    MPIX_CUDA_RANKS = 32,        /* ranks of a context at most: one lane of a warp each */
+    MPIX_CUDA_BLOCK_WORDS = 192, /* blocks of a kernel that signal a peer at most, each by a
+                                  * word of its own */
+    MPIX_CUDA_WINDOWS = 256,     /* allocations of a context at most */
     MPIX_CUDA_WHY = 256,
     MPIX_CUDA_BLOCK_TOKENS = 128, /* tokens per block of the route kernel */
     MPIX_CUDA_CHUNKS = 4096, /* chunks of a context's sources together at most (EXPERT layout) */
@@ -107,15 +107,15 @@ enum {
 typedef struct mpix_cuda_offer {
     int32_t status, flags;
     int16_t dtype, scale_kind;
-    int32_t lanes; /* blocks of the call's kernel that signal */
+    int32_t blocks; /* of the call's kernel that signal */
     int64_t hidden, rows;
     mpix_cuda_place at[MPIX_CUDA_PLACES];
 } mpix_cuda_offer; /* 128 bytes */
 
 typedef struct mpix_cuda_words {
     uint64_t route, ready, rows_offered, pad[5];
-    /* by lane: a block of the source's kernel */
-    uint64_t rows_here[MPIX_CUDA_LANES], read_done[MPIX_CUDA_LANES];
+    /* by block of the source's kernel */
+    uint64_t rows_here[MPIX_CUDA_BLOCK_WORDS], read_done[MPIX_CUDA_BLOCK_WORDS];
 } mpix_cuda_words;
 
 /* In pinned host memory, one per call; of captured calls, one per handle. code is written last. */

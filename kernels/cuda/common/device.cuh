@@ -269,7 +269,7 @@ __device__ inline int offers_wait(const mpix_cuda_handle &h, const mpix_cuda_off
  * that precedes this call. By the first warp. The release of one thread after a block barrier
  * covers the whole block's writes; each block has a word of its own at each peer, so no block waits
  * for another before it signals. */
-__device__ inline void lane_signal(const mpix_cuda_handle &h, int words, uint64_t epoch) {
+__device__ inline void block_signal(const mpix_cuda_handle &h, int words, uint64_t epoch) {
     if ((int)threadIdx.x < h.size) {
         delay(h, 52 + threadIdx.x);
         word_store((uint64_t *)((char *)words_of(h, threadIdx.x, h.rank) + words) + blockIdx.x,
@@ -298,18 +298,18 @@ __device__ inline bool last_block(const mpix_cuda_handle &h, int kind) {
     return last;
 }
 
-/* By the last block: waits until all lanes of all mapped sources have signalled; a warp per source.
- * False in all threads: time-out. */
-__device__ inline bool lanes_wait(const mpix_cuda_handle &h, int words, uint64_t at, uint64_t epoch,
-                                  int64_t *wait_ns, mpix_cuda_status *to) {
+/* By the last block: waits until all blocks of all mapped sources have signalled; a warp per
+ * source. False in all threads: time-out. */
+__device__ inline bool blocks_wait(const mpix_cuda_handle &h, int words, uint64_t at,
+                                   uint64_t epoch, int64_t *wait_ns, mpix_cuda_status *to) {
     int lane = threadIdx.x % 32, bad = 0;
     uint64_t start = now_ns();
     for (int s = threadIdx.x / 32; s < h.size; s += blockDim.x / 32) {
         if (h.remote.is >> s & 1) /* proxied ranks' chunks have words of their own (remote.cuh) */
             continue;
-        int n = *(const volatile int32_t *)&offer_of(h, h.rank, s, at, epoch)->lanes;
+        int n = *(const volatile int32_t *)&offer_of(h, h.rank, s, at, epoch)->blocks;
         const uint64_t *p = (const uint64_t *)((const char *)words_of(h, h.rank, s) + words);
-        for (int i = lane; i < n && i < MPIX_CUDA_LANES; i += 32)
+        for (int i = lane; i < n && i < MPIX_CUDA_BLOCK_WORDS; i += 32)
             bad |= !word_wait(h, p + i, epoch, s, to);
         __syncwarp();
         if (wait_ns && lane == 0 && s != h.rank)

@@ -85,7 +85,7 @@ static inline int mpix_cuda_half(const mpix_cuda_device *d, int most) {
 
 /* So many blocks that signal peers, of a wish. */
 static inline int mpix_cuda_blocks(const mpix_cuda_device *d, int wish) {
-    int most = d->sms < MPIX_CUDA_LANES ? d->sms : MPIX_CUDA_LANES;
+    int most = d->sms < MPIX_CUDA_BLOCK_WORDS ? d->sms : MPIX_CUDA_BLOCK_WORDS;
     return wish < most ? wish : most;
 }
 

@@ -90,7 +90,7 @@ __device__ static void choices_send(const mpix_cuda_handle &h, const mpix_cuda_c
         }
     }
     __syncthreads();
-    lane_signal(h, offsetof(mpix_cuda_words, read_done), epoch);
+    block_signal(h, offsetof(mpix_cuda_words, read_done), epoch);
 }
 
 /* Waits for the weights of all sources that send any. False in all threads: time-out. */
@@ -99,7 +99,7 @@ __device__ static bool choices_wait(const mpix_cuda_handle &h, const mpix_cuda_c
     int bad = 0;
     for (int s = threadIdx.x / 32; s < h.size; s += blockDim.x / 32)
         for (int i = threadIdx.x % 32;
-             s != h.rank && (g.offers[s].flags & MPIX_CUDA_OFFER_CHOICES) && i < g.offers[s].lanes;
+             s != h.rank && (g.offers[s].flags & MPIX_CUDA_OFFER_CHOICES) && i < g.offers[s].blocks;
              i += 32)
             bad |= !word_wait(h, &words_of(h, h.rank, s)->read_done[i], epoch, s, c.report);
     return !__syncthreads_or(bad);
@@ -176,7 +176,7 @@ cudaError_t mpix_cuda_expert_combine_launch(const mpix_cuda_device *d, const mpi
     int sms = mpix_cuda_blocks(d, c->num_sms > 0 ? c->num_sms
                                   : h->size > 1  ? mpix_cuda_half(d, d->sms)
                                                  : d->sms);
-    c->offer.lanes = sms;
+    c->offer.blocks = sms;
     if (c->part == MPIX_CUDA_BEGIN)
         sms = 1;
     /* Pieces of a row are the units of work: a chunk is complete when all pieces of

@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(512)
                             (int64_t)c.senders * (blockDim.x - first));
         }
         __syncthreads();
-        lane_signal(h, offsetof(mpix_cuda_words, rows_here), epoch);
+        block_signal(h, offsetof(mpix_cuda_words, rows_here), epoch);
     }
     if (status == 0) {
         target own = target_of(h, c.offer, h.rank);
@@ -317,8 +317,8 @@ __global__ void __launch_bounds__(512) expand_kernel(const __grid_constant__ mpi
         return;
     int w = threadIdx.x / 32;
     uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
-    if (!lanes_wait(h, offsetof(mpix_cuda_words, rows_here), h.ready, epoch,
-                    blockIdx.x == 0 ? c.wait_ns : nullptr, c.report))
+    if (!blocks_wait(h, offsetof(mpix_cuda_words, rows_here), h.ready, epoch,
+                     blockIdx.x == 0 ? c.wait_ns : nullptr, c.report))
         return;
     fence_async();
     if (!*(volatile int32_t *)&h.state->err && own_status(h, c) == 0) {
@@ -404,7 +404,7 @@ cudaError_t mpix_cuda_expert_dispatch_launch(const mpix_cuda_device *d, const mp
     int sms = mpix_cuda_blocks(d, c->num_sms > 0 ? c->num_sms : d->sms), bulk;
     int first = c->quant && c->num_sms <= 0 && h->size > 1 ? mpix_cuda_half(d, sms) : sms;
     c->senders = sms < MPIX_CUDA_SMS || c->quant ? first : MPIX_CUDA_SMS;
-    c->offer.lanes = c->senders;
+    c->offer.blocks = c->senders;
     cudaError_t err = cudaSuccess;
     if (c->part != MPIX_CUDA_END) {
         form f = form_of(d, c, first,

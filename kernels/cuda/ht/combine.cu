@@ -366,14 +366,14 @@ __global__ void __launch_bounds__(HOW == BULK ? 480 : 512)
     }
     __syncthreads();
     if (!c.staged)
-        lane_signal(h, offsetof(mpix_cuda_words, read_done), epoch);
+        block_signal(h, offsetof(mpix_cuda_words, read_done), epoch);
     if (!last_block(h, MPIX_CUDA_COMBINE))
         return;
     if (c.staged) {
         staged_end(h, c, epoch);
         return;
     }
-    if (!lanes_wait(h, offsetof(mpix_cuda_words, read_done), h.offered, epoch, nullptr, c.report))
+    if (!blocks_wait(h, offsetof(mpix_cuda_words, read_done), h.offered, epoch, nullptr, c.report))
         return;
     if (threadIdx.x == 0)
         call_end(h, MPIX_CUDA_COMBINE, epoch, c.report);
@@ -415,7 +415,7 @@ cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_
               : bulk     ? MPIX_CUDA_SMS
                          : MPIX_CUDA_VECTOR_SMS;
     sms = mpix_cuda_blocks(d, sms);
-    c->offer.lanes = sms; /* of the kernel that reads */
+    c->offer.blocks = sms; /* of the kernel that reads */
     if (c->part == MPIX_CUDA_BEGIN)
         sms = 1;
     uint64_t bits = mpix_cuda_combine_bits(c, c->hidden * size);

@@ -350,7 +350,7 @@ __global__ void __launch_bounds__(512)
     }
     if (__syncthreads_or(bad == 2))
         return;
-    lane_signal(h, offsetof(mpix_cuda_words, rows_here), epoch);
+    block_signal(h, offsetof(mpix_cuda_words, rows_here), epoch);
     if (!last_block(h, MPIX_CUDA_DISPATCH))
         return;
     if (c.part == MPIX_CUDA_BEGIN) { /* the rest is dispatch_end_kernel's */
@@ -358,7 +358,7 @@ __global__ void __launch_bounds__(512)
             counters_reset(h, MPIX_CUDA_DISPATCH);
         return;
     }
-    if (!lanes_wait(h, offsetof(mpix_cuda_words, rows_here), h.ready, epoch, c.wait_ns, c.report))
+    if (!blocks_wait(h, offsetof(mpix_cuda_words, rows_here), h.ready, epoch, c.wait_ns, c.report))
         return;
     fence_async();
     if (threadIdx.x == 0)
@@ -371,7 +371,7 @@ __global__ void dispatch_end_kernel(const __grid_constant__ mpix_cuda_handle h,
     if (block_refused(h, c.report))
         return;
     uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1;
-    if (!lanes_wait(h, offsetof(mpix_cuda_words, rows_here), h.ready, epoch, c.wait_ns, c.report))
+    if (!blocks_wait(h, offsetof(mpix_cuda_words, rows_here), h.ready, epoch, c.wait_ns, c.report))
         return;
     fence_async();
     if (threadIdx.x == 0)
@@ -436,7 +436,7 @@ cudaError_t mpix_cuda_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda
               : c->quant ? mpix_cuda_half(d, 4 * MPIX_CUDA_SMS)
                          : MPIX_CUDA_SMS;
     sms = mpix_cuda_blocks(d, sms);
-    c->offer.lanes = sms;
+    c->offer.blocks = sms;
     if (c->part == MPIX_CUDA_END) {
         dispatch_end_kernel<<<1, 1024, 0, stream>>>(*h, *c);
     } else if (bulk_fits(d, c)) {

@@ -384,7 +384,7 @@ __device__ __forceinline__ bool remote_workers_meet(bool yes) {
 }
 
 /* Tells mapped ranks that this block's part is complete; by a warp, after the block's barrier. */
-__device__ inline void remote_lane_signal(const mpix_cuda_handle &h, int words, uint64_t epoch) {
+__device__ inline void remote_block_signal(const mpix_cuda_handle &h, int words, uint64_t epoch) {
     int lane = threadIdx.x % 32;
     if (mapped_is(h, lane)) {
         delay(h, 52 + lane);

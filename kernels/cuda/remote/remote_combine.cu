@@ -420,10 +420,10 @@ __global__ void __launch_bounds__(512)
     if (__syncthreads_or(bad == 2))
         return;
     if (warp == 0)
-        remote_lane_signal(h, offsetof(mpix_cuda_words, read_done), epoch);
+        remote_block_signal(h, offsetof(mpix_cuda_words, read_done), epoch);
     if (!last_block(h, MPIX_CUDA_COMBINE))
         return;
-    if (!lanes_wait(h, offsetof(mpix_cuda_words, read_done), h.offered, epoch, nullptr, c.report))
+    if (!blocks_wait(h, offsetof(mpix_cuda_words, read_done), h.offered, epoch, nullptr, c.report))
         return;
     if (threadIdx.x == 0)
         call_end(h, MPIX_CUDA_COMBINE, epoch, c.report);
@@ -451,7 +451,7 @@ cudaError_t mpix_cuda_remote_combine_launch(const mpix_cuda_device *d, const mpi
               : rows_f8  ? mpix_cuda_half(d, 4 * MPIX_CUDA_SMS)
                          : MPIX_CUDA_SMS;
     sms = mpix_cuda_blocks(d, sms);
-    c->offer.lanes = sms;
+    c->offer.blocks = sms;
     if (c->part == MPIX_CUDA_BEGIN)
         sms = 1;
     c->row = c->hidden * size;

@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(512)
         if (tells && remote_workers_meet(bad == 2))
             bad = 2;
         else if (tells && warp == (blockIdx.x == 0 ? 1 : 0))
-            remote_lane_signal(h, offsetof(mpix_cuda_words, rows_here), epoch);
+            remote_block_signal(h, offsetof(mpix_cuda_words, rows_here), epoch);
         if (!bad && receives && !two_hops)
             bad = rows_place(h, c, epoch);
     }
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(512)
             counters_reset(h, MPIX_CUDA_DISPATCH);
         return;
     }
-    if (!lanes_wait(h, offsetof(mpix_cuda_words, rows_here), h.ready, epoch, c.wait_ns, c.report))
+    if (!blocks_wait(h, offsetof(mpix_cuda_words, rows_here), h.ready, epoch, c.wait_ns, c.report))
         return;
     if (threadIdx.x == 0)
         call_end(h, MPIX_CUDA_DISPATCH, epoch, c.report);
@@ -215,7 +215,7 @@ cudaError_t mpix_cuda_remote_dispatch_launch(const mpix_cuda_device *d, const mp
               : c->quant ? mpix_cuda_half(d, 4 * MPIX_CUDA_SMS)
                          : MPIX_CUDA_SMS;
     sms = mpix_cuda_blocks(d, sms);
-    c->offer.lanes = sms;
+    c->offer.blocks = sms;
     c->batch = remote_batch_of(h, c->row, c->scale_row, (int64_t)h->meta_record);
     c->forward_batch = remote_batch_of(h, c->row, c->scale_row,
                                        FORWARD_IDS + 12 * (int64_t)h->max_topk);

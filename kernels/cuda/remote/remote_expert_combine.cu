@@ -226,7 +226,7 @@ __device__ static void choices_give(const mpix_cuda_handle &h, const mpix_cuda_c
     }
     __syncthreads();
     if (threadIdx.x < 32)
-        remote_lane_signal(h, offsetof(mpix_cuda_words, read_done), epoch);
+        remote_block_signal(h, offsetof(mpix_cuda_words, read_done), epoch);
 }
 
 /* Waits for the weights of all mapped sources that send any. False in all threads: time-out. */
@@ -236,7 +236,7 @@ __device__ static bool choices_here(const mpix_cuda_handle &h, const mpix_cuda_c
     for (int s = threadIdx.x / 32; s < h.size; s += blockDim.x / 32)
         for (int i = threadIdx.x % 32;
              mapped_is(h, s) && s != h.rank && (g.offers[s].flags & MPIX_CUDA_OFFER_CHOICES) &&
-             i < g.offers[s].lanes;
+             i < g.offers[s].blocks;
              i += 32)
             bad |= !word_wait(h, &words_of(h, h.rank, s)->read_done[i], epoch, s, c.report);
     return !__syncthreads_or(bad);
@@ -347,7 +347,7 @@ cudaError_t mpix_cuda_remote_expert_combine_launch(const mpix_cuda_device *d,
         small = c->xdtype == BF16 || c->xdtype == F16;
     int64_t values = 4 * (int64_t)h->max_topk, wide = c->xdtype == F64 ? 8 : 4;
     sms = mpix_cuda_blocks(d, sms);
-    c->offer.lanes = sms;
+    c->offer.blocks = sms;
     if (c->part == MPIX_CUDA_BEGIN)
         sms = 1;
     c->piece = PIECE;

@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(512)
         if (sends && remote_workers_meet(bad == 2))
             bad = 2;
         else if (sends && warp == (blockIdx.x == 0 ? 1 : 0))
-            remote_lane_signal(h, offsetof(mpix_cuda_words, rows_here), epoch);
+            remote_block_signal(h, offsetof(mpix_cuda_words, rows_here), epoch);
         if (!bad && receives)
             bad = pairs_expand(h, c, own, epoch);
     }
@@ -175,7 +175,7 @@ cudaError_t mpix_cuda_remote_expert_dispatch_launch(const mpix_cuda_device *d,
                                                     mpix_cuda_dispatch *c, cudaStream_t stream) {
     int sms = c->num_sms > 0 ? c->num_sms : mpix_cuda_half(d, MPIX_CUDA_REMOTE_EXPERT_SMS);
     sms = mpix_cuda_blocks(d, sms);
-    c->offer.lanes = sms;
+    c->offer.blocks = sms;
     c->batch = remote_batch_of(h, c->row, c->scale_row, 8 + 8 * (int64_t)h->max_topk);
     remote_expert_dispatch_kernel<<<sms, 512, 0, stream>>>(*h, *c);
     cudaError_t err = cudaGetLastError();
