@@ -22,7 +22,7 @@
 
 #include <pthread.h>
 
-enum { MPIX_EP_ROUTE, MPIX_EP_DISPATCH, MPIX_EP_COMBINE, MPIX_EP_KINDS };
+enum { MPIX_EP_ROUTE, MPIX_EP_DISPATCH, MPIX_EP_COMBINE, MPIX_EP_TYPES };
 
 typedef struct mpix_ep_call mpix_ep_call;
 /* A step of a call's state machine; what it returns is below. */
@@ -54,8 +54,8 @@ struct mpix_ep_handle {
     struct mpix_ep *ep;
     int slot;
     mpix_ep_plan *plan;                /* of the last completed route, NULL: none valid */
-    uint64_t started[MPIX_EP_KINDS];   /* epochs of the calls started */
-    uint64_t signalled[MPIX_EP_KINDS]; /* epochs whose words were written: in order, whatever the
+    uint64_t started[MPIX_EP_TYPES];   /* epochs of the calls started */
+    uint64_t signalled[MPIX_EP_TYPES]; /* epochs whose words were written: in order, whatever the
                                         * order of completion */
     int active;                        /* calls in the engine, failed ones included */
     int users;                         /* transfers that the caller holds, complete or not */
@@ -90,7 +90,7 @@ typedef struct mpix_ep {
     int nregistrations;
     struct mpix_ep_handle *handles;
     uint64_t *slots_used;                   /* bitmap of max_handles */
-    uint64_t (*slot_epochs)[MPIX_EP_KINDS]; /* where a reused slot goes on counting */
+    uint64_t (*slot_epochs)[MPIX_EP_TYPES]; /* where a reused slot goes on counting */
     size_t ctl_committed;
     int answered; /* route: places are answered (host/route.c) */
     const mpix_rows_ops *rows;

@@ -46,7 +46,7 @@ typedef struct remote_slot {
     uint32_t theirs; /* ranks whose window is, a bit each */
     mpix_proxy_mem *mem;
     mpix_proxy_rmem **rmem; /* [size] */
-    uint64_t epochs[MPIX_CUDA_KINDS];
+    uint64_t epochs[MPIX_CUDA_TYPES];
 } remote_slot;
 
 struct mpix_ep_gpu_remote {
@@ -397,14 +397,14 @@ static int slot_make(mpix_ep *ep, remote_slot *slot, size_t bytes) {
 /* The epochs with which a slot goes on: the highest of all ranks, since a rank whose last call
  * failed may have counted less. Collective. */
 static int slot_epochs(mpix_ep *ep, remote_slot *slot) {
-    uint64_t(*all)[MPIX_CUDA_KINDS] = calloc((size_t)ep->size, sizeof *all);
+    uint64_t(*all)[MPIX_CUDA_TYPES] = calloc((size_t)ep->size, sizeof *all);
     int kind = mpix_boot_agree(ep->boot,
                                all ? 0
                                    : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle"));
     if (!kind)
         kind = mpix_boot_allgather(ep->boot, slot->epochs, sizeof slot->epochs, all);
     for (int r = 0; r < ep->size && !kind; r++)
-        for (int k = 0; k < MPIX_CUDA_KINDS; k++)
+        for (int k = 0; k < MPIX_CUDA_TYPES; k++)
             slot->epochs[k] = all[r][k] > slot->epochs[k] ? all[r][k] : slot->epochs[k];
     free(all);
     return kind;

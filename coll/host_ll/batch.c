@@ -50,8 +50,8 @@ static uint64_t my_word(const mpix_ep_call *call, int peer, int taken) {
 /* The bank's offset in a slot, and in the staging window. */
 static size_t bank_in_slot(const mpix_ep_call *call) {
     const mpix_ep_ll *ll = call->ep->ll;
-    int kind = is_combine(call);
-    return ll->at[kind] + ll->bank[kind] * bank_of(call);
+    int type = is_combine(call);
+    return ll->at[type] + ll->bank[type] * bank_of(call);
 }
 
 char *mpix_ep_ll_bank(const mpix_ep_call *call, int peer) {

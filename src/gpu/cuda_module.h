@@ -32,7 +32,7 @@ enum {
     MPIX_CUDA_REMOTE_CHUNKS = 512, /* that a batch for a proxied peer may be cut into */
     MPIX_CUDA_REMOTE_WAYS = 8      /* by which a proxied peer is reached, at most */
 };
-enum { MPIX_CUDA_ROUTE, MPIX_CUDA_DISPATCH, MPIX_CUDA_COMBINE, MPIX_CUDA_KINDS };
+enum { MPIX_CUDA_ROUTE, MPIX_CUDA_DISPATCH, MPIX_CUDA_COMBINE, MPIX_CUDA_TYPES };
 /* What a kernel says about a failure; the core makes the sentence. */
 enum {
     MPIX_CUDA_FINE,
@@ -127,13 +127,13 @@ typedef struct mpix_cuda_status {
 
 /* In device memory, one per handle. */
 typedef struct mpix_cuda_state {
-    uint64_t epoch[MPIX_CUDA_KINDS];
-    uint32_t ticket[MPIX_CUDA_KINDS];
-    uint32_t item[MPIX_CUDA_KINDS];   /* work taken beyond what each warp begins with */
+    uint64_t epoch[MPIX_CUDA_TYPES];
+    uint32_t ticket[MPIX_CUDA_TYPES];
+    uint32_t item[MPIX_CUDA_TYPES];   /* work taken beyond what each warp begins with */
     uint32_t more[2];                 /* likewise, where a kernel has more than one kind of work */
-    uint32_t ended[MPIX_CUDA_KINDS];  /* low latency: blocks, as `ticket` counts those
+    uint32_t ended[MPIX_CUDA_TYPES];  /* low latency: blocks, as `ticket` counts those
                                        * that have started */
-    int32_t outcome[MPIX_CUDA_KINDS]; /* code of the last call of each kind */
+    int32_t outcome[MPIX_CUDA_TYPES]; /* code of the last call of each type */
     int32_t routed, topk, width;      /* of the last route; routed: it succeeded */
     int32_t err;                      /* lock of status */
     mpix_cuda_status status;          /* of the call that runs */
@@ -254,7 +254,7 @@ typedef struct mpix_cuda_remote {
     const struct mpix_dev_state *queue; /* device */
     uint32_t *packed; /* device: [2][size][REMOTE_CHUNKS] rows of a chunk that are packed,
                        * zero between calls; [1]: of combine's requests */
-    uint64_t *here;   /* device: [3][size] chunks that have come, by kind */
+    uint64_t *here;   /* device: [3][size] chunks that have come, by type */
     uint64_t *last;   /* device: [ways][size] number of this handle's last command */
     /* Two hops (forward.cuh). two_hops: routings may take them; via: by host, the rank there
      * through which this one reaches it, its own: itself. */

@@ -122,7 +122,7 @@ __device__ __forceinline__ mpix_cuda_offer *offer_of(const mpix_cuda_handle &h, 
 static __device__ __noinline__ void delay_take(const mpix_cuda_handle &h, uint32_t point) {
     uint64_t x = (uint64_t)point << 48 ^ (uint64_t)h.rank << 40 ^ (uint64_t)blockIdx.x << 20 ^
                  (uint64_t)(threadIdx.x / 32) << 12;
-    for (int k = 0; k < MPIX_CUDA_KINDS; k++)
+    for (int k = 0; k < MPIX_CUDA_TYPES; k++)
         x = (x + h.state->epoch[k] + 1) * 0x9e3779b97f4a7c15u;
     x = (x ^ x >> 31) * 0xbf58476d1ce4e5b9u;
     x ^= x >> 29;
@@ -278,20 +278,20 @@ __device__ inline void block_signal(const mpix_cuda_handle &h, int words, uint64
 }
 
 /* By one thread of the last block: the counters are ready for the next call. */
-__device__ inline void counters_reset(const mpix_cuda_handle &h, int kind) {
-    h.state->ticket[kind] = 0;
-    h.state->item[kind] = 0;
+__device__ inline void counters_reset(const mpix_cuda_handle &h, int type) {
+    h.state->ticket[type] = 0;
+    h.state->item[type] = 0;
     h.state->more[0] = h.state->more[1] = 0;
 }
 
 /* Whether this block is the last of the call to get here; after a block barrier. */
-__device__ inline bool last_block(const mpix_cuda_handle &h, int kind) {
+__device__ inline bool last_block(const mpix_cuda_handle &h, int type) {
     __shared__ int last;
     delay(h, 50);
     __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence();
-        last = atomicAdd(&h.state->ticket[kind], 1) == gridDim.x - 1;
+        last = atomicAdd(&h.state->ticket[type], 1) == gridDim.x - 1;
         __threadfence();
     }
     __syncthreads();
@@ -320,18 +320,18 @@ __device__ inline bool blocks_wait(const mpix_cuda_handle &h, int words, uint64_
 
 /* By one thread of the last block, when everything else is done. err: the state's, since when
  * nothing was reported. */
-__device__ inline void call_end(const mpix_cuda_handle &h, int kind, uint64_t epoch,
+__device__ inline void call_end(const mpix_cuda_handle &h, int type, uint64_t epoch,
                                 mpix_cuda_status *to, int err) {
-    counters_reset(h, kind);
-    h.state->epoch[kind] = epoch;
-    h.state->outcome[kind] = err;
+    counters_reset(h, type);
+    h.state->epoch[type] = epoch;
+    h.state->outcome[type] = err;
     if (err)
         status_write(h, to, h.state->status);
     h.state->err = 0;
 }
-__device__ inline void call_end(const mpix_cuda_handle &h, int kind, uint64_t epoch,
+__device__ inline void call_end(const mpix_cuda_handle &h, int type, uint64_t epoch,
                                 mpix_cuda_status *to) {
-    call_end(h, kind, epoch, to, h.state->err);
+    call_end(h, type, epoch, to, h.state->err);
 }
 
 /* A call of a context that has failed does nothing. True: it has. failed: the context's word. */

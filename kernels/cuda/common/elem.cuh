@@ -35,8 +35,8 @@ __device__ inline float elem_up(const char *row, int dtype, int64_t j) {
     default: return f8_up(((const uint8_t *)row)[j], dtype == F8E5M2);
     }
 }
-__device__ inline float scale_up(const char *scales, int kind, int64_t j) {
-    if (kind == 1)
+__device__ inline float scale_up(const char *scales, int scale_kind, int64_t j) {
+    if (scale_kind == 1)
         return ((const float *)scales)[j / 128];
     int e = ((const uint8_t *)scales)[j / 128];
     return e == 255 ? __uint_as_float(0x7fc00000) : ldexpf(1.0f, e - 127);

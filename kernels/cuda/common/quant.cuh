@@ -45,13 +45,14 @@ __device__ __forceinline__ uint32_t quant_four(const float *f, float inverse, bo
                      << 16;
 }
 
-/* Sixteen columns of a lane, and the scale of its group: eight lanes have one. kind:
+/* Sixteen columns of a lane, and the scale of its group: eight lanes have one. scale_kind:
  * MPIX_EP_SCALES_F32 (1) or UE8M0 (2). By a warp. */
 struct quant_sixteen {
     uint32_t q[4], e;
     float scale;
 };
-__device__ __forceinline__ quant_sixteen quant_lane(const float (&f)[16], bool e5m2, int kind) {
+__device__ __forceinline__ quant_sixteen quant_lane(const float (&f)[16], bool e5m2,
+                                                    int scale_kind) {
     quant_sixteen r;
     float top = e5m2 ? 57344.0f : 448.0f, amax = 0x1p-110f, inverse;
 #pragma unroll
@@ -63,7 +64,7 @@ __device__ __forceinline__ quant_sixteen quant_lane(const float (&f)[16], bool e
     r.scale = __fdiv_rn(amax, top);
     /* the power of two that is not below; 255: NaN, for an infinity */
     r.e = (__float_as_uint(r.scale) + 0x7fffffu) >> 23;
-    if (kind == 2)
+    if (scale_kind == 2)
         inverse = r.e == 255 ? 0.0f : __uint_as_float((254u - r.e) << 23);
     else
         inverse = __fdiv_rn(top, amax);
@@ -72,18 +73,18 @@ __device__ __forceinline__ quant_sixteen quant_lane(const float (&f)[16], bool e
         r.q[i] = quant_four(f + 4 * i, inverse, e5m2);
     return r;
 }
-__device__ __forceinline__ void quant_scale(char *scales, int64_t j, int kind,
+__device__ __forceinline__ void quant_scale(char *scales, int64_t j, int scale_kind,
                                             const quant_sixteen &r) {
-    if (kind == 2)
+    if (scale_kind == 2)
         scales[j / 128] = (char)r.e;
     else
         ((float *)scales)[j / 128] = r.scale;
 }
 
 /* Eight lanes have a group. Of `warps` warps that share a row this is number `part`. */
-__device__ static void quant_row(const char *x, int dtype, int64_t hidden, bool e5m2, int kind,
-                                 const quant_place *places, int nplaces, int part = 0,
-                                 int warps = 1) {
+__device__ static void quant_row(const char *x, int dtype, int64_t hidden, bool e5m2,
+                                 int scale_kind, const quant_place *places, int nplaces,
+                                 int part = 0, int warps = 1) {
     int lane = threadIdx.x % 32;
     bool vectors = hidden % 16 == 0 && (uint64_t)x % 16 == 0, wide = hidden % 16 == 0;
     for (int p = 0; p < nplaces; p++)
@@ -92,7 +93,7 @@ __device__ static void quant_row(const char *x, int dtype, int64_t hidden, bool 
         int64_t j = j0 + lane * 16;
         float f[16];
         quant_load(x, dtype, j, hidden, vectors, f);
-        quant_sixteen r = quant_lane(f, e5m2, kind);
+        quant_sixteen r = quant_lane(f, e5m2, scale_kind);
         for (int p = 0; p < nplaces; p++)
             for (uint32_t m = __ballot_sync(~0u, places[p].row != nullptr); m; m &= m - 1) {
                 char *row = (char *)__shfl_sync(~0u, (unsigned long long)places[p].row,
@@ -109,7 +110,7 @@ __device__ static void quant_row(const char *x, int dtype, int64_t hidden, bool 
                         if (j + i < hidden)
                             row[j + i] = (char)(r.q[i / 4] >> i % 4 * 8);
                 if (lane % 8 == 0)
-                    quant_scale(scales, j, kind, r);
+                    quant_scale(scales, j, scale_kind, r);
             }
     }
 }

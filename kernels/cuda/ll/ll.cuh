@@ -24,12 +24,12 @@
  * of them. The halves of a call apart (..._begin_enqueue) hold no block in between.
  *
  * Right to write: a place is free for epoch e when its reader has said `taken` >= e - depth. A
- * handle's calls follow each other on the device, so one word per (source, kind) is enough. The
- * next call of the kind says it when it starts, for then nothing reads any more: so nobody waits at
- * the end of a call for all blocks. With depth 1 that would be too late, as the peer's next call
- * waits for it; then the last block to end says it at once. It is said whether a call has failed or
- * not: what a slower source still writes for an epoch comes before what it writes later, since its
- * own calls follow each other too.
+ * handle's calls follow each other on the device, so one word per (source, type of call) is enough.
+ * The next call of the type says it when it starts, for then nothing reads any more: so nobody
+ * waits at the end of a call for all blocks. With depth 1 that would be too late, as the peer's
+ * next call waits for it; then the last block to end says it at once. It is said whether a call has
+ * failed or not: what a slower source still writes for an epoch comes before what it writes later,
+ * since its own calls follow each other too.
  *
  * The epoch is counted by the block that starts last, as a counter says which each block raises
  * when it has read the epoch. It is also the one that reports what is wrong with the heads, about
@@ -218,8 +218,8 @@ __device__ __forceinline__ bool ll_workers_or(bool mine) {
 /* ---- the start ------------------------------------------------------------------------------- */
 /* By the clerk, when the block's warps have read the epoch and made its first claims; who asks what
  * it gave waits for it. */
-__device__ __forceinline__ uint32_t ll_started(const mpix_cuda_handle &h, int kind) {
-    return threadIdx.x % 32 == 0 ? atomicAdd(&h.state->ticket[kind], 1) : 0;
+__device__ __forceinline__ uint32_t ll_started(const mpix_cuda_handle &h, int type) {
+    return threadIdx.x % 32 == 0 ? atomicAdd(&h.state->ticket[type], 1) : 0;
 }
 /* Whether the block was the last to start. */
 __device__ __forceinline__ bool ll_is_last(uint32_t before) {
@@ -227,7 +227,7 @@ __device__ __forceinline__ bool ll_is_last(uint32_t before) {
 }
 
 /* By the clerk, in two parts, so that other loads are under way at the same time. combine: which
- * kind; sends: places are needed. */
+ * type; sends: places are needed. */
 /* bank: the next one, depth for 0 */
 struct ll_asked {
     uint64_t epoch, taken;
@@ -318,13 +318,13 @@ __device__ inline int ll_judge(const mpix_cuda_handle &h, bool tells,
 /* ---- the end --------------------------------------------------------------------------------- */
 /* By the first warp after a block barrier: whether the block is the last to end. What the others
  * have read and written is behind it. */
-__device__ inline bool ll_last(const mpix_cuda_handle &h, int kind) {
+__device__ inline bool ll_last(const mpix_cuda_handle &h, int type) {
     uint32_t before = 0;
     delay(h, 50);
     if (threadIdx.x == 0)
         asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
                      : "=r"(before)
-                     : "l"(&h.state->ended[kind]), "r"(gridDim.x - 1)
+                     : "l"(&h.state->ended[type]), "r"(gridDim.x - 1)
                      : "memory");
     return __shfl_sync(~0u, before, 0) == gridDim.x - 1;
 }

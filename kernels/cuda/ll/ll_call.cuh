@@ -157,14 +157,14 @@ __device__ inline bool ll_left(const uint32_t *claims, uint32_t n, uint64_t epoc
 /* By the last-started block's clerk, when it has found the verdict. ends: with this kernel. */
 __device__ inline void ll_count(const mpix_cuda_handle &h, int combine, bool ends,
                                 const ll_shared &s, mpix_cuda_status *to) {
-    int kind = combine ? MPIX_CUDA_COMBINE : MPIX_CUDA_DISPATCH;
+    int type = combine ? MPIX_CUDA_COMBINE : MPIX_CUDA_DISPATCH;
     if (threadIdx.x % 32)
         return;
     if (ends) {
         h.state->bank[combine] = s.bank;
-        call_end(h, kind, s.epoch, to);
+        call_end(h, type, s.epoch, to);
     } else {
-        counters_reset(h, kind);
+        counters_reset(h, type);
     }
 }
 #endif

@@ -122,11 +122,11 @@ __device__ inline void forward_record_expand(const mpix_cuda_handle &h, const ch
 /* Counts what this warp has packed of a batch of n items at number index, for the lane's peer;
  * after a __syncwarp. False: the context has failed. */
 __device__ __forceinline__ bool forward_item_count(const mpix_cuda_handle &h,
-                                                   const mpix_cuda_remote_batch &b, int kind, int r,
+                                                   const mpix_cuda_remote_batch &b, int type, int r,
                                                    uint32_t index, int64_t n, uint64_t epoch,
                                                    mpix_cuda_status *to) {
     int64_t chunk = index / b.per_chunk, left = n - chunk * b.per_chunk;
-    return remote_chunk_count(h, b, kind, r, chunk, 1,
+    return remote_chunk_count(h, b, type, r, chunk, 1,
                               (uint32_t)(left < b.per_chunk ? left : b.per_chunk), epoch, to);
 }
 #endif

@@ -60,7 +60,7 @@ enum { REMOTE_UNITS = 16 }; /* pieces of a chunk that warps take */
 enum {
     REMOTE_STEP = 2 * MPIX_CUDA_REMOTE_CHUNKS
 }; /* `here` is epoch * REMOTE_STEP + chunks: it only grows,
-    * for each kind of call */
+    * for each type of call */
 
 __device__ __forceinline__ bool remote_is(const mpix_cuda_handle &h, int r) {
     return r < h.size && (h.remote.is >> r & 1);
@@ -249,14 +249,14 @@ __device__ inline bool remote_ready(const mpix_cuda_handle &h, const mpix_cuda_d
 
 /* By the lead: passes on the chunks that come. rows: of lane r's batch, 0: none is awaited. False:
  * the context has failed. */
-__device__ inline bool remote_chunks_carry(const mpix_cuda_handle &h, int kind, uint64_t epoch,
+__device__ inline bool remote_chunks_carry(const mpix_cuda_handle &h, int type, uint64_t epoch,
                                            int64_t rows, int64_t per_chunk, int64_t *wait_ns,
                                            mpix_cuda_status *to) {
     int lane = threadIdx.x % 32, next = 0,
         n = remote_is(h, lane) && rows > 0 ? (int)((rows + per_chunk - 1) / per_chunk) : 0;
     const uint64_t *words =
         (const uint64_t *)(remote_in(h, lane < h.size ? lane : 0) + h.remote.arrived) +
-        kind * MPIX_CUDA_REMOTE_CHUNKS;
+        type * MPIX_CUDA_REMOTE_CHUNKS;
     uint64_t begin = now_ns(), start = begin;
     bool fine = true;
     for (uint32_t turn = 1; __any_sync(~0u, fine && next < n); turn++) {
@@ -267,7 +267,7 @@ __device__ inline bool remote_chunks_carry(const mpix_cuda_handle &h, int kind, 
             next++;
         if (next > before) {
             asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(
-                             &h.remote.here[kind * h.size + lane]),
+                             &h.remote.here[type * h.size + lane]),
                          "l"(epoch * REMOTE_STEP + next)
                          : "memory");
             start = now_ns();
@@ -286,21 +286,21 @@ __device__ __forceinline__ uint64_t remote_chunk_word(uint64_t epoch, int64_t ch
 }
 
 /* Whether r's chunks are here; acquires. */
-__device__ __forceinline__ bool remote_here(const mpix_cuda_handle &h, int kind, int r,
+__device__ __forceinline__ bool remote_here(const mpix_cuda_handle &h, int type, int r,
                                             uint64_t word) {
     uint64_t v;
     asm volatile("ld.acquire.gpu.global.u64 %0, [%1];"
                  : "=l"(v)
-                 : "l"(&h.remote.here[kind * h.size + r])
+                 : "l"(&h.remote.here[type * h.size + r])
                  : "memory");
     return v >= word;
 }
 
 /* By a warp: until for each lane that says so the chunk of rank r is here. False: the context has
  * failed. The lead's waits are bounded, so this is. */
-__device__ __forceinline__ bool remote_chunks_wait(const mpix_cuda_handle &h, int kind, bool needed,
+__device__ __forceinline__ bool remote_chunks_wait(const mpix_cuda_handle &h, int type, bool needed,
                                                    int r, uint64_t word) {
-    while (!__all_sync(~0u, !needed || remote_here(h, kind, r, word))) {
+    while (!__all_sync(~0u, !needed || remote_here(h, type, r, word))) {
         if (__any_sync(~0u, *(volatile int32_t *)h.failed))
             return false;
         __nanosleep(100);
@@ -312,23 +312,23 @@ __device__ __forceinline__ bool remote_chunks_wait(const mpix_cuda_handle &h, in
 /* So many rows of a chunk for r, which has n, were packed by this warp; by one lane, after a
  * __syncwarp. Who counts the last puts it. */
 __device__ inline bool remote_chunk_count(const mpix_cuda_handle &h,
-                                          const mpix_cuda_remote_batch &b, int kind, int r,
+                                          const mpix_cuda_remote_batch &b, int type, int r,
                                           int64_t chunk, uint32_t rows, uint32_t n, uint64_t epoch,
                                           mpix_cuda_status *to) {
     uint32_t *count =
         &h.remote
-             .packed[(size_t)((kind == REMOTE_ASK) * h.size + r) * MPIX_CUDA_REMOTE_CHUNKS + chunk];
+             .packed[(size_t)((type == REMOTE_ASK) * h.size + r) * MPIX_CUDA_REMOTE_CHUNKS + chunk];
     __threadfence();
     if (atomicAdd(count, rows) + rows != n)
         return true;
     *count = 0;
     __threadfence();
     uint64_t at = (uint64_t)(chunk * b.per_chunk) * b.item,
-             from = kind == REMOTE_ASK ? ask_pack(h, r) : remote_pack(h, r);
-    uint64_t there = kind == REMOTE_ASK ? ask_there(h, r) : remote_there(h, r);
+             from = type == REMOTE_ASK ? ask_pack(h, r) : remote_pack(h, r);
+    uint64_t there = type == REMOTE_ASK ? ask_there(h, r) : remote_there(h, r);
     return remote_post(h, r, from + at, there + at, n * b.item,
                        h.remote.block * h.rank + h.remote.arrived +
-                           (kind * MPIX_CUDA_REMOTE_CHUNKS + chunk) * sizeof(uint64_t),
+                           (type * MPIX_CUDA_REMOTE_CHUNKS + chunk) * sizeof(uint64_t),
                        epoch, to, (int)(chunk % h.remote.queue->ways));
 }
 
