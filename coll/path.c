@@ -148,7 +148,7 @@ const mpix_ep_path mpix_ep_paths[] = {
                 "sum.",
         .memkind = MPIX_EP_CUDA,
         .mode = MPIX_EP_HT,
-        .engines = 1,
+        .copy_engine = 1,
         .layouts = LAYOUT(COMPACT) | LAYOUT(EXPERT) | LAYOUT(SLOTS),
         .can = {[MPIX_EP_COMPACT] = BIT(MAPPED) | BIT(COPY_ENGINES) | WAITS | STREAMS |
                                     BIT(ROUTE_COUNTS)},
@@ -182,11 +182,11 @@ const mpix_ep_path mpix_ep_paths[] = {
 };
 
 const mpix_ep_path *mpix_ep_path_of(const MPIX_Ep_config *c) {
-    int engines = c->num_sms == MPIX_EP_SMS_NONE;
+    int copy_engine = c->num_sms == MPIX_EP_SMS_NONE;
     const mpix_ep_path *p = mpix_ep_paths;
     for (; p->name; p++)
         if (p->memkind == c->memkind && p->mode == c->mode &&
-            (!p->layouts || (p->layouts >> c->layout & 1 && p->engines == engines)))
+            (!p->layouts || (p->layouts >> c->layout & 1 && p->copy_engine == copy_engine)))
             break;
     return p;
 }

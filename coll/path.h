@@ -77,11 +77,11 @@ typedef struct mpix_ep_form {
  */
 typedef struct mpix_ep_path {
     const char *name;
-    const char *what;                    /* one sentence */
-    int number;                          /* in mpix_ep_paths */
-    int memkind, mode, engines, layouts; /* configurations that choose it; layouts: bits */
-    uint32_t can[MPIX_EP_LAYOUTS];       /* bits by mpix_ep_feature; 0: not this layout */
-    uint32_t moot[MPIX_EP_LAYOUTS];      /* bits of what can't be asked for there */
+    const char *what;                        /* one sentence */
+    int number;                              /* in mpix_ep_paths */
+    int memkind, mode, copy_engine, layouts; /* configurations that choose it; layouts: bits */
+    uint32_t can[MPIX_EP_LAYOUTS];           /* bits by mpix_ep_feature; 0: not this layout */
+    uint32_t moot[MPIX_EP_LAYOUTS];          /* bits of what can't be asked for there */
     mpix_ep_limits limits;
 
     /* *Window memory at most, see MPIX_Ep_window_size. */

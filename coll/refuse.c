@@ -46,9 +46,9 @@ static void differs(const mpix_ep_path *path, int layout, const mpix_ep_path *to
                       to->mode == MPIX_EP_HT ? "MPIX_EP_HT" : "MPIX_EP_LL");
     if (to_layout != layout)
         n += snprintf(text + n, bytes - (size_t)n, ", config.layout = %s", layouts[to_layout]);
-    if (to->engines != path->engines)
+    if (to->copy_engine != path->copy_engine)
         snprintf(text + n, bytes - (size_t)n, ", config.num_sms %s MPIX_EP_SMS_NONE",
-                 to->engines ? "=" : "other than");
+                 to->copy_engine ? "=" : "other than");
 }
 
 int mpix_ep_path_refuse(const mpix_ep_path *path, int layout, mpix_ep_feature feature,

@@ -245,7 +245,7 @@ int mpix_ep_gpu_dispatch_by(struct mpix_ep_handle *handle, const MPIX_Ep_dispatc
     if (!kind)
         kind = fill(handle, &i, &o, &c, s.call);
     if (!kind)
-        kind = mpix_ep_gpu_engines_counts(handle);
+        kind = mpix_ep_gpu_copy_engine_counts(handle);
     if (kind && s.capture)
         return mpix_boot_raise(ep->boot, kind);
     if (kind) {
@@ -416,7 +416,7 @@ int mpix_ep_gpu_combine_by(struct mpix_ep_handle *handle, const MPIX_Ep_combine_
     if (!kind)
         kind = fill(handle, &i, &o, &c);
     if (!kind)
-        kind = mpix_ep_gpu_engines_counts(handle);
+        kind = mpix_ep_gpu_copy_engine_counts(handle);
     if (kind && s.capture)
         return mpix_boot_raise(ep->boot, kind);
     if (kind)

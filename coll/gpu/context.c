@@ -174,7 +174,7 @@ static int kernels_load(mpix_ep *ep) {
     else
         what |= c->layout == MPIX_EP_EXPERT ? MPIX_CUDA_LOAD_EXPERT : MPIX_CUDA_LOAD_COMPACT;
     if (c->num_sms == MPIX_EP_SMS_NONE)
-        what |= MPIX_CUDA_LOAD_ENGINES;
+        what |= MPIX_CUDA_LOAD_COPY_ENGINE;
     int kind = ep->gpu->ops->load(&ep->gpu->device, what, why);
     return kind ? mpix_fail(kind, "config.memkind", "MPIX_EP_CUDA: %s", why) : 0;
 }
@@ -319,7 +319,7 @@ static size_t carve(mpix_ep *ep, mpix_cuda_handle *d, char *at) {
         CUT(expert.rel, tokens * (size_t)ep->config.max_topk);
         CUT(expert.blk, blocks * e);
     }
-    CUT(engines.signals, 24);
+    CUT(copy_engine.signals, 24);
     if (d->remote.is) {
         CUT(remote.packed, 2 * n * MPIX_CUDA_REMOTE_CHUNKS);
         CUT(remote.here, 3 * n);
@@ -404,7 +404,7 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
     d->counts_bytes = up(16 + 4 * (n + e + (size_t)ep->boot->nhosts), 64);
     d->block = up(d->counts + 2 * d->counts_bytes, 128);
     if (ep->config.num_sms == MPIX_EP_SMS_NONE)
-        mpix_ep_gpu_engines_block(d);
+        mpix_ep_gpu_copy_engine_block(d);
     d->meta = up(d->block * n, 256);
     d->meta_record = 8 + 8 * (size_t)ep->config.max_topk;
     d->bases = gpu->bases;
@@ -421,8 +421,8 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
     } else if (ep->config.layout == MPIX_EP_EXPERT) {
         bytes = expert_geometry(ep, d);
     }
-    if (d->engines.on)
-        bytes = mpix_ep_gpu_engines_window(ep, d, bytes);
+    if (d->copy_engine.on)
+        bytes = mpix_ep_gpu_copy_engine_window(ep, d, bytes);
     kind = mpix_ep_gpu_remote_handle(handle, d);
     if (!kind)
         kind = mpix_ep_gpu_window_create(ep, bytes, &g->window);
@@ -441,8 +441,8 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
             kind = gpu->ops->event_create(&gpu->device, &g->event, why);
         if (!kind)
             kind = gpu->ops->event_create(&gpu->device, &g->capture_event, why);
-        if (!kind && d->engines.on)
-            kind = mpix_ep_gpu_engines_create(ep, d, why);
+        if (!kind && d->copy_engine.on)
+            kind = mpix_ep_gpu_copy_engine_create(ep, d, why);
         carve(ep, d, g->local);
         if (!kind)
             kind = mpix_ep_gpu_remote_begin(handle, d, why);
@@ -477,7 +477,7 @@ void mpix_ep_gpu_handle_free(struct mpix_ep_handle *handle, int with_context) {
         ops->event_destroy(g->event);
     if (g->capture_event)
         ops->event_destroy(g->capture_event);
-    mpix_ep_gpu_engines_free(ep, &g->dev);
+    mpix_ep_gpu_copy_engine_free(ep, &g->dev);
     free(g);
     handle->gpu = NULL;
 }

@@ -131,11 +131,11 @@ enum { MPIX_EP_GPU_LL_SHARED_WORDS = 11000 };
 /* Rows by copy engines (gpu/copy_engine.c). Geometry: what that adds to a source's block; then to a
  * window of so many bytes, whose new size it returns. Counts: waits until the host knows the
  * routing's; a kind. */
-void mpix_ep_gpu_engines_block(mpix_cuda_handle *d);
-size_t mpix_ep_gpu_engines_window(mpix_ep *ep, mpix_cuda_handle *d, size_t bytes);
-int mpix_ep_gpu_engines_create(mpix_ep *ep, mpix_cuda_handle *d, char *why);
-void mpix_ep_gpu_engines_free(mpix_ep *ep, mpix_cuda_handle *d);
-int mpix_ep_gpu_engines_counts(struct mpix_ep_handle *handle);
+void mpix_ep_gpu_copy_engine_block(mpix_cuda_handle *d);
+size_t mpix_ep_gpu_copy_engine_window(mpix_ep *ep, mpix_cuda_handle *d, size_t bytes);
+int mpix_ep_gpu_copy_engine_create(mpix_ep *ep, mpix_cuda_handle *d, char *why);
+void mpix_ep_gpu_copy_engine_free(mpix_ep *ep, mpix_cuda_handle *d);
+int mpix_ep_gpu_copy_engine_counts(struct mpix_ep_handle *handle);
 
 /* What an item between proxied peers holds in the EXPERT layout, in rows of max_row_bytes: partial
  * sums in float. */

@@ -9,7 +9,7 @@ cuda_units = \
 	kernels/cuda/remote/remote_expert_combine.cu kernels/cuda/remote/remote_expert_dispatch.cu \
 	kernels/cuda/ll/ll_combine.cu kernels/cuda/ll/ll_dispatch.cu kernels/cuda/ll/ll_remote.cu \
 	kernels/cuda/ll/ll_route.cu \
-	kernels/cuda/copy_engine/engines.cu kernels/cuda/p2p/p2p.cu src/gpu/module.cu
+	kernels/cuda/copy_engine/copy_engine.cu kernels/cuda/p2p/p2p.cu src/gpu/module.cu
 cuda_headers = \
 	kernels/cuda/common/copy.cuh kernels/cuda/common/device.cuh kernels/cuda/common/elem.cuh \
 	kernels/cuda/common/launch.h kernels/cuda/common/quant.cuh kernels/cuda/common/ring.cuh \
@@ -21,7 +21,7 @@ cuda_headers = \
 	kernels/cuda/ll/ll.cuh kernels/cuda/ll/ll_block.cuh kernels/cuda/ll/ll_call.cuh \
 	kernels/cuda/ll/ll_room.cuh kernels/cuda/ll/ll_route.cuh kernels/cuda/ll/ll_sum.cuh \
 	kernels/cuda/ll/ll_team.cuh kernels/cuda/ll/ll_tokens.cuh \
-	kernels/cuda/copy_engine/engines.cuh
+	kernels/cuda/copy_engine/copy_engine.cuh
 cuda_deps = src/gpu/cuda_module.h include/mpix_device.cuh include/mpix_device.h $(cuda_headers)
 EXTRA_DIST += $(cuda_units) $(cuda_headers)
 CLEANFILES += libmpixep_cuda.so $(cuda_units:.cu=.nv.o)
@@ -44,7 +44,7 @@ kernels/cuda/ll/ll_combine.nv.o: kernels/cuda/ll/ll_combine.cu
 kernels/cuda/ll/ll_dispatch.nv.o: kernels/cuda/ll/ll_dispatch.cu
 kernels/cuda/ll/ll_remote.nv.o: kernels/cuda/ll/ll_remote.cu
 kernels/cuda/ll/ll_route.nv.o: kernels/cuda/ll/ll_route.cu
-kernels/cuda/copy_engine/engines.nv.o: kernels/cuda/copy_engine/engines.cu
+kernels/cuda/copy_engine/copy_engine.nv.o: kernels/cuda/copy_engine/copy_engine.cu
 kernels/cuda/p2p/p2p.nv.o: kernels/cuda/p2p/p2p.cu
 src/gpu/module.nv.o: src/gpu/module.cu
 CUDA_COMPILE = $(NVCC) -std=c++17 $(NVCCFLAGS) $(NVCC_GENCODE) -I$(top_srcdir)/include \

@@ -68,7 +68,7 @@ enum {
     MPIX_CUDA_LOAD_COMPACT = 2,
     MPIX_CUDA_LOAD_EXPERT = 4,
     MPIX_CUDA_LOAD_LL = 8,
-    MPIX_CUDA_LOAD_ENGINES = 16,
+    MPIX_CUDA_LOAD_COPY_ENGINE = 16,
     MPIX_CUDA_LOAD_REMOTE = 32,
     MPIX_CUDA_LOAD_P2P = 64
 };
@@ -216,21 +216,21 @@ typedef struct mpix_cuda_expert {
     int64_t *offset;                  /* device: [local_experts + 1] */
     uint32_t *pushed, *used;          /* device: [size][chunks], zero between calls */
 } mpix_cuda_expert;
-/* Words between ranks whose rows are moved by copy engines; see engines.cu. */
-typedef struct mpix_cuda_engine_words {
+/* Words between ranks whose rows are moved by copy engines; see copy_engine.cu. */
+typedef struct mpix_cuda_copy_engine_words {
     uint64_t cuts, pulled, pushed, summed, revoked, pad[3], packed[8];
-} mpix_cuda_engine_words;
+} mpix_cuda_copy_engine_words;
 
-typedef struct mpix_cuda_engines {
+typedef struct mpix_cuda_copy_engine {
     int32_t on, pad;
-    uint64_t words, cuts;         /* offsets in a source's block: mpix_cuda_engine_words,
+    uint64_t words, cuts;         /* offsets in a source's block: mpix_cuda_copy_engine_words,
                                    * uint32[2][MPIX_CUDA_PIECES + 1] */
     uint64_t places, place_bytes; /* offset in a window; bytes for each peer: what goes there in
                                    * dispatch, what comes from there in combine */
     uint64_t *signals;            /* device: values of the words that copies carry */
     int64_t *host;                /* pinned: what the host has to know of a routing */
     void *copies;                 /* the module's streams and events */
-} mpix_cuda_engines;
+} mpix_cuda_copy_engine;
 
 /*
  * Proxied peers (remote.cuh has the protocol). window: this rank's, in host memory that the network
@@ -302,7 +302,7 @@ typedef struct mpix_cuda_handle {
                                       expert_offset[], send_per_host[] */
     int64_t *recv_expert;                     /* device: [local_experts] */
     mpix_cuda_expert expert;
-    mpix_cuda_engines engines;
+    mpix_cuda_copy_engine copy_engine;
     mpix_cuda_ll ll;
     mpix_cuda_remote remote;
 } mpix_cuda_handle;
@@ -467,8 +467,8 @@ typedef struct mpix_cuda_ops {
     int (*combine)(const mpix_cuda_device *, const mpix_cuda_handle *, mpix_cuda_combine *,
                    void *stream, char *why);
     /* What moves the rows of a handle whose engines are on. split: streams that share each copy. */
-    int (*engines_create)(const mpix_cuda_device *device, int split, void **copies, char *why);
-    void (*engines_destroy)(const mpix_cuda_device *device, void *copies);
+    int (*copy_engine_create)(const mpix_cuda_device *device, int split, void **copies, char *why);
+    void (*copy_engine_destroy)(const mpix_cuda_device *device, void *copies);
     int (*event_sync)(const mpix_cuda_device *device, void *event, char *why);
     /* MPIX_P2p. ARG (1): [p, p + bytes) runs beyond its allocation, or lies on another device. */
     int (*share)(const mpix_cuda_device *device, const void *p, size_t bytes,

@@ -91,7 +91,7 @@ static const struct {
     {MPIX_CUDA_LOAD_EXPERT, mpix_cuda_place_load},
     {MPIX_CUDA_LOAD_EXPERT, mpix_cuda_expert_dispatch_load},
     {MPIX_CUDA_LOAD_EXPERT, mpix_cuda_expert_combine_load},
-    {MPIX_CUDA_LOAD_ENGINES, mpix_cuda_engines_load},
+    {MPIX_CUDA_LOAD_COPY_ENGINE, mpix_cuda_copy_engine_load},
     {MPIX_CUDA_LOAD_LL, mpix_cuda_ll_route_load},
     {MPIX_CUDA_LOAD_LL, mpix_cuda_ll_dispatch_load},
     {MPIX_CUDA_LOAD_LL, mpix_cuda_ll_combine_load},
@@ -442,8 +442,8 @@ static int m_route(const mpix_cuda_device *d, const mpix_cuda_handle *h, const m
     cudaError_t err = mpix_cuda_route_launch(d, h, c, (cudaStream_t)stream);
     if (err == cudaSuccess && h->expert.on)
         err = mpix_cuda_place_launch(d, h, c, (cudaStream_t)stream);
-    if (err == cudaSuccess && h->engines.on)
-        err = mpix_cuda_engines_route_launch(h, c, (cudaStream_t)stream);
+    if (err == cudaSuccess && h->copy_engine.on)
+        err = mpix_cuda_copy_engine_route_launch(h, c, (cudaStream_t)stream);
     return launched(err, why, "launching route");
 }
 static int m_dispatch(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_cuda_dispatch *c,
@@ -458,14 +458,14 @@ static int m_combine(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_
     cudaError_t err = mpix_cuda_launchers_of(h).combine(d, h, c, (cudaStream_t)stream);
     return launched(err, why, "launching combine");
 }
-static int m_engines_create(const mpix_cuda_device *d, int split, void **copies, char *why) {
+static int m_copy_engine_create(const mpix_cuda_device *d, int split, void **copies, char *why) {
     on_device guard(d->ordinal);
-    cudaError_t err = mpix_cuda_engines_create(split, copies);
+    cudaError_t err = mpix_cuda_copy_engine_create(split, copies);
     return err == cudaSuccess ? 0 : fail(KIND_NO_MEM, why, "streams for copies", err);
 }
-static void m_engines_destroy(const mpix_cuda_device *d, void *copies) {
+static void m_copy_engine_destroy(const mpix_cuda_device *d, void *copies) {
     on_device guard(d->ordinal);
-    mpix_cuda_engines_destroy(copies);
+    mpix_cuda_copy_engine_destroy(copies);
 }
 static int m_event_sync(const mpix_cuda_device *d, void *event, char *why) {
     on_device guard(d->ordinal);
@@ -696,8 +696,8 @@ static const mpix_cuda_ops ops = {
     m_route,
     m_dispatch,
     m_combine,
-    m_engines_create,
-    m_engines_destroy,
+    m_copy_engine_create,
+    m_copy_engine_destroy,
     m_event_sync,
     m_share,
     m_atomics,

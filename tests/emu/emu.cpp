@@ -393,16 +393,16 @@ static int m_combine(device d, const mpix_cuda_handle *h, mpix_cuda_combine *c, 
     return mpix_cuda_launchers_of(h).combine(d, h, c, 0) != cudaSuccess;
 }
 /* Copies by engines are streams' work. */
-static int m_engines_create(device, int, void **, char *why) {
+static int m_copy_engine_create(device, int, void **, char *why) {
     snprintf(why, MPIX_CUDA_WHY, "copy engines are not emulated");
     return KIND_UNSUPPORTED;
 }
-static void m_engines_destroy(device, void *) {}
-cudaError_t mpix_cuda_engines_dispatch_launch(const mpix_cuda_device *, const mpix_cuda_handle *,
+static void m_copy_engine_destroy(device, void *) {}
+cudaError_t mpix_cuda_copy_engine_dispatch_launch(const mpix_cuda_device *, const mpix_cuda_handle *,
                                               mpix_cuda_dispatch *, cudaStream_t) {
     return cudaErrorNotSupported;
 }
-cudaError_t mpix_cuda_engines_combine_launch(const mpix_cuda_device *, const mpix_cuda_handle *,
+cudaError_t mpix_cuda_copy_engine_combine_launch(const mpix_cuda_device *, const mpix_cuda_handle *,
                                              mpix_cuda_combine *, cudaStream_t) {
     return cudaErrorNotSupported;
 }
@@ -440,8 +440,8 @@ extern "C" const mpix_cuda_ops *mpix_cuda_module(void) {
     ops.route = m_route;
     ops.dispatch = m_dispatch;
     ops.combine = m_combine;
-    ops.engines_create = m_engines_create;
-    ops.engines_destroy = m_engines_destroy;
+    ops.engines_create = m_copy_engine_create;
+    ops.engines_destroy = m_copy_engine_destroy;
     ops.host_register = m_host_register;
     ops.host_unregister = m_host_unregister;
     return &ops;

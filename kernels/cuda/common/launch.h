@@ -141,16 +141,18 @@ cudaError_t mpix_cuda_expand_launch(const mpix_cuda_device *d, const mpix_cuda_h
                                     mpix_cuda_dispatch *c, int sms, cudaStream_t stream);
 cudaError_t mpix_cuda_expert_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
                                             mpix_cuda_combine *c, cudaStream_t stream);
-/* Rows by copy engines (engines.cu); route follows the route kernel. */
-cudaError_t mpix_cuda_engines_load(int *arch);
-cudaError_t mpix_cuda_engines_create(int split, void **copies);
-void mpix_cuda_engines_destroy(void *copies);
-cudaError_t mpix_cuda_engines_route_launch(const mpix_cuda_handle *h, const mpix_cuda_route *c,
-                                           cudaStream_t stream);
-cudaError_t mpix_cuda_engines_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
-                                              mpix_cuda_dispatch *c, cudaStream_t stream);
-cudaError_t mpix_cuda_engines_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
-                                             mpix_cuda_combine *c, cudaStream_t stream);
+/* Rows by copy engines (copy_engine.cu); route follows the route kernel. */
+cudaError_t mpix_cuda_copy_engine_load(int *arch);
+cudaError_t mpix_cuda_copy_engine_create(int split, void **copies);
+void mpix_cuda_copy_engine_destroy(void *copies);
+cudaError_t mpix_cuda_copy_engine_route_launch(const mpix_cuda_handle *h, const mpix_cuda_route *c,
+                                               cudaStream_t stream);
+cudaError_t mpix_cuda_copy_engine_dispatch_launch(const mpix_cuda_device *d,
+                                                  const mpix_cuda_handle *h, mpix_cuda_dispatch *c,
+                                                  cudaStream_t stream);
+cudaError_t mpix_cuda_copy_engine_combine_launch(const mpix_cuda_device *d,
+                                                 const mpix_cuda_handle *h, mpix_cuda_combine *c,
+                                                 cudaStream_t stream);
 /* Some peers are reached through the proxy. */
 cudaError_t mpix_cuda_remote_dispatch_load(int *arch);
 cudaError_t mpix_cuda_remote_combine_load(int *arch);
@@ -210,8 +212,8 @@ static inline mpix_cuda_launchers mpix_cuda_launchers_of(const mpix_cuda_handle 
         return {mpix_cuda_remote_expert_dispatch_launch, mpix_cuda_remote_expert_combine_launch};
     if (h->expert.on)
         return {mpix_cuda_expert_dispatch_launch, mpix_cuda_expert_combine_launch};
-    if (h->engines.on)
-        return {mpix_cuda_engines_dispatch_launch, mpix_cuda_engines_combine_launch};
+    if (h->copy_engine.on)
+        return {mpix_cuda_copy_engine_dispatch_launch, mpix_cuda_copy_engine_combine_launch};
     if (h->remote.is)
         return {mpix_cuda_remote_dispatch_launch, mpix_cuda_remote_combine_launch};
     return {mpix_cuda_dispatch_launch, mpix_cuda_combine_launch};

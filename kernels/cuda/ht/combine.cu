@@ -15,7 +15,7 @@
  * Anything else (fp8, F64, other dtypes, odd addresses) goes element by element.
  */
 #include "common/device.cuh"
-#include "copy_engine/engines.cuh"
+#include "copy_engine/copy_engine.cuh"
 #include "common/launch.h"
 #include "common/sums.cuh"
 
@@ -272,10 +272,10 @@ __device__ static void staged_end(const mpix_cuda_handle &h, const mpix_cuda_com
                                   uint64_t epoch) {
     int r = threadIdx.x;
     if (c.staged == MPIX_CUDA_STAGED_LAST && r < h.size && r != h.rank) {
-        if (word_load(&engine_words(h, h.rank, r)->revoked) >= epoch)
+        if (word_load(&copy_engine_words(h, h.rank, r)->revoked) >= epoch)
             report(h, MPIX_CUDA_REMOTE, 0, r, 0, 0);
         delay(h, 52 + r);
-        word_store(&engine_words(h, r, h.rank)->summed, epoch);
+        word_store(&copy_engine_words(h, r, h.rank)->summed, epoch);
     }
     __syncthreads();
     if (r == 0 && c.staged == MPIX_CUDA_STAGED_LAST)

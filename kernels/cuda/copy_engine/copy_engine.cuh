@@ -1,7 +1,7 @@
-/* engines.cuh - calls that hold no multiprocessor while rows travel (config.num_sms =
- * MPIX_EP_SMS_NONE): what engines.cu and the sums share. */
-#ifndef MPIX_KERNELS_CUDA_ENGINES_CUH
-#define MPIX_KERNELS_CUDA_ENGINES_CUH
+/* copy_engine.cuh - calls that hold no multiprocessor while rows travel (config.num_sms =
+ * MPIX_EP_SMS_NONE): what copy_engine.cu and the sums share. */
+#ifndef MPIX_KERNELS_CUDA_COPY_ENGINE_CUH
+#define MPIX_KERNELS_CUDA_COPY_ENGINE_CUH
 #include "common/device.cuh"
 
 /* A word of pieces: so many pieces of the batch of an epoch are complete; it only grows. */
@@ -9,16 +9,17 @@ __host__ __device__ __forceinline__ uint64_t pieces_word(uint64_t epoch, int pie
     return epoch * 16 + pieces;
 }
 
-__device__ __forceinline__ mpix_cuda_engine_words *engine_words(const mpix_cuda_handle &h,
-                                                                int owner, int source) {
-    return (mpix_cuda_engine_words *)(block_of(h, owner, source) + h.engines.words);
+__device__ __forceinline__ mpix_cuda_copy_engine_words *copy_engine_words(const mpix_cuda_handle &h,
+                                                                          int owner, int source) {
+    return (mpix_cuda_copy_engine_words *)(block_of(h, owner, source) + h.copy_engine.words);
 }
 __host__ __device__ __forceinline__ int slot_of(int owner, int peer) {
     return peer < owner ? peer : peer - 1;
 }
 /* In owner's window: what owner packed for peer, and what peer pushes back. */
 __host__ __device__ __forceinline__ char *place_of(const mpix_cuda_handle &h, int owner, int peer) {
-    return h.window[owner] + h.engines.places + h.engines.place_bytes * slot_of(owner, peer);
+    return h.window[owner] + h.copy_engine.places +
+           h.copy_engine.place_bytes * slot_of(owner, peer);
 }
 __host__ __device__ __forceinline__ uint64_t up16(uint64_t n) { return (n + 15) / 16 * 16; }
 

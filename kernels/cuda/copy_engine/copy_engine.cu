@@ -1,6 +1,6 @@
 /*
- * engines.cu - dispatch and combine whose rows are moved by copy engines: no multiprocessor is held
- * while they travel.
+ * copy_engine.cu - dispatch and combine whose rows are moved by copy engines: no multiprocessor is
+ * held while they travel.
  *
  * Copies have their addresses and sizes from the host, which knows the routing's counts (the call
  * waits for them if need be) but no peer's buffers. So:
@@ -35,20 +35,20 @@
  * them where the copies take them.
  */
 #include "common/copy.cuh"
-#include "engines.cuh"
+#include "copy_engine.cuh"
 #include "common/launch.h"
 
 #include <new>
 
-/* Of h.engines.signals: values of words; PUSHED + i: with i + 1 pieces. DONE + i: what is packed of
- * piece i, zero between calls. */
+/* Of h.copy_engine.signals: values of words; PUSHED + i: with i + 1 pieces. DONE + i: what is
+ * packed of piece i, zero between calls. */
 enum { SIGNAL_PULLED, SIGNAL_PUSHED, SIGNAL_DONE = 16 };
 enum {
     HOST_ROUTED,
     HOST_WIDTH,
     HOST_TOTAL,
     HOST_CUTS
-};                     /* of h.engines.host; CUTS: [size][PIECES +
+};                     /* of h.copy_engine.host; CUTS: [size][PIECES +
                         * 1] rows from each source before a
                         * piece */
 enum { CHUNK = 4096 }; /* bytes of a row that a warp packs at a time */
@@ -77,30 +77,30 @@ __global__ void cuts_kernel(const __grid_constant__ mpix_cuda_handle h,
         uint32_t rows = !st->routed        ? 0
                         : first < c.tokens ? h.blk[first / MPIX_CUDA_BLOCK_TOKENS * h.size + r]
                                            : st->send[r];
-        ((uint32_t *)(block_of(h, r, h.rank) + h.engines.cuts))[(epoch & 1) * cuts + k] = rows;
+        ((uint32_t *)(block_of(h, r, h.rank) + h.copy_engine.cuts))[(epoch & 1) * cuts + k] = rows;
     }
     __syncthreads();
     int bad = 0;
     if ((int)threadIdx.x < h.size) {
-        word_store(&engine_words(h, threadIdx.x, h.rank)->cuts, epoch);
+        word_store(&copy_engine_words(h, threadIdx.x, h.rank)->cuts, epoch);
         delay(h, 3);
-        bad = !word_wait(h, &engine_words(h, h.rank, threadIdx.x)->cuts, epoch, threadIdx.x,
+        bad = !word_wait(h, &copy_engine_words(h, h.rank, threadIdx.x)->cuts, epoch, threadIdx.x,
                          c.report);
     }
     bad = __syncthreads_or(bad);
     for (int i = threadIdx.x; i < h.size * cuts && !bad; i += blockDim.x)
-        h.engines.host[HOST_CUTS + i] =
+        h.copy_engine.host[HOST_CUTS + i] =
             ((const volatile uint32_t *)(block_of(h, h.rank, i / cuts) +
-                                         h.engines.cuts))[(epoch & 1) * cuts + i % cuts];
+                                         h.copy_engine.cuts))[(epoch & 1) * cuts + i % cuts];
     if (threadIdx.x == 0) {
-        h.engines.host[HOST_WIDTH] = st->width;
-        h.engines.host[HOST_TOTAL] = st->recv_total;
-        h.engines.host[HOST_ROUTED] = !bad && st->routed;
+        h.copy_engine.host[HOST_WIDTH] = st->width;
+        h.copy_engine.host[HOST_TOTAL] = st->recv_total;
+        h.copy_engine.host[HOST_ROUTED] = !bad && st->routed;
     }
 }
 
-cudaError_t mpix_cuda_engines_route_launch(const mpix_cuda_handle *h, const mpix_cuda_route *c,
-                                           cudaStream_t stream) {
+cudaError_t mpix_cuda_copy_engine_route_launch(const mpix_cuda_handle *h, const mpix_cuda_route *c,
+                                               cudaStream_t stream) {
     cuts_kernel<<<1, 256, 0, stream>>>(*h, *c);
     return cudaGetLastError();
 }
@@ -118,12 +118,12 @@ __global__ void packed_wait_kernel(const __grid_constant__ mpix_cuda_handle h,
     uint64_t epoch = h.state->epoch[MPIX_CUDA_DISPATCH] + 1, start = now_ns();
     /* here, since the copy that takes it waits for this kernel, not for the one that packs */
     if (peer == 0)
-        h.engines.signals[SIGNAL_PULLED] = epoch;
+        h.copy_engine.signals[SIGNAL_PULLED] = epoch;
     if (call_refused(h, c.report) || own_status(h, c) || peer >= h.size || peer == h.rank)
         return;
     if (word_wait(h, &words_of(h, h.rank, peer)->ready, epoch, peer, c.report) &&
         *(const volatile int32_t *)&offer_of(h, h.rank, peer, h.ready, epoch)->status == 0)
-        word_wait(h, &engine_words(h, h.rank, peer)->packed[piece], epoch, peer, c.report);
+        word_wait(h, &copy_engine_words(h, h.rank, peer)->packed[piece], epoch, peer, c.report);
     if (c.wait_ns)
         c.wait_ns[peer] += (int64_t)(now_ns() - start);
 }
@@ -136,7 +136,7 @@ __device__ static void piece_count(const mpix_cuda_handle &h, uint64_t epoch, in
     __syncwarp();
     if (lane == 0 && n > 0) {
         __threadfence();
-        before = atomicAdd((unsigned long long *)&h.engines.signals[SIGNAL_DONE + piece],
+        before = atomicAdd((unsigned long long *)&h.copy_engine.signals[SIGNAL_DONE + piece],
                            (unsigned long long)n) +
                  n;
         __threadfence();
@@ -145,10 +145,10 @@ __device__ static void piece_count(const mpix_cuda_handle &h, uint64_t epoch, in
         return;
     __syncwarp();
     if (lane == 0)
-        h.engines.signals[SIGNAL_DONE + piece] = 0;
+        h.copy_engine.signals[SIGNAL_DONE + piece] = 0;
     if (lane < h.size && lane != h.rank) {
         delay(h, 52 + lane);
-        word_store(&engine_words(h, lane, h.rank)->packed[piece], epoch);
+        word_store(&copy_engine_words(h, lane, h.rank)->packed[piece], epoch);
     }
 }
 
@@ -173,17 +173,18 @@ __global__ void __launch_bounds__(512, 2) pack_kernel(const __grid_constant__ mp
                 report(h, MPIX_CUDA_CAPACITY, 0, -1, h.state->recv_total, c.capacity);
         }
         if (status && peer) /* fetches nothing */
-            word_store(&engine_words(h, lane, h.rank)->pulled, epoch);
+            word_store(&copy_engine_words(h, lane, h.rank)->pulled, epoch);
         for (int k = 0; k < DPIECES && !status && peer; k++)
             if (plan.first[k] == plan.first[k + 1]) /* nobody packs it */
-                word_store(&engine_words(h, lane, h.rank)->packed[k], epoch);
+                word_store(&copy_engine_words(h, lane, h.rank)->packed[k], epoch);
     }
     if (status)
         return;
     delay(h, 4);
     if (peer) /* has fetched the last batch, and pushes no more */
-        fine = word_wait(h, &engine_words(h, h.rank, lane)->pulled, epoch - 1, lane, c.report) &&
-               (word_load(&engine_words(h, h.rank, lane)->pushed) >=
+        fine = word_wait(h, &copy_engine_words(h, h.rank, lane)->pulled, epoch - 1, lane,
+                         c.report) &&
+               (word_load(&copy_engine_words(h, h.rank, lane)->pushed) >=
                     pieces_word(h.state->epoch[MPIX_CUDA_COMBINE], CPIECES) ||
                 word_wait(h, &words_of(h, h.rank, lane)->ready, epoch, lane, c.report));
     if (!__all_sync(~0u, fine))
@@ -257,7 +258,7 @@ __device__ static bool packed_all(const mpix_cuda_handle &h, const mpix_cuda_com
                                   uint64_t epoch, int owner) {
     bool all = true;
     for (int k = 0; k < DPIECES; k++)
-        all = word_load(&engine_words(h, h.rank, owner)->packed[k]) >=
+        all = word_load(&copy_engine_words(h, h.rank, owner)->packed[k]) >=
                   h.state->epoch[MPIX_CUDA_DISPATCH] &&
               all;
     return all || word_wait(h, &words_of(h, h.rank, owner)->rows_offered, epoch, owner, c.report);
@@ -271,17 +272,18 @@ __global__ void push_gate_kernel(const __grid_constant__ mpix_cuda_handle h,
     uint64_t epoch = h.state->epoch[MPIX_CUDA_COMBINE] + 1;
     bool refused = __any_sync(~0u, call_refused(h, c.report));
     if (lane < CPIECES)
-        h.engines.signals[SIGNAL_PUSHED + lane] = pieces_word(epoch, lane + 1);
+        h.copy_engine.signals[SIGNAL_PUSHED + lane] = pieces_word(epoch, lane + 1);
     if (!refused) {
         rows_offer_send(h, c, h.state->recv_total, fault, epoch);
         delay(h, 4);
     }
-    bool late = lane < h.size && lane != h.rank &&
-                (refused ||
-                 !word_wait(h, &engine_words(h, h.rank, lane)->summed, epoch - 1, lane, c.report) ||
-                 !packed_all(h, c, epoch, lane));
+    bool late =
+        lane < h.size && lane != h.rank &&
+        (refused ||
+         !word_wait(h, &copy_engine_words(h, h.rank, lane)->summed, epoch - 1, lane, c.report) ||
+         !packed_all(h, c, epoch, lane));
     if (__any_sync(~0u, late) && lane < h.size)
-        word_store(&engine_words(h, lane, h.rank)->revoked, epoch);
+        word_store(&copy_engine_words(h, lane, h.rank)->revoked, epoch);
 }
 
 /* So many pieces are here from all peers, or some rank failed its part. One warp. */
@@ -297,7 +299,7 @@ __global__ void pushed_wait_kernel(const __grid_constant__ mpix_cuda_handle h,
     if (__any_sync(~0u, status || !fine))
         return;
     if (lane < h.size && lane != h.rank) {
-        word_wait(h, &engine_words(h, h.rank, lane)->pushed, pieces_word(epoch, pieces), lane,
+        word_wait(h, &copy_engine_words(h, h.rank, lane)->pushed, pieces_word(epoch, pieces), lane,
                   c.report);
         if (c.wait_ns)
             c.wait_ns[lane] += (int64_t)(now_ns() - start);
@@ -314,7 +316,7 @@ struct copy_engines {
     cudaEvent_t start, piece[DPIECES], done[STREAMS], left[STREAMS], word;
 };
 
-cudaError_t mpix_cuda_engines_create(int split, void **out) {
+cudaError_t mpix_cuda_copy_engine_create(int split, void **out) {
     copy_engines *e = new (std::nothrow) copy_engines();
     int least, most;
     if (!e)
@@ -336,12 +338,12 @@ cudaError_t mpix_cuda_engines_create(int split, void **out) {
         err = cudaEventCreateWithFlags(&e->piece[i], cudaEventDisableTiming);
     err = err == cudaSuccess ? cudaEventCreateWithFlags(&e->start, cudaEventDisableTiming) : err;
     if (err != cudaSuccess)
-        mpix_cuda_engines_destroy(e);
+        mpix_cuda_copy_engine_destroy(e);
     return err;
 }
 
-void mpix_cuda_engines_destroy(void *engines) {
-    copy_engines *e = (copy_engines *)engines;
+void mpix_cuda_copy_engine_destroy(void *copy_engine) {
+    copy_engines *e = (copy_engines *)copy_engine;
     for (int i = 0; i < STREAMS; i++) {
         if (e->stream[i])
             cudaStreamDestroy(e->stream[i]);
@@ -436,7 +438,7 @@ struct row_of_calls {
 };
 
 static row_of_calls calls_of(const mpix_cuda_handle *h) {
-    copy_engines *e = (copy_engines *)h->engines.copies;
+    copy_engines *e = (copy_engines *)h->copy_engine.copies;
     int used = e->split * (h->size - 1);
     return {e, cudaSuccess, used < STREAMS ? used : STREAMS};
 }
@@ -450,8 +452,8 @@ struct arrivals {
     arrivals(const mpix_cuda_handle *h, int source, int64_t most) {
         first = 0;
         for (int s = 0; s < source; s++)
-            first += h->engines.host[HOST_CUTS + s * (MPIX_CUDA_PIECES + 1) + MPIX_CUDA_PIECES];
-        cuts = h->engines.host + HOST_CUTS + source * (MPIX_CUDA_PIECES + 1);
+            first += h->copy_engine.host[HOST_CUTS + s * (MPIX_CUDA_PIECES + 1) + MPIX_CUDA_PIECES];
+        cuts = h->copy_engine.host + HOST_CUTS + source * (MPIX_CUDA_PIECES + 1);
         n = cuts[MPIX_CUDA_PIECES];
         room = most > first ? least(most - first, n) : 0;
     }
@@ -459,12 +461,12 @@ struct arrivals {
 };
 
 static char *word_at(const mpix_cuda_handle *h, int owner, size_t word) {
-    return h->window[owner] + h->block * h->rank + h->engines.words + word;
+    return h->window[owner] + h->block * h->rank + h->copy_engine.words + word;
 }
 
 static void dispatch_begin(const mpix_cuda_device *d, const mpix_cuda_handle *h,
                            mpix_cuda_dispatch *c, cudaStream_t stream, row_of_calls *w) {
-    int pull = !c->status && h->engines.host[HOST_ROUTED];
+    int pull = !c->status && h->copy_engine.host[HOST_ROUTED];
     pack_plan plan;
     for (int k = 0; k <= DPIECES; k++)
         plan.first[k] = piece_token(c->tokens, dispatch_cuts[k]);
@@ -501,13 +503,14 @@ static void dispatch_begin(const mpix_cuda_device *d, const mpix_cuda_handle *h,
     w->rows_end();
     for (int i = 1; i < h->size && pull; i++)
         w->word(i - 1,
-                word_at(h, (h->rank + i) % h->size, offsetof(mpix_cuda_engine_words, pulled)),
-                &h->engines.signals[SIGNAL_PULLED]);
+                word_at(h, (h->rank + i) % h->size, offsetof(mpix_cuda_copy_engine_words, pulled)),
+                &h->copy_engine.signals[SIGNAL_PULLED]);
     w->words_end();
 }
 
-cudaError_t mpix_cuda_engines_dispatch_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
-                                              mpix_cuda_dispatch *c, cudaStream_t stream) {
+cudaError_t mpix_cuda_copy_engine_dispatch_launch(const mpix_cuda_device *d,
+                                                  const mpix_cuda_handle *h, mpix_cuda_dispatch *c,
+                                                  cudaStream_t stream) {
     row_of_calls w = calls_of(h);
     if (c->part != MPIX_CUDA_END)
         dispatch_begin(d, h, c, stream, &w);
@@ -528,10 +531,10 @@ static void combine_begin(const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaS
     w->note(cudaGetLastError());
     w->follow(stream);
     w->rows_end(); /* if nothing follows */
-    if (c->status || !h->engines.host[HOST_ROUTED])
+    if (c->status || !h->copy_engine.host[HOST_ROUTED])
         return;
-    int64_t row = c->row, scale_row = c->scale_row, slot = 4 * h->engines.host[HOST_WIDTH],
-            most = least(c->offer.rows, h->engines.host[HOST_TOTAL]);
+    int64_t row = c->row, scale_row = c->scale_row, slot = 4 * h->copy_engine.host[HOST_WIDTH],
+            most = least(c->offer.rows, h->copy_engine.host[HOST_TOTAL]);
     for (int k = 0; k < CPIECES; k++) {
         for (int i = 1; i < h->size; i++) {
             int s = (h->rank + i) % h->size;
@@ -550,8 +553,8 @@ static void combine_begin(const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaS
                           slot, slot, a.room);
             w->shared(i - 1, to + from * row, row, c->x + (a.first + from) * c->x_stride,
                       c->x_stride, row, n);
-            w->word(i - 1, word_at(h, s, offsetof(mpix_cuda_engine_words, pushed)),
-                    &h->engines.signals[SIGNAL_PUSHED + k]);
+            w->word(i - 1, word_at(h, s, offsetof(mpix_cuda_copy_engine_words, pushed)),
+                    &h->copy_engine.signals[SIGNAL_PUSHED + k]);
         }
     }
     w->rows_end();
@@ -581,8 +584,9 @@ static cudaError_t piece_sum_launch(const mpix_cuda_device *d, const mpix_cuda_h
     return mpix_cuda_combine_launch(d, &part, &sum, stream);
 }
 
-cudaError_t mpix_cuda_engines_combine_launch(const mpix_cuda_device *d, const mpix_cuda_handle *h,
-                                             mpix_cuda_combine *c, cudaStream_t stream) {
+cudaError_t mpix_cuda_copy_engine_combine_launch(const mpix_cuda_device *d,
+                                                 const mpix_cuda_handle *h, mpix_cuda_combine *c,
+                                                 cudaStream_t stream) {
     int64_t groups = (c->hidden + 127) / 128;
     c->row = c->hidden * (c->xdtype == TYPE_F64                             ? 8
                           : c->xdtype == TYPE_F32                           ? 4
@@ -604,7 +608,7 @@ cudaError_t mpix_cuda_engines_combine_launch(const mpix_cuda_device *d, const mp
     return w.err;
 }
 
-cudaError_t mpix_cuda_engines_load(int *arch) {
+cudaError_t mpix_cuda_copy_engine_load(int *arch) {
     return mpix_cuda_load(arch, cuts_kernel, pack_kernel, packed_wait_kernel, pull_end_kernel,
                           push_gate_kernel, pushed_wait_kernel);
 }
