@@ -110,7 +110,7 @@ static int create_local(mpix_ep *ep) {
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a context of %d ranks", ep->size);
     ep->stream_bytes = stream_limit(ep);
     int threads = ep->params.progress == MPIX_PROGRESS_THREAD ? 2 : 1;
-    ep->crowded = ep->boot->local_size * threads > mpix_topo_get()->pus_host;
+    ep->oversubscribed = ep->boot->local_size * threads > mpix_topo_get()->pus_host;
     return 0;
 }
 

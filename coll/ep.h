@@ -96,7 +96,7 @@ typedef struct mpix_ep {
     const mpix_rows_ops *rows;
     size_t stream_bytes; /* calls that write more use streaming stores */
     size_t stream_peers; /* the same for what is written for other ranks' processors */
-    int crowded;         /* more ranks than cores: waits do not spin */
+    int oversubscribed;  /* more ranks than cores: waits do not spin */
     int *pidfds;         /* [size] of ranks of this host, -1: none */
     /* engine */
     pthread_mutex_t lock;       /* calls below, banks, handles' epochs */
@@ -220,7 +220,7 @@ struct mpix_ep_call {
     int kind; /* first error; 0: fine */
     MPIX_Error error;
     _Atomic int done;
-    int zombie;                  /* its caller has been told of the error already; nobody waits */
+    int orphaned;                /* its caller has been told of the error already; nobody waits */
     int bank;                    /* staging bank held, -1: none */
     uint64_t watch_ns;           /* when the caller first waited for it */
     int others;                  /* its last test worked for another context */

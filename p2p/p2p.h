@@ -279,7 +279,7 @@ struct mpix_p2p {
     mpix_live live;
     mpix_boot *boot;
     mpix_params params;
-    int rank, size, slots, ring, lanes, crowded;
+    int rank, size, slots, ring, lanes, oversubscribed;
     size_t eager, stride, block_bytes, blob_bytes;
     size_t stream_bytes; /* copies of so many bytes bypass the caches */
     const struct mpix_rows_ops *rows;

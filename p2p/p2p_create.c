@@ -287,7 +287,7 @@ static int create_stages(mpix_p2p *p2p, MPI_Info info, const MPIX_P2p *out) {
     threads = p2p->params.progress == MPIX_PROGRESS_THREAD ? 2 : 1;
     p2p->rows = mpix_rows_get(p2p->params.isa);
     p2p->stream_bytes = copy_limit(p2p);
-    p2p->crowded = boot->local_size * threads > mpix_topo_get()->pus_host;
+    p2p->oversubscribed = boot->local_size * threads > mpix_topo_get()->pus_host;
     if (threads == 2)
         kind = p2p_thread_start(p2p);
     mpix_live_add(&p2p->live, p2p, MPIX_LIVE_P2P);

@@ -427,7 +427,7 @@ static int op_test(struct mpix_xfer *xfer) {
 void p2p_wait_start(mpix_p2p *p2p, mpix_wait *wait) {
     int rung = !p2p->threaded && mpix_proxy_rings(p2p->proxy);
 
-    mpix_wait_start(wait, rung ? &p2p->ctl->bell : NULL, p2p->params.spin_us, p2p->crowded);
+    mpix_wait_start(wait, rung ? &p2p->ctl->bell : NULL, p2p->params.spin_us, p2p->oversubscribed);
 }
 
 static void op_wait_start(struct mpix_xfer *xfer, mpix_wait *wait) {

@@ -484,7 +484,7 @@ static int recv_quick(mpix_p2p *p2p, int rank, const MPIX_P2p_iov iov[], int n,
     uint64_t taken;
     int did;
 
-    if (!peer->mapped || p2p->threaded || p2p->crowded)
+    if (!peer->mapped || p2p->threaded || p2p->oversubscribed)
         return 0;
     pthread_mutex_lock(&p2p->lock);
     taken = peer->taken;

@@ -13,14 +13,14 @@ static void *thread_main(void *arg) {
      * and by time otherwise. */
     mpix_doorbell *bell = mpix_proxy_rings(p2p->proxy) ? &p2p->ctl->bell : NULL;
 
-    mpix_wait_start(&wait, bell, p2p->params.spin_us, p2p->crowded);
+    mpix_wait_start(&wait, bell, p2p->params.spin_us, p2p->oversubscribed);
     while (!atomic_load_explicit(&p2p->stop, memory_order_acquire)) {
         pthread_mutex_lock(&p2p->lock);
         int did = p2p->failed ? 0 : p2p_progress(p2p);
         pthread_mutex_unlock(&p2p->lock);
         if (did) {
             mpix_wait_end(&wait);
-            mpix_wait_start(&wait, bell, p2p->params.spin_us, p2p->crowded);
+            mpix_wait_start(&wait, bell, p2p->params.spin_us, p2p->oversubscribed);
         } else {
             mpix_wait_pause(&wait);
         }

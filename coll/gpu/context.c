@@ -129,7 +129,7 @@ static int create_local(mpix_ep *ep) {
     char why[MPIX_CUDA_WHY] = "";
     size_t experts = (size_t)p->experts, mine = (size_t)p->nlocal[p->rank], n = 2 * experts + mine;
     int32_t *tables = malloc((n + 1) * sizeof *tables);
-    gpu->windows = calloc(MPIX_CUDA_WINDOWS, sizeof *gpu->windows);
+    gpu->windows = calloc(MPIX_CUDA_ALLOCATIONS, sizeof *gpu->windows);
     if (!tables || !gpu->windows) {
         free(tables);
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a context");
@@ -146,7 +146,7 @@ static int create_local(mpix_ep *ep) {
         kind = gpu->ops->copy(&gpu->device, gpu->tables, tables, n * sizeof *tables, why);
     if (!kind)
         kind = gpu->ops->local_alloc(&gpu->device,
-                                     MPIX_CUDA_WINDOWS * MPIX_CUDA_RANKS * sizeof(void *),
+                                     MPIX_CUDA_ALLOCATIONS * MPIX_CUDA_RANKS * sizeof(void *),
                                      (void **)&gpu->bases, why);
     if (!kind)
         kind = gpu->ops->local_alloc(&gpu->device, sizeof(int32_t), (void **)&gpu->failed, why);
@@ -506,15 +506,15 @@ int mpix_ep_gpu_reaches(mpix_ep *ep, const void *base, size_t bytes) {
 
 /* A number that all ranks have free. Collective, ends in agreement. */
 static int window_choose(mpix_ep *ep, int *number) {
-    uint64_t used[MPIX_CUDA_WINDOWS / 64] = {0};
-    for (int i = 0; i < MPIX_CUDA_WINDOWS; i++)
+    uint64_t used[MPIX_CUDA_ALLOCATIONS / 64] = {0};
+    for (int i = 0; i < MPIX_CUDA_ALLOCATIONS; i++)
         used[i / 64] |= (uint64_t)(ep->gpu->windows[i].used != 0) << (i % 64);
-    int kind = mpix_boot_or(ep->boot, used, MPIX_CUDA_WINDOWS / 64);
+    int kind = mpix_boot_or(ep->boot, used, MPIX_CUDA_ALLOCATIONS / 64);
     for (*number = 0;
-         !kind && *number < MPIX_CUDA_WINDOWS && (used[*number / 64] >> (*number % 64) & 1);
+         !kind && *number < MPIX_CUDA_ALLOCATIONS && (used[*number / 64] >> (*number % 64) & 1);
          ++*number)
         ;
-    if (!kind && *number == MPIX_CUDA_WINDOWS)
+    if (!kind && *number == MPIX_CUDA_ALLOCATIONS)
         kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL,
                          "%d allocations of this context are alive, more can't be in this version "
                          "for GPU memory: free some",

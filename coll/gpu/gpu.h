@@ -21,8 +21,8 @@ typedef struct mpix_ep_gpu {
     int ipc;      /* CUDA IPC instead of shareable allocations */
     void *stream; /* of blocking and i... calls */
     uint64_t stream_id;
-    mpix_ep_gpu_window *windows; /* [MPIX_CUDA_WINDOWS] MPIX_Ep_alloc; used: 0 free, 1, 2: freed by
-                                  * the caller after a failure */
+    mpix_ep_gpu_window *windows; /* [MPIX_CUDA_ALLOCATIONS] MPIX_Ep_alloc; used: 0 free, 1, 2: freed
+                                  * by the caller after a failure */
     int nwindows;                /* those behind were never used */
     mpix_ep_gpu_window *kept;    /* CUDA IPC: given back here, and not known to be on all ranks */
     int nkept, room, alive;      /* alive: windows of allocations and handles; each finds room when

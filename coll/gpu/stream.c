@@ -191,7 +191,7 @@ static int gpu_test(struct mpix_xfer *xfer) {
 
 static void gpu_wait_start(struct mpix_xfer *xfer, mpix_wait *wait) {
     mpix_ep_gpu_call *call = (mpix_ep_gpu_call *)xfer;
-    mpix_wait_start(wait, NULL, call->ep->params.spin_us, call->ep->crowded);
+    mpix_wait_start(wait, NULL, call->ep->params.spin_us, call->ep->oversubscribed);
 }
 
 static void call_drop(mpix_ep *ep, mpix_ep_gpu_call *call) {

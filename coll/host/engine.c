@@ -191,7 +191,7 @@ static void call_complete(mpix_ep *ep, mpix_ep_call *call, mpix_ep_call *prev) {
     if (call->type == MPIX_EP_ROUTE)
         mpix_ep_plan_free(call->plan); /* NULL unless it failed */
     call->plan = NULL;
-    if (call->zombie) {
+    if (call->orphaned) {
         call_give(ep, call);
     } else {
         atomic_store_explicit(&call->done, 1, memory_order_release);
@@ -515,7 +515,7 @@ static void ep_wait_start(struct mpix_xfer *xfer, mpix_wait *wait) {
         bell = NULL;
     if (!ep->threaded && !rings(ep))
         bell = NULL;
-    mpix_wait_start(wait, bell, ep->params.spin_us, ep->crowded);
+    mpix_wait_start(wait, bell, ep->params.spin_us, ep->oversubscribed);
 }
 
 static int ep_end(struct mpix_xfer *xfer, mpix_boot **boot) {
@@ -554,14 +554,14 @@ int mpix_ep_call_submit(mpix_ep_call *call, MPIX_Xfer *xfer, int blocking) {
     int kind = call->kind;
     MPIX_Error error = call->error;
     call->xfer.ops = &ep_xfer_ops;
-    call->zombie = kind && !blocking;
-    if (!call->zombie)
+    call->orphaned = kind && !blocking;
+    if (!call->orphaned)
         mpix_live_add(&call->xfer.live, call, MPIX_LIVE_XFER);
     pthread_mutex_lock(&ep->lock);
     call->epoch = ++handle->started[call->type];
     mpix_trace_begin("ep", mpix_ep_call_name(call), (uint64_t)(uintptr_t)call, -1, -1);
     handle->active++;
-    if (!call->zombie) {
+    if (!call->orphaned) {
         ep->users++;
         handle->users++;
         call->held_next = ep->held;
@@ -600,7 +600,7 @@ int mpix_ep_call_submit(mpix_ep_call *call, MPIX_Xfer *xfer, int blocking) {
 int mpix_ep_drain(mpix_ep *ep) {
     mpix_wait wait;
     uint64_t start = mpix_clock_ns();
-    mpix_wait_start(&wait, mpix_ep_bell(ep), ep->params.spin_us, ep->crowded);
+    mpix_wait_start(&wait, mpix_ep_bell(ep), ep->params.spin_us, ep->oversubscribed);
     wait.bell = NULL; /* the progress thread may be asleep on it */
     pthread_mutex_lock(&ep->lock);
     for (;;) {
@@ -651,18 +651,19 @@ static void *thread_main(void *arg) {
     mpix_wait wait;
     mpix_topo_bind_helper(-1, 0);
     pthread_mutex_lock(&ep->lock);
-    mpix_wait_start(&wait, rings(ep) ? mpix_ep_bell(ep) : NULL, ep->params.spin_us, ep->crowded);
+    mpix_wait_start(&wait, rings(ep) ? mpix_ep_bell(ep) : NULL, ep->params.spin_us,
+                    ep->oversubscribed);
     while (!ep->stop) {
         if (!ep->first) {
             pthread_cond_wait(&ep->wake, &ep->lock);
             mpix_wait_start(&wait, rings(ep) ? mpix_ep_bell(ep) : NULL, ep->params.spin_us,
-                            ep->crowded);
+                            ep->oversubscribed);
             continue;
         }
         if (progress(ep)) {
             mpix_wait_end(&wait);
             mpix_wait_start(&wait, rings(ep) ? mpix_ep_bell(ep) : NULL, ep->params.spin_us,
-                            ep->crowded);
+                            ep->oversubscribed);
             continue;
         }
         check_deaths(ep);

@@ -14,10 +14,10 @@
 #define YIELD_NS 2000000u      /* then yield: a peer that needs this core gets it */
 #define SLEEP_NS 20000000      /* longest sleep, so that deaths and time limits are seen */
 
-void mpix_wait_start(mpix_wait *wait, mpix_doorbell *bell, int spin_us, int crowded) {
+void mpix_wait_start(mpix_wait *wait, mpix_doorbell *bell, int spin_us, int oversubscribed) {
     wait->bell = bell;
     wait->start_ns = 0;
-    wait->spin_ns = spin_us >= 0 ? (uint64_t)spin_us * 1000u : crowded ? 0 : SPIN_DEFAULT_NS;
+    wait->spin_ns = spin_us >= 0 ? (uint64_t)spin_us * 1000u : oversubscribed ? 0 : SPIN_DEFAULT_NS;
     wait->yield_ns = YIELD_NS;
     wait->announced = 0;
     wait->rounds = 0;

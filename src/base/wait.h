@@ -38,8 +38,8 @@ static inline void mpix_cpu_relax(void) {
 #endif
 }
 
-/* spin_us as the parameter; crowded: more ranks than cores, do not spin. */
-void mpix_wait_start(mpix_wait *wait, mpix_doorbell *bell, int spin_us, int crowded);
+/* spin_us as the parameter; oversubscribed: more ranks than cores, do not spin. */
+void mpix_wait_start(mpix_wait *wait, mpix_doorbell *bell, int spin_us, int oversubscribed);
 /* One pause; the caller checks its condition between pauses. */
 void mpix_wait_pause(mpix_wait *wait);
 /* To be called when the condition holds: withdraws an announcement. */

@@ -24,7 +24,7 @@ enum {
     MPIX_CUDA_RANKS = 32,        /* ranks of a context at most: one lane of a warp each */
     MPIX_CUDA_BLOCK_WORDS = 192, /* blocks of a kernel that signal a peer at most, each by a
                                   * word of its own */
-    MPIX_CUDA_WINDOWS = 256,     /* allocations of a context at most */
+    MPIX_CUDA_ALLOCATIONS = 256, /* allocations of a context at most */
     MPIX_CUDA_WHY = 256,
     MPIX_CUDA_BLOCK_TOKENS = 128, /* tokens per block of the route kernel */
     MPIX_CUDA_CHUNKS = 4096, /* chunks of a context's sources together at most (EXPERT layout) */
@@ -288,7 +288,7 @@ typedef struct mpix_cuda_handle {
     /* offsets in a window, sizes */
     uint64_t block, ready, offered, counts, counts_bytes, meta, meta_record;
     char *window[MPIX_CUDA_RANKS];
-    void **bases;                        /* device: [MPIX_CUDA_WINDOWS][MPIX_CUDA_RANKS]
+    void **bases;                        /* device: [MPIX_CUDA_ALLOCATIONS][MPIX_CUDA_RANKS]
                                           * allocations of each rank */
     const int32_t *owner, *local, *mine; /* device: [experts], [experts], [local_experts] */
     mpix_cuda_state *state;

@@ -203,7 +203,7 @@ static void *thread_begin(void *arg) {
 
 int proxy_thread_start(proxy_part *part, const mpix_params *params) {
     const mpix_topo *topo = mpix_topo_get();
-    int crowded = part->boot->local_size >= topo->pus_host || topo->pus < 2, kind;
+    int oversubscribed = part->boot->local_size >= topo->pus_host || topo->pus < 2, kind;
     thread_start *start = malloc(sizeof *start);
     char name[16];
 
@@ -216,7 +216,7 @@ int proxy_thread_start(proxy_part *part, const mpix_params *params) {
         return mpix_fail_sys(MPIX_ERRK_NO_MEM, err, "eventfd of the proxy's thread");
     }
     part->spin_ns = params->spin_us >= 0 ? (uint64_t)params->spin_us * 1000u
-                    : crowded            ? 0
+                    : oversubscribed     ? 0
                                          : THREAD_SPIN_NS;
     *start = (thread_start){part, topo->pus < topo->pus_host ? sched_getcpu() : -1};
     part->threaded = 1;
