@@ -323,7 +323,7 @@ static size_t carve(mpix_ep *ep, mpix_cuda_handle *d, char *at) {
     if (d->remote.is) {
         CUT(remote.packed, 2 * n * MPIX_CUDA_REMOTE_CHUNKS);
         CUT(remote.here, 3 * n);
-        CUT(remote.last, n * MPIX_CUDA_REMOTE_WAYS);
+        CUT(remote.last, n * MPIX_CUDA_REMOTE_RAILS);
         CUT(remote.rel, d->remote.two_hops ? tokens * (size_t)d->remote.nhosts : 0);
         CUT(remote.blk, d->remote.two_hops ? blocks * (size_t)d->remote.nhosts : 0);
     }

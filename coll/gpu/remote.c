@@ -35,7 +35,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-_Static_assert((int)MPIX_CUDA_REMOTE_WAYS >= (int)MPIX_DEV_FIFOS, "each way has a queue");
+_Static_assert((int)MPIX_CUDA_REMOTE_RAILS >= (int)MPIX_DEV_FIFOS, "each way has a queue");
 
 enum { REMOTE_QUEUES = 4, REMOTE_SLOTS = 2048, GPU_GRAIN = 2 << 20 };
 
@@ -83,8 +83,8 @@ static int create_local(mpix_ep *ep, mpix_ep_gpu_remote *remote) {
     int kind = mpix_gpu_queues_open(ep->remote->proxy, gpu, &config, &remote->queues);
     if (kind)
         return kind;
-    int ways = mpix_gpu_queues_ways(remote->queues);
-    size_t npeers = (size_t)(ways * ep->size);
+    int rails = mpix_gpu_queues_rails(remote->queues);
+    size_t npeers = (size_t)(rails * ep->size);
     mpix_dev_peer *peers = calloc(npeers, sizeof *peers);
     kind = peers ? 0 : MPIX_ERRK_NO_MEM;
     if (!kind)
@@ -92,7 +92,7 @@ static int create_local(mpix_ep *ep, mpix_ep_gpu_remote *remote) {
     if (!kind)
         kind = gpu->ops->local_alloc(&gpu->device, npeers * sizeof *peers, &remote->peers, why);
     for (int r = 0; r < ep->size && !kind; r++)
-        for (int way = 0; way < ways && ep->remote->is[r]; way++)
+        for (int way = 0; way < rails && ep->remote->is[r]; way++)
             mpix_gpu_queues_describe_peer(remote->queues, r, way, &peers[way * ep->size + r]);
     mpix_gpu_queues_describe(remote->queues, &state);
     state.peers = remote->peers;

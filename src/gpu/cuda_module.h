@@ -30,7 +30,7 @@ enum {
     MPIX_CUDA_CHUNKS = 4096, /* chunks of a context's sources together at most (EXPERT layout) */
     MPIX_CUDA_PIECES = 16,   /* that copy engines may cut a batch into */
     MPIX_CUDA_REMOTE_CHUNKS = 512, /* that a batch for a proxied peer may be cut into */
-    MPIX_CUDA_REMOTE_WAYS = 8      /* by which a proxied peer is reached, at most */
+    MPIX_CUDA_REMOTE_RAILS = 8     /* by which a proxied peer is reached, at most */
 };
 enum { MPIX_CUDA_ROUTE, MPIX_CUDA_DISPATCH, MPIX_CUDA_COMBINE, MPIX_CUDA_TYPES };
 /* What a kernel says about a failure; the core makes the sentence. */

@@ -41,7 +41,7 @@ struct mpix_gpu_queues {
     mpix_gpu_queues_config config;
     mpix_fifo *fifo[MPIX_DEV_FIFOS]; /* pinned; head is not used */
     uint64_t *descs[MPIX_DEV_FIFOS]; /* pinned */
-    int each, nqueues, ways;         /* queues of a part, of all */
+    int each, nqueues, rails;        /* queues of a part, of all */
     uint64_t *heads;                 /* GPU memory: [queues][HEADS * HEAD_WORDS], then
                                       * [ways][size][PEER_WORDS] */
     _Atomic uint64_t *words;         /* pinned: done[ways][size], error[size] */
@@ -61,26 +61,26 @@ _Static_assert(sizeof(uint64_t) == sizeof(unsigned long long), "words of the dev
 
 /* Ways to a peer are its last lanes, the last one first: a single way leaves the first lane to the
  * host's commands. */
-static int queue_lane(const mpix_gpu_queues *q, int way) { return q->proxy->nlanes - 1 - way; }
+static int queue_lane(const mpix_gpu_queues *q, int rail) { return q->proxy->nlanes - 1 - rail; }
 
 /* The way that a part has to a peer, -1: none. With as many ways as parts there is one in each. */
-static int queue_way(const mpix_gpu_queues *q, const proxy_part *part, int peer) {
-    for (int way = 0; way < q->ways; way++)
-        if (proxy_part_of(q->proxy, peer, queue_lane(q, way)) == part->index)
-            return way;
+static int queue_rail(const mpix_gpu_queues *q, const proxy_part *part, int peer) {
+    for (int rail = 0; rail < q->rails; rail++)
+        if (proxy_part_of(q->proxy, peer, queue_lane(q, rail)) == part->index)
+            return rail;
     return -1;
 }
 
-static uint64_t *peer_heads(const mpix_gpu_queues *q, int peer, int way) {
+static uint64_t *peer_heads(const mpix_gpu_queues *q, int peer, int rail) {
     return q->heads + (size_t)q->nqueues * HEADS * HEAD_WORDS +
-           (size_t)(way * q->proxy->size + peer) * PEER_WORDS;
+           (size_t)(rail * q->proxy->size + peer) * PEER_WORDS;
 }
 
-static _Atomic uint64_t *done_word(const mpix_gpu_queues *q, int peer, int way) {
-    return &q->words[way * q->proxy->size + peer];
+static _Atomic uint64_t *done_word(const mpix_gpu_queues *q, int peer, int rail) {
+    return &q->words[rail * q->proxy->size + peer];
 }
 static _Atomic uint64_t *error_word(const mpix_gpu_queues *q, int peer) {
-    return &q->words[q->ways * q->proxy->size + peer];
+    return &q->words[q->rails * q->proxy->size + peer];
 }
 
 static void queues_lock(mpix_gpu_queues *q) {
@@ -97,7 +97,7 @@ static void queues_unlock(mpix_gpu_queues *q) {
 
 static int queues_alloc(mpix_gpu_queues *q, char *why) {
     const mpix_cuda_ops *ops = q->gpu->ops;
-    size_t slots = (size_t)q->config.slots, size = (size_t)q->proxy->size, ways = (size_t)q->ways;
+    size_t slots = (size_t)q->config.slots, size = (size_t)q->proxy->size, rails = (size_t)q->rails;
     int kind = 0;
 
     for (int i = 0; i < q->nqueues && !kind; i++) {
@@ -110,11 +110,11 @@ static int queues_alloc(mpix_gpu_queues *q, char *why) {
             mpix_fifo_place(q->fifo[i], (mpix_fifo_slot *)(void *)((char *)q->fifo[i] + at), slots);
     }
     if (!kind)
-        kind = ops->pinned_alloc((ways + 1) * size * sizeof *q->words, (void **)&q->words, why);
+        kind = ops->pinned_alloc((rails + 1) * size * sizeof *q->words, (void **)&q->words, why);
     if (!kind)
         kind =
             ops->local_alloc(&q->gpu->device,
-                             ((size_t)q->nqueues * HEADS * HEAD_WORDS + ways * size * PEER_WORDS) *
+                             ((size_t)q->nqueues * HEADS * HEAD_WORDS + rails * size * PEER_WORDS) *
                                  sizeof *q->heads,
                              (void **)&q->heads, why);
     return kind;
@@ -131,7 +131,7 @@ int mpix_gpu_queues_open(mpix_proxy *proxy, const mpix_gpu *gpu,
     q->proxy = proxy;
     q->gpu = gpu;
     q->config = *config;
-    q->ways = config->spread ? proxy->nparts : 1;
+    q->rails = config->spread ? proxy->nparts : 1;
     q->each = (config->queues + proxy->nparts - 1) / proxy->nparts;
     if (q->each * proxy->nparts > MPIX_DEV_FIFOS)
         q->each = MPIX_DEV_FIFOS / proxy->nparts;
@@ -187,7 +187,7 @@ static unsigned long long *queue_word(uint64_t *p) { return (unsigned long long 
 
 void mpix_gpu_queues_describe(const mpix_gpu_queues *q, mpix_dev_state *state) {
     state->nfifos = q->nqueues;
-    state->ways = q->ways;
+    state->ways = q->rails;
     for (int i = 0; i < q->nqueues; i++) {
         uint64_t *heads = q->heads + (size_t)i * HEADS * HEAD_WORDS;
         state->fifo[i] = (mpix_dev_fifo){.reserved = queue_word(heads),
@@ -201,20 +201,20 @@ void mpix_gpu_queues_describe(const mpix_gpu_queues *q, mpix_dev_state *state) {
     }
 }
 
-int mpix_gpu_queues_ways(const mpix_gpu_queues *q) { return q->ways; }
+int mpix_gpu_queues_rails(const mpix_gpu_queues *q) { return q->rails; }
 
-void mpix_gpu_queues_describe_peer(const mpix_gpu_queues *q, int peer, int way,
+void mpix_gpu_queues_describe_peer(const mpix_gpu_queues *q, int peer, int rail,
                                    mpix_dev_peer *out) {
     const mpix_proxy *proxy = q->proxy;
-    uint64_t *heads = peer_heads(q, peer, way);
+    uint64_t *heads = peer_heads(q, peer, rail);
 
     out->proxied = 1;
-    out->fifo = proxy_part_of(proxy, peer, queue_lane(q, way)) * q->each +
+    out->fifo = proxy_part_of(proxy, peer, queue_lane(q, rail)) * q->each +
                 peer / proxy->nparts % q->each;
     out->last = queue_word(heads);
     out->done_seen = queue_word(heads + HEAD_WORDS);
     out->looking = queue_word(heads + 2 * HEAD_WORDS);
-    out->done = queue_word((uint64_t *)(void *)done_word(q, peer, way));
+    out->done = queue_word((uint64_t *)(void *)done_word(q, peer, rail));
     out->error = queue_word((uint64_t *)(void *)error_word(q, peer));
 }
 
@@ -246,11 +246,11 @@ int mpix_gpu_queues_settled(const mpix_gpu_queues *q) {
         if (!q->proxy->part[proxy_part_of(q->proxy, r, queue_lane(q, 0))]->peers[r].lanes ||
             mpix_proxy_failed(q->proxy, r, NULL))
             continue;
-        for (int way = 0; way < q->ways; way++) {
+        for (int rail = 0; rail < q->rails; rail++) {
             uint64_t number = 0;
-            if (q->gpu->ops->copy(&q->gpu->device, &number, peer_heads(q, r, way), sizeof number,
+            if (q->gpu->ops->copy(&q->gpu->device, &number, peer_heads(q, r, rail), sizeof number,
                                   why) == 0 &&
-                atomic_load_explicit(done_word(q, r, way), memory_order_acquire) < number)
+                atomic_load_explicit(done_word(q, r, rail), memory_order_acquire) < number)
                 return 0;
         }
     }
@@ -426,12 +426,12 @@ static int queue_take(mpix_gpu_queues *q, proxy_part *part, const mpix_cmd *cmd,
     mpix_request r[2];
     int n = queue_decode(q, part, cmd, desc, r);
 
-    int way = n > 0 ? queue_way(q, part, r[0].peer) : -1;
-    if (way < 0) {
+    int rail = n > 0 ? queue_rail(q, part, r[0].peer) : -1;
+    if (rail < 0) {
         queue_refuse(q, cmd);
         return 1;
     }
-    int number_of_lane = proxy_lane_in_part(q->proxy, queue_lane(q, way));
+    int number_of_lane = proxy_lane_in_part(q->proxy, queue_lane(q, rail));
     proxy_lane *lane = &part->peers[r[0].peer].lanes[number_of_lane];
     if (!atomic_load_explicit(&part->peers[r[0].peer].failed, memory_order_relaxed) &&
         !proxy_admit(part, lane, (uint64_t)n))

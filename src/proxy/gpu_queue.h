@@ -49,8 +49,8 @@ void mpix_gpu_queues_close(mpix_gpu_queues *queues);
 int mpix_gpu_queues_settled(const mpix_gpu_queues *queues);
 /* For the device: the queues, and the part of a proxied peer that concerns them. */
 void mpix_gpu_queues_describe(const mpix_gpu_queues *queues, mpix_dev_state *state);
-int mpix_gpu_queues_ways(const mpix_gpu_queues *queues);
-void mpix_gpu_queues_describe_peer(const mpix_gpu_queues *queues, int peer, int way,
+int mpix_gpu_queues_rails(const mpix_gpu_queues *queues);
+void mpix_gpu_queues_describe_peer(const mpix_gpu_queues *queues, int peer, int rail,
                                    mpix_dev_peer *out);
 /* Entries of the tables. mem or rmem NULL: nothing any more. off: of the range in rmem. add: 1: ADD
  * may be used on it. */

@@ -275,9 +275,9 @@ static int open_ways(const char *transport, const char *form, const char *fail_a
     if (!open_queues(transport, form, "8", fail_at, 0))
         return 0;
     CHECK(mpix_proxy_threads(proxy) == THREADS && mpix_proxy_lanes(proxy) == THREADS &&
-              mpix_gpu_queues_ways(queues) == THREADS,
+              mpix_gpu_queues_rails(queues) == THREADS,
           "%d threads, %d lanes, %d ways", mpix_proxy_threads(proxy), mpix_proxy_lanes(proxy),
-          mpix_gpu_queues_ways(queues));
+          mpix_gpu_queues_rails(queues));
     for (int w = 0; w < THREADS; w++)
         mpix_gpu_queues_describe_peer(queues, 0, w, &ways[w]);
     return 1;

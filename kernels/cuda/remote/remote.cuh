@@ -128,8 +128,8 @@ __device__ inline bool remote_word_wait(const mpix_cuda_handle &h, const uint64_
 __device__ inline bool remote_settled(const mpix_cuda_handle &h, int r, mpix_cuda_status *to) {
     const mpix_dev_state &s = *h.remote.queue;
     bool fine = true;
-    for (int way = 0; way < s.ways && fine; way++) {
-        int i = way * s.size + r;
+    for (int rail = 0; rail < s.ways && fine; rail++) {
+        int i = rail * s.size + r;
         fine = h.remote.last[i] == 0 ||
                remote_word_wait(h, (const uint64_t *)s.peers[i].done, h.remote.last[i], r, to);
     }
@@ -141,9 +141,9 @@ __device__ inline bool remote_settled(const mpix_cuda_handle &h, int r, mpix_cud
  * with have stored. */
 __device__ inline bool remote_post(const mpix_cuda_handle &h, int r, uint64_t from, uint64_t at,
                                    uint64_t bytes, uint64_t word, uint64_t value,
-                                   mpix_cuda_status *to, int way = 0) {
+                                   mpix_cuda_status *to, int rail = 0) {
     const mpix_dev_state &s = *h.remote.queue;
-    const int i = way * s.size + r;
+    const int i = rail * s.size + r;
     const mpix_dev_fifo &f = s.fifo[s.peers[i].fifo];
     const mpix_dev_put_cmd put(h.remote.rwin + r, at, h.remote.lwin, from, bytes);
     unsigned long long number;
