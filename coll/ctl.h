@@ -63,10 +63,10 @@ typedef struct mpix_ep_place {
 enum {
     MPIX_EP_PLACE_X,
     MPIX_EP_PLACE_SCALES,
-    MPIX_EP_PLACE_META,
+    MPIX_EP_PLACE_RECORDS,
     MPIX_EP_PLACE_SLOTS,
     MPIX_EP_PLACES,
-    MPIX_EP_PLACE_ROWS = MPIX_EP_PLACE_META
+    MPIX_EP_PLACE_ROWS = MPIX_EP_PLACE_RECORDS
 }; /* of a proxied peer, whose X is a batch in
     * the staging window: its rows go here,
     * `stride` of them */
@@ -88,7 +88,7 @@ typedef struct mpix_ep_offer {
     uint64_t rows;     /* places [0, rows) exist; others are dropped */
     uint64_t pairs;    /* two hops: items that the writer will send the reader to forward */
     int32_t wire, pad; /* two hops, combine: dtype of partial sums; 0: none travel */
-    mpix_ep_place place[MPIX_EP_PLACES]; /* META in ROWS: the rows' weights */
+    mpix_ep_place place[MPIX_EP_PLACES]; /* RECORDS in ROWS: the rows' weights */
 } mpix_ep_offer;
 
 typedef struct mpix_ep_words {

@@ -205,7 +205,7 @@ typedef struct mpix_ep_geometry {
 
 /* Where a peer's rows are, as its offer says, in addresses of this process. */
 typedef struct mpix_ep_target {
-    char *x, *scales, *meta, *slots;
+    char *x, *scales, *records, *slots;
     uint64_t x_stride, scale_stride;
     int64_t rows;
 } mpix_ep_target;
@@ -257,7 +257,7 @@ struct mpix_ep_call {
         } combine;
     };
     /* offsets in the staging window, SIZE_MAX: not staged */
-    size_t x_stage, s_stage, meta_stage, slot_stage;
+    size_t x_stage, s_stage, records_stage, slot_stage;
     mpix_ep_call *next, *held_next;
 };
 
@@ -356,8 +356,8 @@ int mpix_ep_is_remote(const mpix_ep *ep, int peer);
 void mpix_ep_offer_send(mpix_ep_call *call, const mpix_ep_offer *offer);
 /* Fills ep->targets from the offers; rows that lie nowhere in the peer's window make
  * the call fail. */
-void mpix_ep_targets_fill(mpix_ep_call *call, size_t x_bytes, size_t scale_bytes, size_t meta_bytes,
-                          size_t slot_bytes);
+void mpix_ep_targets_fill(mpix_ep_call *call, size_t x_bytes, size_t scale_bytes,
+                          size_t record_bytes, size_t slot_bytes);
 /* Fails the call if an offer's hidden, dtype or scales differ from this rank's; name: of x. */
 void mpix_ep_offers_compare(mpix_ep_call *call, int64_t hidden, const MPIX_Ep_rows *x,
                             const char *name, int wire);

@@ -197,10 +197,10 @@ static int dispatch_fill(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *in,
                                  .rows = out->capacity_rows};
     if (c->offer.rows > ep->max_rows)
         c->offer.rows = ep->max_rows;
-    c->offer.flags = (out->local_ids || out->src_token || out->topk_weights ? MPIX_CUDA_OFFER_META
-                                                                            : 0) |
-                     (out->topk_weights ? MPIX_CUDA_OFFER_WEIGHTS : 0) |
-                     (in->topk_weights || tokens == 0 ? MPIX_CUDA_OFFER_GIVES : 0);
+    c->offer.flags =
+        (out->local_ids || out->src_token || out->topk_weights ? MPIX_CUDA_OFFER_RECORDS : 0) |
+        (out->topk_weights ? MPIX_CUDA_OFFER_WEIGHTS : 0) |
+        (in->topk_weights || tokens == 0 ? MPIX_CUDA_OFFER_GIVES : 0);
     for (int i = 0; i < MPIX_CUDA_PLACES; i++)
         c->offer.at[i].window = -1;
     if (n > 0) {

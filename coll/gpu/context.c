@@ -343,8 +343,8 @@ size_t mpix_ep_gpu_expert_block(size_t block, int64_t tokens, int ranks, mpix_cu
     return up(x->freed + 8 * (size_t)x->chunks, 128);
 }
 
-/* What the EXPERT layout adds to a window; d->block and d->meta are set, meta ends the window so
- * far. The window's size. */
+/* What the EXPERT layout adds to a window; d->block and d->records are set, `records` ends the
+ * window so far. The window's size. */
 static size_t expert_geometry(mpix_ep *ep, mpix_cuda_handle *d) {
     mpix_cuda_expert *x = &d->expert;
     int64_t tokens = ep->config.max_tokens;
@@ -354,9 +354,9 @@ static size_t expert_geometry(mpix_ep *ep, mpix_cuda_handle *d) {
     if (d->rows_limit >= 0 && x->pairs > d->rows_limit) /* a pair has a row at least */
         x->pairs = d->rows_limit;
     d->block = mpix_ep_gpu_expert_block(d->block, tokens, ep->size, x);
-    d->meta = up(d->block * (size_t)ep->size, 256);
-    d->meta_record = up(12 * (size_t)ep->config.max_topk + 4, 16);
-    x->values = up(d->meta + d->meta_record * (size_t)x->pairs, 256);
+    d->records = up(d->block * (size_t)ep->size, 256);
+    d->record_bytes = up(12 * (size_t)ep->config.max_topk + 4, 16);
+    x->values = up(d->records + d->record_bytes * (size_t)x->pairs, 256);
     x->partial = up(x->values + 4 * (size_t)tokens * (size_t)ep->config.max_topk + 1, 4096);
     /* Partial sums of a peer: all of a batch if that fits, a chunk at least. In float a row of fp8
      * is four times as long, of bf16 twice. */
@@ -405,15 +405,15 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
     d->block = up(d->counts + 2 * d->counts_bytes, 128);
     if (ep->config.num_sms == MPIX_EP_SMS_NONE)
         mpix_ep_gpu_copy_engine_block(d);
-    d->meta = up(d->block * n, 256);
-    d->meta_record = 8 + 8 * (size_t)ep->config.max_topk;
+    d->records = up(d->block * n, 256);
+    d->record_bytes = 8 + 8 * (size_t)ep->config.max_topk;
     d->bases = gpu->bases;
     d->failed = gpu->failed;
     d->alarm = gpu->alarm;
     d->owner = gpu->tables;
     d->local = gpu->tables + e;
     d->mine = gpu->tables + 2 * e;
-    size_t bytes = d->meta + d->meta_record * (size_t)ep->max_rows + 1;
+    size_t bytes = d->records + d->record_bytes * (size_t)ep->max_rows + 1;
     if (ep->config.mode == MPIX_EP_LL) {
         /* was fine when the context was created */
         kind = mpix_ep_gpu_ll_geometry(&ep->config, &ep->placement, &d->ll);

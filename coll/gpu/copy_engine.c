@@ -23,7 +23,7 @@ void mpix_ep_gpu_copy_engine_block(mpix_cuda_handle *d) {
 size_t mpix_ep_gpu_copy_engine_window(mpix_ep *ep, mpix_cuda_handle *d, size_t bytes) {
     size_t tokens = (size_t)ep->config.max_tokens, row = (size_t)ep->config.max_row_bytes,
            peers = (size_t)ep->size - 1;
-    size_t packed = row + d->meta_record, pushed = row + 4 + 4 * (size_t)ep->config.max_topk;
+    size_t packed = row + d->record_bytes, pushed = row + 4 + 4 * (size_t)ep->config.max_topk;
     d->copy_engine.places = up(bytes, 4096);
     d->copy_engine.place_bytes = up(tokens * (packed > pushed ? packed : pushed) + 64, 4096);
     return d->copy_engine.places + peers * d->copy_engine.place_bytes + 1;

@@ -138,8 +138,8 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
     }
     if (others && in->row_weights &&
         !mpix_ep_find(ep, in->row_weights, n * sizeof(float), sizeof(float),
-                      &place[MPIX_EP_PLACE_META])) {
-        call->meta_stage = stage = mpix_ep_up16(stage);
+                      &place[MPIX_EP_PLACE_RECORDS])) {
+        call->records_stage = stage = mpix_ep_up16(stage);
         stage += n * sizeof(float);
     }
     if (others && in->slot_values &&
@@ -166,9 +166,10 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
         stage_rows(call, call->s_stage, in->x.scales, in->x.scale_stride, scales, scale_pitch,
                    rows);
     }
-    if (call->meta_stage != SIZE_MAX) {
-        place[MPIX_EP_PLACE_META] = mpix_ep_stage_place(call, call->meta_stage, sizeof(float));
-        memcpy(mpix_ep_stage_at(call, call->meta_stage), in->row_weights, n * sizeof(float));
+    if (call->records_stage != SIZE_MAX) {
+        place[MPIX_EP_PLACE_RECORDS] = mpix_ep_stage_place(call, call->records_stage,
+                                                           sizeof(float));
+        memcpy(mpix_ep_stage_at(call, call->records_stage), in->row_weights, n * sizeof(float));
     }
     if (call->slot_stage != SIZE_MAX) {
         place[MPIX_EP_PLACE_SLOTS] = mpix_ep_stage_place(call, call->slot_stage, slot);
@@ -212,7 +213,7 @@ void mpix_ep_combine_targets(mpix_ep_call *call) {
     self->x_stride = (uint64_t)in->x.stride;
     self->scales = in->x.scales;
     self->scale_stride = (uint64_t)in->x.scale_stride;
-    self->meta = (char *)in->row_weights;
+    self->records = (char *)in->row_weights;
     self->slots = (char *)in->slot_values;
 }
 
@@ -261,8 +262,8 @@ static void token_sum(mpix_ep_call *call, int64_t t) {
             term->x = from->x + (uint64_t)e->row * from->x_stride;
             term->scales = from->scales ? from->scales + (uint64_t)e->row * from->scale_stride
                                         : NULL;
-            if (from->meta)
-                term->w[term->nw++] = ((const float *)from->meta)[e->row];
+            if (from->records)
+                term->w[term->nw++] = ((const float *)from->records)[e->row];
         }
         if (in->topk_weights)
             term->w[term->nw++] = in->topk_weights[t * plan->topk + e->choice];

@@ -36,13 +36,13 @@ enum {
 
 /* What travels beside a row: the token's number, then COMPACT: local ids and weights of all
  * choices; EXPERT: the choice's weight. */
-size_t mpix_ep_dispatch_meta(const mpix_ep_call *call) {
+size_t mpix_ep_record_bytes(const mpix_ep_call *call) {
     int width = call->handle->plan->width;
     return call->ep->config.layout == MPIX_EP_COMPACT ? ((4 + 8 * (size_t)width) + 7) & ~(size_t)7
                                                       : 8;
 }
 
-static int wants_meta(const MPIX_Ep_dispatch_out *out) {
+static int wants_records(const MPIX_Ep_dispatch_out *out) {
     return out->local_ids || out->src_token || out->topk_weights;
 }
 
@@ -66,7 +66,7 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
     size_t row = mpix_ep_row_bytes(&out->x, in->hidden),
-           scales = mpix_ep_scale_bytes(&out->x, in->hidden), meta = mpix_ep_dispatch_meta(call);
+           scales = mpix_ep_scale_bytes(&out->x, in->hidden), record = mpix_ep_record_bytes(call);
     call->two_hops = call->handle->plan->two_hops;
     int64_t rows = rows_taken(call);
     size_t n = (size_t)rows, stage = 0;
@@ -95,9 +95,9 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
         call->s_stage = stage;
         stage += n * scale_pitch;
     }
-    if (wants_meta(out)) {
-        call->meta_stage = stage = mpix_ep_up16(stage);
-        stage += n * meta;
+    if (wants_records(out)) {
+        call->records_stage = stage = mpix_ep_up16(stage);
+        stage += n * record;
     }
     if (ep->remote && !call->two_hops) {
         mpix_ep_geometry g = mpix_ep_remote_dispatch_geometry(call);
@@ -112,8 +112,9 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
         *x = mpix_ep_stage_place(call, call->x_stage, row_pitch);
     if (call->s_stage != SIZE_MAX)
         *s = mpix_ep_stage_place(call, call->s_stage, scale_pitch);
-    if (call->meta_stage != SIZE_MAX)
-        offer->place[MPIX_EP_PLACE_META] = mpix_ep_stage_place(call, call->meta_stage, meta);
+    if (call->records_stage != SIZE_MAX)
+        offer->place[MPIX_EP_PLACE_RECORDS] = mpix_ep_stage_place(call, call->records_stage,
+                                                                  record);
     return 1;
 }
 
@@ -152,7 +153,7 @@ void mpix_ep_dispatch_targets(mpix_ep_call *call) {
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
     mpix_ep_targets_fill(call, mpix_ep_row_bytes(&out->x, in->hidden),
-                         mpix_ep_scale_bytes(&out->x, in->hidden), mpix_ep_dispatch_meta(call), 0);
+                         mpix_ep_scale_bytes(&out->x, in->hidden), mpix_ep_record_bytes(call), 0);
     mpix_ep_target *self = &call->ep->targets[call->ep->rank];
     self->x = out->x.data;
     self->x_stride = (uint64_t)out->x.stride;
@@ -160,8 +161,8 @@ void mpix_ep_dispatch_targets(mpix_ep_call *call) {
     self->scale_stride = (uint64_t)out->x.scale_stride;
 }
 
-void mpix_ep_meta_write(const mpix_ep_call *call, const mpix_ep_beside *b, int rank, int choice,
-                        char *to) {
+void mpix_ep_record_write(const mpix_ep_call *call, const mpix_ep_record *b, int rank, int choice,
+                          char *to) {
     const mpix_ep_placement *p = &call->ep->placement;
     int32_t *words = (int32_t *)(void *)to;
     words[0] = b->token;
@@ -203,7 +204,7 @@ static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales)
     const mpix_ep_plan *plan = call->handle->plan;
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
     void **dst = ep->dst, **sdst = ep->dst + ep->config.max_topk + 1;
-    const mpix_ep_beside beside = {(int32_t)t, plan->topk, plan->ids + t * plan->topk,
+    const mpix_ep_record record = {(int32_t)t, plan->topk, plan->ids + t * plan->topk,
                                    in->topk_weights ? in->topk_weights + t * plan->topk : NULL};
     int n = 0;
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
@@ -215,9 +216,9 @@ static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales)
         if (scales)
             sdst[n] = to->scales + (uint64_t)e->row * to->scale_stride;
         n++;
-        if (to->meta)
-            mpix_ep_meta_write(call, &beside, e->rank, e->choice,
-                               to->meta + (size_t)e->row * mpix_ep_dispatch_meta(call));
+        if (to->records)
+            mpix_ep_record_write(call, &record, e->rank, e->choice,
+                                 to->records + (size_t)e->row * mpix_ep_record_bytes(call));
     }
     if (n == 0)
         return;
@@ -268,9 +269,9 @@ static void rows_copy(mpix_ep *ep, char *to, size_t to_stride, const char *from,
     }
 }
 
-static void meta_read(mpix_ep_call *call, int64_t row, int64_t n, const char *from) {
+static void records_read(mpix_ep_call *call, int64_t row, int64_t n, const char *from) {
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
-    size_t bytes = mpix_ep_dispatch_meta(call), width = (size_t)call->handle->plan->width;
+    size_t bytes = mpix_ep_record_bytes(call), width = (size_t)call->handle->plan->width;
     int expert = call->ep->config.layout == MPIX_EP_EXPERT;
     for (int64_t i = row; i < row + n; i++) {
         const int32_t *words = (const int32_t *)(from + (size_t)i * bytes);
@@ -314,8 +315,8 @@ static void segment_take(mpix_ep_call *call, const mpix_ep_segment *seg, int64_t
     }
     for (int64_t i = row; out->src_rank && i < row + n; i++)
         out->src_rank[i] = seg->source;
-    if (call->meta_stage != SIZE_MAX)
-        meta_read(call, row, n, mpix_ep_stage_at(call, call->meta_stage));
+    if (call->records_stage != SIZE_MAX)
+        records_read(call, row, n, mpix_ep_stage_at(call, call->records_stage));
 }
 
 static void padding_fill(mpix_ep_call *call, int64_t row, int64_t end) {

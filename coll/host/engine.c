@@ -94,7 +94,7 @@ static mpix_ep_call *call_new(struct mpix_ep_handle *handle, int type) {
     call->handle = handle;
     call->type = type;
     call->bank = -1;
-    call->x_stage = call->s_stage = call->meta_stage = call->slot_stage = SIZE_MAX;
+    call->x_stage = call->s_stage = call->records_stage = call->slot_stage = SIZE_MAX;
     if (spare)
         mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_NO_MEM, NULL, "%s", text));
     return call;

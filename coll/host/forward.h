@@ -151,16 +151,16 @@ void mpix_ep_forward_token_sum(mpix_ep_call *call, int64_t t);
 /* host/dispatch.c and host/combine.c: where the ranks of this host have their rows */
 void mpix_ep_dispatch_targets(mpix_ep_call *call);
 void mpix_ep_combine_targets(mpix_ep_call *call);
-size_t mpix_ep_dispatch_meta(const mpix_ep_call *call);
+size_t mpix_ep_record_bytes(const mpix_ep_call *call);
 /* What stands beside a row in its rank's staging bank: token, and local ids of all choices
  * (COMPACT), weights or this choice's (EXPERT). */
-typedef struct mpix_ep_beside {
+typedef struct mpix_ep_record {
     int32_t token;
     int topk;
     const int32_t *ids;
     const float *weights; /* NULL: none */
-} mpix_ep_beside;
-void mpix_ep_meta_write(const mpix_ep_call *call, const mpix_ep_beside *beside, int rank,
-                        int choice, char *to);
+} mpix_ep_record;
+void mpix_ep_record_write(const mpix_ep_call *call, const mpix_ep_record *record, int rank,
+                          int choice, char *to);
 size_t mpix_ep_slot_bytes(const mpix_ep_call *call);
 #endif

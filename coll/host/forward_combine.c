@@ -100,8 +100,8 @@ static void item_sum(mpix_ep_call *call, const char *item, int weighted, int slo
         *term = (mpix_row_term){.x = from->x + (uint64_t)r.rows[k] * from->x_stride, .group = rank};
         term->scales = from->scales ? from->scales + (uint64_t)r.rows[k] * from->scale_stride
                                     : NULL;
-        if (from->meta)
-            term->w[term->nw++] = ((const float *)(const void *)from->meta)[r.rows[k]];
+        if (from->records)
+            term->w[term->nw++] = ((const float *)(const void *)from->records)[r.rows[k]];
         if (weighted)
             term->w[term->nw++] = r.weights[k];
     }
@@ -190,8 +190,8 @@ static int own_terms(mpix_ep_call *call, int64_t t, mpix_row_term *terms) {
         mpix_row_term *term = &terms[n++];
         *term = (mpix_row_term){.x = from->x + (uint64_t)e->row * from->x_stride, .group = e->rank};
         term->scales = from->scales ? from->scales + (uint64_t)e->row * from->scale_stride : NULL;
-        if (from->meta)
-            term->w[term->nw++] = ((const float *)(const void *)from->meta)[e->row];
+        if (from->records)
+            term->w[term->nw++] = ((const float *)(const void *)from->records)[e->row];
         if (in->topk_weights)
             term->w[term->nw++] = in->topk_weights[t * plan->topk + e->choice];
     }

@@ -56,9 +56,9 @@ static void item_forward(mpix_ep_call *call, const char *item, const item_shape 
         if (s->scales)
             sdst[n] = to->scales + (uint64_t)r.rows[k] * to->scale_stride;
         n++;
-        if (to->meta)
-            mpix_ep_meta_write(call, &(mpix_ep_beside){r.token, width, r.ids, r.weights}, rank, k,
-                               to->meta + (size_t)r.rows[k] * mpix_ep_dispatch_meta(call));
+        if (to->records)
+            mpix_ep_record_write(call, &(mpix_ep_record){r.token, width, r.ids, r.weights}, rank, k,
+                                 to->records + (size_t)r.rows[k] * mpix_ep_record_bytes(call));
     }
     if (n == 0)
         return;

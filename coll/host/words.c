@@ -161,7 +161,7 @@ int mpix_ep_offer_start(mpix_ep_call *call, int *banks_open,
         mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "handle",
                                           "the handle has no routing: its last route failed"));
     if (!call->kind && !make(call, &offer)) {
-        call->x_stage = call->s_stage = call->meta_stage = call->slot_stage = SIZE_MAX;
+        call->x_stage = call->s_stage = call->records_stage = call->slot_stage = SIZE_MAX;
         *banks_open = 0;
         return 0;
     }
@@ -291,13 +291,13 @@ static char *target_at(mpix_ep_call *call, int peer, const mpix_ep_place *place,
     return at;
 }
 
-void mpix_ep_targets_fill(mpix_ep_call *call, size_t x_bytes, size_t scale_bytes, size_t meta_bytes,
-                          size_t slot_bytes) {
+void mpix_ep_targets_fill(mpix_ep_call *call, size_t x_bytes, size_t scale_bytes,
+                          size_t record_bytes, size_t slot_bytes) {
     for (int peer = 0; peer < call->ep->size; peer++) {
         const mpix_ep_offer *o = mpix_ep_my_offer(call, peer);
         mpix_ep_target *t = &call->ep->targets[peer];
         t->rows = o->rows < INT64_MAX ? (int64_t)o->rows : 0;
-        t->x = t->scales = t->meta = t->slots = NULL;
+        t->x = t->scales = t->records = t->slots = NULL;
         if (mpix_ep_is_remote(call->ep, peer)) { /* its rows travel in a packed batch */
             if (call->type == MPIX_EP_COMBINE)
                 t->rows = call->remote[peer].rows;
@@ -308,7 +308,8 @@ void mpix_ep_targets_fill(mpix_ep_call *call, size_t x_bytes, size_t scale_bytes
         t->x = target_at(call, peer, &o->place[MPIX_EP_PLACE_X], t->rows, x_bytes, needed);
         t->scales = target_at(call, peer, &o->place[MPIX_EP_PLACE_SCALES], t->rows, scale_bytes,
                               needed && scale_bytes > 0);
-        t->meta = target_at(call, peer, &o->place[MPIX_EP_PLACE_META], t->rows, meta_bytes, 0);
+        t->records = target_at(call, peer, &o->place[MPIX_EP_PLACE_RECORDS], t->rows, record_bytes,
+                               0);
         t->slots = target_at(call, peer, &o->place[MPIX_EP_PLACE_SLOTS], t->rows, slot_bytes, 0);
         t->x_stride = o->place[MPIX_EP_PLACE_X].stride;
         t->scale_stride = o->place[MPIX_EP_PLACE_SCALES].stride;

@@ -88,7 +88,7 @@ typedef struct mpix_cuda_place {
 } mpix_cuda_place;
 
 enum {
-    MPIX_CUDA_OFFER_META = 1,
+    MPIX_CUDA_OFFER_RECORDS = 1,
     MPIX_CUDA_OFFER_WEIGHTS = 2,
     MPIX_CUDA_OFFER_GIVES = 4,
     MPIX_CUDA_OFFER_SLOTS = 8,
@@ -194,13 +194,13 @@ typedef struct mpix_cuda_ll {
 
 /*
  * EXPERT layout. A (token, rank) pair has a number at that rank, the row that it would have in
- * COMPACT; by it the rank finds the pair's record (at meta in its window, written by the source):
- * for each choice its row here or -1, then a weight for each choice (dispatch's), another
+ * COMPACT; by it the rank finds the pair's record (at `records` in its window, written by the
+ * source): for each choice its row here or -1, then a weight for each choice (dispatch's), another
  * (combine's), the token's number. A chunk is so many tokens of a source, numbered from its first.
  */
 typedef struct mpix_cuda_expert {
     int32_t on, align, chunk, chunks; /* chunk: tokens; chunks: of a source at most */
-    int64_t pairs;                    /* that can come here: records of meta */
+    int64_t pairs;                    /* that can come here: records */
     uint64_t starts, arrived, freed;  /* offsets in a source's block: uint32[chunks + 1] its pairs
                                        * before each chunk, uint64[chunks] twice */
     uint64_t partial, partial_bytes;  /* combine's partial sums: offset in a window, bytes
@@ -280,13 +280,13 @@ typedef struct mpix_cuda_remote_batch {
 /* A handle as kernels see it; every address is valid in this process. */
 typedef struct mpix_cuda_handle {
     int32_t rank, size, experts, local_experts, max_topk, pad;
-    int64_t max_tokens, max_rows; /* max_rows: of a batch here; records of meta */
+    int64_t max_tokens, max_rows; /* max_rows: of a batch here; records */
     int64_t rows_limit;           /* config.max_recv_rows if going beyond is an error, else -1 */
     int32_t drop, check;
     uint64_t timeout_ns; /* UINT64_MAX: none */
     uint64_t delay_ns;   /* tests: random pauses up to this, 0: none */
     /* offsets in a window, sizes */
-    uint64_t block, ready, offered, counts, counts_bytes, meta, meta_record;
+    uint64_t block, ready, offered, counts, counts_bytes, records, record_bytes;
     char *window[MPIX_CUDA_RANKS];
     void **bases;                        /* device: [MPIX_CUDA_ALLOCATIONS][MPIX_CUDA_RANKS]
                                           * allocations of each rank */

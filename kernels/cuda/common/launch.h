@@ -30,10 +30,10 @@ static inline void mpix_cuda_decide(mpix_cuda_device *d, int arch, int driver) {
     d->early = d->bulk && driver >= 12030;
 }
 
-/* Shared memory that a block can have for rings, of `most` that it wants; beside: what its
+/* Shared memory that a block can have for rings, of `most` that it wants; extra: what its
  * kernel has anyhow. */
-static inline size_t mpix_cuda_room(const mpix_cuda_device *d, size_t most, size_t beside) {
-    size_t all = (size_t)d->smem > beside ? (size_t)d->smem - beside : 0;
+static inline size_t mpix_cuda_room(const mpix_cuda_device *d, size_t most, size_t extra) {
+    size_t all = (size_t)d->smem > extra ? (size_t)d->smem - extra : 0;
     return all < most ? all : most;
 }
 
@@ -44,17 +44,17 @@ struct mpix_cuda_rings {
     int pieces, piece, warps, stages, pending;
     size_t smem;
 };
-/* row: bytes, a multiple of 16; beside: bytes of a stage besides its piece; few, many: room that
+/* row: bytes, a multiple of 16; extra: bytes of a stage besides its piece; few, many: room that
  * few warps and many want; deep: few may have more than three stages. */
-static inline mpix_cuda_rings mpix_cuda_rings_of(int64_t row, size_t beside, size_t few,
-                                                 size_t many, bool deep) {
+static inline mpix_cuda_rings mpix_cuda_rings_of(int64_t row, size_t extra, size_t few, size_t many,
+                                                 bool deep) {
     const int FEW = 4, MANY = 8, LEAST = 3, MOST = 24, LARGE = 7168;
     mpix_cuda_rings r;
-    int most = (int)(few / (FEW * LEAST) - beside) / 16 * 16;
+    int most = (int)(few / (FEW * LEAST) - extra) / 16 * 16;
     most = most > 2 * LARGE ? 2 * LARGE : most;
     r.pieces = (int)((row + most - 1) / most);
     r.piece = (int)(((row + r.pieces - 1) / r.pieces + 15) / 16 * 16);
-    size_t stage = r.piece + beside;
+    size_t stage = r.piece + extra;
     r.warps = r.piece >= LARGE || many / (MANY * stage) < (size_t)LEAST ? FEW : MANY;
     r.stages = r.warps == MANY ? (int)(many / (MANY * stage))
                : deep          ? (int)(few / (FEW * stage))

@@ -197,11 +197,11 @@ __global__ void __launch_bounds__(512, 2) pack_kernel(const __grid_constant__ mp
         staged s = staged_of(h.state->send[lane], c.row, c.scale_row);
         rows = place_of(h, h.rank, lane);
         scales = rows + s.scales;
-        records = rows + s.beside;
+        records = rows + s.records;
     } else if (lane == h.rank) {
         rows = c.out;
         scales = c.out_scales;
-        records = h.window[lane] + h.meta;
+        records = h.window[lane] + h.records;
         stride = (int64_t)c.offer.at[MPIX_CUDA_AT_X].stride;
         scale_stride = (int64_t)c.offer.at[MPIX_CUDA_AT_SCALES].stride;
         most = c.offer.rows;
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(512, 2) pack_kernel(const __grid_constant__ mp
         if (c.scale_row > 0)
             warp_copy_any(c.scales + t * c.scale_stride,
                           row >= 0 ? scales + row * scale_stride : nullptr, c.scale_row, lane);
-        record_pack(h, c, t, row >= 0 ? records + row * h.meta_record : nullptr, lane);
+        record_pack(h, c, t, row >= 0 ? records + row * h.record_bytes : nullptr, lane);
     }
     piece_count(h, epoch, piece, done, (plan.first[piece + 1] - plan.first[piece]) * chunks);
 }
@@ -491,14 +491,14 @@ static void dispatch_begin(const mpix_cuda_device *d, const mpix_cuda_handle *h,
         arrivals a(h, s, c->offer.rows);
         staged at = staged_of(a.n, c->row, c->scale_row);
         int64_t stride = (int64_t)c->offer.at[MPIX_CUDA_AT_SCALES].stride,
-                record = (int64_t)h->meta_record;
+                record = (int64_t)h->record_bytes;
         const char *from = place_of(*h, s, h->rank);
         if (c->scale_row > 0)
             w->shared(i - 1, c->out_scales + a.first * stride, stride, from + at.scales,
                       c->scale_row, c->scale_row, a.room);
-        if (c->offer.flags & MPIX_CUDA_OFFER_META)
-            w->shared(i - 1, h->window[h->rank] + h->meta + a.first * record, record,
-                      from + at.beside, record, record, a.room);
+        if (c->offer.flags & MPIX_CUDA_OFFER_RECORDS)
+            w->shared(i - 1, h->window[h->rank] + h->records + a.first * record, record,
+                      from + at.records, record, record, a.room);
     }
     w->rows_end();
     for (int i = 1; i < h->size && pull; i++)
@@ -546,7 +546,7 @@ static void combine_begin(const mpix_cuda_handle *h, mpix_cuda_combine *c, cudaS
                 w->shared(i - 1, to + at.scales, scale_row, c->scales + a.first * c->scale_stride,
                           c->scale_stride, scale_row, a.room);
             if (k == 0 && c->row_weights)
-                w->shared(i - 1, to + at.beside, 4, (const char *)(c->row_weights + a.first), 4, 4,
+                w->shared(i - 1, to + at.records, 4, (const char *)(c->row_weights + a.first), 4, 4,
                           a.room);
             if (k == 0 && c->slot_values)
                 w->shared(i - 1, to + at.slots, slot, (const char *)c->slot_values + a.first * slot,

@@ -26,13 +26,13 @@ __host__ __device__ __forceinline__ uint64_t up16(uint64_t n) { return (n + 15) 
 /* What lies in such a place for n rows: rows, dense; their scales; then records (dispatch), or
  * weights and slot values (combine). */
 struct staged {
-    uint64_t scales, beside, slots;
+    uint64_t scales, records, slots;
 };
 __host__ __device__ __forceinline__ staged staged_of(int64_t n, int64_t row, int64_t scale_row) {
     staged s;
     s.scales = up16((uint64_t)(n * row));
-    s.beside = up16(s.scales + (uint64_t)(n * scale_row));
-    s.slots = up16(s.beside + 4 * (uint64_t)n);
+    s.records = up16(s.scales + (uint64_t)(n * scale_row));
+    s.slots = up16(s.records + 4 * (uint64_t)n);
     return s;
 }
 

@@ -5,14 +5,14 @@
 #include "common/device.cuh"
 
 /* What a rank knows about a pair, by its number there. */
-struct pair_record {
+struct expert_record {
     int32_t *rows, *token;     /* rows: [max_topk] */
     float *weights, *returned; /* [max_topk] of dispatch, of combine */
 };
 
-__device__ __forceinline__ pair_record record_of(const mpix_cuda_handle &h, int rank,
-                                                 int64_t pair) {
-    int32_t *at = (int32_t *)(h.window[rank] + h.meta + pair * (int64_t)h.meta_record);
+__device__ __forceinline__ expert_record record_of(const mpix_cuda_handle &h, int rank,
+                                                   int64_t pair) {
+    int32_t *at = (int32_t *)(h.window[rank] + h.records + pair * (int64_t)h.record_bytes);
     return {at, at + 3 * h.max_topk, (float *)(at + h.max_topk), (float *)(at + 2 * h.max_topk)};
 }
 

@@ -90,7 +90,7 @@ __device__ __forceinline__ pair_part pair_ask(const mpix_cuda_handle &h, const c
                                               const pair_order &order, int width, uint32_t i) {
     int lane = threadIdx.x % 32;
     pair_part p = {order_find(h, order, i), -1, 0, 1.0f};
-    pair_record rec = record_of(h, h.rank, p.at.pair);
+    expert_record rec = record_of(h, h.rank, p.at.pair);
     p.token = *rec.token;
     if (lane < width) {
         p.row = rec.rows[lane];

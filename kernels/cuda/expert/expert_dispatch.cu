@@ -52,7 +52,7 @@ struct own_feed {
     __device__ part none() const { return {-1, 0}; }
     __device__ part ask(uint32_t i) const {
         int lane = threadIdx.x % 32;
-        pair_record rec = record_of(h, h.rank, first + i);
+        expert_record rec = record_of(h, h.rank, first + i);
         return {lane < h.state->topk ? rec.rows[lane] : -1, *rec.token};
     }
     __device__ const char *source(const part &p) const { return x + p.token * x_stride; }
@@ -74,7 +74,7 @@ struct expand_feed {
     __device__ part none() const { return {-1, -1}; }
     __device__ part ask(uint32_t i) const {
         int lane = threadIdx.x % 32;
-        pair_record rec = record_of(h, h.rank, order_find(h, order, i).pair);
+        expert_record rec = record_of(h, h.rank, order_find(h, order, i).pair);
         int32_t row = lane < width ? *(const volatile int32_t *)&rec.rows[lane] : -1;
         return {row >= 0 && row < rows ? row : -1, 0};
     }
@@ -97,8 +97,8 @@ __device__ static void each_of(int64_t n, int each, int64_t begin, int64_t step,
 }
 
 /* To the peers: scales beside the lowest row, weights into records. to: in shared memory. */
-__device__ static void beside_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
-                                   const target *to, int64_t begin, int64_t step) {
+__device__ static void scales_weights_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                           const target *to, int64_t begin, int64_t step) {
     uint64_t bits = (uint64_t)c.scales | (uint64_t)c.scale_stride | (uint64_t)c.scale_row;
     bool weights = false;
     for (int r = 0; r < h.size; r++) {
@@ -128,21 +128,21 @@ __device__ static void beside_send(const mpix_cuda_handle &h, const mpix_cuda_di
 }
 
 /* Of this rank's own pairs: scales to all rows, weights into the records. */
-__device__ static void beside_own(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
-                                  const target &own, int64_t begin, int64_t step) {
+__device__ static void scales_weights_own(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                          const target &own, int64_t begin, int64_t step) {
     int64_t first = h.state->first[h.rank], n = h.state->recv[h.rank];
     int K = c.topk,
         access = access_of((uint64_t)c.scales | (uint64_t)c.scale_stride | (uint64_t)c.scale_row |
                            (uint64_t)own.scales | (uint64_t)own.scale_stride);
     each_of(c.quant ? 0 : n, (int)(c.scale_row / access), begin, step, [&](int64_t i, int e) {
-        pair_record rec = record_of(h, h.rank, first + i);
+        expert_record rec = record_of(h, h.rank, first + i);
         for (int k = 0; k < K; k++)
             if (rec.rows[k] >= 0 && rec.rows[k] < own.rows)
                 copy_access(own.scales + rec.rows[k] * own.scale_stride,
                             c.scales + *rec.token * c.scale_stride, e, access);
     });
     each_of(c.out_weights ? n : 0, K, begin, step, [&](int64_t i, int k) {
-        pair_record rec = record_of(h, h.rank, first + i);
+        expert_record rec = record_of(h, h.rank, first + i);
         rec.weights[k] = c.weights[(int64_t)*rec.token * K + k];
     });
 }
@@ -231,9 +231,10 @@ __global__ void __launch_bounds__(512)
             else if (mover && (!BULK || odd))
                 vector_copy(f, d, rows);
             if ((int)threadIdx.x >= first)
-                beside_send(h, c, to,
-                            (int64_t)blockIdx.x * (blockDim.x - first) + threadIdx.x - first,
-                            (int64_t)c.senders * (blockDim.x - first));
+                scales_weights_send(h, c, to,
+                                    (int64_t)blockIdx.x * (blockDim.x - first) + threadIdx.x -
+                                        first,
+                                    (int64_t)c.senders * (blockDim.x - first));
         }
         __syncthreads();
         block_signal(h, offsetof(mpix_cuda_words, rows_here), epoch);
@@ -257,8 +258,9 @@ __global__ void __launch_bounds__(512)
         if (mover && (!BULK || odd) && !c.quant)
             vector_copy(f, d, rows);
         if ((int)threadIdx.x >= first) {
-            beside_own(h, c, own, (int64_t)blockIdx.x * (blockDim.x - first) + threadIdx.x - first,
-                       (int64_t)gridDim.x * (blockDim.x - first));
+            scales_weights_own(h, c, own,
+                               (int64_t)blockIdx.x * (blockDim.x - first) + threadIdx.x - first,
+                               (int64_t)gridDim.x * (blockDim.x - first));
             padding_fill(h, c, own, (w - first / 32) * gridDim.x + blockIdx.x,
                          gridDim.x * (blockDim.x - first) / 32);
         }
@@ -270,7 +272,7 @@ __global__ void __launch_bounds__(512)
 /* ---- the second kernel ----------------------------------------------------------------------- */
 /* By threads first .. of each block: scales of received pairs to their other rows; the caller's
  * arrays, of all pairs. */
-__device__ static void beside_expand(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+__device__ static void scales_expand(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
                                      const target &own, int64_t begin, int64_t step) {
     const mpix_cuda_state *st = h.state;
     int64_t pairs = (int64_t)st->first[h.size - 1] + st->recv[h.size - 1];
@@ -279,7 +281,7 @@ __device__ static void beside_expand(const mpix_cuda_handle &h, const mpix_cuda_
     each_of(pairs, (int)(c.scale_row / access), begin, step, [&](int64_t i, int e) {
         if (i >= st->first[h.rank] && i < (int64_t)st->first[h.rank] + st->recv[h.rank])
             return;
-        pair_record rec = record_of(h, h.rank, i);
+        expert_record rec = record_of(h, h.rank, i);
         int32_t low = 0x7fffffff;
         for (int k = 0; k < width; k++)
             low = rec.rows[k] >= 0 && rec.rows[k] < low ? rec.rows[k] : low;
@@ -290,7 +292,7 @@ __device__ static void beside_expand(const mpix_cuda_handle &h, const mpix_cuda_
     });
     each_of(c.src_rank || c.src_token || c.out_weights ? pairs : 0, width, begin, step,
             [&](int64_t i, int k) {
-                pair_record rec = record_of(h, h.rank, i);
+                expert_record rec = record_of(h, h.rank, i);
                 int32_t row = rec.rows[k];
                 if (row < 0 || row >= own.rows)
                     return;
@@ -342,7 +344,7 @@ __global__ void __launch_bounds__(512) expand_kernel(const __grid_constant__ mpi
         if (w < movers && (!BULK || odd))
             vector_copy(f, d, rows);
         if ((int)threadIdx.x >= first)
-            beside_expand(h, c, own,
+            scales_expand(h, c, own,
                           (int64_t)blockIdx.x * (blockDim.x - first) + threadIdx.x - first,
                           (int64_t)gridDim.x * (blockDim.x - first));
     }

@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(256) place_kernel(const __grid_constant__ mpix
         x.row[t * h.max_topk + k] = row;
         for (uint32_t m = REMOTE ? h.bitmap[t] & ~h.remote.is : h.bitmap[t]; m; m &= m - 1) {
             int r = __ffs(m) - 1;
-            pair_record rec = record_of(h, r, row_of(h, t, r));
+            expert_record rec = record_of(h, r, row_of(h, t, r));
             rec.rows[k] = owner == r ? row : -1;
             if (k == 0)
                 *rec.token = (int32_t)t;

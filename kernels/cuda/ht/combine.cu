@@ -258,7 +258,7 @@ __device__ static void staged_source(const mpix_cuda_handle &h, const mpix_cuda_
     char *rows = place_of(h, h.rank, r);
     src->x[r] = rows - base * c.row;
     src->scales[r] = c.scale_row ? rows + at.scales - base * c.scale_row : nullptr;
-    src->w[r] = o->at[MPIX_CUDA_AT_WEIGHTS].window < 0 ? nullptr : rows + at.beside - base * 4;
+    src->w[r] = o->at[MPIX_CUDA_AT_WEIGHTS].window < 0 ? nullptr : rows + at.records - base * 4;
     src->slots[r] = o->at[MPIX_CUDA_AT_SLOTS].window < 0
                         ? nullptr
                         : rows + at.slots - base * 4 * h.state->width;
@@ -440,14 +440,14 @@ cudaError_t mpix_cuda_combine_launch(const mpix_cuda_device *d, const mpix_cuda_
     if (bulk) {
         c->warps = 15;
         c->stages = 2;
-        size_t beside = 8 + 12 + 4 * (size_t)h->size, rings = (size_t)c->warps * c->stages;
-        size_t room = mpix_cuda_room(d, 214 * 1024, COMBINE_STATIC + rings * beside);
+        size_t extra = 8 + 12 + 4 * (size_t)h->size, rings = (size_t)c->warps * c->stages;
+        size_t room = mpix_cuda_room(d, 214 * 1024, COMBINE_STATIC + rings * extra);
         int most = (int)(room / (rings * c->terms)) / 16 * 16;
         if (most > 3584)
             most = 3584;
         c->pieces = (row + most - 1) / most;
         c->piece = ((row + c->pieces - 1) / c->pieces + 15) / 16 * 16;
-        smem = rings * ((size_t)c->piece * c->terms + beside);
+        smem = rings * ((size_t)c->piece * c->terms + extra);
     } else {
         c->warps = 16;
         /* the rest: what the kernel has besides */

@@ -9,7 +9,7 @@
  *
  * Right to write: rows go only to places below `rows` of a READY of this epoch. An offer of epoch e
  * replaces that of e - 2; its writer has completed e - 2, which awaited this rank's word of e - 2,
- * and that was written after all blocks here had read the offer. Records (meta) of epoch e are
+ * and that was written after all blocks here had read the offer. Records of epoch e are
  * written after READY of e, which the receiver sends, in stream order, after it has unpacked e - 1.
  *
  * Bulk path (sm_90): a warp moves pieces of rows through a ring of shared memory; lane r knows the
@@ -251,9 +251,9 @@ __device__ static void records_send(const mpix_cuda_handle &h, const mpix_cuda_d
                 owner = id >= 0 ? h.owner[id] : -1, local = id >= 0 ? h.local[id] : -1;
         for (int r = 0; r < h.size; r++) {
             int64_t row = row_of(h, t, r);
-            if (row < 0 || row >= to[r].rows || !(to[r].flags & MPIX_CUDA_OFFER_META))
+            if (row < 0 || row >= to[r].rows || !(to[r].flags & MPIX_CUDA_OFFER_RECORDS))
                 continue;
-            char *rec = h.window[r] + h.meta + row * h.meta_record;
+            char *rec = h.window[r] + h.records + row * h.record_bytes;
             if (k == 0)
                 *(int64_t *)rec = t;
             ((int32_t *)(rec + 8))[k] = owner == r ? local : -1;
@@ -264,7 +264,7 @@ __device__ static void records_send(const mpix_cuda_handle &h, const mpix_cuda_d
 }
 
 /* A barrier of threads first .. of the block. Whether any of them says yes. */
-__device__ __forceinline__ bool beside_meet(int first, bool yes) {
+__device__ __forceinline__ bool senders_meet(int first, bool yes) {
     if (first == 0)
         return __syncthreads_or(yes);
     int any;
@@ -278,8 +278,8 @@ __device__ __forceinline__ bool beside_meet(int first, bool yes) {
 
 /* By warps first / 32 .. of each block, all of them; to: in shared memory, filled by the first of
  * them. refused: the context had failed. */
-__device__ static int beside_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
-                                  uint64_t epoch, target *to, int first, bool refused) {
+__device__ static int scales_records_send(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c,
+                                          uint64_t epoch, target *to, int first, bool refused) {
     int lane = threadIdx.x % 32;
     mpix_cuda_offer o;
     int bad = refused ? 2
@@ -290,11 +290,11 @@ __device__ static int beside_send(const mpix_cuda_handle &h, const mpix_cuda_dis
         mine = target_of(h, o, lane);
     if (!bad && lane < h.size && (int)threadIdx.x / 32 == first / 32)
         to[lane] = mine;
-    if (beside_meet(first, bad == 2)) /* warps can differ in what they saw: then none goes on */
+    if (senders_meet(first, bad == 2)) /* warps can differ in what they saw: then none goes on */
         return 2;
     if (bad)
         return bad;
-    bool meta = __any_sync(~0u, mine.flags & MPIX_CUDA_OFFER_META);
+    bool records = __any_sync(~0u, mine.flags & MPIX_CUDA_OFFER_RECORDS);
     uint64_t bits = (uint64_t)c.scales | (uint64_t)c.scale_stride | (uint64_t)c.scale_row;
     bits |= mine.rows > 0 ? (uint64_t)mine.scales | (uint64_t)mine.scale_stride : 0;
     if (c.quant) /* scales come with the rows */
@@ -305,7 +305,7 @@ __device__ static int beside_send(const mpix_cuda_handle &h, const mpix_cuda_dis
         scales_send<uint32_t>(h, c, to, first);
     else if (c.scale_row > 0)
         scales_send<uint8_t>(h, c, to, first);
-    if (meta)
+    if (records)
         records_send(h, c, to, first);
     return 0;
 }
@@ -336,11 +336,11 @@ __global__ void __launch_bounds__(512)
         if ((int)threadIdx.x < c.warps * 32)
             bad = bulk_send(h, c, smem);
         else
-            bad = beside_send(h, c, epoch, to, c.warps * 32, refused);
+            bad = scales_records_send(h, c, epoch, to, c.warps * 32, refused);
     } else
 #endif
     {
-        bad = beside_send(h, c, epoch, to, 0, refused);
+        bad = scales_records_send(h, c, epoch, to, 0, refused);
         target mine = (int)threadIdx.x % 32 < h.size ? to[threadIdx.x % 32]
                                                      : target{nullptr, nullptr, 0, 0, 0, 0};
         if (!bad && c.quant)
@@ -391,7 +391,7 @@ __global__ void __launch_bounds__(1024)
     int width = st->width;
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < rows; i += step) {
-        const char *rec = h.window[h.rank] + h.meta + i * h.meta_record;
+        const char *rec = h.window[h.rank] + h.records + i * h.record_bytes;
         if (c.src_token)
             c.src_token[i] = *(const int64_t *)rec;
         int s = 0;
@@ -402,7 +402,7 @@ __global__ void __launch_bounds__(1024)
     }
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < rows * width; i += step) {
         const int32_t *rec =
-            (const int32_t *)(h.window[h.rank] + h.meta + i / width * h.meta_record + 8);
+            (const int32_t *)(h.window[h.rank] + h.records + i / width * h.record_bytes + 8);
         if (c.local_ids)
             c.local_ids[i] = rec[i % width];
         if (c.out_weights)

@@ -154,18 +154,18 @@ __device__ __forceinline__ uint64_t ll_items_at(const mpix_cuda_handle &h, int c
     return MPIX_CUDA_LL_HEAD + (combine ? 0 : h.ll.counts_bytes);
 }
 struct ll_item {
-    uint64_t beside, pitch;
-}; /* beside: dispatch: the record; combine: the flag, the
+    uint64_t record, pitch;
+}; /* record: dispatch: the record; combine: the flag, the
     * values 16 bytes behind it */
 __host__ __device__ __forceinline__ ll_item ll_item_of(const mpix_cuda_handle &h,
                                                        const mpix_cuda_dispatch &c) {
-    uint64_t beside = (uint64_t)(ll_up16(c.row) + ll_up16(c.scale_row));
-    return {beside, beside + h.ll.record};
+    uint64_t record = (uint64_t)(ll_up16(c.row) + ll_up16(c.scale_row));
+    return {record, record + h.ll.record};
 }
 __host__ __device__ __forceinline__ ll_item ll_item_of(const mpix_cuda_handle &h,
                                                        const mpix_cuda_combine &c) {
-    uint64_t beside = (uint64_t)ll_up16(c.row);
-    return {beside, beside + 16 + (uint64_t)ll_up16(4 * h.max_topk)};
+    uint64_t record = (uint64_t)ll_up16(c.row);
+    return {record, record + 16 + (uint64_t)ll_up16(4 * h.max_topk)};
 }
 __device__ __forceinline__ uint64_t ll_remote_out(const mpix_cuda_handle &h, int r, int combine) {
     return h.remote.pack + (h.remote.batch[0] + h.remote.batch[1]) * h.remote.slot[r] +

@@ -128,8 +128,8 @@ template <class F>
 __device__ __forceinline__ answer answer_of(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
                                             const known &k, int source, int64_t i, int bank) {
     if (F::remote(h, source)) {
-        char *item = ll_remote_item(h, c, source, 1, i), *beside = item + ll_item_of(h, c).beside;
-        return {item, (float *)(beside + 16), (uint64_t *)beside};
+        char *item = ll_remote_item(h, c, source, 1, i), *record = item + ll_item_of(h, c).record;
+        return {item, (float *)(record + 16), (uint64_t *)record};
     }
     int64_t n = ll_answer(h, (int64_t)k.reply[source] + i, bank);
     return {ll_answer_row(h, source, n), ll_answer_values(h, source, n),

@@ -144,17 +144,17 @@ __device__ static void item_carry(const mpix_cuda_handle &h, const remote_call &
     warp_copy_any(item, lane == 0 ? row : nullptr, c.row, lane);
     if (c.combine) {
         if (values)
-            warp_copy_any(item + c.item.beside + 16,
+            warp_copy_any(item + c.item.record + 16,
                           lane == 0 ? (char *)ll_answer_values(h, h.rank, place) : nullptr,
                           4 * h.max_topk, lane);
         if (lane == 0)
-            *ll_answer_flag(h, h.rank, place) = *(const volatile uint64_t *)(item + c.item.beside);
+            *ll_answer_flag(h, h.rank, place) = *(const volatile uint64_t *)(item + c.item.record);
         return;
     }
     if (c.scale_row > 0)
         warp_copy_any(item + ll_up16(c.row), lane == 0 ? row + ll_up16(c.row) : nullptr,
                       c.scale_row, lane);
-    warp_copy_any(item + c.item.beside, lane == 0 ? (char *)ll_record(h, h.rank, place) : nullptr,
+    warp_copy_any(item + c.item.record, lane == 0 ? (char *)ll_record(h, h.rank, place) : nullptr,
                   (int64_t)h.ll.record, lane);
     if (lane == 0)
         *ll_flag(h, h.rank, place) = epoch;

@@ -154,7 +154,7 @@ __device__ __forceinline__ void choice_send(const mpix_cuda_handle &h, const mpi
         int r = __ffs(m) - 1;
         int64_t i = ll_place_of(h, t, r);
         int32_t *rec = F::remote(h, r)
-                           ? (int32_t *)(ll_remote_item(h, c, r, 0, i) + ll_item_of(h, c).beside)
+                           ? (int32_t *)(ll_remote_item(h, c, r, 0, i) + ll_item_of(h, c).record)
                            : ll_record(h, r, ll_place(h, h.rank, i, bank));
         if (k == 0)
             rec[0] = (int32_t)t;

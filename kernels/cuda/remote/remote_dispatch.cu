@@ -38,8 +38,8 @@ __device__ static remote_place place_of(const mpix_cuda_handle &h, const mpix_cu
         if (c.scale_row > 0)
             p.scales = place_at(h, lane, o.at[MPIX_CUDA_AT_SCALES]) +
                        row * (int64_t)o.at[MPIX_CUDA_AT_SCALES].stride;
-        if (o.flags & MPIX_CUDA_OFFER_META)
-            p.record = h.window[lane] + h.meta + row * h.meta_record;
+        if (o.flags & MPIX_CUDA_OFFER_RECORDS)
+            p.record = h.window[lane] + h.records + row * h.record_bytes;
     }
     return p;
 }
@@ -118,11 +118,12 @@ __device__ static int rows_place(const mpix_cuda_handle &h, const mpix_cuda_disp
                 warp_copy_any(item + c.batch.scales,
                               lane == 0 ? c.out_scales + row * scale_stride : nullptr, c.scale_row,
                               lane);
-            if (c.offer.flags & MPIX_CUDA_OFFER_META)
+            if (c.offer.flags & MPIX_CUDA_OFFER_RECORDS)
                 warp_copy_any(item + c.batch.record,
-                              lane == 0 ? h.window[h.rank] + h.meta + row * (int64_t)h.meta_record
-                                        : nullptr,
-                              (int64_t)h.meta_record, lane);
+                              lane == 0
+                                  ? h.window[h.rank] + h.records + row * (int64_t)h.record_bytes
+                                  : nullptr,
+                              (int64_t)h.record_bytes, lane);
         }
     }
     return 0;
@@ -216,7 +217,7 @@ cudaError_t mpix_cuda_remote_dispatch_launch(const mpix_cuda_device *d, const mp
                          : MPIX_CUDA_SMS;
     sms = mpix_cuda_blocks(d, sms);
     c->offer.blocks = sms;
-    c->batch = remote_batch_of(h, c->row, c->scale_row, (int64_t)h->meta_record);
+    c->batch = remote_batch_of(h, c->row, c->scale_row, (int64_t)h->record_bytes);
     c->forward_batch = remote_batch_of(h, c->row, c->scale_row,
                                        FORWARD_IDS + 12 * (int64_t)h->max_topk);
     remote_dispatch_kernel<<<sms, 512, 0, stream>>>(*h, *c);

@@ -17,32 +17,33 @@
 
 /* What travels of a pair: the token (int64), for each choice its row at the rank or -1, and a
  * weight. 8 + 8 max_topk bytes. */
-struct remote_pair {
+struct remote_record {
     int64_t *token;
     int32_t *rows;
     float *weights;
 };
-__device__ __forceinline__ remote_pair remote_pair_at(const mpix_cuda_handle &h, const char *at) {
+__device__ __forceinline__ remote_record remote_record_at(const mpix_cuda_handle &h,
+                                                          const char *at) {
     return {(int64_t *)at, (int32_t *)(at + 8), (float *)(at + 8) + h.max_topk};
 }
 
 /* The number of token t at the lane's rank, from this rank's first. */
-__device__ __forceinline__ uint32_t remote_pair_index(const mpix_cuda_handle &h, int64_t t, int r) {
+__device__ __forceinline__ uint32_t remote_index(const mpix_cuda_handle &h, int64_t t, int r) {
     return h.blk[t / MPIX_CUDA_BLOCK_TOKENS * h.size + r] + h.rel[t * h.size + r];
 }
 
 /* Of token t, by a warp; rec: of lane r, where it goes for rank r, or null. weights: of the token's
  * choices, or null. */
-__device__ inline void remote_pair_pack(const mpix_cuda_handle &h, int64_t t, int topk,
-                                        const float *weights, char *rec) {
+__device__ inline void remote_record_pack(const mpix_cuda_handle &h, int64_t t, int topk,
+                                          const float *weights, char *rec) {
     int lane = threadIdx.x % 32, id = lane < topk ? h.ids[t * h.max_topk + lane] : -1,
         owner = id >= 0 ? h.owner[id] : -1;
     int32_t row = id >= 0 ? h.expert.row[t * h.max_topk + lane] : -1;
     float w = weights && lane < topk ? weights[lane] : 1.0f;
     for (uint32_t m = __ballot_sync(~0u, rec != nullptr); m; m &= m - 1) {
         int r = __ffs(m) - 1;
-        remote_pair p = remote_pair_at(h,
-                                       (const char *)__shfl_sync(~0u, (unsigned long long)rec, r));
+        remote_record p =
+            remote_record_at(h, (const char *)__shfl_sync(~0u, (unsigned long long)rec, r));
         if (lane == 0)
             *p.token = t;
         if (lane < topk) {

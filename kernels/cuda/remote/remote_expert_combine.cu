@@ -36,10 +36,10 @@ __device__ static bool pairs_ask(const mpix_cuda_handle &h, const mpix_cuda_comb
         if (lane == 0)
             ticket = atomicAdd(taken, 1);
         bool goes = remote && (h.bitmap[t] >> lane & 1);
-        uint32_t index = goes ? remote_pair_index(h, t, lane) : 0;
-        remote_pair_pack(h, t, c.topk, c.choice_weights ? c.choice_weights + t * c.topk : nullptr,
-                         goes ? h.remote.window + ask_pack(h, lane) + index * c.ask_batch.item
-                              : nullptr);
+        uint32_t index = goes ? remote_index(h, t, lane) : 0;
+        remote_record_pack(h, t, c.topk, c.choice_weights ? c.choice_weights + t * c.topk : nullptr,
+                           goes ? h.remote.window + ask_pack(h, lane) + index * c.ask_batch.item
+                                : nullptr);
         __syncwarp();
         if (goes && fine)
             fine = forward_item_count(h, c.ask_batch, REMOTE_ASK, lane, index, n, epoch, c.report);
@@ -63,8 +63,8 @@ __device__ static bool pairs_serve(const mpix_cuda_handle &h, const mpix_cuda_co
             return false;
         bool choices = g.offers[u.r].flags & MPIX_CUDA_OFFER_CHOICES;
         for (int64_t i = u.first; i < u.end; i++) {
-            remote_pair p = remote_pair_at(h, h.remote.window + ask_land(h, u.r) +
-                                                  i * (int64_t)c.ask_batch.item);
+            remote_record p = remote_record_at(h, h.remote.window + ask_land(h, u.r) +
+                                                      i * (int64_t)c.ask_batch.item);
             int32_t row = lane < width ? p.rows[lane] : -1;
             rows_of terms = rows_make(c, rows, row,
                                       choices && lane < width ? p.weights[lane] : 1.0f, choices);
@@ -188,7 +188,7 @@ __device__ static bool tokens_finish(const mpix_cuda_handle &h, const mpix_cuda_
         rows_of terms = rows_make(c, mine, p.owner == h.rank ? p.row : -1, choice,
                                   c.choice_weights != nullptr);
         bool there = lane < h.size && p.first >= 0 && p.first < theirs;
-        uint32_t index = there && remote ? remote_pair_index(h, t, lane) : 0;
+        uint32_t index = there && remote ? remote_index(h, t, lane) : 0;
         if (!chunk_arrived(h, c, g, epoch, chunk, there && !remote) ||
             !remote_chunks_wait(h, REMOTE_COMBINE, there && remote, lane,
                                 remote_chunk_word(epoch, index / b.per_chunk)))

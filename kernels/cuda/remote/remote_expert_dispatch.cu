@@ -61,7 +61,7 @@ __device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dis
         if (lane == 0) /* the next one, while this one is copied */
             ticket = atomicAdd(taken, 1);
         bool needs = lane < h.size && (h.bitmap[t] >> lane & 1), goes = remote && needs;
-        uint32_t index = goes ? remote_pair_index(h, t, lane) : 0;
+        uint32_t index = goes ? remote_index(h, t, lane) : 0;
         char *item = goes ? h.remote.window + remote_pack(h, lane) + index * c.batch.item : nullptr;
         int64_t row = mapped && needs && lane != h.rank ? h.expert.first[t * h.size + lane] : -1,
                 here = -1;
@@ -84,8 +84,8 @@ __device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dis
             if (lane < c.topk)
                 record_of(h, r, row_of(h, t, r)).weights[lane] = w;
         }
-        remote_pair_pack(h, t, c.topk, c.weights ? c.weights + t * c.topk : nullptr,
-                         item ? item + c.batch.record : nullptr);
+        remote_record_pack(h, t, c.topk, c.weights ? c.weights + t * c.topk : nullptr,
+                           item ? item + c.batch.record : nullptr);
         __syncwarp();
         if (goes && fine)
             fine = forward_item_count(h, c.batch, REMOTE_DISPATCH, lane, index, send, epoch,
@@ -106,7 +106,7 @@ __device__ static int pairs_expand(const mpix_cuda_handle &h, const mpix_cuda_di
             return 2;
         for (int64_t i = u.first; i < u.end; i++) {
             const char *item = h.remote.window + remote_land(h, u.r) + i * (int64_t)c.batch.item;
-            remote_pair p = remote_pair_at(h, item + c.batch.record);
+            remote_record p = remote_record_at(h, item + c.batch.record);
             int32_t row = lane < width ? p.rows[lane] : -1;
             quant_place to = {nullptr, nullptr};
             if (row >= 0 && row < own.rows)
@@ -115,7 +115,7 @@ __device__ static int pairs_expand(const mpix_cuda_handle &h, const mpix_cuda_di
             if (c.scale_row > 0)
                 warp_copy_any(item + c.batch.scales, to.row ? to.scales : nullptr, c.scale_row,
                               lane);
-            pair_record rec = record_of(h, h.rank, (int64_t)h.state->first[u.r] + i);
+            expert_record rec = record_of(h, h.rank, (int64_t)h.state->first[u.r] + i);
             if (lane == 0)
                 *rec.token = (int32_t)*p.token;
             if (lane < width) {
