@@ -101,12 +101,12 @@ static int create_local(mpix_ep *ep) {
     int kind = ep->path->layout(ep, remote_peers);
     if (kind)
         return kind;
-    ep->slots_used = calloc(words, sizeof *ep->slots_used);
-    ep->slot_epochs = calloc((size_t)ep->params.max_handles, sizeof *ep->slot_epochs);
+    ep->indices_used = calloc(words, sizeof *ep->indices_used);
+    ep->index_epochs = calloc((size_t)ep->params.max_handles, sizeof *ep->index_epochs);
     ep->pidfds = malloc((size_t)ep->size * sizeof *ep->pidfds);
     for (int i = 0; ep->pidfds && i < ep->size; i++)
         ep->pidfds[i] = mpix_boot_watch(ep->boot, i);
-    if (!ep->slots_used || !ep->slot_epochs || !ep->pidfds)
+    if (!ep->indices_used || !ep->index_epochs || !ep->pidfds)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a context of %d ranks", ep->size);
     ep->stream_bytes = stream_limit(ep);
     int threads = ep->params.progress == MPIX_PROGRESS_THREAD ? 2 : 1;
@@ -146,8 +146,8 @@ void mpix_ep_destroy(mpix_ep *ep, int abandoned) {
     for (int i = 0; ep->pidfds && i < ep->size; i++)
         mpix_boot_unwatch(ep->pidfds[i]);
     free(ep->pidfds);
-    free(ep->slots_used);
-    free(ep->slot_epochs);
+    free(ep->indices_used);
+    free(ep->index_epochs);
     mpix_ep_placement_free(&ep->placement);
     mpix_boot_free(ep->boot, abandoned);
     free(ep);
@@ -177,13 +177,13 @@ static int create_stages(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info inf
     if (!kind)
         kind = mpix_win_create(boot, &ep->params, ep->layout.total, 0, &ctl);
     if (!kind)
-        kind = mpix_boot_agree(boot, mpix_win_commit(ctl, 0, ep->layout.slots_at));
+        kind = mpix_boot_agree(boot, mpix_win_commit(ctl, 0, ep->layout.handles_at));
     if (kind) {
         mpix_win_free(ctl);
         return kind;
     }
     ep->ctl = ctl;
-    ep->ctl_committed = ep->layout.slots_at;
+    ep->ctl_committed = ep->layout.handles_at;
     kind = mpix_ep_remote_create(ep);
     if (!kind)
         kind = mpix_ep_remote_windows(ep);

@@ -3,7 +3,7 @@
  * by which they are published.
  *
  * Every rank has a control window: a head (a doorbell, and a word in which any peer tells that
- * its context has failed), then for each handle slot and each peer one block, which only that
+ * its context has failed), then for each handle and each peer one block, which only that
  * peer writes. A handle's calls of one kind are counted alike on all ranks; the count is the
  * epoch. A block holds
  *
@@ -123,7 +123,7 @@ typedef struct mpix_ep_bases {
 /* Sizes and offsets, equal on all ranks. */
 typedef struct mpix_ep_ctl_layout {
     size_t offers_dispatch, offers_combine, status, counts, counts_bytes, bases, bases_bytes, block,
-        slot, slots_at, forward, total;
+        handle, handles_at, forward, total;
 } mpix_ep_ctl_layout;
 
 /* Two hops: of each peer, for the whole context (host/forward.h). */

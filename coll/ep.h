@@ -52,7 +52,7 @@ typedef struct mpix_ep_bank {
 struct mpix_ep_handle {
     mpix_live live;
     struct mpix_ep *ep;
-    int slot;
+    int index;
     mpix_ep_plan *plan;                /* of the last completed route, NULL: none valid */
     uint64_t started[MPIX_EP_TYPES];   /* epochs of the calls started */
     uint64_t signalled[MPIX_EP_TYPES]; /* epochs whose words were written: in order, whatever the
@@ -89,8 +89,8 @@ typedef struct mpix_ep {
     mpix_ep_registration *registrations;
     int nregistrations;
     struct mpix_ep_handle *handles;
-    uint64_t *slots_used;                   /* bitmap of max_handles */
-    uint64_t (*slot_epochs)[MPIX_EP_TYPES]; /* where a reused slot goes on counting */
+    uint64_t *indices_used;                  /* bitmap of max_handles */
+    uint64_t (*index_epochs)[MPIX_EP_TYPES]; /* where a reused index goes on counting */
     size_t ctl_committed;
     int answered; /* route: places are answered (host/route.c) */
     const mpix_rows_ops *rows;
@@ -170,7 +170,7 @@ typedef struct mpix_ep_remote {
     uint64_t tickets;
     unsigned char *full; /* [ranks][MPIX_EP_MAX_LANES] scratch */
     int64_t *cursor;     /* [local experts] scratch */
-    int counters_slot;   /* counters per handle slot */
+    int counters_handle; /* counters per handle */
     int ready;           /* all ranks have registered their windows */
     int counter_failed;  /* of the signal that tells that the context has failed */
 } mpix_ep_remote;

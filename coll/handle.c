@@ -5,29 +5,29 @@
 
 #include <stdlib.h>
 
-/* A slot that is free on all ranks: handle_free waits for nobody, so ranks may
+/* An index that is free on all ranks: handle_free waits for nobody, so ranks may
  * differ for a while. */
-static int slot_choose(mpix_ep *ep, int *slot) {
+static int index_choose(mpix_ep *ep, int *index) {
     int n = ep->params.max_handles, words = (n + 63) / 64;
     uint64_t *used = malloc((size_t)words * sizeof *used);
-    int kind = mpix_boot_agree(ep->boot, used ? 0
-                                              : mpix_fail(MPIX_ERRK_NO_MEM, NULL,
-                                                          "no memory to choose a handle's slot"));
+    int kind = mpix_boot_agree(ep->boot,
+                               used ? 0
+                                    : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle"));
     if (!kind) {
-        memcpy(used, ep->slots_used, (size_t)words * sizeof *used);
+        memcpy(used, ep->indices_used, (size_t)words * sizeof *used);
         kind = mpix_boot_or(ep->boot, used, words);
     }
-    for (*slot = 0; !kind && *slot < n && (used[*slot / 64] >> (*slot % 64) & 1); ++*slot)
+    for (*index = 0; !kind && *index < n && (used[*index / 64] >> (*index % 64) & 1); ++*index)
         ;
     free(used);
-    if (!kind && *slot == n)
+    if (!kind && *index == n)
         kind = mpix_fail(MPIX_ERRK_NO_MEM, "max_handles",
                          "all %d handles of the context are in use (parameter max_handles)", n);
     return kind;
 }
 
-static int slot_commit(mpix_ep *ep, int slot) {
-    size_t end = ep->layout.slots_at + ep->layout.slot * ((size_t)slot + 1);
+static int index_commit(mpix_ep *ep, int index) {
+    size_t end = ep->layout.handles_at + ep->layout.handle * ((size_t)index + 1);
     if (end <= ep->ctl_committed)
         return 0;
     int kind = mpix_win_commit(ep->ctl, ep->ctl_committed, end - ep->ctl_committed);
@@ -37,7 +37,7 @@ static int slot_commit(mpix_ep *ep, int slot) {
 }
 
 int PMPIX_Ep_handle_create(MPIX_Ep ep, MPIX_Ep_handle *handle) {
-    int slot = 0;
+    int index = 0;
     int kind = mpix_live_need(ep, MPIX_LIVE_EP, "ep", "ep is NULL or freed");
     if (kind)
         return mpix_boot_raise(NULL, kind);
@@ -46,14 +46,15 @@ int PMPIX_Ep_handle_create(MPIX_Ep ep, MPIX_Ep_handle *handle) {
     kind = mpix_boot_agree(ep->boot,
                            handle ? 0 : mpix_fail(MPIX_ERRK_ARG, "handle", "handle is NULL"));
     if (!kind)
-        kind = slot_choose(ep, &slot);
+        kind = index_choose(ep, &index);
     if (kind)
         return mpix_boot_raise(ep->boot, kind);
     struct mpix_ep_handle *h = calloc(1, sizeof *h);
-    kind = h ? slot_commit(ep, slot) : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle");
+    kind = h ? index_commit(ep, index)
+             : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle");
     if (h) {
         h->ep = ep;
-        h->slot = slot;
+        h->index = index;
         h->capacity = -1;
     }
     kind = mpix_boot_agree(ep->boot, kind);
@@ -63,10 +64,10 @@ int PMPIX_Ep_handle_create(MPIX_Ep ep, MPIX_Ep_handle *handle) {
         free(h);
         return mpix_boot_raise(ep->boot, kind);
     }
-    /* A reused slot goes on counting: its words only grow. */
-    memcpy(h->started, ep->slot_epochs[slot], sizeof h->started);
-    memcpy(h->signalled, ep->slot_epochs[slot], sizeof h->signalled);
-    ep->slots_used[slot / 64] |= UINT64_C(1) << (slot % 64);
+    /* A reused index goes on counting: its words only grow. */
+    memcpy(h->started, ep->index_epochs[index], sizeof h->started);
+    memcpy(h->signalled, ep->index_epochs[index], sizeof h->signalled);
+    ep->indices_used[index / 64] |= UINT64_C(1) << (index % 64);
     h->next = ep->handles;
     ep->handles = h;
     mpix_live_add(&h->live, h, MPIX_LIVE_HANDLE);
@@ -103,8 +104,8 @@ int PMPIX_Ep_handle_free(MPIX_Ep_handle *handle) {
     if (active)
         /* its failed batches; after a time-out the context has failed and nothing is left */
         mpix_ep_drain(ep);
-    memcpy(ep->slot_epochs[h->slot], h->started, sizeof h->started);
-    ep->slots_used[h->slot / 64] &= ~(UINT64_C(1) << (h->slot % 64));
+    memcpy(ep->index_epochs[h->index], h->started, sizeof h->started);
+    ep->indices_used[h->index / 64] &= ~(UINT64_C(1) << (h->index % 64));
     for (struct mpix_ep_handle **at = &ep->handles; *at; at = &(*at)->next) {
         if (*at == h) {
             *at = h->next;

@@ -220,7 +220,7 @@ static int create_checks(mpix_ep *ep) {
 int mpix_ep_gpu_layout(mpix_ep *ep, int proxied_peers) {
     (void)proxied_peers;
     ep->stage_bytes = 4096;
-    ep->layout = (mpix_ep_ctl_layout){.slots_at = 4096, .total = 4096};
+    ep->layout = (mpix_ep_ctl_layout){.handles_at = 4096, .total = 4096};
     return 0;
 }
 

@@ -11,7 +11,7 @@ typedef mpix_gpu_window mpix_ep_gpu_window;
 
 enum { MPIX_EP_GPU_REPORTS = 4096, MPIX_EP_GPU_KNOWN = 128 };
 /* Places of reports: free, of an enqueued call (whose place may be taken over), of a transfer. */
-enum { MPIX_EP_GPU_SLOT_FREE, MPIX_EP_GPU_SLOT_ENQUEUED, MPIX_EP_GPU_SLOT_HELD };
+enum { MPIX_EP_GPU_REPORT_FREE, MPIX_EP_GPU_REPORT_ENQUEUED, MPIX_EP_GPU_REPORT_HELD };
 
 typedef struct mpix_ep_gpu_remote mpix_ep_gpu_remote;
 
@@ -33,7 +33,7 @@ typedef struct mpix_ep_gpu {
     int32_t *tables, *failed;    /* device: owner, local, mine */
     mpix_cuda_status *reports;   /* pinned, a ring */
     int64_t next_report;
-    unsigned char slots[MPIX_EP_GPU_REPORTS];
+    unsigned char report_states[MPIX_EP_GPU_REPORTS];
     struct mpix_ep_gpu_call *spare; /* with its event and its report: for a call that gets none */
     /* pointers found to be memory of this device */
     struct {
@@ -145,7 +145,7 @@ enum { MPIX_EP_GPU_REMOTE_PARTIAL = 2 };
 size_t mpix_ep_gpu_expert_block(size_t block, int64_t tokens, int ranks, mpix_cuda_expert *x);
 /* Proxied peers (gpu/remote.c); nothing where there are none. create, handle: collective, end in
  * agreement; handle: d->block is final, and hosts are filled in anyhow. begin, end: of a handle's
- * counting in its slot. settle: waits, with a bound, until the proxy has moved what finished
+ * counting at its index. settle: waits, with a bound, until the proxy has moved what finished
  * kernels have queued. bytes: of a handle's window. */
 int mpix_ep_gpu_remote_create(mpix_ep *ep);
 void mpix_ep_gpu_remote_free(mpix_ep *ep);

@@ -3,8 +3,8 @@
  * from kernels to the proxy, and for each handle a window in host memory that kernels, the network
  * and the proxy reach. The protocol is in kernels/cuda/remote/remote.cuh.
  *
- * A window belongs to a handle's slot and stays registered until the context ends: a peer that has
- * not heard of a handle's end may still write words into it. A slot that is used again goes on
+ * A window belongs to a handle's index and stays registered until the context ends: a peer that has
+ * not heard of a handle's end may still write words into it. An index that is used again goes on
  * counting its epochs, since those words only grow.
  *
  * Memory. A window lies in GPU memory where the network's device can reach that by itself: if the
@@ -39,7 +39,7 @@ _Static_assert((int)MPIX_CUDA_REMOTE_RAILS >= (int)MPIX_DEV_FIFOS, "each way has
 
 enum { REMOTE_QUEUES = 4, REMOTE_SLOTS = 2048, GPU_GRAIN = 2 << 20 };
 
-typedef struct remote_slot {
+typedef struct remote_store {
     void *base, *mapped; /* NULL: not made; as kernels see it */
     size_t bytes;
     int gpu;         /* it is GPU memory */
@@ -47,14 +47,14 @@ typedef struct remote_slot {
     mpix_proxy_mem *mem;
     mpix_proxy_rmem **rmem; /* [size] */
     uint64_t epochs[MPIX_CUDA_TYPES];
-} remote_slot;
+} remote_store;
 
 struct mpix_ep_gpu_remote {
     mpix_gpu gpu;
     mpix_gpu_queues *queues;
-    void *state, *peers; /* GPU memory: what kernels see of the queues */
-    remote_slot *slots;  /* [max_handles] */
-    char memory[200];    /* which memory the first window is, and why; for people */
+    void *state, *peers;  /* GPU memory: what kernels see of the queues */
+    remote_store *stores; /* [max_handles] */
+    char memory[200];     /* which memory the first window is, and why; for people */
 };
 
 static size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
@@ -108,15 +108,15 @@ int mpix_ep_gpu_remote_create(mpix_ep *ep) {
     if (!ep->remote)
         return 0;
     mpix_ep_gpu_remote *remote = calloc(1, sizeof *remote);
-    remote_slot *slots = calloc((size_t)ep->params.max_handles, sizeof *slots);
-    int kind = remote && slots ? 0
-                               : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for proxied peers");
+    remote_store *stores = calloc((size_t)ep->params.max_handles, sizeof *stores);
+    int kind = remote && stores ? 0
+                                : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for proxied peers");
     if (remote) {
         *remote = (mpix_ep_gpu_remote){.gpu = {ep->gpu->ops, ep->gpu->device, ep->gpu->ipc},
-                                       .slots = slots};
+                                       .stores = stores};
         ep->gpu->remote = remote;
     } else {
-        free(slots);
+        free(stores);
     }
     if (!kind) /* READs behind which words wait look at this window */
         kind = mpix_boot_agree(ep->boot, mpix_win_commit(ep->stage, 0, ep->stage_bytes));
@@ -128,21 +128,21 @@ int mpix_ep_gpu_remote_create(mpix_ep *ep) {
     return kind ? kind : mpix_boot_agree(ep->boot, create_local(ep, remote));
 }
 
-static void slot_free(mpix_ep *ep, remote_slot *slot) {
+static void store_free(mpix_ep *ep, remote_store *store) {
     mpix_proxy *proxy = ep->remote->proxy;
-    for (int r = 0; slot->rmem && r < ep->size; r++)
-        if (slot->rmem[r])
-            mpix_proxy_rmem_close(proxy, slot->rmem[r]);
-    if (slot->mem)
-        mpix_proxy_mem_dereg(proxy, slot->mem);
-    if (slot->gpu && slot->base)
-        ep->gpu->ops->local_free(&ep->gpu->device, slot->base);
-    else if (slot->mapped)
-        ep->gpu->ops->host_unregister(&ep->gpu->device, slot->base);
-    if (!slot->gpu && !ep->unsafe)
-        mpix_mem_shared_free(slot->base);
-    free(slot->rmem);
-    *slot = (remote_slot){0};
+    for (int r = 0; store->rmem && r < ep->size; r++)
+        if (store->rmem[r])
+            mpix_proxy_rmem_close(proxy, store->rmem[r]);
+    if (store->mem)
+        mpix_proxy_mem_dereg(proxy, store->mem);
+    if (store->gpu && store->base)
+        ep->gpu->ops->local_free(&ep->gpu->device, store->base);
+    else if (store->mapped)
+        ep->gpu->ops->host_unregister(&ep->gpu->device, store->base);
+    if (!store->gpu && !ep->unsafe)
+        mpix_mem_shared_free(store->base);
+    free(store->rmem);
+    *store = (remote_store){0};
 }
 
 void mpix_ep_gpu_remote_free(mpix_ep *ep) {
@@ -151,13 +151,13 @@ void mpix_ep_gpu_remote_free(mpix_ep *ep) {
         return;
     ep->unsafe |= mpix_proxy_end(ep->remote->proxy) != 0; /* then windows may go */
     mpix_gpu_queues_close(remote->queues);
-    for (int i = 0; remote->slots && i < ep->params.max_handles; i++)
-        slot_free(ep, &remote->slots[i]);
+    for (int i = 0; remote->stores && i < ep->params.max_handles; i++)
+        store_free(ep, &remote->stores[i]);
     if (remote->state)
         remote->gpu.ops->local_free(&remote->gpu.device, remote->state);
     if (remote->peers)
         remote->gpu.ops->local_free(&remote->gpu.device, remote->peers);
-    free(remote->slots);
+    free(remote->stores);
     free(remote);
     ep->gpu->remote = NULL;
 }
@@ -260,7 +260,7 @@ static size_t remote_geometry(const mpix_ep *ep, mpix_cuda_handle *d) {
     mpix_cuda_remote *f = &d->remote;
     for (int r = 0; r < ep->size; r++) {
         f->is |= (uint32_t)(ep->remote->is[r] != 0) << r;
-        f->slot[r] = room_of(ep, ep->rank, r);
+        f->room_index[r] = room_of(ep, ep->rank, r);
         f->there[r] = room_of(ep, r, ep->rank);
     }
     remote_hops(ep, f);
@@ -298,7 +298,7 @@ int mpix_ep_gpu_ht_window_size(const MPIX_Ep_config *c, const mpix_params *param
 }
 
 /* The window in GPU memory. 0, or a kind with the reason in why, and nothing is left. */
-static int slot_gpu(mpix_ep *ep, remote_slot *slot, size_t bytes, char *why) {
+static int store_gpu(mpix_ep *ep, remote_store *store, size_t bytes, char *why) {
     const mpix_ep_gpu *gpu = ep->gpu;
     mpix_net_gpu way = {.fd = -1,
                         .peermem = access("/sys/module/nvidia_peermem", F_OK) == 0 ||
@@ -321,7 +321,7 @@ static int slot_gpu(mpix_ep *ep, remote_slot *slot, size_t bytes, char *why) {
         return kind;
     if (gpu->device.dmabuf && gpu->ops->dmabuf(&gpu->device, base, bytes, &way.fd, text))
         way.fd = -1;
-    kind = mpix_proxy_mem_reg_gpu(ep->remote->proxy, base, bytes, &way, &slot->mem);
+    kind = mpix_proxy_mem_reg_gpu(ep->remote->proxy, base, bytes, &way, &store->mem);
     if (way.fd >= 0) /* the registration holds the buffer */
         close(way.fd);
     if (kind) {
@@ -329,16 +329,16 @@ static int slot_gpu(mpix_ep *ep, remote_slot *slot, size_t bytes, char *why) {
         gpu->ops->local_free(&gpu->device, base);
         return kind;
     }
-    slot->base = slot->mapped = base;
-    slot->bytes = bytes;
-    slot->gpu = 1;
+    store->base = store->mapped = base;
+    store->bytes = bytes;
+    store->gpu = 1;
     snprintf(ep->gpu->remote->memory, sizeof ep->gpu->remote->memory, "GPU memory, as %s", way.how);
     return 0;
 }
 
 /* What can be done alone. The proxy is not turned by anybody but its thread, which
  * registration keeps out. */
-static int slot_local(mpix_ep *ep, remote_slot *slot, size_t bytes) {
+static int store_local(mpix_ep *ep, remote_store *store, size_t bytes) {
     const mpix_ep_gpu *gpu = ep->gpu;
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     char why[MPIX_CUDA_WHY] = "";
@@ -347,9 +347,9 @@ static int slot_local(mpix_ep *ep, remote_slot *slot, size_t bytes) {
                          "path %s: %zu bytes of a handle for proxied peers, it supports less than "
                          "%llu",
                          ep->path->name, bytes, (unsigned long long)ep->path->limits.window);
-    slot->rmem = calloc((size_t)ep->size, sizeof *slot->rmem);
-    if (slot->rmem && ep->params.gpu_net_memory != MPIX_GPU_NET_HOST) {
-        int none = slot_gpu(ep, slot, bytes, why);
+    store->rmem = calloc((size_t)ep->size, sizeof *store->rmem);
+    if (store->rmem && ep->params.gpu_net_memory != MPIX_GPU_NET_HOST) {
+        int none = store_gpu(ep, store, bytes, why);
         if (!none)
             return 0;
         if (ep->params.gpu_net_memory == MPIX_GPU_NET_GPU)
@@ -359,53 +359,53 @@ static int slot_local(mpix_ep *ep, remote_slot *slot, size_t bytes) {
     }
     snprintf(ep->gpu->remote->memory, sizeof ep->gpu->remote->memory, "pinned host memory%s%.140s",
              why[0] ? ": " : "", why);
-    int kind = slot->rmem ? mpix_mem_shared_alloc(bytes, &slot->base)
-                          : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle");
+    int kind = store->rmem ? mpix_mem_shared_alloc(bytes, &store->base)
+                           : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle");
     if (kind)
         return kind;
-    slot->bytes = bytes;
-    kind = gpu->ops->host_register(&gpu->device, slot->base, up(bytes, page), &slot->mapped, why);
+    store->bytes = bytes;
+    kind = gpu->ops->host_register(&gpu->device, store->base, up(bytes, page), &store->mapped, why);
     if (kind)
         return mpix_fail(kind, NULL, "host memory for proxied peers (%zu bytes): %s", bytes, why);
-    return mpix_proxy_mem_reg(ep->remote->proxy, slot->base, bytes, &slot->mem);
+    return mpix_proxy_mem_reg(ep->remote->proxy, store->base, bytes, &store->mem);
 }
 
-/* Registers a slot's window and exchanges keys. Collective, ends in agreement. */
-static int slot_make(mpix_ep *ep, remote_slot *slot, size_t bytes) {
+/* Registers a store's window and exchanges keys. Collective, ends in agreement. */
+static int store_make(mpix_ep *ep, remote_store *store, size_t bytes) {
     mpix_proxy *proxy = ep->remote->proxy;
     size_t key = mpix_proxy_key_bytes(proxy) + 1; /* the last byte: it is GPU memory */
     char *keys = calloc((size_t)ep->size + 1, key);
-    int kind = keys ? slot_local(ep, slot, bytes)
+    int kind = keys ? store_local(ep, store, bytes)
                     : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle");
     kind = mpix_boot_agree(ep->boot, kind);
     if (!kind) {
-        mpix_proxy_mem_key(proxy, slot->mem, keys + (size_t)ep->size * key);
-        keys[((size_t)ep->size + 1) * key - 1] = (char)slot->gpu;
+        mpix_proxy_mem_key(proxy, store->mem, keys + (size_t)ep->size * key);
+        keys[((size_t)ep->size + 1) * key - 1] = (char)store->gpu;
         kind = mpix_boot_allgather(ep->boot, keys + (size_t)ep->size * key, key, keys);
     }
     int own = 0;
     for (int r = 0; r < ep->size && !kind && !own; r++)
         if (ep->remote->is[r])
-            own = mpix_proxy_rmem_open(proxy, r, keys + (size_t)r * key, &slot->rmem[r]);
+            own = mpix_proxy_rmem_open(proxy, r, keys + (size_t)r * key, &store->rmem[r]);
     for (int r = 0; r < ep->size && !kind; r++)
-        slot->theirs |= (uint32_t)(keys[((size_t)r + 1) * key - 1] != 0) << r;
+        store->theirs |= (uint32_t)(keys[((size_t)r + 1) * key - 1] != 0) << r;
     kind = kind ? kind : mpix_boot_agree(ep->boot, own);
     free(keys);
     return kind;
 }
 
-/* The epochs with which a slot goes on: the highest of all ranks, since a rank whose last call
+/* The epochs with which an index goes on: the highest of all ranks, since a rank whose last call
  * failed may have counted less. Collective. */
-static int slot_epochs(mpix_ep *ep, remote_slot *slot) {
+static int index_epochs(mpix_ep *ep, remote_store *store) {
     uint64_t(*all)[MPIX_CUDA_TYPES] = calloc((size_t)ep->size, sizeof *all);
     int kind = mpix_boot_agree(ep->boot,
                                all ? 0
                                    : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a handle"));
     if (!kind)
-        kind = mpix_boot_allgather(ep->boot, slot->epochs, sizeof slot->epochs, all);
+        kind = mpix_boot_allgather(ep->boot, store->epochs, sizeof store->epochs, all);
     for (int r = 0; r < ep->size && !kind; r++)
         for (int k = 0; k < MPIX_CUDA_TYPES; k++)
-            slot->epochs[k] = all[r][k] > slot->epochs[k] ? all[r][k] : slot->epochs[k];
+            store->epochs[k] = all[r][k] > store->epochs[k] ? all[r][k] : store->epochs[k];
     free(all);
     return kind;
 }
@@ -419,7 +419,7 @@ int mpix_ep_gpu_remote_handle(struct mpix_ep_handle *handle, mpix_cuda_handle *d
         f->host[ep->boot->host_of[r]] |= UINT32_C(1) << r;
     if (!remote)
         return 0;
-    remote_slot *slot = &remote->slots[handle->slot];
+    remote_store *store = &remote->stores[handle->index];
     size_t bytes = remote_geometry(ep, d);
     /* one command each; alike on all ranks */
     if (f->batch[0] > UINT32_MAX || f->batch[1] > UINT32_MAX)
@@ -429,37 +429,37 @@ int mpix_ep_gpu_remote_handle(struct mpix_ep_handle *handle, mpix_cuda_handle *d
                          (long long)ep->config.max_tokens,
                          (unsigned long long)(f->batch[0] > f->batch[1] ? f->batch[0]
                                                                         : f->batch[1]));
-    int kind = slot->base ? 0 : slot_make(ep, slot, bytes);
+    int kind = store->base ? 0 : store_make(ep, store, bytes);
     if (kind)
-        slot_free(ep, slot);
+        store_free(ep, store);
     else
-        kind = slot_epochs(ep, slot);
+        kind = index_epochs(ep, store);
     if (kind)
         return kind;
-    f->lwin = handle->slot;
-    f->rwin = handle->slot * ep->size;
-    f->window = slot->mapped;
+    f->lwin = handle->index;
+    f->rwin = handle->index * ep->size;
+    f->window = store->mapped;
     f->chunk_bytes = ep->params.chunk_bytes;
     f->queue = remote->state;
-    mpix_gpu_queues_local(remote->queues, f->lwin, slot->mem, slot->base, slot->bytes);
+    mpix_gpu_queues_local(remote->queues, f->lwin, store->mem, store->base, store->bytes);
     for (int r = 0; r < ep->size; r++)
         if (ep->remote->is[r]) {
-            mpix_gpu_queues_remote(remote->queues, f->rwin + r, r, slot->rmem[r], 0,
+            mpix_gpu_queues_remote(remote->queues, f->rwin + r, r, store->rmem[r], 0,
                                    remote_bytes(f, room_of(ep, r, ep->size)), 0);
-            if (slot->theirs >> r & 1)
+            if (store->theirs >> r & 1)
                 mpix_gpu_queues_remote_gpu(remote->queues, f->rwin + r);
         }
     return 0;
 }
 
-/* The device's state is there: it goes on counting where the slot's last handle ended. In low
+/* The device's state is there: it goes on counting where the index's last handle ended. In low
  * latency all that mapped peers have sent was taken then. */
 int mpix_ep_gpu_remote_begin(struct mpix_ep_handle *handle, const mpix_cuda_handle *d, char *why) {
     mpix_ep *ep = handle->ep;
     mpix_ep_gpu *gpu = ep->gpu;
     if (!gpu->remote)
         return 0;
-    const uint64_t *epochs = gpu->remote->slots[handle->slot].epochs;
+    const uint64_t *epochs = gpu->remote->stores[handle->index].epochs;
     int kind = gpu->ops->copy(&gpu->device, d->state->epoch, epochs, sizeof d->state->epoch, why);
     if (kind || !d->ll.on)
         return kind;
@@ -478,8 +478,8 @@ void mpix_ep_gpu_remote_end(struct mpix_ep_handle *handle, const mpix_cuda_handl
     char why[MPIX_CUDA_WHY] = "";
     if (!gpu->remote || !d->state)
         return;
-    mpix_ep_gpu_remote_settle(handle->ep); /* the slot's next handle packs where this one has */
-    (void)gpu->ops->copy(&gpu->device, gpu->remote->slots[handle->slot].epochs, d->state->epoch,
+    mpix_ep_gpu_remote_settle(handle->ep); /* the index's next handle packs where this one has */
+    (void)gpu->ops->copy(&gpu->device, gpu->remote->stores[handle->index].epochs, d->state->epoch,
                          sizeof d->state->epoch, why);
 }
 

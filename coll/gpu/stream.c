@@ -148,7 +148,7 @@ void mpix_ep_gpu_poll(mpix_ep *ep) {
     *(volatile int32_t *)gpu->alarm = 0;
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     for (int i = 0; i < MPIX_EP_GPU_REPORTS; i++)
-        if (gpu->slots[i] == MPIX_EP_GPU_SLOT_ENQUEUED)
+        if (gpu->report_states[i] == MPIX_EP_GPU_REPORT_ENQUEUED)
             report_note(ep, &gpu->reports[i]);
     for (struct mpix_ep_handle *h = ep->handles; h; h = h->next)
         if (h->gpu)
@@ -164,17 +164,17 @@ const MPIX_Error *mpix_ep_gpu_async_error(mpix_ep *ep) {
 static mpix_cuda_status *report_take(mpix_ep_gpu *gpu, int enqueued) {
     for (int tries = 0; tries < MPIX_EP_GPU_REPORTS; tries++) {
         int i = (int)(gpu->next_report++ % MPIX_EP_GPU_REPORTS);
-        if (gpu->slots[i] == MPIX_EP_GPU_SLOT_HELD)
+        if (gpu->report_states[i] == MPIX_EP_GPU_REPORT_HELD)
             continue;
         memset(&gpu->reports[i], 0, sizeof gpu->reports[i]);
-        gpu->slots[i] = enqueued ? MPIX_EP_GPU_SLOT_ENQUEUED : MPIX_EP_GPU_SLOT_HELD;
+        gpu->report_states[i] = enqueued ? MPIX_EP_GPU_REPORT_ENQUEUED : MPIX_EP_GPU_REPORT_HELD;
         return &gpu->reports[i];
     }
     return NULL;
 }
 
 static void report_give(mpix_ep_gpu *gpu, const mpix_cuda_status *report) {
-    gpu->slots[report - gpu->reports] = MPIX_EP_GPU_SLOT_FREE;
+    gpu->report_states[report - gpu->reports] = MPIX_EP_GPU_REPORT_FREE;
 }
 
 /* ---- transfers ------------------------------------------------------------------------------- */

@@ -234,7 +234,7 @@ static uint64_t words_offset(const mpix_ep *ep, size_t field) {
 }
 
 static uint32_t counter(const mpix_ep *ep, uint64_t i) {
-    return (uint32_t)(ep->remote->counters_slot * ep->params.max_handles) + (uint32_t)i;
+    return (uint32_t)(ep->remote->counters_handle * ep->params.max_handles) + (uint32_t)i;
 }
 
 static char *chunk_at(const mpix_ep *ep, int source) {
@@ -252,7 +252,7 @@ const mpix_ep_forward_head *mpix_ep_forward_chunk(mpix_ep_call *call, int source
                              memory_order_acquire) <= taken)
         return NULL;
     const mpix_ep_forward_head *head = (const void *)chunk_at(ep, source);
-    return head->slot == call->handle->slot && head->type == call->type &&
+    return head->index == call->handle->index && head->type == call->type &&
                    head->epoch == call->epoch
                ? head
                : NULL;
@@ -301,12 +301,12 @@ static void item_packed(mpix_ep_call *call, int peer, size_t bytes, int last) {
     size_t used = MPIX_EP_FORWARD_HEADER + (size_t)++f->next * bytes;
     if (!last && used + bytes <= remote->chunk_bytes)
         return;
-    uint64_t slot = forward->sent[peer] % (uint64_t)forward->chunks,
+    uint64_t entry = forward->sent[peer] % (uint64_t)forward->chunks,
              from = (uint64_t)f->chunk * remote->chunk_bytes;
-    int lane = (int)(slot % (uint64_t)remote->lanes);
+    int lane = (int)(entry % (uint64_t)remote->lanes);
     mpix_ep_forward_head *head = (void *)(remote->tx + from);
     *head = (mpix_ep_forward_head){.epoch = call->epoch,
-                                   .slot = call->handle->slot,
+                                   .index = call->handle->index,
                                    .type = call->type,
                                    .n = (int32_t)f->next,
                                    .weighted = call->type == MPIX_EP_COMBINE &&
@@ -315,13 +315,13 @@ static void item_packed(mpix_ep_call *call, int peer, size_t bytes, int last) {
     mpix_ep_chunk *chunk = &remote->chunks[f->chunk];
     chunk->state = MPIX_EP_CHUNK_FREE;
     if (mpix_ep_remote_put(call, peer, lane, MPIX_EP_WINDOW_TX, from, MPIX_EP_WINDOW_STAGE,
-                           forward->ring[ep->boot->host_of[peer]] + slot * remote->chunk_bytes,
-                           used, counter(ep, slot))) {
+                           forward->ring[ep->boot->host_of[peer]] + entry * remote->chunk_bytes,
+                           used, counter(ep, entry))) {
         *chunk = (mpix_ep_chunk){MPIX_EP_CHUNK_POSTED, peer, lane, f->seq[lane]};
         forward->sent[peer]++;
         mpix_ep_remote_word(call, peer, lane,
-                            words_offset(ep, offsetof(mpix_ep_forward_words, arrived)) + slot * 8,
-                            forward->sent[peer], counter(ep, slot), 1);
+                            words_offset(ep, offsetof(mpix_ep_forward_words, arrived)) + entry * 8,
+                            forward->sent[peer], counter(ep, entry), 1);
     }
     f->chunk = -1;
 }

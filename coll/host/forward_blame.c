@@ -17,7 +17,7 @@
 #include "coll/host/forward.h"
 
 static uint64_t call_key(const mpix_ep_call *call) {
-    uint64_t key = call->epoch * 4 + (uint64_t)call->type + ((uint64_t)call->handle->slot << 40);
+    uint64_t key = call->epoch * 4 + (uint64_t)call->type + ((uint64_t)call->handle->index << 40);
     return (key * UINT64_C(0x9e3779b97f4a7c15)) >> 32 << 32;
 }
 

@@ -58,8 +58,8 @@ size_t mpix_ep_remote_chunks(const MPIX_Ep_config *c, const mpix_params *params,
 
 static int remote_alloc_bare(mpix_ep *ep, mpix_ep_remote *remote) {
     remote->lanes = ep->params.lanes;
-    remote->counters_slot = 4 * ep->config.depth;
-    if ((int64_t)remote->counters_slot * ep->params.max_handles + 1 >= 65536)
+    remote->counters_handle = 4 * ep->config.depth;
+    if ((int64_t)remote->counters_handle * ep->params.max_handles + 1 >= 65536)
         return mpix_fail(MPIX_ERRK_ARG, "max_handles",
                          "max_handles = %d with depth %d needs more than 65535 counters",
                          ep->params.max_handles, ep->config.depth);
@@ -70,7 +70,7 @@ static int remote_alloc_bare(mpix_ep *ep, mpix_ep_remote *remote) {
                : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for proxied peers");
 }
 
-/* Of a handle slot, before those of offers and batches: two banks of counts, and the places that
+/* Of a handle, before those of offers and batches: two banks of counts, and the places that
  * are answered to them. */
 static int route_counters(const mpix_ep *ep) { return ep->answered ? 3 : 2; }
 
@@ -78,9 +78,9 @@ static size_t up4096(size_t n) { return (n + 4095) / 4096 * 4096; }
 
 static int remote_alloc(mpix_ep *ep, mpix_ep_remote *remote) {
     remote->lanes = ep->params.lanes;
-    remote->counters_slot = route_counters(ep) + 2 * ep->config.depth +
-                            2 * ep->config.depth * remote->lanes;
-    if ((int64_t)remote->counters_slot * ep->params.max_handles + MPIX_EP_FORWARD_COUNTERS + 1 >=
+    remote->counters_handle = route_counters(ep) + 2 * ep->config.depth +
+                              2 * ep->config.depth * remote->lanes;
+    if ((int64_t)remote->counters_handle * ep->params.max_handles + MPIX_EP_FORWARD_COUNTERS + 1 >=
         65536)
         return mpix_fail(
             MPIX_ERRK_ARG, "max_handles",
@@ -146,7 +146,7 @@ int mpix_ep_remote_windows(mpix_ep *ep) {
     kind = mpix_boot_agree(ep->boot, kind);
     if (!kind) {
         ep->ctl_committed = ep->layout.total;
-        remote->counter_failed = remote->counters_slot * ep->params.max_handles +
+        remote->counter_failed = remote->counters_handle * ep->params.max_handles +
                                  (ep->forward ? MPIX_EP_FORWARD_COUNTERS : 0);
         kind = mpix_proxy_create(ep->boot, &ep->params, remote->is, remote->counter_failed + 1,
                                  ep->config.memkind != MPIX_EP_HOST, ep->ctl->base, &remote->proxy);
@@ -249,7 +249,7 @@ void mpix_ep_remote_free(mpix_ep *ep) {
  * with it its counter. */
 static uint32_t counter_publish(const mpix_ep_call *call, int bases) {
     const mpix_ep *ep = call->ep;
-    int depth = ep->config.depth, base = call->handle->slot * ep->remote->counters_slot;
+    int depth = ep->config.depth, base = call->handle->index * ep->remote->counters_handle;
     if (call->type == MPIX_EP_ROUTE)
         return (uint32_t)(base + (bases ? 2 : (int)(call->epoch & 1)));
     return (uint32_t)(base + route_counters(ep) + (call->type == MPIX_EP_COMBINE) * depth +
@@ -259,7 +259,7 @@ static uint32_t counter_publish(const mpix_ep_call *call, int bases) {
 uint32_t mpix_ep_remote_counter(const mpix_ep_call *call, int lane) {
     const mpix_ep *ep = call->ep;
     int depth = ep->config.depth,
-        base = call->handle->slot * ep->remote->counters_slot + route_counters(ep) + 2 * depth;
+        base = call->handle->index * ep->remote->counters_handle + route_counters(ep) + 2 * depth;
     int bank = (call->type == MPIX_EP_COMBINE) * depth + (int)(call->epoch % (uint64_t)depth);
     return (uint32_t)(base + bank * ep->remote->lanes + lane);
 }

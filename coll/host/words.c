@@ -20,30 +20,31 @@ void mpix_ep_ctl_layout_init(mpix_ep_ctl_layout *l, int ranks, int64_t experts, 
                                   : up64(sizeof(mpix_ep_bases) +
                                          (size_t)(answered > 1 ? answered : 1) * sizeof(int64_t));
     l->block = l->bases + l->bases_bytes;
-    l->slot = l->block * (size_t)ranks;
-    l->slots_at = 4096;
-    l->forward = l->slots_at + l->slot * (size_t)max_handles;
+    l->handle = l->block * (size_t)ranks;
+    l->handles_at = 4096;
+    l->forward = l->handles_at + l->handle * (size_t)max_handles;
     l->total = l->forward + (size_t)ranks * sizeof(mpix_ep_forward_words);
 }
 
 int mpix_ep_is_remote(const mpix_ep *ep, int peer) { return ep->remote && ep->remote->is[peer]; }
 
 /* Where the call's handle has its blocks in a control window (or the mirror) at base. */
-static char *slot_at(const mpix_ep_call *call, char *base) {
-    return base + call->ep->layout.slots_at + call->ep->layout.slot * (size_t)call->handle->slot;
+static char *handle_at(const mpix_ep_call *call, char *base) {
+    return base + call->ep->layout.handles_at +
+           call->ep->layout.handle * (size_t)call->handle->index;
 }
 
 /* The block that peer writes here. */
 static char *my_block(const mpix_ep_call *call, int peer) {
-    return slot_at(call, call->ep->ctl->base) + call->ep->layout.block * (size_t)peer;
+    return handle_at(call, call->ep->ctl->base) + call->ep->layout.block * (size_t)peer;
 }
 
 /* The block that this rank writes for peer: there, or in the mirror. */
 static char *peer_block(const mpix_ep_call *call, int peer) {
     const mpix_ep *ep = call->ep;
     if (mpix_ep_is_remote(ep, peer))
-        return slot_at(call, ep->remote->mirror) + ep->layout.block * (size_t)peer;
-    return slot_at(call, ep->ctl->peer[peer]) + ep->layout.block * (size_t)ep->rank;
+        return handle_at(call, ep->remote->mirror) + ep->layout.block * (size_t)peer;
+    return handle_at(call, ep->ctl->peer[peer]) + ep->layout.block * (size_t)ep->rank;
 }
 
 mpix_ep_words *mpix_ep_my_words(mpix_ep_call *c, int peer) {

@@ -17,14 +17,16 @@ static _Atomic uint64_t *word_at(const mpix_ep_call *call, char *base, int block
     const mpix_ep_ctl_layout *l = &call->ep->layout;
     size_t depth = (size_t)call->ep->config.depth,
            word = ((size_t)taken * 2 + (size_t)is_combine(call)) * depth + bank_of(call);
-    return (_Atomic uint64_t *)(void *)(base + l->slots_at + l->slot * (size_t)call->handle->slot +
+    return (_Atomic uint64_t *)(void *)(base + l->handles_at +
+                                        l->handle * (size_t)call->handle->index +
                                         l->block * (size_t)block) +
            word;
 }
 
 static mpix_ep_ll_offer *offer_at(const mpix_ep_call *call, char *base, int block) {
     const mpix_ep_ctl_layout *l = &call->ep->layout;
-    return (mpix_ep_ll_offer *)(void *)(base + l->slots_at + l->slot * (size_t)call->handle->slot +
+    return (mpix_ep_ll_offer *)(void *)(base + l->handles_at +
+                                        l->handle * (size_t)call->handle->index +
                                         l->block * (size_t)block + l->offers_dispatch) +
            bank_of(call);
 }
@@ -47,8 +49,8 @@ static uint64_t my_word(const mpix_ep_call *call, int peer, int taken) {
                                 memory_order_acquire);
 }
 
-/* The bank's offset in a slot, and in the staging window. */
-static size_t bank_in_slot(const mpix_ep_call *call) {
+/* The bank's offset in a store, and in the staging window. */
+static size_t bank_in_store(const mpix_ep_call *call) {
     const mpix_ep_ll *ll = call->ep->ll;
     int type = is_combine(call);
     return ll->at[type] + ll->bank[type] * bank_of(call);
@@ -57,7 +59,7 @@ static size_t bank_in_slot(const mpix_ep_call *call) {
 char *mpix_ep_ll_bank(const mpix_ep_call *call, int peer) {
     const mpix_ep *ep = call->ep;
     char *base = peer == ep->rank ? ep->stage->base : ep->stage->peer[peer];
-    return base + ep->ll->slot_bytes * (size_t)call->handle->slot + bank_in_slot(call);
+    return base + ep->ll->store_bytes * (size_t)call->handle->index + bank_in_store(call);
 }
 
 mpix_ep_ll_shape mpix_ep_ll_shape_of(int64_t n, size_t record, size_t scales, size_t row,
@@ -78,13 +80,13 @@ mpix_ep_ll_shape mpix_ep_ll_shape_of(int64_t n, size_t record, size_t scales, si
 /* ---- commands to the proxy ------------------------------------------------------------------- */
 
 static int lane_of(const mpix_ep_call *call) {
-    return call->handle->slot % call->ep->remote->lanes;
+    return call->handle->index % call->ep->remote->lanes;
 }
 
 /* Four counters per bank: batches and taken words of both kinds. */
 static uint32_t counter_of(const mpix_ep_call *call, int taken) {
     int depth = call->ep->config.depth;
-    return (uint32_t)(call->handle->slot * 4 * depth + (taken * 2 + is_combine(call)) * depth +
+    return (uint32_t)(call->handle->index * 4 * depth + (taken * 2 + is_combine(call)) * depth +
                       (int)bank_of(call));
 }
 
@@ -100,16 +102,16 @@ static void remote_signal(mpix_ep_call *call, int peer, int taken, uint64_t valu
 static void remote_send(mpix_ep_call *call, int peer) {
     mpix_ep *ep = call->ep;
     const mpix_ep_ll_part *part = &call->ll[peer];
-    const mpix_ep_ll_slot *slot = &ep->ll->slots[call->handle->slot];
+    const mpix_ep_ll_store *store = &ep->ll->stores[call->handle->index];
     uint64_t place = is_combine(call) ? call->handle->ll->reply[peer]
                                       : ep->ll->region * (uint64_t)ep->rank;
     mpix_proxy_op op = {.kind = MPIX_NET_WRITE,
                         .peer = peer,
                         .lane = lane_of(call),
-                        .mem = slot->tx_mem,
+                        .mem = store->tx_mem,
                         .local = part->to,
-                        .rmem = slot->rmem[peer],
-                        .roff = bank_in_slot(call) + place,
+                        .rmem = store->rmem[peer],
+                        .roff = bank_in_store(call) + place,
                         .len = part->out.bytes,
                         .counter = counter_of(call, 0)};
     if (mpix_ep_remote_post(call, &op)) /* otherwise the engine finds the peer's failure */

@@ -177,7 +177,7 @@ static void batches_begin(mpix_ep_call *call) {
             mpix_ep_ll_shape_of(part->total,
                                 record_bytes(call, pulled ? pulls : flags, (size_t)h->width), 0,
                                 pulled ? 0 : row, !remote);
-        part->to = remote ? ep->ll->slots[call->handle->slot].tx + tx
+        part->to = remote ? ep->ll->stores[call->handle->index].tx + tx
                           : mpix_ep_ll_bank(call, s) + h->reply[s];
         tx += remote ? mpix_ep_up64(part->out.bytes) : 0;
         call->ll_pulled += pulled && part->total > 0;

@@ -1,4 +1,4 @@
-/* context.c - low-latency contexts: sizes of banks, handle slots, the local route, memory for
+/* context.c - low-latency contexts: sizes of banks, handles, the local route, memory for
  * combine. host_ll/ll.h has the protocol. */
 #include "config.h"
 
@@ -28,7 +28,7 @@ void mpix_ep_ll_sizes(const MPIX_Ep_config *c, int ranks, int remote_peers, mpix
     *ll = (mpix_ep_ll){0};
     if ((double)size * (double)(tokens + 1) * (double)batch_row * (double)(2 * c->depth + 2) >
         MOST) {
-        ll->slot_bytes = SIZE_MAX;
+        ll->store_bytes = SIZE_MAX;
         return;
     }
     size_t answers = tokens * (k < size ? k : size), sent = tokens * (k < remote ? k : remote),
@@ -38,7 +38,7 @@ void mpix_ep_ll_sizes(const MPIX_Ep_config *c, int ranks, int remote_peers, mpix
     ll->bank[0] = up4096(ll->region * size);
     ll->bank[1] = up4096(size * (head + 8) + answers * (8 + 4 + 4 * k + mpix_ep_up16(row)));
     ll->at[1] = ll->bank[0] * (size_t)c->depth;
-    ll->slot_bytes = ll->at[1] + ll->bank[1] * (size_t)c->depth;
+    ll->store_bytes = ll->at[1] + ll->bank[1] * (size_t)c->depth;
     if (remote > 0) {
         ll->tx_bytes[0] = up4096(remote * head + sent * batch_row);
         ll->tx_bytes[1] = up4096(remote * head + remote * tokens * (4 + 4 * k + mpix_ep_up16(row)));
@@ -46,12 +46,12 @@ void mpix_ep_ll_sizes(const MPIX_Ep_config *c, int ranks, int remote_peers, mpix
 }
 
 void mpix_ep_ll_ctl_layout(mpix_ep_ctl_layout *l, int ranks, int depth, int max_handles) {
-    *l = (mpix_ep_ctl_layout){.slots_at = 4096};
+    *l = (mpix_ep_ctl_layout){.handles_at = 4096};
     /* arrived and taken, of both kinds, per bank */
     l->offers_dispatch = mpix_ep_up64(4 * (size_t)depth * sizeof(uint64_t));
     l->block = l->offers_dispatch + (size_t)depth * sizeof(mpix_ep_ll_offer);
-    l->slot = l->block * (size_t)ranks;
-    l->total = l->slots_at + l->slot * (size_t)max_handles;
+    l->handle = l->block * (size_t)ranks;
+    l->total = l->handles_at + l->handle * (size_t)max_handles;
 }
 
 /* Control words, the banks of one handle, and with proxied peers what it sends. */
@@ -61,11 +61,11 @@ int mpix_ep_ll_window_size(const MPIX_Ep_config *c, const mpix_params *params, i
     mpix_ep_ll ll;
     mpix_ep_ll_sizes(c, ranks, ranks - ranks_per_host, &ll);
     mpix_ep_ll_ctl_layout(&layout, ranks, c->depth, params->max_handles);
-    if (ll.slot_bytes == SIZE_MAX)
+    if (ll.store_bytes == SIZE_MAX)
         return mpix_fail(MPIX_ERRK_NO_MEM, "config.max_tokens",
                          "the banks for batches of %lld tokens exceed 2^46 bytes",
                          (long long)c->max_tokens);
-    *bytes = (MPI_Count)(layout.total + ll.slot_bytes + ll.tx_bytes[0] + ll.tx_bytes[1]);
+    *bytes = (MPI_Count)(layout.total + ll.store_bytes + ll.tx_bytes[0] + ll.tx_bytes[1]);
     return 0;
 }
 
@@ -74,8 +74,8 @@ int mpix_ep_ll_layout(mpix_ep *ep, int remote_peers) {
     if (!ep->ll)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a context");
     mpix_ep_ll_sizes(&ep->config, ep->size, remote_peers, ep->ll);
-    if (ep->ll->slot_bytes == SIZE_MAX ||
-        (double)ep->ll->slot_bytes * ep->params.max_handles > MOST)
+    if (ep->ll->store_bytes == SIZE_MAX ||
+        (double)ep->ll->store_bytes * ep->params.max_handles > MOST)
         return mpix_fail(MPIX_ERRK_NO_MEM, "config.max_tokens",
                          "the banks of %d handles for batches of %lld tokens exceed 2^46 bytes",
                          ep->params.max_handles, (long long)ep->config.max_tokens);
@@ -93,7 +93,7 @@ int mpix_ep_ll_layout(mpix_ep *ep, int remote_peers) {
                          (long long)ep->config.max_tokens, ep->size,
                          (double)ep->size * (double)ep->config.max_tokens * (double)most);
     if (remote_peers > 0 &&
-        !(ep->ll->slots = calloc((size_t)ep->params.max_handles, sizeof *ep->ll->slots)))
+        !(ep->ll->stores = calloc((size_t)ep->params.max_handles, sizeof *ep->ll->stores)))
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d handle slots",
                          ep->params.max_handles);
     size_t parts = (size_t)(ep->size < ep->config.max_topk ? ep->size : ep->config.max_topk);
@@ -102,16 +102,16 @@ int mpix_ep_ll_layout(mpix_ep *ep, int remote_peers) {
     if (!ep->ll->parts || !ep->sums)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %zu rows of %lld bytes", parts,
                          (long long)ep->config.max_row_bytes);
-    ep->stage_bytes = ep->ll->slot_bytes * (size_t)ep->params.max_handles;
+    ep->stage_bytes = ep->ll->store_bytes * (size_t)ep->params.max_handles;
     mpix_ep_ll_ctl_layout(&ep->layout, ep->size, ep->config.depth, ep->params.max_handles);
     return mpix_ep_host_scratch(ep);
 }
 
-/* ---- slots of handles with proxied peers ----------------------------------------------------- */
+/* ---- stores of handles with proxied peers ---------------------------------------------------- */
 
-static int slot_register(mpix_ep *ep, int slot, char *key) {
+static int store_register(mpix_ep *ep, int index, char *key) {
     mpix_ep_ll *ll = ep->ll;
-    mpix_ep_ll_slot *s = &ll->slots[slot];
+    mpix_ep_ll_store *s = &ll->stores[index];
     size_t tx = ll->tx_bytes[0] + ll->tx_bytes[1];
     s->rmem = calloc((size_t)ep->size, sizeof *s->rmem);
     s->tx = aligned_alloc(4096, tx);
@@ -121,14 +121,14 @@ static int slot_register(mpix_ep *ep, int slot, char *key) {
     int kind = mpix_proxy_mem_reg(ep->remote->proxy, s->tx, tx, &s->tx_mem);
     if (!kind)
         kind = mpix_proxy_mem_reg(ep->remote->proxy,
-                                  (char *)ep->stage->base + ll->slot_bytes * (size_t)slot,
-                                  ll->slot_bytes, &s->mem);
+                                  (char *)ep->stage->base + ll->store_bytes * (size_t)index,
+                                  ll->store_bytes, &s->mem);
     if (!kind)
         mpix_proxy_mem_key(ep->remote->proxy, s->mem, key);
     return kind;
 }
 
-static void slot_close(mpix_ep *ep, mpix_ep_ll_slot *s) {
+static void store_close(mpix_ep *ep, mpix_ep_ll_store *s) {
     for (int p = 0; s->rmem && p < ep->size; p++)
         if (s->rmem[p])
             mpix_proxy_rmem_close(ep->remote->proxy, s->rmem[p]);
@@ -138,21 +138,21 @@ static void slot_close(mpix_ep *ep, mpix_ep_ll_slot *s) {
         mpix_proxy_mem_dereg(ep->remote->proxy, s->tx_mem);
     free(s->rmem);
     free(s->tx);
-    *s = (mpix_ep_ll_slot){0};
+    *s = (mpix_ep_ll_store){0};
 }
 
 /* Collective, ends in agreement. */
-static int slot_open(mpix_ep *ep, int slot) {
+static int slot_open(mpix_ep *ep, int index) {
     mpix_ep_ll *ll = ep->ll;
-    size_t end = ll->slot_bytes * ((size_t)slot + 1),
+    size_t end = ll->store_bytes * ((size_t)index + 1),
            grows = end > ll->committed ? end - ll->committed : 0;
-    size_t sends = ep->remote && !ll->slots[slot].mem ? ll->tx_bytes[0] + ll->tx_bytes[1] : 0;
+    size_t sends = ep->remote && !ll->stores[index].mem ? ll->tx_bytes[0] + ll->tx_bytes[1] : 0;
     int kind = mpix_mem_together(ep->boot, grows + sends, "memory for a handle's batches");
     if (!kind && grows)
         kind = mpix_win_commit(ep->stage, ll->committed, grows);
     if (!kind && end > ll->committed)
         ll->committed = end;
-    if (!ep->remote || ll->slots[slot].mem) /* the slot has been used before, on all ranks */
+    if (!ep->remote || ll->stores[index].mem) /* the index has been used before, on all ranks */
         return mpix_boot_agree(ep->boot, kind);
     size_t bytes = mpix_proxy_key_bytes(ep->remote->proxy);
     char *keys = malloc(bytes * ((size_t)ep->size + 1)),
@@ -161,7 +161,7 @@ static int slot_open(mpix_ep *ep, int slot) {
         kind = mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for the keys of %d ranks", ep->size);
     if (!kind) {
         memset(mine, 0, bytes);
-        kind = slot_register(ep, slot, mine);
+        kind = store_register(ep, index, mine);
     }
     kind = mpix_boot_agree(ep->boot, kind);
     if (!kind)
@@ -169,10 +169,10 @@ static int slot_open(mpix_ep *ep, int slot) {
     for (int p = 0; p < ep->size && !kind; p++)
         if (ep->remote->is[p])
             kind = mpix_proxy_rmem_open(ep->remote->proxy, p, keys + bytes * (size_t)p,
-                                        &ll->slots[slot].rmem[p]);
+                                        &ll->stores[index].rmem[p]);
     kind = mpix_boot_agree(ep->boot, kind);
     if (kind)
-        slot_close(ep, &ll->slots[slot]);
+        store_close(ep, &ll->stores[index]);
     free(keys);
     return kind;
 }
@@ -180,10 +180,10 @@ static int slot_open(mpix_ep *ep, int slot) {
 void mpix_ep_ll_free(mpix_ep *ep) {
     mpix_ep_ll *ll = ep->ll;
     if (ll) {
-        for (int s = 0; ll->slots && ep->remote && ep->remote->proxy && s < ep->params.max_handles;
+        for (int s = 0; ll->stores && ep->remote && ep->remote->proxy && s < ep->params.max_handles;
              s++)
-            slot_close(ep, &ll->slots[s]);
-        free(ll->slots);
+            store_close(ep, &ll->stores[s]);
+        free(ll->stores);
         free(ll->parts);
         free(ll);
         ep->ll = NULL;
@@ -219,7 +219,7 @@ static int handle_local(struct mpix_ep_handle *handle) {
 int mpix_ep_ll_handle_create(struct mpix_ep_handle *handle) {
     int kind = mpix_boot_agree(handle->ep->boot, handle_local(handle));
     if (!kind)
-        kind = slot_open(handle->ep, handle->slot);
+        kind = slot_open(handle->ep, handle->index);
     if (kind)
         mpix_ep_ll_handle_free(handle, 0);
     return kind;

@@ -74,7 +74,7 @@ static void batches_begin(mpix_ep_call *call) {
         int remote = mpix_ep_is_remote(ep, p);
         *part = (mpix_ep_ll_part){.n = -1, .total = plan->send_tokens[p]};
         part->out = mpix_ep_ll_shape_of(part->total, record, scales, row, !remote);
-        part->to = remote ? ep->ll->slots[call->handle->slot].tx + tx
+        part->to = remote ? ep->ll->stores[call->handle->index].tx + tx
                           : mpix_ep_ll_bank(call, p) + ep->ll->region * (size_t)ep->rank;
         tx += remote ? mpix_ep_up64(part->out.bytes) : 0;
     }

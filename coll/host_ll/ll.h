@@ -1,7 +1,7 @@
 /*
  * ll.h - the low-latency mode (MPIX_EP_LL): fixed banks, one way.
  *
- * Every rank has, for each handle slot, `depth` banks for dispatch and as many for combine. A bank
+ * Every rank has, for each handle, `depth` banks for dispatch and as many for combine. A bank
  * has a fixed place for each source, so a rank writes without asking what the others send: the
  * batch says it itself. Bank of a call: its epoch modulo depth. The same bytes, words and epochs
  * serve mapped peers (written in place), proxied ones (one message, one signal) and kernels. Epochs
@@ -102,26 +102,26 @@ typedef struct mpix_ep_ll_shape {
     size_t flags_at, records_at, scales_at, rows_at, bytes;
 } mpix_ep_ll_shape;
 
-/* A handle slot with proxied peers: registered when it is first used, kept until the context ends
+/* A handle with proxied peers: registered when it is first used, kept until the context ends
  * (a device answers until then). */
-typedef struct mpix_ep_ll_slot {
+typedef struct mpix_ep_ll_store {
     mpix_proxy_mem *mem, *tx_mem; /* of its banks, and of what is sent */
     mpix_proxy_rmem **rmem;       /* [ranks] */
     char *tx;                     /* dispatch's batches, then combine's; used by one call of a kind
                                    * after the other */
-} mpix_ep_ll_slot;
+} mpix_ep_ll_store;
 
 /* Of a context. Sizes are equal on all ranks, except tx. */
 typedef struct mpix_ep_ll {
     size_t region;         /* a source's place in a dispatch bank */
-    size_t bank[2], at[2]; /* bytes of a bank, and where the first lies in a slot; by
+    size_t bank[2], at[2]; /* bytes of a bank, and where the first lies in a store; by
                             * dispatch, combine */
-    size_t slot_bytes;
+    size_t store_bytes;
     size_t tx_bytes[2];
     size_t committed;
-    mpix_ep_ll_slot *slots; /* [max_handles], NULL without proxied peers */
-    char *parts;            /* combine: sums of a token's rows at each of its ranks, made here
-                             * instead of there; a place has mpix_ep_up64(max_row_bytes) */
+    mpix_ep_ll_store *stores; /* [max_handles], NULL without proxied peers */
+    char *parts;              /* combine: sums of a token's rows at each of its ranks, made here
+                               * instead of there; a place has mpix_ep_up64(max_row_bytes) */
 } mpix_ep_ll;
 
 /* Of a handle: what dispatch has learnt about the routing that is there. */

@@ -245,7 +245,7 @@ typedef struct mpix_cuda_remote {
     int32_t nhosts;
     uint32_t host[MPIX_CUDA_RANKS]; /* the ranks of each host, a bit each */
     /* whose room: of a peer here, of this rank at the peer */
-    uint8_t slot[MPIX_CUDA_RANKS], there[MPIX_CUDA_RANKS];
+    uint8_t room_index[MPIX_CUDA_RANKS], there[MPIX_CUDA_RANKS];
     char *window;
     uint64_t block, arrived, out, land, pack, room; /* block, room: sizes; arrived: in a block,
                                                      * uint64_t [3][REMOTE_CHUNKS]; the others: in a

@@ -220,8 +220,8 @@ static void forge_batch(fuzz_bytes *in, mpix_ep_call *call) {
 
 static void forge_ll_offer(fuzz_bytes *in, mpix_ep_call *call) {
     const mpix_ep_ctl_layout *l = &call->ep->layout;
-    mpix_ep_ll_offer *o = (mpix_ep_ll_offer *)(void *)((char *)call->ep->ctl->base + l->slots_at +
-                                                       l->slot * (size_t)call->handle->slot +
+    mpix_ep_ll_offer *o = (mpix_ep_ll_offer *)(void *)((char *)call->ep->ctl->base + l->handles_at +
+                                                       l->handle * (size_t)call->handle->index +
                                                        l->block + l->offers_dispatch) +
                           call->epoch % (uint64_t)call->ep->config.depth;
     const size_t behind = sizeof o->epoch;

@@ -288,7 +288,7 @@ START_TEST(test_ctl_layout) {
                               sizeof(mpix_ep_counts) + 4 * (size_t)(2 * ranks + experts));
             ck_assert_uint_ge(l.block, l.counts + 2 * l.counts_bytes);
             ck_assert_uint_eq(l.block % 64, 0); /* no two writers share a line */
-            ck_assert_uint_eq(l.forward, l.slots_at + 9 * l.slot);
+            ck_assert_uint_eq(l.forward, l.handles_at + 9 * l.handle);
             ck_assert_uint_eq(l.forward % 64, 0);
             ck_assert_uint_eq(l.total, l.forward + (size_t)ranks * sizeof(mpix_ep_forward_words));
             /* the bound that mpix_ep.h states */

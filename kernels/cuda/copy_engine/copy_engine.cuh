@@ -13,13 +13,13 @@ __device__ __forceinline__ mpix_cuda_copy_engine_words *copy_engine_words(const 
                                                                           int owner, int source) {
     return (mpix_cuda_copy_engine_words *)(block_of(h, owner, source) + h.copy_engine.words);
 }
-__host__ __device__ __forceinline__ int slot_of(int owner, int peer) {
+__host__ __device__ __forceinline__ int place_index(int owner, int peer) {
     return peer < owner ? peer : peer - 1;
 }
 /* In owner's window: what owner packed for peer, and what peer pushes back. */
 __host__ __device__ __forceinline__ char *place_of(const mpix_cuda_handle &h, int owner, int peer) {
     return h.window[owner] + h.copy_engine.places +
-           h.copy_engine.place_bytes * slot_of(owner, peer);
+           h.copy_engine.place_bytes * place_index(owner, peer);
 }
 __host__ __device__ __forceinline__ uint64_t up16(uint64_t n) { return (n + 15) / 16 * 16; }
 

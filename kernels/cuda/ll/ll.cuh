@@ -168,7 +168,7 @@ __host__ __device__ __forceinline__ ll_item ll_item_of(const mpix_cuda_handle &h
     return {record, record + 16 + (uint64_t)ll_up16(4 * h.max_topk)};
 }
 __device__ __forceinline__ uint64_t ll_remote_out(const mpix_cuda_handle &h, int r, int combine) {
-    return h.remote.pack + (h.remote.batch[0] + h.remote.batch[1]) * h.remote.slot[r] +
+    return h.remote.pack + (h.remote.batch[0] + h.remote.batch[1]) * h.remote.room_index[r] +
            (combine ? h.remote.batch[0] : 0);
 }
 __device__ __forceinline__ uint64_t *ll_remote_head(const mpix_cuda_handle &h, int r, int combine) {

@@ -171,7 +171,8 @@ __device__ static void batches_carry(const mpix_cuda_handle &h, const remote_cal
             continue;
         if (!remote_chunks_wait(h, c.combine, true, r, remote_chunk_word(epoch, 0)))
             return;
-        const char *batch = h.remote.window + batch_place(h, h.remote.slot[r], c.combine, bank);
+        const char *batch = h.remote.window +
+                            batch_place(h, h.remote.room_index[r], c.combine, bank);
         const volatile uint64_t *head = (const volatile uint64_t *)batch;
         uint64_t word = lane < HEAD_WORDS ? head[lane] : 0;
         int64_t n = __shfl_sync(~0u, (uint32_t)word, ROWS_WORD),

@@ -78,10 +78,10 @@ __device__ __forceinline__ uint64_t remote_out(const mpix_cuda_handle &h, int r)
 /* Offsets in this rank's window: what comes from r, what is packed for r; in r's: what comes
  * from this rank. */
 __device__ __forceinline__ uint64_t remote_land(const mpix_cuda_handle &h, int r) {
-    return h.remote.land + h.remote.room * h.remote.slot[r];
+    return h.remote.land + h.remote.room * h.remote.room_index[r];
 }
 __device__ __forceinline__ uint64_t remote_pack(const mpix_cuda_handle &h, int r) {
-    return h.remote.pack + h.remote.room * h.remote.slot[r];
+    return h.remote.pack + h.remote.room * h.remote.room_index[r];
 }
 __device__ __forceinline__ uint64_t remote_there(const mpix_cuda_handle &h, int r) {
     return h.remote.land + h.remote.room * h.remote.there[r];

@@ -306,7 +306,7 @@ __device__ static int sums_serve(const mpix_cuda_handle &h, const mpix_cuda_comb
         if (!remote_chunks_wait(h, REMOTE_ASK, true, u.r,
                                 remote_chunk_word(epoch, (u.end - 1) / c.ask_batch.per_chunk)))
             return 2;
-        uint64_t to = h.remote.room * h.remote.slot[u.r];
+        uint64_t to = h.remote.room * h.remote.room_index[u.r];
         for (int64_t i = u.first; i < u.end; i++) {
             const char *record = h.remote.window + ask_land(h, u.r) + i * (int64_t)c.ask_batch.item;
             int64_t row = forward_record_row(h, record, width, mine.rank),
