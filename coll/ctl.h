@@ -25,7 +25,7 @@
  * release store, so rows->fence() comes before the word. For a proxied peer the block is written in
  * a mirror here and put, and the word is signalled by the proxy (proxy.h). Mirror and counters are
  * free again when the peer has answered to what they carried, which the argument below shows for
- * the slots; a call is complete here only when its puts are.
+ * the banks; a call is complete here only when its puts are.
  *
  * Why no bank is overwritten before it was read. An offer of epoch e replaces that of e - depth,
  * and is written only after the writer's own call e - depth is complete; the reader's word for

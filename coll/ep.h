@@ -351,7 +351,7 @@ void mpix_ep_publish(mpix_ep_call *call, int peer, void *at, size_t bytes, _Atom
 mpix_doorbell *mpix_ep_bell(mpix_ep *ep);
 enum { MPIX_EP_MAPPED = 1, MPIX_EP_REMOTE = 2, MPIX_EP_ALL = 3 }; /* which peers */
 int mpix_ep_is_remote(const mpix_ep *ep, int peer);
-/* Writes offer to every rank's slot for this call (own included) and publishes it; proxied peers
+/* Writes offer to every rank's place for this call (own included) and publishes it; proxied peers
  * get their own place for X. */
 void mpix_ep_offer_send(mpix_ep_call *call, const mpix_ep_offer *offer);
 /* Fills ep->targets from the offers; rows that lie nowhere in the peer's window make

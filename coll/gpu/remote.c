@@ -35,7 +35,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-_Static_assert((int)MPIX_CUDA_REMOTE_RAILS >= (int)MPIX_DEV_FIFOS, "each way has a queue");
+_Static_assert((int)MPIX_CUDA_REMOTE_RAILS >= (int)MPIX_DEV_FIFOS, "each rail has a queue");
 
 enum { REMOTE_QUEUES = 4, REMOTE_SLOTS = 2048, GPU_GRAIN = 2 << 20 };
 
@@ -92,8 +92,8 @@ static int create_local(mpix_ep *ep, mpix_ep_gpu_remote *remote) {
     if (!kind)
         kind = gpu->ops->local_alloc(&gpu->device, npeers * sizeof *peers, &remote->peers, why);
     for (int r = 0; r < ep->size && !kind; r++)
-        for (int way = 0; way < rails && ep->remote->is[r]; way++)
-            mpix_gpu_queues_describe_peer(remote->queues, r, way, &peers[way * ep->size + r]);
+        for (int rail = 0; rail < rails && ep->remote->is[r]; rail++)
+            mpix_gpu_queues_describe_peer(remote->queues, r, rail, &peers[rail * ep->size + r]);
     mpix_gpu_queues_describe(remote->queues, &state);
     state.peers = remote->peers;
     if (!kind)

@@ -48,7 +48,7 @@ int mpix_ep_forward_combine_pack(mpix_ep_call *call) {
 
 /* ---- the forwarder sums ---------------------------------------------------------------------- */
 
-/* The item's choices that have a row, by rank, then by choice; into hop->order. */
+/* The item's choices that have a row, by rank, then by choice; into forward->order. */
 static int choices_order(const mpix_ep_call *call, const mpix_ep_forward_record *r) {
     const int *owner = call->ep->placement.owner;
     int *order = call->ep->forward->order, n = 0;
@@ -122,7 +122,8 @@ static int out_room(const mpix_ep *ep) {
     return -1;
 }
 
-/* Sums of the chunk's items from hop->at on, as many as fit an outgoing chunk. Gives its bytes. */
+/* Sums of the chunk's items from forward->at on, as many as fit an outgoing chunk.
+ * Gives its bytes. */
 static size_t chunk_sum(mpix_ep_call *call, int source, const mpix_ep_forward_head *head, int out) {
     mpix_ep *ep = call->ep;
     mpix_ep_forward *forward = ep->forward;

@@ -13,7 +13,7 @@
  * but completions of posted chunks, which need no peer's part, so it always gets on; several calls
  * holding half-packed chunks could wait for each other for ever.
  *
- * A call is complete only when its commands are: then its buffers, its mirror slots and its
+ * A call is complete only when its commands are: then its buffers, its mirror blocks and its
  * counters may be reused, and the peer has got what it waits for even if this process makes
  * no further call.
  */
@@ -245,8 +245,8 @@ void mpix_ep_remote_free(mpix_ep *ep) {
 
 /* ---- commands -------------------------------------------------------------------------------- */
 
-/* Counters of the counted form: one batch at a time each; ctl.h says why a slot's bank is free, and
- * with it its counter. */
+/* Counters of the counted form: one batch at a time each; ctl.h says why a handle's bank is free,
+ * and with it its counter. */
 static uint32_t counter_publish(const mpix_ep_call *call, int bases) {
     const mpix_ep *ep = call->ep;
     int depth = ep->config.depth, base = call->handle->index * ep->remote->counters_handle;
@@ -357,9 +357,9 @@ void mpix_ep_remote_publish(mpix_ep_call *call, int peer, void *at, size_t bytes
 void mpix_ep_remote_signal(mpix_ep_call *call, int peer, int32_t status) {
     mpix_ep_remote *remote = call->ep->remote;
     mpix_ep_words *words = mpix_ep_peer_words(call, peer);
-    mpix_ep_status *slot = mpix_ep_peer_status(call, peer);
-    int32_t *mine = call->type == MPIX_EP_DISPATCH ? &slot->dispatch : &slot->combine;
-    /* The peer's slot holds what was last put there, which is what the mirror holds: it travels
+    mpix_ep_status *there = mpix_ep_peer_status(call, peer);
+    int32_t *mine = call->type == MPIX_EP_DISPATCH ? &there->dispatch : &there->combine;
+    /* The peer's status holds what was last put there, which is what the mirror holds: it travels
      * only when it changes. */
     int changed = *mine != status;
     *mine = status;

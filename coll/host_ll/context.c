@@ -94,7 +94,7 @@ int mpix_ep_ll_layout(mpix_ep *ep, int remote_peers) {
                          (double)ep->size * (double)ep->config.max_tokens * (double)most);
     if (remote_peers > 0 &&
         !(ep->ll->stores = calloc((size_t)ep->params.max_handles, sizeof *ep->ll->stores)))
-        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d handle slots",
+        return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d handles",
                          ep->params.max_handles);
     size_t parts = (size_t)(ep->size < ep->config.max_topk ? ep->size : ep->config.max_topk);
     ep->ll->parts = aligned_alloc(64, parts * mpix_ep_up64((size_t)ep->config.max_row_bytes));

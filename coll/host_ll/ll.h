@@ -102,8 +102,8 @@ typedef struct mpix_ep_ll_shape {
     size_t flags_at, records_at, scales_at, rows_at, bytes;
 } mpix_ep_ll_shape;
 
-/* A handle with proxied peers: registered when it is first used, kept until the context ends
- * (a device answers until then). */
+/* A handle's banks with proxied peers: registered when it is first used, kept until the context
+ * ends (a device answers until then). */
 typedef struct mpix_ep_ll_store {
     mpix_proxy_mem *mem, *tx_mem; /* of its banks, and of what is sent */
     mpix_proxy_rmem **rmem;       /* [ranks] */
@@ -163,7 +163,7 @@ typedef struct mpix_ep_ll_part {
 
 static inline size_t mpix_ep_up64(size_t n) { return (n + 63) & ~(size_t)63; }
 
-/* host_ll/context.c: sizes, creation, slots, handles */
+/* host_ll/context.c: sizes, creation, stores, handles */
 /* a batch of n rows of combine at most */
 size_t mpix_ep_ll_answer_bytes(const MPIX_Ep_config *config, size_t n);
 void mpix_ep_ll_sizes(const MPIX_Ep_config *config, int ranks, int remote_peers, mpix_ep_ll *ll);

@@ -159,9 +159,9 @@ typedef struct mpix_cuda_state {
 
 /*
  * Low latency (ll.cuh has the protocol). A source's block in a window: the words `taken` of both
- * kinds, heads by kind and bank, counts of this rank's experts by bank. Behind the blocks, by bank:
- * flags, records and rows of dispatch by (source, place), flags, rows and slot values of combine by
- * answer. All sizes are those of the configuration, so a place needs no batch's shape.
+ * types of call, heads by type and bank, counts of this rank's experts by bank. Behind the blocks,
+ * by bank: flags, records and rows of dispatch by (source, place), flags, rows and slot values of
+ * combine by answer. All sizes are those of the configuration, so a place needs no batch's shape.
  */
 typedef struct mpix_cuda_ll_head {
     int32_t status, flags;

@@ -5,8 +5,8 @@
  *
  * All commands for a peer go by one way, a queue and a lane, so a signal comes after everything
  * that was queued for the peer before it, and "complete up to number n" is one word per peer. With
- * `spread` a peer has a way through each thread of the proxy: for who queues a put and the word
- * behind it by one way, and does not care in which order such pairs of different ways arrive
+ * `spread` a peer has a rail through each thread of the proxy: for who queues a put and the word
+ * behind it by one rail, and does not care in which order such pairs of different rails arrive
  * (dispatch and combine). Several queues exist for several peers, and so that a peer that takes
  * nothing holds up only the peers that share its queue: a kernel's command is taken only when its
  * lane has room, for its producer can't be refused any more.
@@ -32,7 +32,7 @@ typedef struct mpix_gpu_queues mpix_gpu_queues;
 typedef struct mpix_gpu_queues_config {
     int queues, slots; /* slots: power of two, >= 64; at most MPIX_DEV_FIFOS queues; each thread
                         * has one at least */
-    int spread;        /* 1: as many ways to each peer as the proxy has threads
+    int spread;        /* 1: as many rails to each peer as the proxy has threads
                         * (mpix_proxy_create: kernels), 0: one */
     int counters;      /* words of each peer */
     int window;        /* the proxy's window in which they lie: uint64_t [ranks][counters], then 8

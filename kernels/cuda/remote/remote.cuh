@@ -137,7 +137,7 @@ __device__ inline bool remote_settled(const mpix_cuda_handle &h, int r, mpix_cud
 }
 
 /* Queues a put of bytes (a multiple of 16) from an offset here to one at r, and the word behind
- * it, by one of the ways there. By one thread; covers what it and those that it synchronised
+ * it, by one of the rails there. By one thread; covers what it and those that it synchronised
  * with have stored. */
 __device__ inline bool remote_post(const mpix_cuda_handle &h, int r, uint64_t from, uint64_t at,
                                    uint64_t bytes, uint64_t word, uint64_t value,
