@@ -16,23 +16,6 @@ bench/cuda_kernels.nv.o: bench/cuda_kernels.cu bench/cuda_kernels.h
 	$(AM_V_GEN)$(MKDIR_P) bench && $(NVCC) -std=c++17 $(NVCCFLAGS) $(NVCC_GENCODE) -Xcompiler -fPIC -c -o $@ $(top_srcdir)/bench/cuda_kernels.cu
 endif
 
-# What a command of the proxy costs. It looks inside the library, so it is not installed.
-noinst_PROGRAMS += bench/mpix_fifo_bench
-bench_mpix_fifo_bench_SOURCES = bench/fifo_bench.c
-bench_mpix_fifo_bench_LDADD = libmpixep_core.la $(MPI_LIBS)
-
-# The same for commands of a GPU's kernels; -c checks the queue (make check-gpu).
-EXTRA_DIST += bench/gpu_fifo_kernels.cu bench/gpu_fifo.h bench/gpu_fifo_bench.c
-CLEANFILES += bench/gpu_fifo_kernels.nv.o
-if HAVE_CUDA
-noinst_PROGRAMS += bench/mpix_gpu_fifo_bench
-bench_mpix_gpu_fifo_bench_SOURCES = bench/gpu_fifo_bench.c bench/gpu_fifo.h
-bench_mpix_gpu_fifo_bench_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)
-bench_mpix_gpu_fifo_bench_LDADD = bench/gpu_fifo_kernels.nv.o libmpixep_core.la $(MPI_LIBS) -L$(CUDA_HOME_USED)/lib64 -lcudart_static -lstdc++ -ldl -lrt -lpthread
-bench/gpu_fifo_kernels.nv.o: bench/gpu_fifo_kernels.cu bench/gpu_fifo.h include/mpix_device.cuh include/mpix_device.h
-	$(AM_V_GEN)$(MKDIR_P) bench && $(NVCC) -std=c++17 $(NVCCFLAGS) $(NVCC_GENCODE) -I$(top_srcdir)/include -Xcompiler -fPIC -c -o $@ $(top_srcdir)/bench/gpu_fifo_kernels.cu
-endif
-
 # MPIX_P2p_* beside MPI's one-sided calls and memcpy.
 bin_PROGRAMS += mpix_p2p_bench
 mpix_p2p_bench_SOURCES = bench/nccl.c bench/nccl.h bench/p2p.h bench/p2p_bench.c bench/p2p_cuda.c bench/p2p_pairs.c bench/p2p_sides.c bench/plot.c bench/plot.h bench/stats.c bench/stats.h

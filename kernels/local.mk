@@ -16,8 +16,3 @@ libmpixep_core_la_SOURCES += \
 	kernels/host/vec_avx2.h \
 	kernels/host/vec_avx512.h \
 	kernels/host/vec_portable.h
-
-# For developers: how fast the kernels move memory.
-noinst_PROGRAMS += bench/rows_bench
-bench_rows_bench_SOURCES = bench/rows_bench.c
-bench_rows_bench_LDADD = libmpixep_core.la

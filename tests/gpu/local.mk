@@ -46,7 +46,7 @@ bench_mpix_ep_gpu_bench_SOURCES = bench/ep_gpu_bench.c tests/gpu/gpu.h
 bench_mpix_ep_gpu_bench_CPPFLAGS = $(GPU_CPPFLAGS)
 bench_mpix_ep_gpu_bench_LDADD = $(GPU_LIBS)
 
-check-gpu: bench/mpix_gpu_fifo_bench tests/gpu/gpu_device tests/gpu/gpu_edges tests/gpu/ep_expert tests/gpu/ep_gpu tests/gpu/ep_ll tests/gpu/ep_nccl tests/gpu/ep_streams tests/gpu/p2p_device tests/gpu/p2p_gpu examples/device_halo libmpixep_cuda.so
+check-gpu: bench/internal/mpix_gpu_fifo_bench tests/gpu/gpu_device tests/gpu/gpu_edges tests/gpu/ep_expert tests/gpu/ep_gpu tests/gpu/ep_ll tests/gpu/ep_nccl tests/gpu/ep_streams tests/gpu/p2p_device tests/gpu/p2p_gpu examples/device_halo libmpixep_cuda.so
 	@$(AM_TESTS_ENVIRONMENT) sh $(top_srcdir)/tests/gpu/run.sh
 
 # Not a test: what doc/performance.md tells about GPUs, one rank on each.

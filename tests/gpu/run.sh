@@ -36,7 +36,7 @@ names=
     run 4 ep_gpu ${MPIX_GPU_ARGS-}
 }
 echo "check-gpu: the queue of kernels' commands"
-timeout 300 ./bench/mpix_gpu_fifo_bench -c
+timeout 300 ./bench/internal/mpix_gpu_fifo_bench -c
 run 1 ep_expert
 run 2 ep_expert
 run 2 MPIX_EP_GPU_PATH=vector ep_expert

@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "bench/gpu_fifo.h"
+#include "bench/internal/gpu_fifo.h"
 #include "proxy/gpu_queue.h"
 #include "proxy/proxy_internal.h"
 
