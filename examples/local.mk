@@ -15,7 +15,7 @@ if HAVE_CBLAS
 noinst_PROGRAMS += examples/moe_layer
 examples_moe_layer_SOURCES = examples/moe_layer.cpp examples/moe_layer.hpp examples/moe_router.hpp \
 	examples/moe_experts.hpp examples/moe_data.hpp \
-	examples/moe_reference.hpp examples/ep_raii.hpp examples/npy.hpp
+	examples/moe_exchange.hpp examples/moe_reference.hpp examples/npy.hpp
 examples_moe_layer_CPPFLAGS = $(AM_CPPFLAGS) $(CBLAS_CFLAGS)
 examples_moe_layer_LDADD = libmpixep.la $(CBLAS_LIBS) $(MPI_LIBS)
 

@@ -20,8 +20,8 @@ namespace moe {
 inline void use_gpu(MPI_Comm comm) {
     MPI_Comm host;
     int devices = 0, rank = 0;
-    ep::check_mpi(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host),
-                  "MPI_Comm_split_type");
+    check_mpi(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host),
+              "MPI_Comm_split_type");
     MPI_Comm_rank(host, &rank);
     MPI_Comm_free(&host);
     const cudaError_t error = cudaGetDeviceCount(&devices);
@@ -63,8 +63,8 @@ public:
         const std::size_t rows = offset[count_], matrices = count_ * hidden_ * inner_;
         dgate_x_.resize(rows * inner_);
         dup_x_.resize(rows * inner_);
-        /* experts without rows */
-        for (const gpu::Buffer<float> *gradient : {&dgate_, &dup_, &ddown_})
+        for (const gpu::Buffer<float> *gradient :
+             {&dgate_, &dup_, &ddown_}) /* experts without rows */
             gpu::check(cudaMemset(gradient->data(), 0, matrices * sizeof(float)), "cudaMemset");
         rows_by(false, true, 0, offset, inner_, hidden_, dy, down_, dgate_x_.data());
         gpu::swiglu_backward(gate_x_.data(), up_x_.data(), weight, rows, inner_, act_.data(),
@@ -116,13 +116,11 @@ class CudaLayer {
 public:
     /** As Layer; call use_gpu first. */
     CudaLayer(MPI_Comm comm, const LayerConfig &config, Router router, const ExpertWeights &weights)
-        : comm_(comm), config_(config), router_(std::move(router)), experts_(weights),
-          hidden_(weights.hidden), topk_(static_cast<std::size_t>(router_.topk())),
-          element_(config.dtype == MPIX_EP_BF16 ? 2 : 4),
-          ep_(comm, ep_config(config, router_, hidden_)), handle_(ep_), received_(ep_),
-          received_dy_(ep_), computed_(ep_), row_slots_(ep_) {
+        : router_(std::move(router)), experts_(weights), hidden_(weights.hidden),
+          topk_(static_cast<std::size_t>(router_.topk())),
+          exchange_(comm, config, MPIX_EP_CUDA, router_, hidden_, weights.count) {
         floats_.resize(config.max_tokens * hidden_);
-        send_.resize(config.max_tokens * hidden_ * element_);
+        send_.resize(config.max_tokens * exchange_.row_bytes());
         result_.resize(config.max_tokens * hidden_);
         ids_.resize(config.max_tokens * topk_);
         weights_.resize(config.max_tokens * topk_);
@@ -138,217 +136,125 @@ public:
     /** As Layer::forward: x and the result are in host memory. */
     const float *forward(const float *x, std::size_t tokens) {
         double t = MPI_Wtime();
-        tokens_ = tokens;
         router_.forward(x, tokens);
         ids_.set(router_.ids(), tokens * topk_);
         weights_.set(router_.weights(), tokens * topk_);
         lap(times_.router, t);
-        route();
+        if (exchange_.route(ids_.data(), tokens))
+            grow();
         lap(times_.route, t);
-        dispatch(x, received_, true);
+        dispatch(x, exchange_.received, {weights_.data(), row_weights_.data(), local_ids_.data()});
+        take_offsets();
         lap(times_.dispatch, t);
-        if (!expert())
-            gpu::sort(local_ids_.data(), rows_ * topk_, experts_.count(), first_.data(),
-                      place_.data(), choice_.data());
-        gather(received_, x_);
-        out_.resize(sorted() * hidden_);
-        experts_.forward(offset_, x_.data(), out_.data());
+        if (!exchange_.expert())
+            gpu::sort(local_ids_.data(), choices(), experts_.count(), first_.data(), place_.data(),
+                      choice_.data());
+        gather(exchange_.received, x_);
+        out_.resize(exchange_.sorted() * hidden_);
+        experts_.forward(exchange_.offset(), x_.data(), out_.data());
         scatter(true);
         lap(times_.experts, t);
-        combine(true, false);
+        combine({weights_.data(), row_weights_.data(), result_.data(), nullptr});
         lap(times_.combine, t);
         return host_result_.data();
     }
 
     /** As Layer::backward. */
     const float *backward(const float *dy) {
-        dispatch(dy, received_dy_, false);
-        gather(received_dy_, dy_);
-        out_.resize(sorted() * hidden_);
-        dweights_.resize(sorted());
+        const std::size_t sorted = exchange_.sorted();
+        dispatch(dy, exchange_.received_dy, {});
+        gather(exchange_.received_dy, dy_);
+        out_.resize(sorted * hidden_);
+        dweights_.resize(sorted);
         const float *weights = row_weights_.data();
-        if (!expert()) {
-            sorted_weights_.resize(sorted());
-            gpu::gather_values(row_weights_.data(), choice_.data(), sorted(),
-                               sorted_weights_.data());
+        if (!exchange_.expert()) {
+            sorted_weights_.resize(sorted);
+            gpu::gather_values(row_weights_.data(), choice_.data(), sorted, sorted_weights_.data());
             weights = sorted_weights_.data();
         }
-        experts_.backward(offset_, x_.data(), dy_.data(), weights, out_.data(), dweights_.data());
+        experts_.backward(exchange_.offset(), x_.data(), dy_.data(), weights, out_.data(),
+                          dweights_.data());
         scatter(false);
-        if (!expert())
-            gpu::scatter_values(dweights_.data(), place_.data(), rows_ * topk_, row_slots_.data());
+        if (!exchange_.expert())
+            gpu::scatter_values(dweights_.data(), place_.data(), choices(),
+                                exchange_.row_slots.data());
         else
-            gpu::check(cudaMemcpy(row_slots_.data(), dweights_.data(), sorted() * sizeof(float),
-                                  cudaMemcpyDeviceToDevice),
+            gpu::check(cudaMemcpy(exchange_.row_slots.data(), dweights_.data(),
+                                  sorted * sizeof(float), cudaMemcpyDeviceToDevice),
                        "cudaMemcpy");
-        combine(false, true);
-        router_.backward(tokens_, host_slots_.data(), host_result_.data());
+        combine({nullptr, nullptr, result_.data(), slots_.data()});
+        slots_.get(host_slots_.data(), exchange_.tokens() * topk_);
+        router_.backward(exchange_.tokens(), host_slots_.data(), host_result_.data());
         return host_result_.data();
     }
 
 private:
-    static MPIX_Ep_config ep_config(const LayerConfig &config, const Router &router,
-                                    std::size_t hidden) {
-        MPIX_Ep_config c = Layer::ep_config(config, router, hidden);
-        c.memkind = MPIX_EP_CUDA;
-        return c;
-    }
-
     /** Until here, what was asked of the GPU is done. */
     static void lap(double &phase, double &since) {
         gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-        Layer::lap(phase, since);
+        moe::lap(phase, since);
     }
 
-    bool bf16() const { return config_.dtype == MPIX_EP_BF16; }
-    std::size_t sorted() const { return offset_.back(); }
-    bool expert() const { return config_.layout == MPIX_EP_EXPERT; }
-    bool low_latency() const { return config_.mode == MPIX_EP_LL; }
+    std::size_t choices() const { return exchange_.rows() * topk_; }
 
-    void route() {
-        MPIX_Ep_routing routing;
-        MPIX_INIT(&routing);
-        routing.num_tokens = static_cast<MPI_Count>(tokens_);
-        routing.topk = router_.topk();
-        routing.ids = ids_.data();
-
-        std::vector<MPI_Count> offset(experts_.count() + 1);
-        MPI_Count total = 0;
-        MPIX_Ep_counts counts;
-        MPIX_INIT(&counts);
-        if (low_latency()) { /* what comes is known after dispatch */
-            ep::check(MPIX_Ep_route(handle_, &routing, nullptr), "MPIX_Ep_route");
-            rows_ = Layer::most_rows(comm_, config_, topk_, experts_.count());
-            reserve();
-            return;
-        }
-        counts.recv_total = &total;
-        (expert() ? counts.expert_offset : counts.recv_per_expert) = offset.data();
-        ep::check(MPIX_Ep_route(handle_, &routing, &counts), "MPIX_Ep_route");
-        rows_ = static_cast<std::size_t>(total);
-        take_offsets(offset);
-        reserve();
+    void grow() {
+        row_weights_.resize(exchange_.cells());
+        local_ids_.resize(exchange_.cells());
+        place_.resize(exchange_.cells());
     }
 
-    /** As Layer::sorted. */
-    void take_offsets(std::vector<MPI_Count> &offset) {
-        if (!expert()) {
-            MPI_Count sum = 0;
-            for (MPI_Count &n : offset)
-                sum += std::exchange(n, sum);
-        }
-        offset_.assign(offset.begin(), offset.end());
+    /** Where each expert's rows begin, for the kernels. */
+    void take_offsets() {
+        const std::vector<std::size_t> &offset = exchange_.offset();
         first_.set(std::vector<std::int64_t>(offset.begin(), offset.end()));
-        choice_.resize(sorted());
+        choice_.resize(exchange_.sorted());
     }
 
-    /** As Layer::reserve. */
-    void reserve() {
-        int grow = rows_ > capacity_, any = 0;
-        ep::check_mpi(MPI_Allreduce(&grow, &any, 1, MPI_INT, MPI_MAX, comm_), "MPI_Allreduce");
-        if (any) {
-            capacity_ = std::max({capacity_, rows_ + rows_ / 8, std::size_t{1}});
-            const std::size_t choices = capacity_ * (expert() ? 1 : topk_);
-            received_.resize(capacity_ * hidden_ * element_);
-            received_dy_.resize(capacity_ * hidden_ * element_);
-            computed_.resize(capacity_ * hidden_ * element_);
-            row_slots_.resize(choices);
-            row_weights_.resize(choices);
-            local_ids_.resize(choices);
-            place_.resize(choices);
-        }
-    }
-
-    void dispatch(const float *rows, const ep::Array<char> &received, bool routed) {
-        floats_.set(rows, tokens_ * hidden_);
-        gpu::store(floats_.data(), tokens_ * hidden_, send_.data(), bf16());
-        MPIX_Ep_dispatch_in in;
-        MPIX_INIT(&in);
-        in.hidden = static_cast<MPI_Count>(hidden_);
-        in.x.data = send_.data();
-        in.x.dtype = config_.dtype;
-        MPIX_Ep_dispatch_out out;
-        MPIX_INIT(&out);
-        out.capacity_rows = static_cast<MPI_Count>(capacity_);
-        out.x.data = received.data();
-        if (routed) {
-            in.topk_weights = weights_.data();
-            out.topk_weights = row_weights_.data();
-            if (!expert())
-                out.local_ids = local_ids_.data();
-        }
-        std::vector<MPI_Count> offset(experts_.count() + 1);
-        if (low_latency() && routed)
-            (expert() ? out.expert_offset : out.recv_per_expert) = offset.data();
-        ep::check(MPIX_Ep_dispatch(handle_, &in, &out), "MPIX_Ep_dispatch");
-        if (low_latency() && routed) {
-            take_offsets(offset);
-            if (expert())
-                rows_ = sorted();
-        }
+    void dispatch(const float *rows, const mpix::memory<char> &received,
+                  const Exchange::Beside &beside) {
+        const std::size_t n = exchange_.tokens() * hidden_;
+        floats_.set(rows, n);
+        gpu::store(floats_.data(), n, send_.data(), exchange_.bf16());
+        exchange_.dispatch(send_.data(), received, beside);
     }
 
     /** The received rows as floats sorted by expert. */
-    void gather(const ep::Array<char> &received, gpu::Buffer<float> &buffer) {
-        buffer.resize(sorted() * hidden_);
-        if (expert())
-            gpu::load(received.data(), sorted() * hidden_, buffer.data(), bf16());
+    void gather(const mpix::memory<char> &received, gpu::Buffer<float> &buffer) {
+        const std::size_t sorted = exchange_.sorted();
+        buffer.resize(sorted * hidden_);
+        if (exchange_.expert())
+            gpu::load(received.data(), sorted * hidden_, buffer.data(), exchange_.bf16());
         else
-            gpu::gather_rows(received.data(), bf16(), choice_.data(), topk_, sorted(), hidden_,
-                             buffer.data());
+            gpu::gather_rows(received.data(), exchange_.bf16(), choice_.data(), topk_, sorted,
+                             hidden_, buffer.data());
     }
 
     /** As Layer::scatter. */
     void scatter(bool weighted) {
-        if (expert())
-            gpu::store(out_.data(), sorted() * hidden_, computed_.data(), bf16());
+        char *to = exchange_.computed.data();
+        if (exchange_.expert())
+            gpu::store(out_.data(), exchange_.sorted() * hidden_, to, exchange_.bf16());
         else
             gpu::scatter_rows(out_.data(), place_.data(), weighted ? row_weights_.data() : nullptr,
-                              rows_, topk_, hidden_, computed_.data(), bf16());
+                              exchange_.rows(), topk_, hidden_, to, exchange_.bf16());
     }
 
-    void combine(bool weighted, bool with_slots) {
-        MPIX_Ep_combine_in in;
-        MPIX_INIT(&in);
-        in.hidden = static_cast<MPI_Count>(hidden_);
-        in.x.data = computed_.data();
-        in.x.dtype = config_.dtype;
-        if (weighted && expert() && low_latency())
-            in.row_weights = row_weights_.data();
-        else if (weighted && expert())
-            in.topk_weights = weights_.data();
-        if (with_slots)
-            in.slot_values = row_slots_.data();
-        MPIX_Ep_combine_out out;
-        MPIX_INIT(&out);
-        out.y.data = result_.data();
-        out.y.dtype = MPIX_EP_F32;
-        if (with_slots)
-            out.slot_values = slots_.data();
-        ep::check(MPIX_Ep_combine(handle_, &in, &out), "MPIX_Ep_combine");
-        result_.get(host_result_.data(), tokens_ * hidden_);
-        if (with_slots)
-            slots_.get(host_slots_.data(), tokens_ * topk_);
+    void combine(const Exchange::Sums &sums) {
+        exchange_.combine(sums);
+        result_.get(host_result_.data(), exchange_.tokens() * hidden_);
     }
 
-    MPI_Comm comm_;
-    LayerConfig config_;
     Router router_;
     CudaExperts experts_;
-    std::size_t hidden_, topk_, element_;
-    ep::Context ep_;
-    ep::Handle handle_;
-    ep::Array<char> received_, received_dy_, computed_; /* peers reach these */
-    ep::Array<float> row_slots_;
+    std::size_t hidden_, topk_;
+    Exchange exchange_;
     gpu::Buffer<float> floats_, result_, weights_, slots_; /* [max_tokens] rows, or choices */
     gpu::Buffer<char> send_;
     gpu::Buffer<std::int32_t> ids_;
     gpu::Buffer<int> local_ids_;
     gpu::Buffer<float> row_weights_;
-    gpu::Buffer<std::int64_t> first_, place_, choice_;            /* offset_; see moe_kernels.hpp */
+    gpu::Buffer<std::int64_t> first_, place_, choice_;            /* offsets; see moe_kernels.hpp */
     gpu::Buffer<float> x_, dy_, out_, sorted_weights_, dweights_; /* sorted by expert */
-    std::size_t tokens_ = 0, rows_ = 0, capacity_ = 0;
-    std::vector<std::size_t> offset_;
     std::vector<float> host_result_, host_slots_;
     Times times_;
 };

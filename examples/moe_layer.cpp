@@ -153,8 +153,8 @@ bool close(const Comm &comm, const char *what, const A &a, const B &b, std::size
         part[0] += error * error;
         part[1] += want * want;
     }
-    ep::check_mpi(MPI_Allreduce(part, sum, 2, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD),
-                  "MPI_Allreduce");
+    moe::check_mpi(MPI_Allreduce(part, sum, 2, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD),
+                   "MPI_Allreduce");
     const double error = std::sqrt(sum[0]) / std::sqrt(sum[1]);
     const bool good = error <= limit;
     if (comm.rank == 0)
@@ -176,12 +176,12 @@ bool routing_agrees(const Comm &comm, const moe::Data &d, const moe::Router &rou
             static_cast<double>(router.weights()[i]) / static_cast<double>(d.weights[i]) - 1.0);
         worst = error <= worst ? worst : error; /* NaN stays */
     }
-    ep::check_mpi(MPI_Allreduce(&wrong, &wrong_sum, 1, MPI_UNSIGNED_LONG_LONG, MPI_SUM,
-                                MPI_COMM_WORLD),
-                  "MPI_Allreduce");
+    moe::check_mpi(MPI_Allreduce(&wrong, &wrong_sum, 1, MPI_UNSIGNED_LONG_LONG, MPI_SUM,
+                                 MPI_COMM_WORLD),
+                   "MPI_Allreduce");
     worst = worst < HUGE_VAL ? worst : HUGE_VAL;
-    ep::check_mpi(MPI_Allreduce(&worst, &worst_max, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD),
-                  "MPI_Allreduce");
+    moe::check_mpi(MPI_Allreduce(&worst, &worst_max, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD),
+                   "MPI_Allreduce");
     /* two roundings of 2^-24 and of sums in another order */
     const bool good = wrong_sum == 0 && worst_max <= 2.5e-7;
     if (comm.rank == 0)
@@ -193,8 +193,8 @@ bool routing_agrees(const Comm &comm, const moe::Data &d, const moe::Router &rou
 
 double max_over_ranks(double value) {
     double most = 0;
-    ep::check_mpi(MPI_Allreduce(&value, &most, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD),
-                  "MPI_Allreduce");
+    moe::check_mpi(MPI_Allreduce(&value, &most, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD),
+                   "MPI_Allreduce");
     return most;
 }
 
@@ -209,7 +209,7 @@ double median(std::vector<double> values) {
 template <class Call> double timed(long repeat, Call call) {
     std::vector<double> seconds;
     for (long i = 0; i < repeat; i++) {
-        ep::check_mpi(MPI_Barrier(MPI_COMM_WORLD), "MPI_Barrier");
+        moe::check_mpi(MPI_Barrier(MPI_COMM_WORLD), "MPI_Barrier");
         const double start = MPI_Wtime();
         call();
         seconds.push_back(max_over_ranks(MPI_Wtime() - start));
@@ -226,8 +226,8 @@ void print_speed(const Comm &comm, const char *what, std::size_t tokens, double 
 void print_phases(const Comm &comm, const moe::Times &t) {
     const double phases[] = {t.router, t.route, t.dispatch, t.experts, t.combine};
     double most[5];
-    ep::check_mpi(MPI_Allreduce(phases, most, 5, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD),
-                  "MPI_Allreduce");
+    moe::check_mpi(MPI_Allreduce(phases, most, 5, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD),
+                   "MPI_Allreduce");
     if (comm.rank == 0)
         std::printf("  %-22s router %.0f, route %.0f, dispatch %.0f, experts %.0f, combine %.0f us "
                     "(slowest rank, last run)\n",
@@ -268,10 +268,10 @@ std::vector<float> gather(const Comm &comm, const float *part, std::size_t total
         places.push_back(static_cast<int>(moe::part_of(total, r, comm.size).first * width));
     }
     std::vector<float> all(comm.rank == 0 ? total * width : 0);
-    ep::check_mpi(MPI_Gatherv(part, counts[static_cast<std::size_t>(comm.rank)], MPI_FLOAT,
-                              all.data(), counts.data(), places.data(), MPI_FLOAT, 0,
-                              MPI_COMM_WORLD),
-                  "MPI_Gatherv");
+    moe::check_mpi(MPI_Gatherv(part, counts[static_cast<std::size_t>(comm.rank)], MPI_FLOAT,
+                               all.data(), counts.data(), places.data(), MPI_FLOAT, 0,
+                               MPI_COMM_WORLD),
+                   "MPI_Gatherv");
     return all;
 }
 
@@ -297,10 +297,10 @@ bool backward_agrees(const Options &o, const Comm &comm, const moe::Data &d, Any
                              up = gather(comm, g.up.data(), d.experts, matrix),
                              down = gather(comm, g.down.data(), d.experts, matrix);
     std::vector<double> router(d.router.size());
-    ep::check_mpi(MPI_Reduce(layer.router().gradient().data(), router.data(),
-                             static_cast<int>(router.size()), MPI_DOUBLE, MPI_SUM, 0,
-                             MPI_COMM_WORLD),
-                  "MPI_Reduce");
+    moe::check_mpi(MPI_Reduce(layer.router().gradient().data(), router.data(),
+                              static_cast<int>(router.size()), MPI_DOUBLE, MPI_SUM, 0,
+                              MPI_COMM_WORLD),
+                   "MPI_Reduce");
 
     reference::Result r;
     std::vector<float> y;
@@ -352,8 +352,8 @@ bool load_together(const Options &o, const Comm &comm, moe::Data &d) {
         wrong = e.what();
     }
     int first = wrong.empty() ? comm.size : comm.rank;
-    ep::check_mpi(MPI_Allreduce(MPI_IN_PLACE, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD),
-                  "MPI_Allreduce");
+    moe::check_mpi(MPI_Allreduce(MPI_IN_PLACE, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD),
+                   "MPI_Allreduce");
     if (first == comm.rank)
         std::fprintf(stderr, "moe_layer: rank %d: %s\n", comm.rank, wrong.c_str());
     return first == comm.size;
