@@ -3,6 +3,7 @@
 #include "config.h"
 
 #include "coll/ep.h"
+#include "mem/claim.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -87,6 +88,14 @@ int mpix_ep_config_check(const MPIX_Ep_config *config, int ranks, MPIX_Ep_config
     return 0;
 }
 
+int mpix_ep_placement_room(const MPIX_Ep_config *config, int ranks, int sharers) {
+    const mpix_ep_placement *p;
+    size_t each = sizeof *p->owner + sizeof *p->local;
+    size_t most = config->expert_owner ? sizeof *p->mine : sizeof *p->mine / (size_t)ranks + 1;
+    return mpix_mem_share((size_t)config->num_experts * (each + most), sharers,
+                          "config.num_experts", config->num_experts);
+}
+
 int PMPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_host,
                          MPI_Count *bytes) {
     MPIX_Ep_config c;
@@ -101,6 +110,8 @@ int PMPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_
         kind = mpix_ep_config_check(config, ranks, &c);
     if (!kind)
         kind = mpix_params_read(&params);
+    if (!kind)
+        kind = mpix_ep_placement_room(&c, ranks, 1);
     if (!kind)
         kind = mpix_ep_path_of(&c)->window_size(&c, &params, ranks, ranks_per_host, &size);
     if (!kind)

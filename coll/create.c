@@ -28,7 +28,9 @@ static int create_configure(mpix_ep *ep, const MPIX_Ep_config *config, MPI_Info 
     ep->path = mpix_ep_path_of(&ep->config);
     ep->limit_ns = mpix_clock_limit(ep->params.timeout);
     mpix_boot_limit(ep->boot, ep->params.timeout, mpix_ep_look, ep);
-    kind = mpix_ep_placement_init(&ep->placement, &ep->config, ep->size, ep->rank);
+    kind = mpix_ep_placement_room(&ep->config, ep->size, ep->boot->local_size);
+    if (!kind)
+        kind = mpix_ep_placement_init(&ep->placement, &ep->config, ep->size, ep->rank);
     if (kind)
         return kind;
     if (ep->config.expert_owner)

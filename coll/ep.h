@@ -265,6 +265,9 @@ static inline size_t mpix_ep_up16(size_t n) { return (n + 15) & ~(size_t)15; }
 
 /* config.c */
 int mpix_ep_config_check(const MPIX_Ep_config *config, int ranks, MPIX_Ep_config *effective);
+/* Whether each of so many ranks of this host has the memory for mpix_ep_placement_init.
+ * 0 or NO_MEM. */
+int mpix_ep_placement_room(const MPIX_Ep_config *config, int ranks, int sharers);
 int mpix_ep_config_compare(mpix_boot *boot, const MPIX_Ep_config *config,
                            const mpix_params *params);
 

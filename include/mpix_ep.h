@@ -408,7 +408,7 @@ typedef struct {
  * @param[in]  ranks           size of the communicator, >= 1
  * @param[in]  ranks_per_host  ranks that can map each other, 1 .. ranks; the others are proxied
  * @param[out] bytes           the bound
- * @return MPI_SUCCESS, ARG, UNSUPPORTED.
+ * @return MPI_SUCCESS, ARG, UNSUPPORTED, NO_MEM.
  */
 int MPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_host,
                         MPI_Count *bytes);

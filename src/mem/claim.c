@@ -259,3 +259,16 @@ int mpix_mem_together(mpix_boot *boot, size_t bytes, const char *what) {
     free(shares);
     return kind;
 }
+
+enum { SHARE_CHECKED = 1 << 24 }; /* less is not asked for */
+
+int mpix_mem_share(size_t bytes, int sharers, const char *arg, int64_t value) {
+    uint64_t left = bytes < SHARE_CHECKED ? UINT64_MAX : mpix_mem_available();
+
+    if (bytes <= left / (uint64_t)(sharers > 0 ? sharers : 1))
+        return 0;
+    return mpix_fail(MPIX_ERRK_NO_MEM, arg,
+                     "%s = %" PRId64 " needs tables of %zu bytes on each of %d ranks, and the host "
+                     "has %" PRIu64 " bytes left",
+                     arg, value, bytes, sharers, left);
+}

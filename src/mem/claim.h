@@ -10,4 +10,8 @@
  * of them; the caller has to agree on that. */
 int mpix_mem_together(mpix_boot *boot, size_t bytes, const char *what);
 
+/* Before each of so many processes of this host allocates and writes so many bytes, which the value
+ * of arg asks for. Local: each counts on an even share of what is left. 0 or NO_MEM. */
+int mpix_mem_share(size_t bytes, int sharers, const char *arg, int64_t value);
+
 #endif

@@ -175,6 +175,34 @@ static void asks_call(void) {
     given_back(before);
 }
 
+static void experts_config(MPIX_Ep_config *config) {
+    MPIX_INIT(config);
+    config->max_topk = 1;
+    config->num_experts = 20000000;
+    config->max_tokens = 1;
+    config->max_row_bytes = 8;
+}
+
+/* The table of owners alone does not fit the group of 100 MiB. */
+static void asks_experts(void) {
+    MPIX_Ep_config config;
+    MPIX_Error error;
+    MPIX_Ep ep = MPIX_EP_NULL;
+    MPI_Count bytes = -7;
+    experts_config(&config);
+    MPIX_INIT(&error);
+    int code = MPIX_Ep_window_size(&config, t_size, t_size, &bytes);
+    if (code != MPI_SUCCESS)
+        MPIX_Error_last(&error);
+    CHECK(error.kind == MPIX_ERRK_NO_MEM && strcmp(error.arg, "config.num_experts") == 0 &&
+              bytes == -7,
+          "MPIX_Ep_window_size: kind %d, arg %s: %s", error.kind, error.arg, error.text);
+    refused(MPIX_Ep_create(MPI_COMM_WORLD, &config, MPI_INFO_NULL, &ep), "many experts");
+    MPIX_Error_last(&error);
+    CHECK(error.kind == MPIX_ERRK_REMOTE || strcmp(error.arg, "config.num_experts") == 0,
+          "MPIX_Ep_create: arg %s: %s", error.arg, error.text);
+}
+
 /* ---- a tree of the system's files ------------------------------------------------------------ */
 
 static void put(const char *name, const char *text) {
@@ -426,6 +454,9 @@ int main(int argc, char **argv) {
         claims(1);
         claims(0);
         claims_race();
+        trees(1);
+        asks_experts();
+        trees_remove(1);
     } else if (strcmp(what, "limits") == 0) {
         limits();
     } else {
