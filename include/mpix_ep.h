@@ -17,12 +17,12 @@
  *    handle_create, alloc, register, route, dispatch, combine (nonblocking forms too). dealloc,
  *    deregister and handle_free must also be made by all ranks in the same order, but do not wait
  *    for one another.
- *  - A rank whose arguments fail still takes part, with an empty batch marked failed: it returns
- *    its own error, the others MPIX_ERRK_REMOTE naming it (nonblocking calls at completion), and
- *    the next call works. The outputs of a call that failed on any rank are undefined on all. The
- *    nonblocking form returns the error at once and sets no transfer; the failed batch is delivered
- *    by the caller's later calls on the same context (or the progress thread). With a NULL or freed
- *    object the caller alone gets MPIX_ERRK_ARG, and its peers time out.
+ *  - If one rank passes a wrong argument, nobody hangs. That rank returns its own error, all others
+ *    MPIX_ERRK_REMOTE with its number, and the next call works. The outputs of a call that failed
+ *    on any rank are undefined on all. A nonblocking call returns its own error at once and sets no
+ *    transfer; REMOTE is told at completion. The peers learn of the error by the caller's later
+ *    calls on the same context, or by the progress thread. With a NULL or freed object the caller
+ *    alone gets MPIX_ERRK_ARG, and its peers time out.
  *  - One thread at a time per context. Several contexts and handles may be in flight at once.
  *  - After fork a context is the parent's (mpix_xfer.h): the child can only free it.
  *  - Every i... call has a blocking form without the last argument, and an ..._enqueue form with
@@ -164,8 +164,24 @@ typedef struct {
     MPI_Count scale_stride; /**< bytes from one row's scales to the next's; 0: dense */
 } MPIX_Ep_rows;
 
-/** Configuration of a context. All fields but expert_owner's address and device must be equal
- * on all ranks. */
+/**
+ * Configuration of a context. All fields but expert_owner's address and device must be equal on all
+ * ranks.
+ *
+ * Defaults of num_sms. "half" is (all - 12) / 2 of the device's multiprocessors. Kernels whose
+ * blocks all wait for peers take no more: so calls of two handles can wait at once, in whatever
+ * order ranks start them. Whoever gives more starts calls of different handles in the same order on
+ * all ranks.
+ *
+ *     layout                  call                              default
+ *     COMPACT                 dispatch, combine                 15, the fewest that were fastest
+ *     COMPACT                 combine without bulk copies       20
+ *     COMPACT                 dispatch to fp8, combine of fp8   60, at most half
+ *     EXPERT                  dispatch                          all; to fp8 half
+ *     EXPERT                  combine                           half
+ *     EXPERT, proxied peers   dispatch, combine                 60, at most half
+ *     LL, any                 dispatch, combine                 60, at most half
+ */
 typedef struct {
     size_t struct_size;
     int mode;         /**< MPIX_EP_HT or MPIX_EP_LL */
@@ -178,20 +194,12 @@ typedef struct {
                        * routing.topk may not */
     int expert_align; /**< EXPERT layout: rows to which each expert's block is aligned; 0: 1. Must
                        * be 0 or 1 otherwise */
-    int depth;        /**< HT: batches in flight per context whose rows or row data must
-                         be staged. LL: dispatches, and combines, in flight per handle. 0:
-                         2; at most 64 */
-    int num_sms;      /**< multiprocessors that a dispatch or combine takes at most.
-                         MPIX_EP_SMS_NONE: copy engines move the rows. 0, the default:
-                         COMPACT: 15, the fewest that were fastest; 60 to make rows fp8 on the way
-                         and to sum fp8 rows; 20 in combine where there are no bulk loads. EXPERT:
-                         all in dispatch, since each row is copied several times in local memory.
-                         Kernels whose blocks all wait for the peers take at most (all - 12) / 2, so
-                         that calls of two handles can wait at once, in whatever order ranks start
-                         them: EXPERT's combine, and dispatch that makes rows fp8; LL and EXPERT
-                         among proxied peers, at most 60. Who gives more starts calls of different
-                         handles in the same order on all ranks. Must be 0 with MPIX_EP_HOST. Ranks
-                         may differ in it, but not in MPIX_EP_SMS_NONE */
+    int depth;        /**< how many calls may be in flight before a further one waits. HT: batches
+                       * of the context that need staging buffers, and calls of a type per handle.
+                       * LL: dispatches, and separately combines, per handle. 0: 2; at most 64 */
+    int num_sms;      /**< multiprocessors that a dispatch or combine takes at most; 0: the default,
+                       * see above. MPIX_EP_SMS_NONE: copy engines move the rows. Must be 0 with
+                       * MPIX_EP_HOST. Ranks may differ in it, but not in MPIX_EP_SMS_NONE */
     int overflow;     /**< MPIX_EP_OVERFLOW_ERROR or MPIX_EP_OVERFLOW_DROP */
     int masking;      /**< 1: go on without dead ranks (UNSUPPORTED in this version) */
     int check;        /**< of ids in route (range, and that a token has no expert twice): 1
@@ -217,8 +225,8 @@ typedef struct {
 typedef struct {
     size_t struct_size;
     MPI_Count num_tokens; /**< 0 .. max_tokens */
-    int topk;             /**< choices per token, 0 .. min(max_topk, num_experts); may differ
-                           * between ranks only if num_tokens is 0 */
+    int topk;             /**< choices per token, 0 .. min(max_topk, num_experts). Equal on all
+                           * ranks that have tokens; a rank without tokens may give any */
     int idx_bits;         /**< 32 or 64; 0: 32 */
     const void *ids;      /**< [num_tokens][topk] int32_t or int64_t: expert in [0, num_experts) or
                              -1 (no choice); no expert twice in a token; NULL if there are none */
@@ -251,8 +259,7 @@ typedef struct {
  *
  *   amax = max(|x|, 2^-110), NaNs left out;  top = 448 (F8E4M3) or 57344 (F8E5M2)
  *   SCALES_F32:   scale = amax / top;  q = round(x * (top / amax))
- *   SCALES_UE8M0: scale = the smallest power of two that is not below amax / top; q =
- *   round(x / scale)
+ *   SCALES_UE8M0: scale = the smallest power of two not below amax / top;  q = round(x / scale)
  *
  * round: to nearest even, cut to top. A NaN becomes 0x7f. With an infinity in a group the scale is
  * an infinity (F32) or NaN (UE8M0), and every element of the group times the scale is NaN.
@@ -263,9 +270,9 @@ typedef struct {
     MPI_Count hidden;          /**< elements per row, >= 1, equal on all ranks */
     MPIX_Ep_rows x;            /**< [num_tokens of the routing] rows; dtype and scale_kind of what
                                 * travels (out.x) equal on all ranks */
-    const float *topk_weights; /**< [num_tokens][topk] dense, travel along; NULL: none. If one
-                                  rank's output asks for weights, every rank that has tokens
-                                  must give them */
+    const float *topk_weights; /**< [num_tokens][topk] dense; sent with the rows, for
+                                * out.topk_weights; NULL: none. If any rank sets
+                                * out.topk_weights, every rank with tokens must give them */
 } MPIX_Ep_dispatch_in;
 
 /** Output of dispatch. Written until completion. Rows beyond recv_total are not touched. */
@@ -278,10 +285,9 @@ typedef struct {
                                 as MPIX_Ep_dispatch_in says. Equal on all ranks, also on one that
                                 receives nothing */
     int *local_ids;          /**< COMPACT, SLOTS: [rows][topk] local expert of each choice or -1
-                                (another rank's, or no choice), with the topk of the ranks that
-                                have tokens, if none has, this rank's; EXPERT: must be NULL (the
-                                row's place says it);
-                                NULL: not wanted */
+                              * (another rank's, or no choice). topk is what the ranks with tokens
+                              * gave to route; if none has tokens, what this rank gave. EXPERT:
+                              * must be NULL (the row's place says it). NULL: not wanted */
     int *src_rank;           /**< [rows] rank that sent the row, -1 for padding; NULL: not wanted */
     MPI_Count *src_token;    /**< [rows] the token's index there, -1 for
                               * padding; NULL: not wanted */
@@ -307,10 +313,10 @@ typedef struct {
  *            ( sum over t's rows on r, choices ascending, of  w * x[row] )
  *          + bias[0][t] + bias[1][t]
  *
- * where w is row_weights[row] if given, times nothing otherwise, and topk_weights[t][k] likewise.
- * Sums and products are in float (double for F64), products rounded before they are added. Dropped
- * rows are left out. A token without rows gives zero. The result is bitwise repeatable for equal
- * routing and shape.
+ * where w = (row_weights ? row_weights[row] : 1) * (topk_weights ? topk_weights[t][k] : 1), applied
+ * one factor after the other. Sums and products are in float (double for F64), products rounded
+ * before they are added. Dropped rows are left out. A token without rows gives zero. The result is
+ * bitwise repeatable for equal routing and shape.
  *
  * Two hops (several hosts with several ranks each, GPU memory: COMPACT; parameter two_hops): the
  * rows of another host are summed there, choices and ranks as above, rounded to the wire's dtype
@@ -350,11 +356,10 @@ typedef struct {
     const float *topk_weights; /**< [num_tokens][topk] applied by the token's owner; HT, EXPERT
                                   layout only (COMPACT and SLOTS rows are sums already:
                                   MPIX_ERRK_ARG; LL: UNSUPPORTED, use row_weights); NULL: none */
-    const float *slot_values;  /**< COMPACT, SLOTS [rows][topk], EXPERT [rows]: brought back to each
-                                  token's choice (the router's gradient);
-                                  NULL: none. On all ranks that have rows or on none: needed
-                                  where a rank asks for them (out.slot_values) whose tokens
-                                  have rows here */
+    const float *slot_values;  /**< a float per received row (COMPACT, SLOTS: [rows][topk]) that
+                                * combine carries to out.slot_values[t][k] of the token's owner,
+                                * e.g. the gradient of a choice's weight. Give it on every rank
+                                * that has rows, or on none; NULL: none */
     int num_bias;              /**< 0 .. 2 */
     MPIX_Ep_rows bias[2];      /**< [num_tokens] rows each, dtype as y's, added last */
     int wire;                  /**< dtype on the wire. HT: 0 or x's dtype; EXPERT in GPU memory and

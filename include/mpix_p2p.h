@@ -124,12 +124,13 @@ int MPIX_P2p_alloc(MPIX_P2p p2p, MPI_Count bytes, MPI_Info info, void *baseptr, 
 /** Registers the caller's memory [base, base + bytes). Local. The caller keeps it until
  * MPIX_P2p_dereg. */
 int MPIX_P2p_reg(MPIX_P2p p2p, void *base, MPI_Count bytes, MPI_Info info, MPIX_P2p_mem *mem);
-/** Ends a registration (frees the memory of MPIX_P2p_alloc; import peers' parts of that allocation
- * before). Local. When it returns MPI_SUCCESS the caller may free the memory, also of an object
- * that has failed: then no thread, network or peer touches it any more. Transfers in flight on it:
- * ARG, unless the object has failed. TIMEOUT: of an object that has failed, a peer
- * (MPIX_Error.rank) was stopped in the moment in which it wrote this rank's memory; mem stays, keep
- * the memory, and call again when the peer has woken or ended. @param[in,out] mem NULL on return */
+/** Ends a registration, and frees the memory of MPIX_P2p_alloc. Local. To import peers' parts of
+ * the same allocation, do so before you end yours. After MPI_SUCCESS the caller may free the
+ * memory, also of an object that has failed: no thread, network or peer touches it any more.
+ * Transfers in flight on it: ARG, unless the object has failed. TIMEOUT: of an object that has
+ * failed, a peer (MPIX_Error.rank) was stopped in the moment in which it wrote this rank's memory;
+ * mem stays, keep the memory, and call again when the peer has woken or ended.
+ * @param[in,out] mem NULL on return */
 int MPIX_P2p_dereg(MPIX_P2p_mem *mem);
 /** Writes a handle of [off, off + len) of mem as bytes. Local. @param[in,out] buflen room in buf,
  * then bytes used; buf NULL asks for the size */

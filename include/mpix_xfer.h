@@ -119,11 +119,11 @@ typedef struct mpix_xfer *MPIX_Xfer;
 
 /**
  * All of these are local. A completed transfer means: its origin buffers may be reused and its
- * output buffers are filled. Test and wait also make progress on every other transfer of the same
- * object, in the order in which they were started; a wait therefore never depends on the order in
- * which the caller waits. A transfer that fails is done too: the call returns its error, raised
- * through the object's handler, and the handle becomes MPIX_XFER_NULL. A wait ends at the latest
- * after the object's timeout_s with MPIX_ERRK_TIMEOUT. MPIX_XFER_NULL counts as done.
+ * output buffers are filled. Test and wait progress all transfers of the object, in the order in
+ * which they were started, so you may wait for them in any order. A transfer that fails is done
+ * too: the call returns its error, raised through the object's handler, and the handle becomes
+ * MPIX_XFER_NULL. A wait ends at the latest after the object's timeout_s with MPIX_ERRK_TIMEOUT.
+ * MPIX_XFER_NULL counts as done.
  */
 
 /**
