@@ -2,7 +2,9 @@
  * p2p_message.c - what the owner of a ring does with a message. ASK: puts, gets and additions on
  * memory that its peers can't reach themselves are executed here, by the owner's progress.
  * Additions use the processor's atomic operations, as those of mapped peers do: every region has
- * one agent, the processors of its host.
+ * one agent, the processors of its host. Atomic operations of a network serve only where they are
+ * coherent with these (net.h: add_coherent), which most devices' are not. The price is the owner's
+ * progress.
  */
 #include "config.h"
 

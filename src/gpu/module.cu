@@ -80,7 +80,9 @@ struct on_device {
 };
 
 /* What is loaded if all of `needs` is wanted. Where a device has no code of its own the driver
- * compiles it now: seconds for each. */
+ * compiles it now: seconds for each. It is done at creation, because CUDA loads a kernel at its
+ * first launch and waits there for kernels that run, which may wait for a peer whose kernel waits
+ * for the one to be loaded. */
 static const struct {
     int needs;
     cudaError_t (*load)(int *arch);

@@ -11,7 +11,8 @@
  * other. A lane to a peer belongs to one part, part (rank + peer + lane) mod parts, which is the
  * same seen from both ends: a pair's lanes are spread over the parts, and so are the peers of few
  * lanes. Order is promised per lane only, and is the part's. Memory is registered with every part's
- * net, which is why a handle of it is the proxy's and not the net's.
+ * net, which is why a handle of it is the proxy's and not the net's. So parts take as many times a
+ * device's share and the memlock limit's; one net for all would need locks in every transport.
  *
  * Windows. Both sides name memory by a window number (0 .. MPIX_PROXY_WINDOWS - 1) that means the
  * same on all ranks; mpix_proxy_window registers this rank's memory and exchanges keys.

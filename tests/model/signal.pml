@@ -16,6 +16,9 @@
  * -DM_COUNT the header counts the puts only, not itself; ordered: -DM_WORD_FIRST the word goes before the last put;
  * -DM_UNORDERED over a network without order; -DM_ONE_LANE the receiver looks at one lane; both: -DM_REUSE chunks are
  * reused before they are complete.
+ *
+ * Not in the model: that a header's place at the source waits for its completion, since here an
+ * operation that was delivered is not sent again. tests/unit/test_proxy.c has it (mirror_waits).
  */
 #ifndef DEPTH
 #define DEPTH 2

@@ -5,7 +5,8 @@
  * blocks send (`senders`), the others begin with this rank's own rows, which go to all their places
  * at once; senders join them when they are through. The second kernel copies received rows from
  * their lowest row to the others: it needs the peers' signals, so it waits for them, and it uses
- * all blocks. The halves of a call that is begun and ended are these kernels.
+ * all blocks. A capacity drops the highest rows, so of a pair's rows the lowest is dropped last.
+ * The halves of a call that is begun and ended are these kernels.
  *
  * Words, offers and rights to write are those of dispatch.cu: READY by the first block before
  * anything waits; only senders wait for the peers' READYs, only the second kernel for rows, so no

@@ -10,6 +10,11 @@
  * copy puts into messages of its own (it sends ours from where they lie) and wait for answers. Over
  * TCP the target's processor takes part in puts, gets and flushes too: each rank's proxy must run
  * all the time (caps.target_works).
+ *
+ * Messages of one fragment arrive in the order of sending. Each carries a number, and one that is
+ * out of turn breaks the connection. A peer's end is told by libucp's endpoint: TCP resets, and its
+ * keep-alive has half of net_timeout. A peer that closes says so first, so that its reset is no
+ * failure.
  */
 #ifndef MPIX_TRANSPORT_UCX_H
 #define MPIX_TRANSPORT_UCX_H
