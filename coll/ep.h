@@ -146,7 +146,9 @@ typedef struct mpix_ep_command {
     int lwin, rwin;
     uint64_t loff, roff, len, value;
     uint32_t counter, writes;
-    mpix_proxy_op op; /* POST */
+    mpix_net_op op; /* POST, with these handles */
+    const mpix_proxy_mem *mem;
+    const mpix_proxy_rmem *rmem;
     mpix_ep_call *call;
     uint64_t ticket;
 } mpix_ep_command;
@@ -413,7 +415,8 @@ int mpix_ep_remote_put(mpix_ep_call *call, int peer, int lane, int lwin, uint64_
 void mpix_ep_remote_word(mpix_ep_call *call, int peer, int lane, uint64_t roff, uint64_t value,
                          uint32_t counter, uint32_t writes);
 /* the same for memory that is no window */
-int mpix_ep_remote_post(mpix_ep_call *call, const mpix_proxy_op *op);
+int mpix_ep_remote_post(mpix_ep_call *call, const mpix_net_op *op, const mpix_proxy_mem *mem,
+                        const mpix_proxy_rmem *rmem);
 uint32_t mpix_ep_remote_counter(const mpix_ep_call *call, int lane); /* of the call's batch */
 void mpix_ep_remote_publish(mpix_ep_call *call, int peer, void *at, size_t bytes,
                             _Atomic uint64_t *word);

@@ -38,9 +38,10 @@ static void move_failed(p2p_op *op, int kind) {
 }
 
 /* One command of a proxied piece. 1: queued; 0: no room now. */
-static int move_post(p2p_op *op, const mpix_proxy_op *net_op) {
+static int move_post(p2p_op *op, const mpix_net_op *net_op, const mpix_proxy_mem *mem,
+                     const mpix_proxy_rmem *rmem) {
     uint64_t seq;
-    int did = mpix_proxy_post(op->p2p->proxy, net_op, &seq);
+    int did = mpix_proxy_post(op->p2p->proxy, net_op, mem, rmem, &seq);
 
     if (did < 0) {
         move_failed(op, -did);
@@ -65,16 +66,14 @@ static int move_net(p2p_op *op, const p2p_piece *p) {
     while (op->at_off < p->len) {
         uint64_t len = p->len - op->at_off < part ? p->len - op->at_off : part;
         int lane = (op->lane + (int)(op->at_off / part)) % p2p->lanes;
-        mpix_proxy_op net_op = {.kind = op->type == P2P_PUT ? MPIX_NET_WRITE : MPIX_NET_READ,
-                                .peer = op->peer,
-                                .lane = lane,
-                                .mem = p->mem->net,
-                                .local = p->local + op->at_off,
-                                .rmem = p->rmem->net,
-                                .roff = p->rmem->off + p->roff + op->at_off,
-                                .len = len,
-                                .counter = -1};
-        if (!move_post(op, &net_op))
+        mpix_net_op net_op = {.op = op->type == P2P_PUT ? MPIX_NET_WRITE : MPIX_NET_READ,
+                              .peer = (uint16_t)op->peer,
+                              .lane = (uint8_t)lane,
+                              .local = p->local + op->at_off,
+                              .roff = p->rmem->off + p->roff + op->at_off,
+                              .len = len,
+                              .counter = -1};
+        if (!move_post(op, &net_op, p->mem->net, p->rmem->net))
             return 0;
         if (op->type == P2P_PUT)
             peer->dirty |= 1u << lane;
@@ -120,16 +119,15 @@ static int move_add(p2p_op *op) {
     }
     if (p->rmem->reach == P2P_NET && p->rmem->shared && mpix_proxy_caps(p2p->proxy)->add_coherent &&
         (op->scratch >= 0 || (op->scratch = p2p_scratch_take(p2p)) >= 0)) {
-        mpix_proxy_op net_op = {.kind = MPIX_NET_ADD,
-                                .peer = op->peer,
-                                .mem = mpix_proxy_window_mem(p2p->proxy, P2P_WIN_MIRROR),
-                                .local = &p2p->scratch[op->scratch],
-                                .rmem = p->rmem->net,
-                                .roff = p->rmem->off + p->roff,
-                                .len = 8,
-                                .value = op->add,
-                                .counter = -1};
-        return move_post(op, &net_op);
+        mpix_net_op net_op = {.op = MPIX_NET_ADD,
+                              .peer = (uint16_t)op->peer,
+                              .local = &p2p->scratch[op->scratch],
+                              .roff = p->rmem->off + p->roff,
+                              .len = 8,
+                              .value = op->add,
+                              .counter = -1};
+        return move_post(op, &net_op, mpix_proxy_window_mem(p2p->proxy, P2P_WIN_MIRROR),
+                         p->rmem->net);
     }
     p2p_out *out = p2p_out_new(p2p, P2P_MSG_ADD, p2p_op_id(op));
     if (!out) {

@@ -194,18 +194,16 @@ static int write_pieces(mpix_p2p *p2p, p2p_peer *peer, p2p_out *out, uint32_t co
 
     for (; op->at < op->n; op->at++) {
         const p2p_piece *p = &op->pieces[op->at];
-        mpix_proxy_op net_op = {.kind = MPIX_NET_WRITE,
-                                .peer = op->peer,
-                                .mem = p->mem->net,
-                                .local = p->local,
-                                .rmem = p->rmem->net,
-                                .roff = p->rmem->off + p->roff,
-                                .len = p->len,
-                                .counter = counter};
+        mpix_net_op net_op = {.op = MPIX_NET_WRITE,
+                              .peer = (uint16_t)op->peer,
+                              .local = p->local,
+                              .roff = p->rmem->off + p->roff,
+                              .len = p->len,
+                              .counter = (int32_t)counter};
         uint64_t seq;
         if (p->len == 0)
             continue;
-        if (mpix_proxy_post(p2p->proxy, &net_op, &seq) <= 0)
+        if (mpix_proxy_post(p2p->proxy, &net_op, p->mem->net, p->rmem->net, &seq) <= 0)
             return 0; /* no room, or a failure that check_peers finds */
         out->puts++;
         peer->dirty |= 1;

@@ -303,16 +303,15 @@ MPIX_WEAK_ALIAS(P2p_fetch_add);
  * them there, so what has been read back tells that they are in memory.
  */
 static int flush_read(mpix_p2p *p2p, int peer, int lane, int scratch, uint64_t *seq) {
-    mpix_proxy_op op = {.kind = MPIX_NET_READ,
-                        .peer = peer,
-                        .lane = lane,
-                        .mem = mpix_proxy_window_mem(p2p->proxy, P2P_WIN_MIRROR),
-                        .local = &p2p->scratch[scratch],
-                        .rmem = mpix_proxy_window_rmem(p2p->proxy, peer, P2P_WIN_CTL),
-                        .len = 8,
-                        .counter = -1};
+    mpix_net_op op = {.op = MPIX_NET_READ,
+                      .peer = (uint16_t)peer,
+                      .lane = (uint8_t)lane,
+                      .local = &p2p->scratch[scratch],
+                      .len = 8,
+                      .counter = -1};
 
-    return mpix_proxy_post(p2p->proxy, &op, seq);
+    return mpix_proxy_post(p2p->proxy, &op, mpix_proxy_window_mem(p2p->proxy, P2P_WIN_MIRROR),
+                           mpix_proxy_window_rmem(p2p->proxy, peer, P2P_WIN_CTL), seq);
 }
 
 /* One peer, proxied, all its puts complete. Called again and again; 1: flushed. *stage: lanes that

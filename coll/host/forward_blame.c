@@ -79,17 +79,14 @@ static void tell(mpix_ep *ep, uint64_t word) {
         char *from = ep->remote->mirror + at + (uint64_t)peer * sizeof(mpix_ep_forward_words);
         uint64_t seq;
         memcpy(from, &word, sizeof word);
-        (void)mpix_proxy_post(
-            proxy,
-            &(mpix_proxy_op){.kind = MPIX_NET_WRITE,
-                             .peer = peer,
-                             .mem = mpix_proxy_window_mem(proxy, MPIX_EP_WINDOW_MIRROR),
-                             .local = from,
-                             .rmem = mpix_proxy_window_rmem(proxy, peer, MPIX_EP_WINDOW_CTL),
-                             .roff = there,
-                             .len = sizeof word,
-                             .counter = -1},
-            &seq);
+        mpix_net_op op = {.op = MPIX_NET_WRITE,
+                          .peer = (uint16_t)peer,
+                          .local = from,
+                          .roff = there,
+                          .len = sizeof word,
+                          .counter = -1};
+        (void)mpix_proxy_post(proxy, &op, mpix_proxy_window_mem(proxy, MPIX_EP_WINDOW_MIRROR),
+                              mpix_proxy_window_rmem(proxy, peer, MPIX_EP_WINDOW_CTL), &seq);
     }
 }
 

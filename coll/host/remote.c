@@ -289,15 +289,18 @@ int mpix_ep_remote_put(mpix_ep_call *call, int peer, int lane, int lwin, uint64_
 }
 
 /* The same between memory that is no window. */
-int mpix_ep_remote_post(mpix_ep_call *call, const mpix_proxy_op *op) {
+int mpix_ep_remote_post(mpix_ep_call *call, const mpix_net_op *op, const mpix_proxy_mem *mem,
+                        const mpix_proxy_rmem *rmem) {
     mpix_ep_remote *remote = call->ep->remote;
     uint64_t seq;
-    int did = remote->nlater ? 0 : mpix_proxy_post(remote->proxy, op, &seq);
+    int did = remote->nlater ? 0 : mpix_proxy_post(remote->proxy, op, mem, rmem, &seq);
     if (did == 0)
         return mpix_ep_remote_later(call, &(mpix_ep_command){.what = MPIX_EP_COMMAND_POST,
                                                              .peer = op->peer,
                                                              .lane = op->lane,
-                                                             .op = *op});
+                                                             .op = *op,
+                                                             .mem = mem,
+                                                             .rmem = rmem});
     if (did > 0)
         call->remote[op->peer].seq[op->lane] = seq;
     return did > 0;
@@ -306,16 +309,14 @@ int mpix_ep_remote_post(mpix_ep_call *call, const mpix_proxy_op *op) {
 static int remote_write(mpix_ep_call *call, int peer, int lane, const mpix_proxy_mem *mem,
                         const void *from, const mpix_proxy_rmem *rmem, uint64_t to, uint64_t len,
                         uint32_t counter) {
-    mpix_proxy_op op = {.kind = MPIX_NET_WRITE,
-                        .peer = peer,
-                        .lane = lane,
-                        .mem = mem,
-                        .local = (void *)(uintptr_t)from,
-                        .rmem = rmem,
-                        .roff = to,
-                        .len = len,
-                        .counter = counter};
-    return mpix_ep_remote_post(call, &op);
+    mpix_net_op op = {.op = MPIX_NET_WRITE,
+                      .peer = (uint16_t)peer,
+                      .lane = (uint8_t)lane,
+                      .local = (void *)(uintptr_t)from,
+                      .roff = to,
+                      .len = len,
+                      .counter = (int32_t)counter};
+    return mpix_ep_remote_post(call, &op, mem, rmem);
 }
 
 void mpix_ep_remote_word(mpix_ep_call *call, int peer, int lane, uint64_t roff, uint64_t value,

@@ -52,7 +52,7 @@ static int later_queue(mpix_proxy *proxy, const mpix_ep_command *c, uint64_t *se
     case MPIX_EP_COMMAND_WORD:
         return mpix_proxy_signal(proxy, c->peer, c->lane, MPIX_EP_WINDOW_CTL, c->roff, c->value,
                                  c->counter, c->writes, seq);
-    default: return mpix_proxy_post(proxy, &c->op, seq);
+    default: return mpix_proxy_post(proxy, &c->op, c->mem, c->rmem, seq);
     }
 }
 

@@ -105,16 +105,15 @@ static void remote_send(mpix_ep_call *call, int peer) {
     const mpix_ep_ll_store *store = &ep->ll->stores[call->handle->index];
     uint64_t place = is_combine(call) ? call->handle->ll->reply[peer]
                                       : ep->ll->region * (uint64_t)ep->rank;
-    mpix_proxy_op op = {.kind = MPIX_NET_WRITE,
-                        .peer = peer,
-                        .lane = lane_of(call),
-                        .mem = store->tx_mem,
-                        .local = part->to,
-                        .rmem = store->rmem[peer],
-                        .roff = bank_in_store(call) + place,
-                        .len = part->out.bytes,
-                        .counter = counter_of(call, 0)};
-    if (mpix_ep_remote_post(call, &op)) /* otherwise the engine finds the peer's failure */
+    mpix_net_op op = {.op = MPIX_NET_WRITE,
+                      .peer = (uint16_t)peer,
+                      .lane = (uint8_t)lane_of(call),
+                      .local = part->to,
+                      .roff = bank_in_store(call) + place,
+                      .len = part->out.bytes,
+                      .counter = (int32_t)counter_of(call, 0)};
+    /* otherwise the engine finds the peer's failure */
+    if (mpix_ep_remote_post(call, &op, store->tx_mem, store->rmem[peer]))
         remote_signal(call, peer, 0, call->epoch, 1);
 }
 

@@ -8,7 +8,27 @@
  */
 #ifndef MPIX_PROXY_DESC_H
 #define MPIX_PROXY_DESC_H
-#include "proxy/encode.h"
+#include "transport/net.h"
+
+/*
+ * What the proxy is asked to do: an operation of the lane's net, of any length, and what the net
+ * does not see of it. From here on it stays in this form: descriptors hold requests, and so do
+ * the lanes' rings.
+ *
+ * A WORD with a counter is a counted signal: the word of value at offset net.roff of `window`. It
+ * becomes the write of a header when it is posted.
+ */
+typedef struct mpix_request {
+    mpix_net_op net;
+    uint32_t writes;   /* counted signal: puts of its batch; once it is taken, operations of the
+                        * batch, the header's included */
+    uint8_t window;    /* counted signal */
+    uint8_t fence : 1; /* posted when all of its lane before it is complete */
+    uint8_t gpu : 1;   /* a kernel's */
+    uint8_t last : 1;  /* of an abandoned object: mpix_proxy_last_word */
+} mpix_request;
+
+_Static_assert(sizeof(void *) != 8 || sizeof(mpix_request) == 64, "a request fills a cache line");
 
 typedef struct mpix_desc {
     mpix_request request;

@@ -15,19 +15,7 @@
 #include "proxy/fifo.h"
 #include "proxy/proxy.h"
 
-/* From WRITE on they name memory by the net's handles; they are in descriptors only, the last one
- * in commands of kernels (gpu_queue.h). */
-enum {
-    MPIX_CMD_NONE,
-    MPIX_CMD_PUT,
-    MPIX_CMD_SIGNAL,
-    MPIX_CMD_DESC,
-    MPIX_CMD_WRITE,
-    MPIX_CMD_READ,
-    MPIX_CMD_ADD,
-    MPIX_CMD_WORD
-};
-#define MPIX_CMD_UNCOUNTED UINT32_MAX /* counter of a WRITE whose arrival nobody counts */
+enum { MPIX_CMD_NONE, MPIX_CMD_PUT, MPIX_CMD_DESC = 3 };
 
 /* Of the fields that have limits elsewhere: peers and lanes at creation, the rest decides
  * whether a put fits. */
@@ -38,58 +26,48 @@ _Static_assert(3 + 4 + 16 + 3 + 3 + 16 + MPIX_CMD_LEN_BITS == 63, "half 0 has 63
 _Static_assert(MPIX_CMD_LOFF_BITS + MPIX_CMD_ROFF_BITS == 63, "half 1 has 63 bits");
 _Static_assert(MPIX_PROXY_WINDOWS <= 8, "a window has a number of 3 bits");
 
-/* A command in full: what a descriptor holds and what a command is decoded to. */
-typedef struct mpix_request {
-    uint64_t loff, roff, len; /* signal: loff is the value */
-    uint32_t counter;
-    uint32_t writes; /* signal */
-    uint16_t peer;
-    uint8_t op, lane, lwin, rwin;
-    uint8_t fence;           /* posted when all of its lane before it is complete */
-    uint8_t gpu : 1;         /* a kernel's */
-    uint8_t last : 1;        /* of an abandoned object: mpix_proxy_last_word */
-    const mpix_net_mem *mem; /* WRITE, READ, ADD: loff is the local address then */
-    const mpix_net_rmem *rmem;
-    uint64_t value; /* ADD, WORD */
-} mpix_request;
+/* 1: *cmd holds the whole put; 0: it needs a descriptor. */
+static inline int mpix_cmd_put(int peer, int lane, int lwin, uint64_t loff, int rwin, uint64_t roff,
+                               uint64_t len, uint32_t counter, mpix_cmd *cmd) {
+    const uint64_t unit = MPIX_CMD_UNIT, lunits = loff / unit, runits = roff / unit,
+                   units = len / unit;
 
-/* 1: *cmd holds the whole request; 0: it needs a descriptor. */
-static inline int mpix_cmd_encode(const mpix_request *r, mpix_cmd *cmd) {
-    const uint64_t unit = MPIX_CMD_UNIT, loff = r->loff / unit, roff = r->roff / unit,
-                   len = r->len / unit;
-
-    if (r->op != MPIX_CMD_PUT || ((r->loff | r->roff | r->len) & (unit - 1)) != 0 ||
-        loff >> MPIX_CMD_LOFF_BITS || roff >> MPIX_CMD_ROFF_BITS || len >> MPIX_CMD_LEN_BITS)
+    if (((loff | roff | len) & (unit - 1)) != 0 || lunits >> MPIX_CMD_LOFF_BITS ||
+        runits >> MPIX_CMD_ROFF_BITS || units >> MPIX_CMD_LEN_BITS)
         return 0;
-    cmd->half[0] = (uint64_t)MPIX_CMD_PUT | (uint64_t)r->lane << 3 | (uint64_t)r->peer << 7 |
-                   (uint64_t)r->lwin << 23 | (uint64_t)r->rwin << 26 |
-                   (uint64_t)(r->counter & 0xffff) << 29 | len << 45;
-    cmd->half[1] = loff | roff << MPIX_CMD_LOFF_BITS;
+    cmd->half[0] = (uint64_t)MPIX_CMD_PUT | (uint64_t)lane << 3 | (uint64_t)peer << 7 |
+                   (uint64_t)lwin << 23 | (uint64_t)rwin << 26 |
+                   (uint64_t)(counter & 0xffff) << 29 | units << 45;
+    cmd->half[1] = lunits | runits << MPIX_CMD_LOFF_BITS;
     return 1;
 }
 
-static inline void mpix_cmd_encode_desc(int peer, int lane, uint32_t index, mpix_cmd *cmd) {
+static inline void mpix_cmd_desc(int peer, int lane, uint32_t index, mpix_cmd *cmd) {
     cmd->half[0] = (uint64_t)MPIX_CMD_DESC | (uint64_t)lane << 3 | (uint64_t)peer << 7;
     cmd->half[1] = index;
 }
 
+/* Of both. */
 static inline int mpix_cmd_op(const mpix_cmd *cmd) { return (int)(cmd->half[0] & 7); }
+static inline int mpix_cmd_lane(const mpix_cmd *cmd) { return (int)(cmd->half[0] >> 3 & 15); }
+static inline int mpix_cmd_peer(const mpix_cmd *cmd) { return (int)(cmd->half[0] >> 7 & 0xffff); }
 
-static inline uint32_t mpix_cmd_desc(const mpix_cmd *cmd) { return (uint32_t)cmd->half[1]; }
+/* Of a DESC. */
+static inline uint32_t mpix_cmd_index(const mpix_cmd *cmd) { return (uint32_t)cmd->half[1]; }
 
-/* Of a PUT. What a command does not hold is zero. */
-static inline void mpix_cmd_decode(const mpix_cmd *cmd, mpix_request *r) {
-    uint64_t h = cmd->half[0];
-
-    *r = (mpix_request){.op = (uint8_t)(h & 7),
-                        .lane = (uint8_t)(h >> 3 & 15),
-                        .peer = (uint16_t)(h >> 7 & 0xffff),
-                        .lwin = (uint8_t)(h >> 23 & 7),
-                        .rwin = (uint8_t)(h >> 26 & 7),
-                        .counter = (uint32_t)(h >> 29 & 0xffff),
-                        .len = (h >> 45) * MPIX_CMD_UNIT,
-                        .loff = (cmd->half[1] & (((uint64_t)1 << MPIX_CMD_LOFF_BITS) - 1)) *
-                                MPIX_CMD_UNIT,
-                        .roff = (cmd->half[1] >> MPIX_CMD_LOFF_BITS) * MPIX_CMD_UNIT};
+/* Of a PUT. */
+static inline int mpix_cmd_lwin(const mpix_cmd *cmd) { return (int)(cmd->half[0] >> 23 & 7); }
+static inline int mpix_cmd_rwin(const mpix_cmd *cmd) { return (int)(cmd->half[0] >> 26 & 7); }
+static inline uint32_t mpix_cmd_counter(const mpix_cmd *cmd) {
+    return (uint32_t)(cmd->half[0] >> 29 & 0xffff);
+}
+static inline uint64_t mpix_cmd_len(const mpix_cmd *cmd) {
+    return (cmd->half[0] >> 45) * MPIX_CMD_UNIT;
+}
+static inline uint64_t mpix_cmd_loff(const mpix_cmd *cmd) {
+    return (cmd->half[1] & (((uint64_t)1 << MPIX_CMD_LOFF_BITS) - 1)) * MPIX_CMD_UNIT;
+}
+static inline uint64_t mpix_cmd_roff(const mpix_cmd *cmd) {
+    return (cmd->half[1] >> MPIX_CMD_LOFF_BITS) * MPIX_CMD_UNIT;
 }
 #endif

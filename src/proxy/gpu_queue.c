@@ -294,14 +294,14 @@ static int queue_put(const mpix_gpu_queues *q, const proxy_part *part, uint64_t 
     if (!l->mem || !to->rmem || !to->rmem->of[part->index] || len > l->bytes ||
         loff > l->bytes - len || len > to->bytes || roff > to->bytes - len)
         return 0;
-    *r = (mpix_request){.op = MPIX_CMD_WRITE,
-                        .peer = (uint16_t)to->peer,
-                        .loff = (uint64_t)(uintptr_t)(l->base + loff),
-                        .roff = to->off + roff,
-                        .len = len,
-                        .counter = MPIX_CMD_UNCOUNTED,
-                        .mem = l->mem->of[part->index],
-                        .rmem = to->rmem->of[part->index]};
+    r->net = (mpix_net_op){.op = MPIX_NET_WRITE,
+                           .peer = (uint16_t)to->peer,
+                           .local = l->base + loff,
+                           .roff = to->off + roff,
+                           .len = len,
+                           .counter = -1,
+                           .mem = l->mem->of[part->index],
+                           .rmem = to->rmem->of[part->index]};
     return 1;
 }
 
@@ -313,34 +313,36 @@ static int queue_add(const mpix_gpu_queues *q, const proxy_part *part, uint64_t 
     if (!to->rmem || !to->rmem->of[part->index] || !to->add || to->bytes < 8 ||
         desc[1] > to->bytes - 8 || (to->off + desc[1]) % 8)
         return 0;
-    *r = (mpix_request){.op = MPIX_CMD_ADD,
-                        /* the old value, which nobody asks for */
-                        .peer = (uint16_t)to->peer,
-                        .loff = (uint64_t)(uintptr_t)(part->base[q->config.window] + at),
-                        .roff = to->off + desc[1],
-                        .len = 8,
-                        .counter = MPIX_CMD_UNCOUNTED,
-                        .mem = part->mem[q->config.window],
-                        .rmem = to->rmem->of[part->index],
-                        .value = desc[3]};
+    /* the old value, which nobody asks for */
+    r->net = (mpix_net_op){.op = MPIX_NET_ADD,
+                           .peer = (uint16_t)to->peer,
+                           .local = part->base[q->config.window] + at,
+                           .roff = to->off + desc[1],
+                           .len = 8,
+                           .counter = -1,
+                           .mem = part->mem[q->config.window],
+                           .rmem = to->rmem->of[part->index],
+                           .value = desc[3]};
     return 1;
 }
 
-/* Both look at this rank's counters in the peer's window. */
+/* A word or a READ of one of this rank's counters in the peer's window. */
 static void queue_word_request(const mpix_gpu_queues *q, const proxy_part *part, int peer, int op,
                                int slot, mpix_request *r) {
     uint64_t words = (uint64_t)q->config.counters,
              at = (uint64_t)part->size * words * sizeof(uint64_t);
 
-    *r = (mpix_request){.op = (uint8_t)op,
-                        .peer = (uint16_t)peer,
-                        .loff = (uint64_t)(uintptr_t)(part->base[q->config.window] + at),
-                        .roff = ((uint64_t)part->boot->rank * words + (uint64_t)slot) *
-                                sizeof(uint64_t),
-                        .len = 8,
-                        .counter = MPIX_CMD_UNCOUNTED,
-                        .mem = part->mem[q->config.window],
-                        .rmem = part->peers[peer].rmem[q->config.window]};
+    r->net = (mpix_net_op){.op = (uint8_t)op,
+                           .peer = (uint16_t)peer,
+                           .roff = ((uint64_t)part->boot->rank * words + (uint64_t)slot) *
+                                   sizeof(uint64_t),
+                           .len = 8,
+                           .counter = -1,
+                           .rmem = part->peers[peer].rmem[q->config.window]};
+    if (op == MPIX_NET_READ) {
+        r->net.mem = part->mem[q->config.window];
+        r->net.local = part->base[q->config.window] + at;
+    }
 }
 
 /* A word behind all that was put to the peer before. Returns how many requests. */
@@ -354,19 +356,19 @@ static int queue_store(const mpix_gpu_queues *q, const proxy_part *part, uint64_
         off > to->bytes - sizeof(uint64_t) || (to->off + off) % sizeof(uint64_t))
         return 0;
     if (n) {
-        queue_word_request(q, part, to->peer, MPIX_CMD_READ, 0, &r[0]);
-        r[0].rmem = to->rmem->of[part->index];
-        r[0].roff = to->off + off;
+        queue_word_request(q, part, to->peer, MPIX_NET_READ, 0, &r[0]);
+        r[0].net.rmem = to->rmem->of[part->index];
+        r[0].net.roff = to->off + off;
         r[0].fence = 1;
     }
-    r[n] = (mpix_request){.op = MPIX_CMD_WORD,
-                          .peer = (uint16_t)to->peer,
-                          .roff = to->off + off,
-                          .len = sizeof(uint64_t),
-                          .counter = MPIX_CMD_UNCOUNTED,
-                          .rmem = to->rmem->of[part->index],
-                          .value = value,
-                          .fence = (uint8_t)n};
+    r[n].net = (mpix_net_op){.op = MPIX_NET_WORD,
+                             .peer = (uint16_t)to->peer,
+                             .roff = to->off + off,
+                             .len = sizeof(uint64_t),
+                             .counter = -1,
+                             .rmem = to->rmem->of[part->index],
+                             .value = value};
+    r[n].fence = n > 0;
     return n + 1;
 }
 
@@ -392,14 +394,14 @@ static int queue_decode(mpix_gpu_queues *q, const proxy_part *part, const mpix_c
     if (peer >= part->size || !part->peers[peer].lanes ||
         !part->peers[peer].rmem[q->config.window] || slot >= (uint64_t)q->config.counters)
         return 0;
-    queue_word_request(q, part, peer, MPIX_CMD_READ, 0, &r[0]);
+    queue_word_request(q, part, peer, MPIX_NET_READ, 0, &r[0]);
     r[0].fence = 1;
     if (op == MPIX_DEV_CMD_FLUSH)
         return 1;
     int ordered = !part->counted, n = ordered ? 0 : 1;
-    queue_word_request(q, part, peer, MPIX_CMD_WORD, (int)slot, &r[n]);
+    queue_word_request(q, part, peer, MPIX_NET_WORD, (int)slot, &r[n]);
     r[n].fence = !ordered;
-    r[n].value = q->sums[(size_t)peer * (size_t)q->config.counters + slot] + word1;
+    r[n].net.value = q->sums[(size_t)peer * (size_t)q->config.counters + slot] + word1;
     return n + 1;
 }
 
@@ -423,25 +425,25 @@ static void queue_refuse(mpix_gpu_queues *q, const mpix_cmd *cmd) {
 /* One command. 0: its lane has no room now. */
 static int queue_take(mpix_gpu_queues *q, proxy_part *part, const mpix_cmd *cmd,
                       const uint64_t *desc, uint64_t number) {
-    mpix_request r[2];
+    mpix_request r[2] = {0};
     int n = queue_decode(q, part, cmd, desc, r);
 
-    int rail = n > 0 ? queue_rail(q, part, r[0].peer) : -1;
+    int peer = r[0].net.peer, rail = n > 0 ? queue_rail(q, part, peer) : -1;
     if (rail < 0) {
         queue_refuse(q, cmd);
         return 1;
     }
     int number_of_lane = proxy_lane_in_part(q->proxy, queue_lane(q, rail));
-    proxy_lane *lane = &part->peers[r[0].peer].lanes[number_of_lane];
-    if (!atomic_load_explicit(&part->peers[r[0].peer].failed, memory_order_relaxed) &&
+    proxy_lane *lane = &part->peers[peer].lanes[number_of_lane];
+    if (!atomic_load_explicit(&part->peers[peer].failed, memory_order_relaxed) &&
         !proxy_admit(part, lane, (uint64_t)n))
         return 0;
     for (int i = 0; i < n; i++) {
-        r[i].lane = (uint8_t)number_of_lane;
+        r[i].net.lane = (uint8_t)number_of_lane;
         r[i].gpu = 1;
-        if (r[i].op == MPIX_CMD_WORD && (cmd->half[0] & 7) == MPIX_DEV_CMD_SIGNAL)
-            q->sums[(size_t)r[i].peer * (size_t)q->config.counters + (cmd->half[0] >> 31)] =
-                r[i].value;
+        if (r[i].net.op == MPIX_NET_WORD && (cmd->half[0] & 7) == MPIX_DEV_CMD_SIGNAL)
+            q->sums[(size_t)peer * (size_t)q->config.counters + (cmd->half[0] >> 31)] =
+                r[i].net.value;
         proxy_queue_request(part, &r[i], i == n - 1 ? number : 0);
     }
     return 1;

@@ -17,6 +17,14 @@
  * Windows. Both sides name memory by a window number (0 .. MPIX_PROXY_WINDOWS - 1) that means the
  * same on all ranks; mpix_proxy_window registers this rank's memory and exchanges keys.
  *
+ * Representations. A put of MPIX_P2p_* has four: the caller's MPIX_P2p_iov, the operation's
+ * p2p_piece (p2p/p2p.h), a mpix_net_op (net.h) and the device's work request. The mpix_net_op is
+ * made where the put is queued, with the handles of the lane's net; the descriptor, the lane's ring
+ * and the row that is posted hold copies of it, the last one cut to the net's longest operation. A
+ * put between windows has four as well: the arguments of mpix_proxy_put, a command of 16 bytes
+ * (encode.h; a descriptor where it does not fit), which becomes a mpix_net_op when it is taken, and
+ * the work request.
+ *
  * Signals. A batch is a number of puts to one peer on one lane, then one signal on that lane, which
  * makes the peer see an 8-byte word.
  *   ordered form: the word is a MPIX_NET_WORD on the lane, behind the puts. counted form: every put
@@ -43,16 +51,6 @@ enum { MPIX_PROXY_WINDOWS = 8 };
 typedef struct mpix_proxy mpix_proxy;
 typedef struct mpix_proxy_mem mpix_proxy_mem;   /* registered memory of this rank */
 typedef struct mpix_proxy_rmem mpix_proxy_rmem; /* a peer's */
-
-/* A mpix_net_op (net.h) as callers of the proxy give it. */
-typedef struct mpix_proxy_op {
-    int kind, peer, lane;
-    const mpix_proxy_mem *mem;
-    void *local;
-    const mpix_proxy_rmem *rmem;
-    uint64_t roff, len, value;
-    int64_t counter;
-} mpix_proxy_op;
 
 /* Collective over boot, ends in agreement. want[peer]: peers to be reached. bell: rung after
  * the proxy has stored something for this rank, or failed; may be NULL. counters: per peer,
@@ -120,10 +118,13 @@ void mpix_proxy_rmem_close(mpix_proxy *proxy, mpix_proxy_rmem *rmem);
 /* The handles behind a window, to name it in mpix_proxy_post. */
 const mpix_proxy_mem *mpix_proxy_window_mem(const mpix_proxy *proxy, int window);
 const mpix_proxy_rmem *mpix_proxy_window_rmem(const mpix_proxy *proxy, int peer, int window);
-/* Queues a WRITE, READ or ADD as net.h describes it, of any length; through a descriptor. counter
- * >= 0: a WRITE that belongs to the batch of that counter like a put (ignored in the ordered form);
- * < 0: nobody counts it. Ranges are the caller's business. Result as mpix_proxy_put. */
-int mpix_proxy_post(mpix_proxy *proxy, const mpix_proxy_op *op, uint64_t *seq);
+/* Queues a WRITE, READ or ADD as net.h describes it, of any length; through a descriptor. op->lane
+ * is the proxy's; op->mem and op->rmem are filled in, with the handles that mem and rmem have in
+ * the lane's net. op->counter >= 0: a WRITE that belongs to the batch of that counter like a put
+ * (ignored in the ordered form); < 0: nobody counts it. Ranges are the caller's business. Result as
+ * mpix_proxy_put. */
+int mpix_proxy_post(mpix_proxy *proxy, const mpix_net_op *op, const mpix_proxy_mem *mem,
+                    const mpix_proxy_rmem *rmem, uint64_t *seq);
 /* Commands of (peer, lane) whose local buffers may be reused: all with seq <= this. */
 uint64_t mpix_proxy_completed(const mpix_proxy *proxy, int peer, int lane);
 /* The same of those that arrive without another turn of the caller: with a thread all that were

@@ -14,6 +14,7 @@
 #include <pthread.h>
 
 #include "proxy/desc.h"
+#include "proxy/encode.h"
 
 enum {
     PROXY_VERSION = 2, /* of what travels between ranks; ranks with different ones
@@ -40,7 +41,7 @@ typedef struct proxy_header {
 _Static_assert(sizeof(proxy_header) == 24 && MPIX_PROXY_WINDOWS <= 16 && MPIX_CMD_LANE_BITS <= 4,
                "a header's fields");
 
-/* A taken command, in its lane's ring until it is complete. */
+/* A command that was taken, in its lane's ring until it is complete. */
 typedef struct proxy_work {
     mpix_request request;
     uint64_t seq;
@@ -189,6 +190,21 @@ static inline const proxy_peer *proxy_lost(const mpix_proxy *proxy, int peer) {
 static inline proxy_header *proxy_mirror(const proxy_part *part, const proxy_peer *peer,
                                          uint32_t counter) {
     return part->table + ((size_t)part->npeers + peer->slot) * (size_t)part->counters + counter;
+}
+
+/* A put between windows, in the lane's own terms: lane is the number in the part. */
+static inline mpix_net_op proxy_put_op(const proxy_part *part, int peer, int lane, int lwin,
+                                       uint64_t loff, int rwin, uint64_t roff, uint64_t len,
+                                       uint32_t counter) {
+    return (mpix_net_op){.op = MPIX_NET_WRITE,
+                         .lane = (uint8_t)lane,
+                         .peer = (uint16_t)peer,
+                         .counter = part->counted ? (int32_t)counter : -1,
+                         .mem = part->mem[lwin],
+                         .local = part->base[lwin] + loff,
+                         .rmem = part->peers[peer].rmem[rwin],
+                         .roff = roff,
+                         .len = len};
 }
 
 static inline int proxy_try_lock(proxy_part *part) {

@@ -32,10 +32,9 @@
 
 static const char *loop_name(int op) {
     switch (op) {
-    case MPIX_CMD_WORD:
-    case MPIX_CMD_SIGNAL: return "signal";
-    case MPIX_CMD_READ: return "read";
-    case MPIX_CMD_ADD: return "add";
+    case MPIX_NET_WORD: return "signal";
+    case MPIX_NET_READ: return "read";
+    case MPIX_NET_ADD: return "add";
     default: return "write";
     }
 }
@@ -43,6 +42,11 @@ static const char *loop_name(int op) {
 /* Numbers are those of one part's queue. */
 static uint64_t loop_trace_id(const proxy_part *part, uint64_t seq) {
     return seq | (uint64_t)part->index << 56;
+}
+
+/* A counted signal: the net gets the write of its header. */
+static int loop_is_header(const mpix_request *r) {
+    return r->net.op == MPIX_NET_WORD && r->net.counter >= 0;
 }
 
 /* ---- take ------------------------------------------------------------------------------------ */
@@ -62,40 +66,39 @@ static int loop_count(proxy_part *part, proxy_peer *peer, proxy_work *work) {
     mpix_request *r = &work->request;
     proxy_tx *tx;
 
-    if (r->op == MPIX_CMD_READ || r->op == MPIX_CMD_ADD || r->op == MPIX_CMD_WORD ||
-        r->counter == MPIX_CMD_UNCOUNTED)
+    if (r->net.counter < 0)
         return 0;
-    tx = &peer->tx[r->counter];
-    if (r->op == MPIX_CMD_PUT || r->op == MPIX_CMD_WRITE) {
+    tx = &peer->tx[r->net.counter];
+    if (r->net.op == MPIX_NET_WRITE) {
         tx->puts++;
         tx->writes += work->total;
         return 0;
     }
     if (r->writes != tx->puts) {
         char text[128];
-        snprintf(text, sizeof text, "a signal that ends %u puts follows %u (counter %u)", r->writes,
-                 tx->puts, r->counter);
-        proxy_latch(part, r->peer, MPIX_ERRK_INTERNAL, r->lane, text);
+        snprintf(text, sizeof text, "a signal that ends %u puts follows %u (counter %d)", r->writes,
+                 tx->puts, r->net.counter);
+        proxy_latch(part, r->net.peer, MPIX_ERRK_INTERNAL, r->net.lane, text);
         return -1;
     }
     r->writes = tx->writes + 1;
-    work->turn = peer->lanes[r->lane].signals++;
+    work->turn = peer->lanes[r->net.lane].signals++;
     tx->puts = tx->writes = 0;
     return 0;
 }
 
 /* Length of the operations that a command is cut into. */
 static uint64_t loop_op_bytes(const proxy_part *part, const mpix_request *request) {
-    return request->op == MPIX_CMD_READ ? part->read_op : part->max_op;
+    return request->net.op == MPIX_NET_READ ? part->read_op : part->max_op;
 }
 
 /* A command of a failed peer is dropped: it was told to nobody as complete, and nobody
  * will post it. */
 void proxy_queue_request(proxy_part *part, const mpix_request *request, uint64_t seq) {
-    proxy_peer *peer = &part->peers[request->peer];
-    proxy_lane *lane = &peer->lanes[request->lane];
+    proxy_peer *peer = &part->peers[request->net.peer];
+    proxy_lane *lane = &peer->lanes[request->net.lane];
     proxy_work *work = &lane->ring[lane->head & (part->depth - 1)];
-    uint64_t op_bytes = loop_op_bytes(part, request);
+    uint64_t op_bytes = loop_op_bytes(part, request), len = request->net.len;
 
     if (request->last && !part->latched) /* the order was given before it, and is seen with it */
         proxy_latch_all(part);
@@ -105,13 +108,13 @@ void proxy_queue_request(proxy_part *part, const mpix_request *request, uint64_t
     work->request = *request;
     work->seq = seq;
     work->posted = work->complete = 0;
-    work->total = request->len <= op_bytes ? 1 : (uint32_t)((request->len - 1) / op_bytes + 1);
+    work->total = len <= op_bytes ? 1 : (uint32_t)((len - 1) / op_bytes + 1);
     if (part->counted && loop_count(part, peer, work))
         return;
     lane->head++;
-    mpix_trace_begin("proxy", loop_name(request->op), loop_trace_id(part, seq), request->peer,
-                     (int64_t)request->len);
-    loop_activate(part, request->peer, request->lane);
+    mpix_trace_begin("proxy", loop_name(request->net.op), loop_trace_id(part, seq),
+                     request->net.peer, (int64_t)len);
+    loop_activate(part, request->net.peer, request->net.lane);
 }
 
 static int loop_take(proxy_part *part) {
@@ -121,13 +124,16 @@ static int loop_take(proxy_part *part) {
 
     for (int i = 0; i < n; i++) {
         if (mpix_cmd_op(&cmds[i]) == MPIX_CMD_DESC) {
-            uint32_t index = mpix_cmd_desc(&cmds[i]);
+            uint32_t index = mpix_cmd_index(&cmds[i]);
             proxy_queue_request(part, &part->descs.table[index].request,
                                 position + (uint64_t)i + 1);
             mpix_descs_put(&part->descs, index);
         } else {
-            mpix_request request;
-            mpix_cmd_decode(&cmds[i], &request);
+            const mpix_cmd *c = &cmds[i];
+            mpix_request request = {.net = proxy_put_op(part, mpix_cmd_peer(c), mpix_cmd_lane(c),
+                                                        mpix_cmd_lwin(c), mpix_cmd_loff(c),
+                                                        mpix_cmd_rwin(c), mpix_cmd_roff(c),
+                                                        mpix_cmd_len(c), mpix_cmd_counter(c))};
             proxy_queue_request(part, &request, position + (uint64_t)i + 1);
         }
     }
@@ -140,73 +146,42 @@ static int loop_take(proxy_part *part) {
 static uint64_t loop_op_len(const proxy_part *part, const proxy_work *work, uint32_t i) {
     uint64_t most = loop_op_bytes(part, &work->request), at = (uint64_t)i * most;
 
-    return work->request.len - at < most ? work->request.len - at : most;
-}
-
-/* Memory is named by the net's handles. */
-static void loop_handle_op(const proxy_part *part, const proxy_work *work, uint32_t i,
-                           mpix_net_op *op) {
-    const mpix_request *r = &work->request;
-    static const int kinds[] = {MPIX_NET_WRITE, MPIX_NET_READ, MPIX_NET_ADD, MPIX_NET_WORD};
-    uint64_t at = (uint64_t)i * loop_op_bytes(part, r);
-
-    op->kind = kinds[r->op - MPIX_CMD_WRITE];
-    op->mem = r->op == MPIX_CMD_WORD ? NULL : r->mem;
-    op->local = r->op == MPIX_CMD_WORD ? NULL : (char *)(uintptr_t)r->loff + at;
-    op->rmem = r->rmem;
-    op->roff = r->roff + at;
-    op->len = loop_op_len(part, work, i);
-    op->value = r->value;
-    op->counter = r->op == MPIX_CMD_WRITE && part->counted && r->counter != MPIX_CMD_UNCOUNTED
-                      ? (int64_t)r->counter
-                      : -1;
+    return work->request.net.len - at < most ? work->request.net.len - at : most;
 }
 
 /* The word's place in our part of the peer's table; the mirror entry was filled before. */
 static void loop_header_op(proxy_part *part, proxy_peer *peer, const proxy_work *work,
                            mpix_net_op *op) {
     const mpix_request *r = &work->request;
-    proxy_header *header = proxy_mirror(part, peer, r->counter);
+    uint32_t counter = (uint32_t)r->net.counter;
+    proxy_header *header = proxy_mirror(part, peer, counter);
 
-    header->off = r->roff;
-    header->value = r->loff;
-    header->window = r->rwin;
+    header->off = r->net.roff;
+    header->value = r->net.value;
+    header->window = r->window;
     header->writes = r->writes;
-    header->lane = r->lane;
+    header->lane = r->net.lane;
     header->turn = work->turn;
-    op->kind = MPIX_NET_WRITE;
+    op->op = MPIX_NET_WRITE;
     op->mem = part->mem[PROXY_TABLE_WINDOW];
     op->local = header;
     op->rmem = peer->rmem[PROXY_TABLE_WINDOW];
-    op->roff = ((uint64_t)peer->remote_slot * (uint64_t)part->counters + r->counter) *
-               sizeof *header;
+    op->roff = ((uint64_t)peer->remote_slot * (uint64_t)part->counters + counter) * sizeof *header;
     op->len = sizeof *header;
-    op->counter = (int64_t)part->counters + r->counter;
+    op->counter = part->counters + r->net.counter;
 }
 
+/* Operation i of a command, which is the command's own where it is the only one. */
 static void loop_make_op(proxy_part *part, proxy_peer *peer, const proxy_work *work, uint32_t i,
                          mpix_net_op *op) {
-    const mpix_request *r = &work->request;
-
-    *op = (mpix_net_op){.peer = r->peer, .lane = r->lane, .counter = -1};
-    if (r->op == MPIX_CMD_PUT) {
-        op->kind = MPIX_NET_WRITE;
-        op->mem = part->mem[r->lwin];
-        op->local = part->base[r->lwin] + r->loff + (uint64_t)i * part->max_op;
-        op->rmem = peer->rmem[r->rwin];
-        op->roff = r->roff + (uint64_t)i * part->max_op;
+    *op = work->request.net;
+    if (work->total > 1) {
+        uint64_t at = (uint64_t)i * loop_op_bytes(part, &work->request);
+        op->local = (char *)op->local + at;
+        op->roff += at;
         op->len = loop_op_len(part, work, i);
-        op->counter = part->counted ? (int64_t)r->counter : -1;
-    } else if (r->op >= MPIX_CMD_WRITE) {
-        loop_handle_op(part, work, i, op);
-    } else if (part->counted) {
+    } else if (loop_is_header(&work->request)) {
         loop_header_op(part, peer, work, op);
-    } else {
-        op->kind = MPIX_NET_WORD;
-        op->rmem = peer->rmem[r->rwin];
-        op->roff = r->roff;
-        op->len = 8;
-        op->value = r->loff;
     }
 }
 
@@ -220,20 +195,21 @@ static int loop_gather(proxy_part *part, proxy_peer *peer, proxy_lane *lane, mpi
 
     for (uint64_t at = lane->post; at < lane->head && n < PROXY_BATCH; at++) {
         const proxy_work *work = &lane->ring[at & (part->depth - 1)];
-        int header = work->request.op == MPIX_CMD_SIGNAL && part->counted;
-        uint64_t credit = work->request.op == MPIX_CMD_READ ? part->read_bytes : part->credit_bytes;
+        const mpix_request *r = &work->request;
+        int header = loop_is_header(r);
+        uint64_t credit = r->net.op == MPIX_NET_READ ? part->read_bytes : part->credit_bytes;
         for (uint32_t i = work->posted; i < work->total && n < PROXY_BATCH; i++) {
             uint64_t len = loop_op_len(part, work, i);
-            if (work->request.fence && lane->ops + (uint32_t)n > 0)
+            if (r->fence && lane->ops + (uint32_t)n > 0)
                 return n;
             if (lane->ops + (uint32_t)n >= part->credit_ops ||
                 (bytes > 0 && bytes + len > credit) ||
-                (header && peer->tx[work->request.counter].header_open))
+                (header && peer->tx[r->net.counter].header_open))
                 return n;
             loop_make_op(part, peer, work, i, &ops[n++]);
             bytes += len;
             if (header)
-                peer->tx[work->request.counter].header_open = 1;
+                peer->tx[r->net.counter].header_open = 1;
         }
     }
     return n;
@@ -324,13 +300,13 @@ static void loop_complete(proxy_part *part, const mpix_net_done *done) {
         lane->bytes -= loop_op_len(part, work, work->complete);
         if (++work->complete < work->total)
             continue;
-        if (part->counted && work->request.op == MPIX_CMD_SIGNAL)
-            peer->tx[work->request.counter].header_open = 0;
+        if (loop_is_header(&work->request))
+            peer->tx[work->request.net.counter].header_open = 0;
         if (work->request.gpu)
             gpu_seq = work->seq ? work->seq : gpu_seq;
         else
             seq = work->seq;
-        mpix_trace_end("proxy", loop_name(work->request.op), loop_trace_id(part, work->seq));
+        mpix_trace_end("proxy", loop_name(work->request.net.op), loop_trace_id(part, work->seq));
         lane->done++;
     }
     lane->ops -= (uint32_t)done->n;

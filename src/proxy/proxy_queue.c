@@ -39,33 +39,47 @@ int proxy_admit(proxy_part *part, proxy_lane *lane, uint64_t n) {
     return 1;
 }
 
-static int queue_push(proxy_part *part, const mpix_request *r, uint64_t *seq) {
-    proxy_lane *lane = &part->peers[r->peer].lanes[r->lane];
-    int64_t desc = -1;
+/* Queues the command of who was admitted to the lane. 0: the FIFO is full. */
+static int queue_push(proxy_part *part, mpix_cmd cmd, uint64_t *seq) {
     uint64_t position;
-    mpix_cmd cmd;
 
-    if (!r->last && !proxy_admit(part, lane, 1))
-        return 0;
-    if (!mpix_cmd_encode(r, &cmd)) {
-        desc = mpix_descs_get(&part->descs);
-        if (desc < 0)
-            goto leave;
-        part->descs.table[desc].request = *r;
-        mpix_cmd_encode_desc(r->peer, r->lane, (uint32_t)desc, &cmd);
-    }
     if (!mpix_fifo_push_at(&part->fifo, cmd, &position))
-        goto free_desc;
+        return 0;
     *seq = position + 1;
     proxy_wake(part);
     return 1;
+}
 
-free_desc:
-    if (desc >= 0)
-        mpix_descs_put(&part->descs, (uint32_t)desc);
-leave:
-    if (!r->last)
-        atomic_fetch_sub_explicit(&lane->admitted, 1, memory_order_relaxed);
+static void queue_leave(proxy_lane *lane) {
+    atomic_fetch_sub_explicit(&lane->admitted, 1, memory_order_relaxed);
+}
+
+/* A request as a descriptor, which is filled in between. last: admitted whatever the lane
+ * holds. -1: no room. */
+static int64_t queue_desc_take(proxy_part *part, int peer, int lane, int last) {
+    proxy_lane *l = &part->peers[peer].lanes[lane];
+    int64_t desc;
+
+    if (!last && !proxy_admit(part, l, 1))
+        return -1;
+    desc = mpix_descs_get(&part->descs);
+    if (desc < 0 && !last)
+        queue_leave(l);
+    return desc;
+}
+
+static int queue_desc_push(proxy_part *part, int64_t desc, uint64_t *seq) {
+    const mpix_request *r = &part->descs.table[desc].request;
+    proxy_lane *lane = &part->peers[r->net.peer].lanes[r->net.lane];
+    int last = r->last;
+    mpix_cmd cmd;
+
+    mpix_cmd_desc(r->net.peer, r->net.lane, (uint32_t)desc, &cmd);
+    if (queue_push(part, cmd, seq))
+        return 1;
+    mpix_descs_put(&part->descs, (uint32_t)desc);
+    if (!last)
+        queue_leave(lane);
     return 0;
 }
 
@@ -115,8 +129,10 @@ static int queue_check(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t
 int mpix_proxy_put(mpix_proxy *proxy, int peer, int lane, int lwin, uint64_t loff, int rwin,
                    uint64_t roff, uint64_t len, uint32_t counter, uint64_t *seq) {
     proxy_part *part;
-    int kind = queue_check(proxy, peer, lane, rwin, roff, len, counter, 0, &part);
-    mpix_request r;
+    int kind = queue_check(proxy, peer, lane, rwin, roff, len, counter, 0, &part), in_part;
+    proxy_lane *l;
+    int64_t desc;
+    mpix_cmd cmd;
 
     if (kind)
         return kind;
@@ -124,16 +140,23 @@ int mpix_proxy_put(mpix_proxy *proxy, int peer, int lane, int lwin, uint64_t lof
         loff > part->bytes[lwin] - len)
         return queue_refuse("local side of a put", peer, lane, lwin, loff, len,
                             lwin >= 0 && lwin < MPIX_PROXY_WINDOWS ? part->bytes[lwin] : 0);
-    r = (mpix_request){.op = MPIX_CMD_PUT,
-                       .peer = (uint16_t)peer,
-                       .lane = (uint8_t)proxy_lane_in_part(proxy, lane),
-                       .lwin = (uint8_t)lwin,
-                       .rwin = (uint8_t)rwin,
-                       .loff = loff,
-                       .roff = roff,
-                       .len = len,
-                       .counter = counter};
-    return queue_push(part, &r, seq);
+    in_part = proxy_lane_in_part(proxy, lane);
+    l = &part->peers[peer].lanes[in_part];
+    if (mpix_cmd_put(peer, in_part, lwin, loff, rwin, roff, len, counter, &cmd)) {
+        if (!proxy_admit(part, l, 1))
+            return 0;
+        if (!queue_push(part, cmd, seq)) {
+            queue_leave(l);
+            return 0;
+        }
+        return 1;
+    }
+    desc = queue_desc_take(part, peer, in_part, 0);
+    if (desc < 0)
+        return 0;
+    part->descs.table[desc].request = (mpix_request){
+        .net = proxy_put_op(part, peer, in_part, lwin, loff, rwin, roff, len, counter)};
+    return queue_desc_push(part, desc, seq);
 }
 
 /* last: whether the object was abandoned does not matter. */
@@ -141,25 +164,31 @@ static int queue_signal(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_
                         uint64_t value, uint32_t counter, uint32_t writes, int last,
                         uint64_t *seq) {
     proxy_part *part;
-    int kind = queue_check(proxy, peer, lane, rwin, roff, 8, counter, last, &part);
-    mpix_request r;
+    int kind = queue_check(proxy, peer, lane, rwin, roff, 8, counter, last, &part), in_part;
+    int64_t desc;
 
     if (kind)
         return kind;
     if (roff % 8)
         return queue_refuse("a signal's word must be aligned", peer, lane, rwin, roff, 8,
                             part->peers[peer].rbytes[rwin]);
-    r = (mpix_request){.op = MPIX_CMD_SIGNAL,
-                       .peer = (uint16_t)peer,
-                       .lane = (uint8_t)proxy_lane_in_part(proxy, lane),
-                       .rwin = (uint8_t)rwin,
-                       .loff = value,
-                       .roff = roff,
-                       .len = part->counted ? sizeof(proxy_header) : 8,
-                       .counter = counter,
+    in_part = proxy_lane_in_part(proxy, lane);
+    desc = queue_desc_take(part, peer, in_part, last);
+    if (desc < 0)
+        return 0;
+    part->descs.table[desc].request =
+        (mpix_request){.net = {.op = MPIX_NET_WORD,
+                               .peer = (uint16_t)peer,
+                               .lane = (uint8_t)in_part,
+                               .rmem = part->peers[peer].rmem[rwin],
+                               .roff = roff,
+                               .len = part->counted ? sizeof(proxy_header) : 8,
+                               .value = value,
+                               .counter = part->counted ? (int32_t)counter : -1},
                        .writes = writes,
+                       .window = (uint8_t)rwin,
                        .last = (uint8_t)last};
-    return queue_push(part, &r, seq);
+    return queue_desc_push(part, desc, seq);
 }
 
 int mpix_proxy_signal(mpix_proxy *proxy, int peer, int lane, int rwin, uint64_t roff,
@@ -174,25 +203,27 @@ int mpix_proxy_last_word(mpix_proxy *proxy, int peer, int lane, int rwin, uint64
     return queue_signal(proxy, peer, lane, rwin, roff, value, counter, 0, 1, &seq);
 }
 
-int mpix_proxy_post(mpix_proxy *proxy, const mpix_proxy_op *op, uint64_t *seq) {
-    int index = proxy_part_of(proxy, op->peer, op->lane), failed = queue_failed(proxy, op->peer);
-    mpix_request r;
+int mpix_proxy_post(mpix_proxy *proxy, const mpix_net_op *op, const mpix_proxy_mem *mem,
+                    const mpix_proxy_rmem *rmem, uint64_t *seq) {
+    int index = proxy_part_of(proxy, op->peer, op->lane), failed = queue_failed(proxy, op->peer),
+        lane = proxy_lane_in_part(proxy, op->lane);
+    proxy_part *part = proxy->part[index];
+    mpix_request *r;
+    int64_t desc;
 
     if (failed)
         return -failed;
-    r = (mpix_request){.op = op->kind == MPIX_NET_WRITE  ? MPIX_CMD_WRITE
-                             : op->kind == MPIX_NET_READ ? MPIX_CMD_READ
-                                                         : MPIX_CMD_ADD,
-                       .peer = (uint16_t)op->peer,
-                       .lane = (uint8_t)proxy_lane_in_part(proxy, op->lane),
-                       .loff = (uint64_t)(uintptr_t)op->local,
-                       .roff = op->roff,
-                       .len = op->len,
-                       .counter = op->counter >= 0 ? (uint32_t)op->counter : MPIX_CMD_UNCOUNTED,
-                       .mem = op->mem ? op->mem->of[index] : NULL,
-                       .rmem = op->rmem->of[index],
-                       .value = op->value};
-    return queue_push(proxy->part[index], &r, seq);
+    desc = queue_desc_take(part, op->peer, lane, 0);
+    if (desc < 0)
+        return 0;
+    r = &part->descs.table[desc].request;
+    *r = (mpix_request){.net = *op};
+    r->net.lane = (uint8_t)lane;
+    r->net.mem = mem ? mem->of[index] : NULL;
+    r->net.rmem = rmem->of[index];
+    if (!part->counted || op->op != MPIX_NET_WRITE)
+        r->net.counter = -1;
+    return queue_desc_push(part, desc, seq);
 }
 
 uint64_t mpix_proxy_handed(const mpix_proxy *proxy, int peer, int lane) {

@@ -24,18 +24,20 @@ typedef struct mpix_net_rmem mpix_net_rmem; /* a peer's registered memory */
 
 enum { MPIX_NET_WRITE, MPIX_NET_WORD, MPIX_NET_READ, MPIX_NET_ADD };
 
+/* Packed, because every place in the proxy's queues and rings holds one. */
 typedef struct mpix_net_op {
-    int kind, peer, lane;
+    uint8_t op, lane; /* op: MPIX_NET_* */
+    uint16_t peer;
+    int32_t counter;         /* >= 0: a counted write: the target's poll reports (this rank,
+                              * counter); < 0: none */
     const mpix_net_mem *mem; /* WRITE: source, READ: destination, ADD: where the old value
                               * goes; WORD: NULL */
     void *local;             /* address inside mem */
     const mpix_net_rmem *rmem;
-    uint64_t roff;   /* offset in rmem; WORD and ADD: multiple of 8 */
-    uint64_t len;    /* bytes, at most caps.max_op; 0 is allowed for WRITE (moves
-                      * nothing, completes) */
-    uint64_t value;  /* WORD: written as one 8-byte store; ADD: added atomically */
-    int64_t counter; /* >= 0: a counted write: the target's poll reports (this rank,
-                      * counter); < 0: none */
+    uint64_t roff;  /* offset in rmem; WORD and ADD: multiple of 8 */
+    uint64_t len;   /* bytes, at most caps.max_op; 0 is allowed for WRITE (moves
+                     * nothing, completes) */
+    uint64_t value; /* WORD: written as one 8-byte store; ADD: added atomically */
 } mpix_net_op;
 
 typedef struct mpix_net_done {

@@ -24,7 +24,7 @@ enum {
 enum { SHMEM_ARRIVAL = 1, SHMEM_WORD };
 
 typedef struct shmem_message {
-    uint32_t kind, counter;
+    uint32_t what, counter;
     uint64_t addr, value; /* WORD: where in the owner's address space */
 } shmem_message;
 

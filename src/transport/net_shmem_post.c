@@ -133,14 +133,14 @@ static int shmem_add(const mpix_net_op *op) {
 }
 
 static int shmem_execute(shmem_net *n, shmem_peer *peer, const mpix_net_op *op) {
-    uint64_t len = op->kind == MPIX_NET_WORD || op->kind == MPIX_NET_ADD ? 8 : op->len;
+    uint64_t len = op->op == MPIX_NET_WORD || op->op == MPIX_NET_ADD ? 8 : op->len;
 
     if (len > op->rmem->bytes || op->roff > op->rmem->bytes - len)
         return -mpix_fail(MPIX_ERRK_INTERNAL, NULL,
                           "an operation on [%" PRIu64 ", + %" PRIu64 ") of %" PRIu64
                           " bytes of rank %d",
                           op->roff, len, op->rmem->bytes, op->peer);
-    switch (op->kind) {
+    switch (op->op) {
     case MPIX_NET_WRITE:
         if (!op->rmem->map)
             return shmem_call(n, op, 1);
@@ -160,7 +160,7 @@ static int shmem_execute(shmem_net *n, shmem_peer *peer, const mpix_net_op *op) 
 
 /* What may put a message needs room for it before anything is done. */
 static int shmem_fits(const shmem_net *n, const shmem_peer *peer, const mpix_net_op *op) {
-    int message = op->counter >= 0 || (op->kind == MPIX_NET_WORD && !op->rmem->map);
+    int message = op->counter >= 0 || (op->op == MPIX_NET_WORD && !op->rmem->map);
 
     return peer->pending[op->lane] < (uint32_t)n->net.caps.depth &&
            (!message || shmem_room(peer->out));
@@ -179,7 +179,7 @@ int shmem_post(mpix_net *net, const mpix_net_op *ops, int count) {
             break;
         if (ops[i].counter >= 0)
             shmem_put(peer,
-                      (shmem_message){.kind = SHMEM_ARRIVAL, .counter = (uint32_t)ops[i].counter});
+                      (shmem_message){.what = SHMEM_ARRIVAL, .counter = (uint32_t)ops[i].counter});
         peer->pending[ops[i].lane]++;
         n->dirty++;
     }
@@ -284,7 +284,7 @@ static int shmem_take(shmem_net *n, int rank, mpix_net_arrival *arrivals, int ma
 
     for (at = tail; at != head && stored < max; at++) {
         const shmem_message *message = &ring->message[at % SHMEM_RING];
-        if (message->kind == SHMEM_ARRIVAL)
+        if (message->what == SHMEM_ARRIVAL)
             arrivals[stored++] = (mpix_net_arrival){rank, message->counter};
         else
             shmem_store_word(n, message);

@@ -43,7 +43,7 @@ static void operate(fuzz_bytes *in, mpix_net *net, mpix_net_mem *mem, mpix_net_r
         if (len > bytes)
             continue;
         roff = roff % (bytes - len + 1) & ~(uint64_t)7;
-        mpix_net_op op = {.kind = fuzz_range(in, MPIX_NET_WRITE, MPIX_NET_READ),
+        mpix_net_op op = {.op = fuzz_range(in, MPIX_NET_WRITE, MPIX_NET_READ),
                           .peer = peer,
                           .lane = fuzz_range(in, 0, net->caps.lanes - 1),
                           .mem = mem,
@@ -52,7 +52,7 @@ static void operate(fuzz_bytes *in, mpix_net *net, mpix_net_mem *mem, mpix_net_r
                           .roff = roff,
                           .len = len,
                           .counter = -1};
-        if (op.kind == MPIX_NET_WORD) {
+        if (op.op == MPIX_NET_WORD) {
             op.mem = NULL;
             op.local = NULL;
             op.len = 0;

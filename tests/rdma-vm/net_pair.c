@@ -101,8 +101,8 @@ static void post(const mpix_net_op *op) {
     t.posted[op->peer][op->lane]++;
 }
 
-static mpix_net_op op_of(int kind, int peer, int lane, size_t loff, size_t roff, size_t len) {
-    return (mpix_net_op){.kind = kind,
+static mpix_net_op op_of(int what, int peer, int lane, size_t loff, size_t roff, size_t len) {
+    return (mpix_net_op){.op = (uint8_t)what,
                          .peer = peer,
                          .lane = lane,
                          .mem = t.mem,
@@ -114,7 +114,7 @@ static mpix_net_op op_of(int kind, int peer, int lane, size_t loff, size_t roff,
 }
 
 static void post_word(int peer, int lane, int which, uint64_t value) {
-    mpix_net_op op = {.kind = MPIX_NET_WORD,
+    mpix_net_op op = {.op = MPIX_NET_WORD,
                       .peer = peer,
                       .lane = lane,
                       .rmem = t.rmem[peer],

@@ -84,7 +84,7 @@ static void fresh(void) {
 }
 
 static mpix_net_op write_op(int i, int counted) {
-    return (mpix_net_op){.kind = MPIX_NET_WRITE,
+    return (mpix_net_op){.op = MPIX_NET_WRITE,
                          .mem = mem,
                          .local = from + i * LEN,
                          .rmem = rmem,
@@ -247,7 +247,7 @@ START_TEST(word_after_writes) {
         memset(to, 0, BYTES);
         for (int i = 0; i < OPS; i++)
             ops[i] = write_op(i, 0);
-        ops[OPS] = (mpix_net_op){.kind = MPIX_NET_WORD,
+        ops[OPS] = (mpix_net_op){.op = MPIX_NET_WORD,
                                  .rmem = rmem,
                                  .roff = OPS * LEN,
                                  .len = 8,
@@ -517,7 +517,7 @@ START_TEST(shmem_tells_of_words) {
     mpix_net_mem *own;
     mpix_net_rmem *there;
     mpix_net_arrival arrivals[4];
-    mpix_net_op op = {.kind = MPIX_NET_WORD, .roff = 8, .value = 77, .counter = -1};
+    mpix_net_op op = {.op = MPIX_NET_WORD, .roff = 8, .value = 77, .counter = -1};
     char blob[512];
 
     set("transport", "shmem");

@@ -767,14 +767,8 @@ START_TEST(abandoned) {
     hooked.post = blocked_post;
     (void)put(0, 0, 100, 0);
     steps(2);
-    mpix_proxy_op op = {.kind = MPIX_NET_WRITE,
-                        .peer = 0,
-                        .mem = mem,
-                        .local = other,
-                        .rmem = rmem,
-                        .len = 100,
-                        .counter = -1};
-    ck_assert_int_eq(mpix_proxy_post(proxy, &op, &seq), 1);
+    mpix_net_op op = {.op = MPIX_NET_WRITE, .peer = 0, .local = other, .len = 100, .counter = -1};
+    ck_assert_int_eq(mpix_proxy_post(proxy, &op, mem, rmem, &seq), 1);
     (void)put(0, 0, 100, 0);
     (void)signal_word(1, 7, 0, 0);
     /* the lane is full */

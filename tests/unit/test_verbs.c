@@ -82,7 +82,7 @@ void fix_teardown(void) {
 }
 
 mpix_net_op fix_write(int peer, int lane, uint64_t loff, uint64_t roff, uint64_t len) {
-    return (mpix_net_op){.kind = MPIX_NET_WRITE,
+    return (mpix_net_op){.op = MPIX_NET_WRITE,
                          .peer = peer,
                          .lane = lane,
                          .mem = fix.mem,
@@ -94,7 +94,7 @@ mpix_net_op fix_write(int peer, int lane, uint64_t loff, uint64_t roff, uint64_t
 }
 
 mpix_net_op fix_word(int peer, int lane, uint64_t roff, uint64_t value) {
-    return (mpix_net_op){.kind = MPIX_NET_WORD,
+    return (mpix_net_op){.op = MPIX_NET_WORD,
                          .peer = peer,
                          .lane = lane,
                          .rmem = fix.rmem[peer],

@@ -221,7 +221,7 @@ START_TEST(gpu_is_not_read) {
     ck_assert_int_eq(gpu_reg(1, 0), 0);
     mpix_net_verbs.mem_key(fix.net, fix.mem, &key);
     ck_assert_int_eq(mpix_net_verbs.rmem_open(fix.net, 1, &key, &fix.rmem[1]), 0);
-    op = (mpix_net_op){.kind = MPIX_NET_WRITE,
+    op = (mpix_net_op){.op = MPIX_NET_WRITE,
                        .peer = 1,
                        .mem = fix.mem,
                        .local = fix.memory + 4096,

@@ -117,9 +117,9 @@ START_TEST(read_and_add) {
     mpix_net_op ops[2];
     open_one();
     ops[0] = fix_write(1, 0, 64, 128, 5);
-    ops[0].kind = MPIX_NET_READ;
+    ops[0].op = MPIX_NET_READ;
     ops[1] = fix_write(1, 0, 4096, 256, 8);
-    ops[1].kind = MPIX_NET_ADD;
+    ops[1].op = MPIX_NET_ADD;
     ops[1].value = 77;
     ck_assert_int_eq(post(ops, 2), 2);
     ck_assert_int_eq(mock.wr[0].wr.opcode, IBV_WR_RDMA_READ);
@@ -146,7 +146,7 @@ START_TEST(mistakes_of_the_caller) {
     case 3: op.local = (void *)((uintptr_t)fix.memory - 1); break;
     case 4: op = fix_word(1, 0, 4, 1); break;
     case 5: op = fix_word(1, 0, sizeof fix.memory, 1); break;
-    case 6: op.kind = MPIX_NET_ADD, op.roff = 3; break;
+    case 6: op.op = MPIX_NET_ADD, op.roff = 3; break;
     default: op.len = (1u << 30) + 1; break;
     }
     fix_error(-post(&op, 1), MPIX_ERRK_INTERNAL, "rank 1", NULL);
@@ -162,7 +162,7 @@ START_TEST(add_without_atomics) {
     mock.device[0].attr.atomic_cap = IBV_ATOMIC_NONE;
     fix_reopen();
     op = fix_write(1, 0, 0, 0, 8);
-    op.kind = MPIX_NET_ADD;
+    op.op = MPIX_NET_ADD;
     fix_error(-post(&op, 1), MPIX_ERRK_UNSUPPORTED, "x:1", "atomic", NULL);
 }
 END_TEST

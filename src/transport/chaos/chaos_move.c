@@ -65,7 +65,7 @@ static int chaos_stalled(chaos_net *c) {
 static void chaos_cut(const chaos_net *c, chaos_op *o) {
     uint64_t h = chaos_mix(o->hash), n = 1;
 
-    if (o->op.kind == MPIX_NET_WRITE && o->op.len > 1)
+    if (o->op.op == MPIX_NET_WRITE && o->op.len > 1)
         n = 1 + h % (uint64_t)c->pieces;
     o->pieces = (uint8_t)(n < o->op.len || n == 1 ? n : o->op.len);
     o->cut[0] = 0;

@@ -84,7 +84,7 @@ static void issue_message(ucx_lane *lane, ucx_op *o) {
                                  .flags = UCP_AM_SEND_FLAG_EAGER,
                                  .cb.send = sent,
                                  .user_data = peer};
-    int word = o->op.kind == MPIX_NET_WORD;
+    int word = o->op.op == MPIX_NET_WORD;
 
     o->header = (ucx_header){.rank = (uint32_t)peer->net->boot->rank,
                              .seq = lane->seq_out++,
@@ -112,7 +112,7 @@ static void issue(ucx_lane *lane, ucx_op *o) {
     uint64_t there = op->rmem->addr + op->roff;
 
     o->state = UCX_ISSUED;
-    if (op->kind == MPIX_NET_READ && op->len > 0 && op->rmem->foreign && peer->tcp) {
+    if (op->op == MPIX_NET_READ && op->len > 0 && op->rmem->foreign && peer->tcp) {
         o->state = UCX_READING;
         lane->reading++;
         o->read = (ucx_read){.rank = peer->net->rank,
@@ -125,13 +125,13 @@ static void issue(ucx_lane *lane, ucx_op *o) {
         begun(peer,
               ucp_am_send_nbx(peer->ep, UCX_AM_READ, &o->read, sizeof o->read, NULL, 0, &param),
               "a read was refused");
-    } else if (op->kind == MPIX_NET_WRITE && op->len > 0) {
+    } else if (op->op == MPIX_NET_WRITE && op->len > 0) {
         begun(peer, ucp_put_nbx(peer->ep, op->local, op->len, there, op->rmem->rkey, &param),
               "a put was refused");
-    } else if (op->kind == MPIX_NET_READ && op->len > 0) {
+    } else if (op->op == MPIX_NET_READ && op->len > 0) {
         begun(peer, ucp_get_nbx(peer->ep, op->local, op->len, there, op->rmem->rkey, &param),
               "a get was refused");
-    } else if (op->kind == MPIX_NET_ADD) {
+    } else if (op->op == MPIX_NET_ADD) {
         param.op_attr_mask |= UCP_OP_ATTR_FIELD_DATATYPE |
                               (op->local ? UCP_OP_ATTR_FIELD_REPLY_BUFFER : 0);
         param.datatype = ucp_dt_make_contig(8);
@@ -162,9 +162,9 @@ int ucx_post(mpix_net *base, const mpix_net_op *ops, int count) {
     for (i = 0; i < count; i++) {
         const mpix_net_op *op = &ops[i];
         ucx_lane *lane = &net->peers[op->peer].lanes[op->lane];
-        uint64_t len = op->kind == MPIX_NET_WORD || op->kind == MPIX_NET_ADD ? 8 : op->len;
-        int message = op->kind == MPIX_NET_WORD ||
-                      (op->kind == MPIX_NET_WRITE && op->len > 0 && op->len <= lane->peer->message);
+        uint64_t len = op->op == MPIX_NET_WORD || op->op == MPIX_NET_ADD ? 8 : op->len;
+        int message = op->op == MPIX_NET_WORD ||
+                      (op->op == MPIX_NET_WRITE && op->len > 0 && op->len <= lane->peer->message);
         ucx_op *o;
         if (lane->head - lane->done == UCX_DEPTH)
             break;

@@ -146,7 +146,7 @@ static void build_moves(verbs_net *net, verbs_lane *lane, const mpix_net_op *op,
         uint64_t len = step_of(op, loff + done, op->roff + done, op->len - done);
 
         wr = wr_new(net, lane);
-        wr->opcode = op->kind == MPIX_NET_READ ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
+        wr->opcode = op->op == MPIX_NET_READ ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
         wr->wr.rdma.remote_addr = op->rmem->base + op->roff + done;
         wr->wr.rdma.rkey = rkey_of(lane, op->rmem, op->roff + done);
         if (len == 0)
@@ -155,7 +155,7 @@ static void build_moves(verbs_net *net, verbs_lane *lane, const mpix_net_op *op,
             wr_local(lane, wr, op->mem, loff + done, len);
         /* What is small goes with the request: the device need not fetch it. GPU memory can't be
          * read from here. */
-        if (op->kind == MPIX_NET_WRITE && len > 0 && len <= (uint64_t)device->max_inline &&
+        if (op->op == MPIX_NET_WRITE && len > 0 && len <= (uint64_t)device->max_inline &&
             op->mem->how == VERBS_MEM_HOST)
             wr->send_flags |= IBV_SEND_INLINE;
         done += len;
@@ -223,18 +223,17 @@ void verbs_probe(verbs_net *net) {
 /* Mistakes of the caller are found here, as the device would only break the connection. */
 static int check(const verbs_net *net, const verbs_lane *lane, const mpix_net_op *op,
                  uint64_t loff) {
-    int word = op->kind == MPIX_NET_WORD || op->kind == MPIX_NET_ADD;
+    int word = op->op == MPIX_NET_WORD || op->op == MPIX_NET_ADD;
     uint64_t len = word ? sizeof(uint64_t) : op->len;
 
     if (!lane->connected || op->roff > op->rmem->bytes || len > op->rmem->bytes - op->roff ||
         (word && op->roff % 8) || (!word && op->len > net->net.caps.max_op) ||
-        (op->kind != MPIX_NET_WORD && len &&
-         (loff > op->mem->bytes || len > op->mem->bytes - loff)))
+        (op->op != MPIX_NET_WORD && len && (loff > op->mem->bytes || len > op->mem->bytes - loff)))
         return mpix_fail(MPIX_ERRK_INTERNAL, NULL,
                          "verbs: operation %d of %llu bytes at offset %llu to rank %d is outside "
                          "of its memory or limits",
-                         op->kind, (unsigned long long)len, (unsigned long long)op->roff, op->peer);
-    if (op->kind == MPIX_NET_ADD && !net->devices[lane->device].atomics)
+                         op->op, (unsigned long long)len, (unsigned long long)op->roff, op->peer);
+    if (op->op == MPIX_NET_ADD && !net->devices[lane->device].atomics)
         return mpix_fail(MPIX_ERRK_UNSUPPORTED, NULL, "%s has no atomic operations",
                          net->devices[lane->device].port.name);
     if (op->counter >= 0 && !net->net.caps.counted)
@@ -251,7 +250,7 @@ enum { BUILT, LANE_FULL, BATCH_FULL };
 static int build(verbs_net *net, const mpix_net_op *op) {
     verbs_lane *lane = verbs_lane_of(net, op->peer, op->lane);
     uint64_t loff = op->mem ? (uint64_t)((char *)op->local - (char *)op->mem->base) : 0;
-    int word = op->kind == MPIX_NET_WORD || op->kind == MPIX_NET_ADD, kind, n;
+    int word = op->op == MPIX_NET_WORD || op->op == MPIX_NET_ADD, kind, n;
 
     if (lane->kind)
         return -mpix_fail_peer(lane->kind, op->peer, net->boot->hostnames[op->peer], "%s",
@@ -264,9 +263,9 @@ static int build(verbs_net *net, const mpix_net_op *op) {
     if (n > VERBS_BATCH - net->nwr)
         return BATCH_FULL;
     lane->op_seq++;
-    if (op->kind == MPIX_NET_WORD)
+    if (op->op == MPIX_NET_WORD)
         build_word(net, lane, op);
-    else if (op->kind == MPIX_NET_ADD)
+    else if (op->op == MPIX_NET_ADD)
         build_add(net, lane, op, loff);
     else
         build_moves(net, lane, op, loff);
