@@ -194,7 +194,7 @@ void info_machine(const mpix_params *params) {
 
 /* ---- parameters ------------------------------------------------------------------------------ */
 
-void info_params(const mpix_params *params) {
+void info_params(const mpix_params *params, int all) {
     int n;
     const mpix_param_desc *table = mpix_param_table(&n);
 
@@ -202,6 +202,8 @@ void info_params(const mpix_params *params) {
         char value[300], env[64];
         size_t k;
 
+        if ((table[i].flags & MPIX_PARAM_DEVELOPER) && !all)
+            continue;
         mpix_params_print(params, &table[i], value, sizeof value);
         for (k = 0; table[i].name[k] && k + 1 < sizeof env; k++)
             env[k] = (char)toupper((unsigned char)table[i].name[k]);
@@ -210,9 +212,9 @@ void info_params(const mpix_params *params) {
         printf("    %s\n", table[i].help);
         printf("    %s: %s; default %s\n", table[i].type, table[i].values,
                table[i].dflt[0] ? table[i].dflt : "\"\"");
-        printf("    environment MPIX_EP_%s, info key mpix_ep_%s; %s\n", env, table[i].name,
-               table[i].same == MPIX_PARAM_SAME ? "equal on all ranks"
-                                                : "may differ between ranks");
+        printf("    environment MPIX_EP_%s, info key mpix_ep_%s; %s%s\n", env, table[i].name,
+               table[i].flags & MPIX_PARAM_SAME ? "equal on all ranks" : "may differ between ranks",
+               table[i].flags & MPIX_PARAM_DEVELOPER ? "; for developers" : "");
     }
 }
 

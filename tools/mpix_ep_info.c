@@ -26,6 +26,7 @@ static const char info_usage[] =
     "  --machine        processor, instruction sets, memory and its limits\n"
     "  --params         every parameter: environment variable, info key, values, default, value in "
     "force, meaning\n"
+    "      --all               with those that serve tests of the library only\n"
     "  --matrix         under mpirun: how each rank reaches each other rank, and why not\n"
     "  --selftest       under mpirun: sends checked rows over every pair of ranks and back; exit "
     "status 1 if anything "
@@ -54,6 +55,7 @@ enum {
     OPT_BUILD,
     OPT_MACHINE,
     OPT_PARAMS,
+    OPT_ALL,
     OPT_MATRIX,
     OPT_SELFTEST,
     OPT_WINDOW_SIZE,
@@ -78,6 +80,7 @@ static const struct option info_options[] = {
     {"build", no_argument, NULL, OPT_BUILD},
     {"machine", no_argument, NULL, OPT_MACHINE},
     {"params", no_argument, NULL, OPT_PARAMS},
+    {"all", no_argument, NULL, OPT_ALL},
     {"matrix", no_argument, NULL, OPT_MATRIX},
     {"selftest", no_argument, NULL, OPT_SELFTEST},
     {"window-size", no_argument, NULL, OPT_WINDOW_SIZE},
@@ -99,7 +102,7 @@ static const struct option info_options[] = {
 };
 
 typedef struct info_request {
-    int version, build, machine, params, matrix, selftest, window_size;
+    int version, build, machine, params, all_params, matrix, selftest, window_size;
     int shape; /* an option that only --window-size takes was given */
     int ranks, ranks_per_host, dtype;
     long long hidden;
@@ -183,6 +186,7 @@ static void info_parse(info_request *req, int argc, char **argv) {
         case OPT_BUILD: req->build = 1; break;
         case OPT_MACHINE: req->machine = 1; break;
         case OPT_PARAMS: req->params = 1; break;
+        case OPT_ALL: req->all_params = 1; break;
         case OPT_MATRIX: req->matrix = 1; break;
         case OPT_SELFTEST: req->selftest = 1; break;
         case OPT_WINDOW_SIZE: req->window_size = 1; break;
@@ -199,6 +203,10 @@ static void info_parse(info_request *req, int argc, char **argv) {
         req->config.layout = MPIX_EP_SLOTS;
     if (req->shape && !req->window_size) {
         fputs("mpix_ep_info: the options of a shape need --window-size\n", stderr);
+        exit(2);
+    }
+    if (req->all_params && !req->params) {
+        fputs("mpix_ep_info: --all needs --params\n", stderr);
         exit(2);
     }
 }
@@ -235,7 +243,7 @@ static int info_print_local(info_request *req, const mpix_params *params) {
     if (req->machine)
         info_machine(params);
     if (req->params)
-        info_params(params);
+        info_params(params, req->all_params);
     if (req->window_size) {
         req->config.max_row_bytes =
             (MPI_Count)((unsigned long long)req->hidden * mpix_dtype_size(req->dtype));

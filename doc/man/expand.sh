@@ -10,7 +10,7 @@
 #   @enum MPIX_X ...       the comments of the enums with these constants, and the constants
 #   @source FILE           a program, whole
 #   @usage FILE            the usage text of a tool, from its source
-#   @parameters            the table of parameters, from src/base/param.c
+#   @parameters            the table of parameters, from src/base/param.c, without those for developers
 set -eu
 top=$1 page=$2 section=$3
 version=$(sed -n 's/^version=//p' "$top/VERSION")
@@ -128,6 +128,7 @@ function parameters(   c, n, rows, i, row, k, f, help, same) {
     for (i = 1; i < n; i++) {
         row = rows[i]; sub(/^[^{]*\{/, "", row)
         for (k = 1; k <= 4; k++) { match(row, /"([^"\\]|\\.)*"/); f[k] = substr(row, RSTART + 1, RLENGTH - 2); row = substr(row, RSTART + RLENGTH) }
+        if (row ~ /^,[ \n]*[A-Z]+ \| DEV,/) continue # for developers
         same = row ~ /^,[ \n]*SAME,/ ? "equal on all ranks" : "may differ between ranks"
         help = literals(row)
         print "**" f[1] "** (" f[2] "; " escape(f[3]) "; default " (f[4] == "" ? "empty" : f[4]) "; " same ")\n:   " escape(help) "\n"

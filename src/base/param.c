@@ -34,8 +34,9 @@
  * creation compares it.
  * OWN: it concerns this rank's work only, or what a peer must know of it travels in an address, a
  * blob or an offer.
+ * DEV: it serves tests and measurements of the library itself. Lists for users leave it out.
  */
-enum { OWN = MPIX_PARAM_OWN, SAME = MPIX_PARAM_SAME };
+enum { OWN = MPIX_PARAM_OWN, SAME = MPIX_PARAM_SAME, DEV = MPIX_PARAM_DEVELOPER };
 
 /* The words of an enum stand in the order of its constants. */
 static const mpix_param_desc param_table[] = {
@@ -162,7 +163,7 @@ static const mpix_param_desc param_table[] = {
      FIELD(p2p_cma)},
     {"p2p_memory", "enum", "host|cuda", "host", SAME,
      "MPIX_P2p_alloc: kind of memory; also an info key of that call.", FIELD(p2p_memory)},
-    {"p2p_gpu_kernel", "int", "0..4194304", "131072", OWN,
+    {"p2p_gpu_kernel", "int", "0..4194304", "131072", OWN | DEV,
      "MPIX_P2p in GPU memory: pieces of up to so many bytes are copied by a kernel, longer ones by "
      "the copy engine.",
      FIELD(p2p_gpu_kernel)},
@@ -188,7 +189,7 @@ static const mpix_param_desc param_table[] = {
      "rank gets those for itself and answers with the places "
      "of the rows: one message more each way, but no table of ranks times ranks.",
      FIELD(counts_ranks)},
-    {"hosts", "int", "0..1000000", "0", SAME,
+    {"hosts", "int", "0..1000000", "0", SAME | DEV,
      "Splits the ranks of each host into so many virtual hosts, which do not map each other's "
      "memory; 0: hosts as they "
      "are.",
@@ -224,39 +225,39 @@ static const mpix_param_desc param_table[] = {
      "untrue where its firmware forces adaptive routing on; a warning says so once: yes confirms "
      "it, no takes counted signals.",
      FIELD(ordered)},
-    {"chaos_seed", "int", "0..2147483647", "1", OWN,
+    {"chaos_seed", "int", "0..2147483647", "1", OWN | DEV,
      "Transport chaos:X, which disturbs the transport X for tests: all its choices follow from "
      "this number.",
      FIELD(chaos_seed)},
-    {"chaos_reorder", "enum", "no|yes", "yes", OWN,
+    {"chaos_reorder", "enum", "no|yes", "yes", OWN | DEV,
      "Transport chaos: whether operations of a lane land in any order; then signals are counted, "
      "and ordered ones are "
      "refused.",
      FIELD(chaos_reorder)},
-    {"chaos_pieces", "int", "1..8", "4", OWN,
+    {"chaos_pieces", "int", "1..8", "4", OWN | DEV,
      "Transport chaos: pieces that a write is cut into, at most.", FIELD(chaos_pieces)},
-    {"chaos_delay_us", "int", "0..10000000", "0", OWN,
+    {"chaos_delay_us", "int", "0..10000000", "0", OWN | DEV,
      "Transport chaos: microseconds for which operations, completions and arrivals are held back, "
      "at most; 0: for some "
      "polls only.",
      FIELD(chaos_delay_us)},
-    {"chaos_fail_at", "int", "0..2147483647", "0", OWN,
+    {"chaos_fail_at", "int", "0..2147483647", "0", OWN | DEV,
      "Transport chaos: the operation that fails, counted from 1 on each rank and in each context; "
      "0: none.",
      FIELD(chaos_fail_at)},
-    {"chaos_fail_ppm", "int", "0..1000000", "0", OWN,
+    {"chaos_fail_ppm", "int", "0..1000000", "0", OWN | DEV,
      "Transport chaos: operations of a million that fail.", FIELD(chaos_fail_ppm)},
-    {"chaos_fail_call", "enum", "none|open|address|connect|register|key", "none", OWN,
+    {"chaos_fail_call", "enum", "none|open|address|connect|register|key", "none", OWN | DEV,
      "Transport chaos: the call of the transport's set-up that fails.", FIELD(chaos_fail_call)},
-    {"chaos_stall_at", "int", "0..2147483647", "0", OWN,
+    {"chaos_stall_at", "int", "0..2147483647", "0", OWN | DEV,
      "Transport chaos: the operation after which nothing moves; 0: none.", FIELD(chaos_stall_at)},
-    {"chaos_stall_ms", "int", "0..86400000", "0", OWN,
+    {"chaos_stall_ms", "int", "0..86400000", "0", OWN | DEV,
      "Transport chaos: milliseconds for which nothing moves; 0: for good.", FIELD(chaos_stall_ms)},
-    {"chaos_stall_thread", "enum", "no|yes", "no", OWN,
+    {"chaos_stall_thread", "enum", "no|yes", "no", OWN | DEV,
      "Transport chaos: whether who turns the proxy, its thread or a caller, sleeps during a stall, "
      "so that nobody takes what is queued. chaos_stall_ms is the time.",
      FIELD(chaos_stall_thread)},
-    {"chaos_rank", "int", "-1..2147483647", "-1", OWN,
+    {"chaos_rank", "int", "-1..2147483647", "-1", OWN | DEV,
      "Transport chaos: the rank on which operations fail and stall; -1: all.", FIELD(chaos_rank)},
     {"cuda_module", "string", "a file, at most 255 characters", "", OWN,
      "The CUDA module; empty: libmpixep_cuda.so next to this library.", FIELD(cuda_module)},
@@ -264,7 +265,7 @@ static const mpix_param_desc param_table[] = {
      "How GPU memory is shared: allocations with descriptors, CUDA IPC, or the first that all "
      "ranks' drivers have.",
      FIELD(gpu_memory)},
-    {"gpu_path", "enum", "auto|bulk|vector", "auto", OWN,
+    {"gpu_path", "enum", "auto|bulk|vector", "auto", OWN | DEV,
      "How kernels move rows: bulk copies (where the GPU and the rows' alignment allow them), or "
      "vector loads and stores.",
      FIELD(gpu_path)},
@@ -278,11 +279,11 @@ static const mpix_param_desc param_table[] = {
      "GPU memory of a handle for the peers' partial sums (combine, EXPERT layout); room for one "
      "chunk of 128 tokens per peer at least.",
      FIELD(gpu_partial_bytes)},
-    {"gpu_copy_streams", "int", "1..4", "1", OWN,
+    {"gpu_copy_streams", "int", "1..4", "1", OWN | DEV,
      "With config.num_sms = MPIX_EP_SMS_NONE: streams that share each copy, so that several copy "
      "engines serve a peer.",
      FIELD(gpu_copy_streams)},
-    {"gpu_delay_us", "int", "0..1000000", "0", OWN,
+    {"gpu_delay_us", "int", "0..1000000", "0", OWN | DEV,
      "For tests: kernels pause for up to so many microseconds, at random, where they meet other "
      "ranks or blocks; 0: never.",
      FIELD(gpu_delay_us)},

@@ -29,7 +29,8 @@ enum { MPIX_GPU_MEMORY_AUTO, MPIX_GPU_MEMORY_VMM, MPIX_GPU_MEMORY_IPC };
 enum { MPIX_GPU_NET_AUTO, MPIX_GPU_NET_HOST, MPIX_GPU_NET_GPU };
 enum { MPIX_GPU_PATH_AUTO, MPIX_GPU_PATH_BULK, MPIX_GPU_PATH_VECTOR };
 enum { MPIX_P2P_MEMORY_HOST, MPIX_P2P_MEMORY_CUDA };
-enum { MPIX_PARAM_OWN, MPIX_PARAM_SAME };
+/* bits of mpix_param_desc.flags */
+enum { MPIX_PARAM_OWN = 0, MPIX_PARAM_SAME = 1, MPIX_PARAM_DEVELOPER = 2 };
 enum { MPIX_PARAM_STRING = 256 }; /* room of every string, its terminator included */
 
 /* One field per parameter, in the order of the table. */
@@ -125,8 +126,8 @@ typedef struct mpix_param_desc {
     const char *type;   /* "enum", "int", "seconds", "bytes", "string" */
     const char *values; /* "none|error|warn|..." for an enum, "" otherwise, or a range as text */
     const char *dflt;   /* as text, parsed like a user's value */
-    int same;           /* MPIX_PARAM_SAME: all ranks of an object must have the same value;
-                         * MPIX_PARAM_OWN: each its own */
+    int flags;          /* MPIX_PARAM_SAME: all ranks of an object must have the same value, else
+                         * each its own; MPIX_PARAM_DEVELOPER */
     const char *help;   /* one sentence */
     size_t offset;      /* into mpix_params */
 } mpix_param_desc;

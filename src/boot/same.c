@@ -47,7 +47,7 @@ void mpix_same_add_params(mpix_same *same, const mpix_params *params) {
 
     for (int i = 0; i < n; i++) {
         char name[64], value[MPIX_PARAM_STRING];
-        if (table[i].same != MPIX_PARAM_SAME)
+        if (!(table[i].flags & MPIX_PARAM_SAME))
             continue;
         snprintf(name, sizeof name, "mpix_ep_%s", table[i].name);
         mpix_params_print(params, &table[i], value, sizeof value);

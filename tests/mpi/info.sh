@@ -41,4 +41,12 @@ wants '^  GPU memory '
 wants '^  Fortran module '
 wants '^  configured with '
 printf '%s\n' "$output" | grep -q 'network transports.*chaos' && fail "a transport of tests is shown as a network"
+# Parameters of tests are listed on demand only.
+output=$("$info" --params 2>&1) || fail "--params failed"
+wants '^transport = '
+printf '%s\n' "$output" | grep -q '^chaos_' && fail "--params lists parameters of tests"
+output=$("$info" --params --all 2>&1) || fail "--params --all failed"
+wants '^chaos_seed = '
+"$info" --all >/dev/null 2>&1
+[ $? -eq 2 ] || fail "--all without --params is not refused"
 exit 0
