@@ -360,46 +360,7 @@ static inline p2p_message *p2p_place(const mpix_p2p *p2p, p2p_block *block, uint
 /* ---- p2p_create.c ---------------------------------------------------------------------------- */
 int p2p_alive(mpix_p2p *p2p); /* 0 or the kind of the failure, with the particulars */
 int p2p_raise(mpix_p2p *p2p, int kind);
-/*
- * Whether a handle is alive. The ordinary case is a look, without a call, into a small cache of
- * this thread. What was seen before the last end or fork is looked up again. The local and the
- * remote side of a piece never share a place.
- */
-enum { P2P_SEEN = 32 };
-typedef struct p2p_seen {
-    const void *object;
-    uint64_t key; /* mpix_live_turn and the tag; 0: nothing was seen */
-} p2p_seen;
-extern _Thread_local p2p_seen p2p_seen_cache[P2P_SEEN] __attribute__((tls_model("initial-exec")));
-_Static_assert(MPIX_LIVE_RMEM < 8, "a tag is three bits of the key");
-_Static_assert((MPIX_LIVE_MEM & 1) != (MPIX_LIVE_RMEM & 1),
-               "the sides of a piece have places of their own");
-
-static inline p2p_seen *p2p_seen_at(const void *object, int tag) {
-    uintptr_t place = (uintptr_t)object >> 5 ^ (uintptr_t)object >> 9;
-
-    return &p2p_seen_cache[place % (P2P_SEEN / 2) * 2 + (uintptr_t)(tag & 1)];
-}
-static inline uint64_t p2p_seen_key(int tag) {
-    return atomic_load_explicit(&mpix_live_turn, memory_order_acquire) << 3 | (uint64_t)tag;
-}
-/* 1: alive. 0: not known here. */
-static inline int p2p_live_seen(const void *object, int tag) {
-    const p2p_seen *seen = p2p_seen_at(object, tag);
-
-    return seen->object == object && seen->key == p2p_seen_key(tag);
-}
-int p2p_live_look(const void *object, int tag);
-static inline int p2p_live(const void *object, int tag) {
-    return p2p_live_seen(object, tag) || p2p_live_look(object, tag);
-}
-void p2p_live_end(const void *object);
-
 /* ---- p2p_mem.c ------------------------------------------------------------------------------- */
-int p2p_import(mpix_p2p *p2p, int peer, const void *buf, uint64_t buflen, int temporary,
-               struct mpix_rmem **rmem);
-void p2p_rmem_close(struct mpix_rmem *rmem);
-void p2p_export(struct mpix_mem *mem, uint64_t off, uint64_t len, void *buf);
 /* The owner's side of ASK: the memory that a message names, or NULL. */
 struct mpix_mem *p2p_mem_find(mpix_p2p *p2p, uint64_t id, uint64_t off, uint64_t len);
 void p2p_mems_free(mpix_p2p *p2p);
@@ -410,17 +371,14 @@ void p2p_mems_free(mpix_p2p *p2p);
  * was stopped, and may go on.
  */
 int p2p_quiet(mpix_p2p *p2p);
-/* What a call does with memory: MPIX_MEM_* of its pieces' local sides, and of the remote ones, if
- * there are any. */
-typedef struct p2p_need {
-    int local, remote;
-} p2p_need;
-extern const p2p_need p2p_need_send, p2p_need_recv, p2p_need_put, p2p_need_get, p2p_need_name;
-/* All pieces are valid and of one peer (or, without remote sides, of this object): fills
- * p2p and peer. */
-int p2p_check(const MPIX_P2p_iov iov[], int n, const p2p_need *need, mpix_p2p **p2p, int *peer);
-int p2p_check_peer(const mpix_p2p *p2p, int peer); /* a rank of the object */
-int p2p_check_slot(const mpix_p2p *p2p, int slot);
+/* A user of the area less; the last one frees it. With the lock. */
+void p2p_area_leave(mpix_p2p *p2p, p2p_area *area);
+
+/* ---- p2p_handle.c ---------------------------------------------------------------------------- */
+int p2p_import(mpix_p2p *p2p, int peer, const void *buf, uint64_t buflen, int temporary,
+               struct mpix_rmem **rmem);
+void p2p_rmem_close(struct mpix_rmem *rmem);
+void p2p_export(struct mpix_mem *mem, uint64_t off, uint64_t len, void *buf);
 
 /* ---- p2p_copy.c ------------------------------------------------------------------------------ */
 /* Moves pieces that need no operation, from *at on, until one does: DIRECT and CMA. 0 or a kind. */
@@ -447,10 +405,6 @@ static inline uint64_t p2p_op_id(const p2p_op *op) { return (uint64_t)op->turn <
 int p2p_op_give(p2p_op *op, MPIX_Xfer *xfer);
 int p2p_progress(mpix_p2p *p2p); /* with the lock; 1: something happened */
 void p2p_fail(mpix_p2p *p2p, int kind);
-/* What collectives look at while they wait (boot.h): progress, failures of peers; kind:
- * fails the object. */
-int p2p_look(void *p2p, int kind);
-void p2p_check_peers(mpix_p2p *p2p); /* deaths of those that are waited for */
 void p2p_wait_start(mpix_p2p *p2p, mpix_wait *wait);
 /* Ends a call that took messages of a peer: waits until what the rings have queued for it, tails,
  * gets there without another call. Without the lock. What the call has got stays got if that fails;
@@ -460,6 +414,14 @@ void p2p_ops_free(mpix_p2p *p2p);
 /* Progress within a wait for peer that began at start_ns; fails the object when that is too long. 0
  * or a kind. Without the lock. */
 int p2p_wait_turn(mpix_p2p *p2p, mpix_wait *wait, int peer, uint64_t start_ns, const char *what);
+
+/* ---- p2p_watch.c ----------------------------------------------------------------------------- */
+/* What collectives look at while they wait (boot.h): progress, failures of peers; kind:
+ * fails the object. */
+int p2p_look(void *p2p, int kind);
+void p2p_check_peers(mpix_p2p *p2p); /* deaths of those that are waited for */
+/* A time limit is over: the error. op: what waited, NULL: the call itself. */
+int p2p_late(mpix_p2p *p2p, const p2p_op *op, int peer, const char *what);
 
 /* ---- p2p_move.c: the pieces of an operation -------------------------------------------------- */
 void p2p_move(p2p_op *op);           /* posts what can be posted, and finishes the operation when
@@ -493,11 +455,18 @@ static inline mpix_guard *p2p_guard(mpix_p2p *p2p) {
 /* 0: there is no memory for it now, and it stays in the ring. */
 int p2p_message_take(mpix_p2p *p2p, int peer, const p2p_message *message, const char *payload);
 
-/* ---- p2p_send.c ------------------------------------------------------------------------------ */
+/* ---- p2p_recv.c ------------------------------------------------------------------------------ */
 int p2p_send_arrived(mpix_p2p *p2p, int peer, const p2p_message *message, const char *payload);
 void p2p_recv_moved(p2p_op *op); /* its message is in place, or it has failed: the sender of a
                                   * large one is told */
 void p2p_recv_leave(p2p_op *op); /* nothing is received any more */
+void p2p_recv_list(p2p_op *op);  /* behind the peer's other receives */
+void p2p_recv_deliver(mpix_p2p *p2p, p2p_op *op, p2p_early *early);
+int p2p_starved(int rank); /* the error of a message for which there is no memory */
+/* The first message, or the first advertisement of tag, NULL: none. It is put back, or released. */
+p2p_early *p2p_early_take(p2p_peer *peer, int advert, int tag);
+void p2p_early_put_back(p2p_peer *peer, p2p_early *early);
+void p2p_early_release(mpix_p2p *p2p, p2p_early *early);
 void p2p_early_free(mpix_p2p *p2p);
 
 /* ---- p2p_thread.c ---------------------------------------------------------------------------- */

@@ -2,6 +2,7 @@
  * agreement of all ranks on its status. */
 #include "config.h"
 
+#include "p2p/check.h"
 #include "p2p/p2p_gpu.h"
 
 #include "base/topo.h"

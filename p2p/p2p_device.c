@@ -18,6 +18,7 @@
  */
 #include "config.h"
 
+#include "p2p/check.h"
 #include "p2p/p2p_gpu.h"
 
 #include "mpix_device.h"

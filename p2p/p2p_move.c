@@ -17,8 +17,6 @@
 
 #include "p2p/p2p_gpu.h"
 
-#include <inttypes.h>
-
 enum { P2P_CUT = 65536, P2P_CUT_UNIT = 4096 };
 
 int p2p_scratch_take(mpix_p2p *p2p) {

@@ -4,7 +4,7 @@
  */
 #include "config.h"
 
-#include "p2p/p2p.h"
+#include "p2p/check.h"
 
 /* 1: all pieces can be moved at once. */
 static int rma_at_once(const MPIX_P2p_iov iov[], int n) {
@@ -46,13 +46,6 @@ static int rma_check_gpu(const MPIX_P2p_iov iov[], int n) {
                                   "another rank; MPIX_P2p_alloc's can be reached",
                                   i);
     return 0;
-}
-
-int p2p_check_slot(const mpix_p2p *p2p, int slot) {
-    return slot >= 0 && slot < p2p->slots
-               ? 0
-               : mpix_fail(MPIX_ERRK_ARG, "slot", "slot = %d is not in [0, %d) (mpix_ep_p2p_slots)",
-                           slot, p2p->slots);
 }
 
 /*

@@ -10,6 +10,7 @@ libmpixep_core_la_SOURCES += \
 	src/base/number.h \
 	src/base/param.c \
 	src/base/param.h \
+	src/base/param_text.c \
 	src/base/status.c \
 	src/base/status.h \
 	src/base/thread.c \
@@ -61,6 +62,7 @@ libmpixep_core_la_SOURCES += \
 	src/proxy/proxy.h \
 	src/proxy/proxy_internal.h \
 	src/proxy/proxy_loop.c \
+	src/proxy/proxy_mem.c \
 	src/proxy/proxy_part.c \
 	src/proxy/proxy_queue.c \
 	src/proxy/proxy_state.c \
@@ -103,7 +105,8 @@ endif
 
 # The transport over libucp, where that was found: a module that is loaded when the transport is opened, also by a static library, so it is made
 # without libtool. It calls the library through a table.
-ucx_units = src/mem/guard.c src/transport/ucx/segment.c src/transport/ucx/ucx.c src/transport/ucx/ucx_move.c
+ucx_units = src/mem/guard.c src/transport/ucx/segment.c src/transport/ucx/ucx.c \
+	src/transport/ucx/ucx_arrive.c src/transport/ucx/ucx_mem.c src/transport/ucx/ucx_move.c
 ucx_deps = $(ucx_units) src/transport/ucx/ucx.h src/transport/ucx/module.h src/transport/net.h src/base/param.h src/boot/boot.h config.h
 EXTRA_DIST += $(ucx_units) src/transport/ucx/ucx.h
 CLEANFILES += libmpixep_ucx.so

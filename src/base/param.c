@@ -9,13 +9,7 @@
 
 #include "base/param.h"
 
-#include <ctype.h>
-#include <errno.h>
-#include <limits.h>
-#include <math.h>
-#include <pthread.h>
 #include <stdatomic.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -296,102 +290,6 @@ const mpix_param_desc *mpix_param_table(int *n) {
     return param_table;
 }
 
-/* Index of word among "a|b|c", -1 if it is none of them. */
-static int param_enum_index(const char *values, const char *word) {
-    size_t len = strlen(word);
-    int index = 0;
-
-    for (const char *p = values;; index++) {
-        const char *end = strchr(p, '|');
-        size_t n = end ? (size_t)(end - p) : strlen(p);
-        if (n == len && mpix_same_word(p, word, n))
-            return index;
-        if (!end)
-            return -1;
-        p = end + 1;
-    }
-}
-
-static int param_parse_bytes(const char *value, size_t *out) {
-    unsigned long long n;
-    unsigned shift = 0;
-    char *end;
-
-    if (!isdigit((unsigned char)value[0]))
-        return -1;
-    errno = 0;
-    n = strtoull(value, &end, 10);
-    if (errno)
-        return -1;
-    switch (mpix_upper((unsigned char)*end)) {
-    case 'K':
-        shift = 10;
-        end++;
-        break;
-    case 'M':
-        shift = 20;
-        end++;
-        break;
-    case 'G':
-        shift = 30;
-        end++;
-        break;
-    default: break;
-    }
-    if (*end || n > (SIZE_MAX >> shift))
-        return -1;
-    *out = (size_t)n << shift;
-    return 0;
-}
-
-static int param_parse_int(const mpix_param_desc *desc, const char *value, int *out) {
-    long n, lo = INT_MIN, hi = INT_MAX;
-    char *end;
-
-    sscanf(desc->values, "%ld..%ld", &lo, &hi);
-    errno = 0;
-    n = strtol(value, &end, 10);
-    if (errno || end == value || *end || n < lo || n > hi)
-        return -1;
-    *out = (int)n;
-    return 0;
-}
-
-static int param_parse_seconds(const mpix_param_desc *desc, const char *value, double *out) {
-    double x;
-    char *end;
-
-    errno = 0;
-    x = mpix_number_read(value, &end);
-    if (errno || end == value || *end || !(x > 0) || (x > 1e9 && !strstr(desc->values, "inf")))
-        return -1;
-    *out = x;
-    return 0;
-}
-
-/* 0, or -1 if value is none that the parameter takes; then nothing is changed. */
-static int param_parse(mpix_params *params, const mpix_param_desc *desc, const char *value) {
-    char *field = (char *)params + desc->offset;
-
-    if (strcmp(desc->type, "enum") == 0) {
-        int index = param_enum_index(desc->values, value);
-        if (index < 0)
-            return -1;
-        *(int *)field = index;
-        return 0;
-    }
-    if (strcmp(desc->type, "int") == 0)
-        return param_parse_int(desc, value, (int *)field);
-    if (strcmp(desc->type, "seconds") == 0)
-        return param_parse_seconds(desc, value, (double *)field);
-    if (strcmp(desc->type, "bytes") == 0)
-        return param_parse_bytes(value, (size_t *)field);
-    if (strlen(value) >= MPIX_PARAM_STRING)
-        return -1;
-    strcpy(field, value);
-    return 0;
-}
-
 static int param_refuse(const mpix_param_desc *desc, const char *arg, const char *value) {
     return mpix_fail(MPIX_ERRK_ARG, arg, "%s=\"%.64s\": takes %s (%s)%s%s", arg, value,
                      desc->values, desc->type, desc->dflt[0] ? "; default " : "", desc->dflt);
@@ -408,7 +306,7 @@ static void param_defaults(mpix_params *params) {
     memset(params, 0, sizeof *params);
     for (int i = 0; i < PARAM_COUNT; i++)
         /* a test sees to it that all of them parse */
-        (void)param_parse(params, &param_table[i], param_table[i].dflt);
+        (void)mpix_param_parse(params, &param_table[i], param_table[i].dflt);
 }
 
 static const mpix_param_desc *param_find(const char *name) {
@@ -456,7 +354,7 @@ int mpix_params_read(mpix_params *params) {
 
         param_env_name(name, sizeof name, param_table[i].name);
         value = getenv(name);
-        if (value && param_parse(&read, &param_table[i], value))
+        if (value && mpix_param_parse(&read, &param_table[i], value))
             kind = param_refuse(&param_table[i], name, value);
     }
     if (kind)
@@ -481,7 +379,7 @@ void mpix_params_peek_log(int *level, char *file, size_t len) {
         value = getenv(env);
         if (value)
             /* mpix_params_read refuses a bad one */
-            (void)param_parse(&peek, param_find(names[i]), value);
+            (void)mpix_param_parse(&peek, param_find(names[i]), value);
     }
     *level = peek.log_level;
     snprintf(file, len, "%s", peek.log_file);
@@ -497,33 +395,11 @@ int mpix_params_set(mpix_params *params, const char *name, const char *value) {
                          "info key %s is not a parameter (its value is \"%.64s\"); `mpix_ep_info "
                          "--params` lists them",
                          key, value);
-    if (param_parse(params, desc, value))
+    if (mpix_param_parse(params, desc, value))
         return param_refuse(desc, key, value);
     if (desc->offset == FIELD(log_level) || desc->offset == FIELD(log_file))
         mpix_log_configure(params->log_level, params->log_file);
     if (desc->offset == FIELD(trace))
         mpix_trace_configure(params->trace);
     return 0;
-}
-
-void mpix_params_print(const mpix_params *params, const mpix_param_desc *desc, char *buf,
-                       size_t len) {
-    const char *field = (const char *)params + desc->offset;
-
-    if (strcmp(desc->type, "enum") == 0) {
-        const char *p = desc->values;
-        size_t n;
-        for (int i = *(const int *)field; i > 0 && p; i--)
-            p = strchr(p, '|') ? strchr(p, '|') + 1 : NULL;
-        n = p ? strcspn(p, "|") : 0;
-        snprintf(buf, len, "%.*s", (int)n, p ? p : "");
-    } else if (strcmp(desc->type, "int") == 0) {
-        snprintf(buf, len, "%d", *(const int *)field);
-    } else if (strcmp(desc->type, "seconds") == 0) {
-        (void)mpix_number_print(buf, len, "%.15g", *(const double *)field);
-    } else if (strcmp(desc->type, "bytes") == 0) {
-        snprintf(buf, len, "%zu", *(const size_t *)field);
-    } else {
-        snprintf(buf, len, "%s", field);
-    }
 }

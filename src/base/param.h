@@ -144,6 +144,8 @@ void mpix_params_peek_log(int *level, char *file, size_t len);
  * process, take effect at once. ARG for an unknown name or a value that does not parse, naming key,
  * value, limits. */
 int mpix_params_set(mpix_params *params, const char *name, const char *value);
+/* 0, or -1 if value is none that the parameter takes; then nothing is changed. */
+int mpix_param_parse(mpix_params *params, const mpix_param_desc *desc, const char *value);
 /* The value of a parameter as text, for printing. */
 void mpix_params_print(const mpix_params *params, const mpix_param_desc *desc, char *buf,
                        size_t len);

@@ -225,6 +225,9 @@ int proxy_part_end(proxy_part *part);
 void proxy_part_free(proxy_part *part);
 int proxy_part_window(proxy_part *part, int window, void *base, size_t bytes);
 void proxy_part_window_drop(proxy_part *part, int window);
+/* The nets forget it; the handle stays. */
+void proxy_mem_drop(mpix_proxy *proxy, mpix_proxy_mem *mem);
+void proxy_rmem_drop(mpix_proxy *proxy, mpix_proxy_rmem *rmem);
 
 /* Waits for the holder, who is in a turn that does not block. */
 void proxy_lock(proxy_part *part);

@@ -175,6 +175,22 @@ int ucx_poll_arrivals(mpix_net *net, mpix_net_arrival *arrivals, int max);
 int ucx_arm(mpix_net *net, int *fd);
 void ucx_ack(mpix_net *net);
 void ucx_break(ucx_peer *peer, ucs_status_t status, const char *what);
+/* ---- ucx_move.c: of a request to libucp ------------------------------------------------------ */
+void ucx_sent(void *request, ucs_status_t status, void *arg); /* its end; arg: the peer */
+void ucx_begun(ucx_peer *peer, ucs_status_ptr_t result, const char *what);
+static inline ucx_op *ucx_lane_op(const ucx_lane *lane, uint64_t number) {
+    return &lane->ring[number % UCX_DEPTH];
+}
+/* ---- ucx.c ----------------------------------------------------------------------------------- */
+int ucx_failed(int kind, ucs_status_t status, const char *what);
+/* ---- ucx_mem.c ------------------------------------------------------------------------------- */
+void ucx_mem_dereg(mpix_net *base, mpix_net_mem *mem);
+int ucx_mem_reg(mpix_net *base, void *start, size_t bytes, mpix_net_mem **out);
+void ucx_mem_foreign(mpix_net *base, mpix_net_mem *mem);
+void ucx_mem_key(mpix_net *base, const mpix_net_mem *mem, void *out);
+int ucx_rmem_open(mpix_net *base, int peer, const void *in, mpix_net_rmem **out);
+void ucx_rmem_close(mpix_net *base, mpix_net_rmem *rmem);
+/* ---- ucx_arrive.c ---------------------------------------------------------------------------- */
 ucs_status_t ucx_store(void *arg, const void *header, size_t header_length, void *data,
                        size_t length, const ucp_am_recv_param_t *param);
 /* What came by UCX_AM_REFUSED, UCX_AM_READ and UCX_AM_DATA. */
