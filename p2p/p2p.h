@@ -56,7 +56,7 @@ enum { P2P_DIRECT, P2P_CMA, P2P_NET, P2P_ASK };
 /* ---- the control window ---------------------------------------------------------------------- */
 
 typedef struct p2p_message {
-    uint32_t kind, bytes; /* of the payload, which follows */
+    uint32_t type, bytes; /* of the payload, which follows */
     uint64_t id;          /* of the sender's operation, or what an answer repeats */
     uint64_t a, b, c;
     int32_t tag, status; /* status: an error kind */
@@ -429,9 +429,9 @@ void p2p_move(p2p_op *op);           /* posts what can be posted, and finishes t
 int p2p_scratch_take(mpix_p2p *p2p); /* -1: none is free */
 
 /* ---- p2p_ring.c ------------------------------------------------------------------------------ */
-p2p_out *p2p_out_new(mpix_p2p *p2p, uint32_t kind, uint64_t id); /* NULL: NO_MEM */
+p2p_out *p2p_out_new(mpix_p2p *p2p, uint32_t type, uint64_t id); /* NULL: NO_MEM */
 int p2p_out_ready(mpix_p2p *p2p); /* whether the next p2p_out_answer has memory */
-p2p_out *p2p_out_answer(mpix_p2p *p2p, uint32_t kind, uint64_t id);
+p2p_out *p2p_out_answer(mpix_p2p *p2p, uint32_t type, uint64_t id);
 void p2p_out_add(mpix_p2p *p2p, int peer, p2p_out *out);
 int p2p_ring_write(mpix_p2p *p2p, int peer); /* what is queued, as far as there is room */
 int p2p_ring_read(mpix_p2p *p2p, int peer);

@@ -26,7 +26,7 @@
 
 #include <unistd.h>
 
-enum { DEVICE_SLOTS = 2048, DEVICE_QUEUES = 4 };
+enum { DEVICE_ENTRIES = 2048, DEVICE_QUEUES = 4 };
 
 struct p2p_device {
     MPIX_Device handle;
@@ -150,7 +150,7 @@ static int device_counters_gpu(mpix_p2p *p2p, p2p_device *dev) {
 static int device_counters_host(mpix_p2p *p2p, p2p_device *dev) {
     mpix_gpu_queues_config config = {.queues = p2p->size < DEVICE_QUEUES ? p2p->size
                                                                          : DEVICE_QUEUES,
-                                     .slots = DEVICE_SLOTS,
+                                     .entries = DEVICE_ENTRIES,
                                      .counters = p2p->slots,
                                      .window = P2P_WIN_DEVICE};
     size_t bytes = (size_t)p2p->size * (size_t)p2p->slots * 8 + 8;

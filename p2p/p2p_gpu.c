@@ -286,7 +286,7 @@ void p2p_gpu_rmem_close(struct mpix_rmem *rmem) {
     free(ipc);
 }
 
-/* Blocking copy between any kinds of memory: eager messages and answers, which travel
+/* Blocking copy between any memories: eager messages and answers, which travel
  * through host memory. */
 int p2p_gpu_copy(mpix_p2p *p2p, void *to, const void *from, size_t bytes) {
     char why[MPIX_CUDA_WHY] = "";

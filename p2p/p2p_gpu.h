@@ -18,7 +18,7 @@ void p2p_gpu_free(mpix_p2p *p2p);
 
 int p2p_gpu_get(mpix_p2p *p2p);                  /* opens the object's device */
 const mpix_gpu *p2p_gpu_of(const mpix_p2p *p2p); /* NULL: not opened */
-int p2p_gpu_choose(mpix_p2p *p2p); /* collective, without the lock: the kind of windows */
+int p2p_gpu_choose(mpix_p2p *p2p); /* collective, without the lock: what sort of windows */
 
 /* ---- p2p_device.c ---------------------------------------------------------------------------- */
 int p2p_device_area(mpix_p2p *p2p, p2p_area *area); /* an allocation in host memory that kernels use

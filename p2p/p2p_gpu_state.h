@@ -20,7 +20,7 @@ typedef struct p2p_ipc {
 
 struct p2p_gpu {
     mpix_gpu gpu;
-    int chosen; /* the kind of windows has been agreed on */
+    int chosen; /* the sort of windows has been agreed on */
     void *stream;
     uint64_t *words;    /* pinned: [GPU_WORDS] ends, [GPU_WORDS] old values */
     uint64_t *counters; /* device: [size][slots] */

@@ -102,15 +102,15 @@ static void take_answer(mpix_p2p *p2p, int peer, const p2p_message *message, con
                                "rank %d on %s refused: this memory is deregistered there, or no "
                                "longer mapped as it was registered, or misaligned for an addition",
                                peer, p2p->boot->hostnames[peer]));
-    else if (message->kind == P2P_MSG_DATA && message->tag >= 0 && message->tag < op->n) {
+    else if (message->type == P2P_MSG_DATA && message->tag >= 0 && message->tag < op->n) {
         const p2p_piece *p = &op->pieces[message->tag];
         uint64_t off = message->b;
         if (off <= p->len && message->bytes <= p->len - off && message->bytes)
             memcpy(p->local + off, payload, message->bytes);
-    } else if (message->kind == P2P_MSG_OLD && op->old) {
+    } else if (message->type == P2P_MSG_OLD && op->old) {
         *op->old = (int64_t)message->c;
     }
-    if (message->kind == P2P_MSG_ACK && !message->tag)
+    if (message->type == P2P_MSG_ACK && !message->tag)
         return; /* of a part that was refused: more come */
     if (message->last)
         answered(op);
@@ -121,12 +121,12 @@ static void take_answer(mpix_p2p *p2p, int peer, const p2p_message *message, con
 static int guard_ready(mpix_p2p *p2p, const p2p_message *message) {
     const struct mpix_mem *mem = p2p_mem_find(p2p, message->a, 0, 0);
 
-    return message->kind == P2P_MSG_ADD || !mem || mem->area || mem->gpu || p2p_guard(p2p) ||
+    return message->type == P2P_MSG_ADD || !mem || mem->area || mem->gpu || p2p_guard(p2p) ||
            errno != ENOMEM;
 }
 
 int p2p_message_take(mpix_p2p *p2p, int peer, const p2p_message *message, const char *payload) {
-    switch (message->kind) {
+    switch (message->type) {
     case P2P_MSG_EAGER:
     case P2P_MSG_OFFER:
     case P2P_MSG_ADVERT: return p2p_send_arrived(p2p, peer, message, payload);
@@ -135,9 +135,9 @@ int p2p_message_take(mpix_p2p *p2p, int peer, const p2p_message *message, const 
     case P2P_MSG_ADD:
         if (!p2p_out_ready(p2p) || !guard_ready(p2p, message))
             return 0;
-        if (message->kind == P2P_MSG_PUT)
+        if (message->type == P2P_MSG_PUT)
             take_put(p2p, peer, message, payload);
-        else if (message->kind == P2P_MSG_GET)
+        else if (message->type == P2P_MSG_GET)
             take_get(p2p, peer, message);
         else
             take_add(p2p, peer, message);
@@ -158,7 +158,7 @@ int p2p_message_take(mpix_p2p *p2p, int peer, const p2p_message *message, const 
         return 1;
     default:
         p2p_fail(p2p, mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, p2p->boot->hostnames[peer],
-                                     "rank %d sent a message of kind %u", peer, message->kind));
+                                     "rank %d sent a message of type %u", peer, message->type));
         return 1;
     }
 }

@@ -24,9 +24,9 @@ static p2p_early *early_new(mpix_p2p *p2p, const p2p_message *message) {
     if (!early)
         return NULL;
     early->next = NULL;
-    early->advert = message->kind == P2P_MSG_ADVERT;
+    early->advert = message->type == P2P_MSG_ADVERT;
     early->tag = message->tag;
-    early->id = message->kind == P2P_MSG_OFFER ? message->id : 0;
+    early->id = message->type == P2P_MSG_OFFER ? message->id : 0;
     early->expected = (int)message->b;
     early->bytes = message->a;
     early->whole = early->n = 0;
@@ -69,7 +69,7 @@ void p2p_early_free(mpix_p2p *p2p) {
     early_delete(p2p->early_pool);
 }
 
-/* The first of its kind, taken out of the list. */
+/* The first of its type, taken out of the list. */
 p2p_early *p2p_early_take(p2p_peer *peer, int advert, int tag) {
     p2p_early *before = NULL, *early = peer->early_first;
 
@@ -257,7 +257,7 @@ void p2p_recv_moved(p2p_op *op) {
     if (!op->kind && op->received)
         *op->received = (MPI_Count)op->total;
     if (id) {
-        fin->head.kind = P2P_MSG_FIN;
+        fin->head.type = P2P_MSG_FIN;
         fin->head.id = id;
         fin->op = op;
         op->fin = NULL;
@@ -289,7 +289,7 @@ int p2p_send_arrived(mpix_p2p *p2p, int rank, const p2p_message *message, const 
     p2p_peer *peer = &p2p->peers[rank];
     p2p_op *op = peer->recv_first;
     p2p_early *early = peer->partial;
-    int eager = message->kind == P2P_MSG_EAGER;
+    int eager = message->type == P2P_MSG_EAGER;
     size_t had;
 
     peer->starved = 0;
@@ -304,7 +304,7 @@ int p2p_send_arrived(mpix_p2p *p2p, int rank, const p2p_message *message, const 
         if (early && early != peer->partial)
             p2p_early_release(p2p, early);
         peer->starved = 1;
-        if (op && message->kind == P2P_MSG_OFFER) {
+        if (op && message->type == P2P_MSG_OFFER) {
             p2p_op_fail(op, p2p_starved(rank));
             p2p_op_done(op);
         }

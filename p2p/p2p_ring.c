@@ -32,21 +32,21 @@ static p2p_out *out_take(mpix_p2p *p2p) {
     return out;
 }
 
-static p2p_out *out_init(p2p_out *out, uint32_t kind, uint64_t id) {
+static p2p_out *out_init(p2p_out *out, uint32_t type, uint64_t id) {
     memset(out, 0, sizeof *out);
-    out->head.kind = kind;
+    out->head.type = type;
     out->head.id = id;
     return out;
 }
 
-p2p_out *p2p_out_new(mpix_p2p *p2p, uint32_t kind, uint64_t id) {
+p2p_out *p2p_out_new(mpix_p2p *p2p, uint32_t type, uint64_t id) {
     p2p_out *out = out_take(p2p);
 
     if (!out) {
         mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a message");
         return NULL;
     }
-    return out_init(out, kind, id);
+    return out_init(out, type, id);
 }
 
 /*
@@ -64,12 +64,12 @@ int p2p_out_ready(mpix_p2p *p2p) {
     return p2p->out_pool || p2p->out_spare;
 }
 
-p2p_out *p2p_out_answer(mpix_p2p *p2p, uint32_t kind, uint64_t id) {
+p2p_out *p2p_out_answer(mpix_p2p *p2p, uint32_t type, uint64_t id) {
     p2p_out *out = p2p->out_pool ? out_take(p2p) : p2p->out_spare;
 
     if (out == p2p->out_spare)
         p2p->out_spare = NULL;
-    return out_init(out, kind, id);
+    return out_init(out, type, id);
 }
 
 static void out_free(mpix_p2p *p2p, p2p_out *out) {
@@ -159,7 +159,7 @@ static uint32_t write_payload(mpix_p2p *p2p, p2p_out *out, p2p_message *head, ch
             bytes += (uint32_t)p2p->blob_bytes;
         }
         head->last = out->at == out->op->n;
-    } else if (out->head.kind == P2P_MSG_EAGER) {
+    } else if (out->head.type == P2P_MSG_EAGER) {
         for (int i = 0; i < out->op->n; i++) {
             if (out->op->pieces[i].len)
                 memcpy(to + bytes, out->op->pieces[i].local, out->op->pieces[i].len);
@@ -219,7 +219,7 @@ static int write_proxied(mpix_p2p *p2p, int rank, p2p_out *out) {
     uint64_t seq;
 
     if (out->stage == 1) {
-        if (out->head.kind == P2P_MSG_NOTIFY && !write_pieces(p2p, peer, out, counter))
+        if (out->head.type == P2P_MSG_NOTIFY && !write_pieces(p2p, peer, out, counter))
             return 0;
         out->stage = 2;
     }
@@ -235,7 +235,7 @@ static int write_proxied(mpix_p2p *p2p, int rank, p2p_out *out) {
                           peer->written + 1, counter, (uint32_t)out->puts + 1, &seq) <= 0)
         return 0;
     peer->owed = seq;
-    if (out->head.kind == P2P_MSG_NOTIFY) {
+    if (out->head.type == P2P_MSG_NOTIFY) {
         out->op->lanes |= 1;
         out->op->seq[0] = seq;
     }
@@ -245,7 +245,7 @@ static int write_proxied(mpix_p2p *p2p, int rank, p2p_out *out) {
 /* A node is done with. What waited only for being written is complete when the message is on its
  * way for good. */
 static void write_finished(mpix_p2p *p2p, p2p_peer *peer, p2p_out *out) {
-    p2p_op *op = out->head.kind == P2P_MSG_OFFER ? NULL : out->op;
+    p2p_op *op = out->head.type == P2P_MSG_OFFER ? NULL : out->op;
 
     peer->first = out->next;
     if (!peer->first)

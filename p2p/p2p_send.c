@@ -45,7 +45,7 @@ static int send_quick(mpix_p2p *p2p, int rank, const MPIX_P2p_iov iov[], int n) 
         for (int i = 0; i < n; to += iov[i++].len)
             if (iov[i].len)
                 memcpy(to, iov[i].mem->base + iov[i].off, (size_t)iov[i].len);
-        *place = (p2p_message){.kind = P2P_MSG_EAGER,
+        *place = (p2p_message){.type = P2P_MSG_EAGER,
                                .bytes = (uint32_t)total,
                                .a = total,
                                .b = (uint64_t)n,
@@ -98,10 +98,10 @@ static int call_send(MPIX_P2p p2p, int peer, const MPIX_P2p_iov iov[], int n, MP
         gpu |= op->own[i].len > 0 && op->own[i].mem->gpu;
     }
     out->op = op;
-    out->head.kind = op->total <= p2p->eager && !gpu ? P2P_MSG_EAGER : P2P_MSG_OFFER;
+    out->head.type = op->total <= p2p->eager && !gpu ? P2P_MSG_EAGER : P2P_MSG_OFFER;
     out->head.a = op->total;
     out->head.b = (uint64_t)n;
-    out->blobs = out->head.kind == P2P_MSG_OFFER;
+    out->blobs = out->head.type == P2P_MSG_OFFER;
     op->at = n;
     op->left = 1; /* until it is written, or received */
     p2p_out_add(p2p, peer, out);
@@ -134,7 +134,7 @@ static int recv_take(mpix_p2p *p2p, int rank, const MPIX_P2p_iov iov[], int n,
             return 0;
         room += (uint64_t)iov[i].len;
     }
-    if (!message || message->kind != P2P_MSG_EAGER || message->bytes > room)
+    if (!message || message->type != P2P_MSG_EAGER || message->bytes > room)
         return 0;
     for (int i = 0; i < n && at < message->bytes; i++) {
         uint64_t part = message->bytes - at < (uint64_t)iov[i].len ? message->bytes - at

@@ -78,7 +78,7 @@ libmpixep_core_la_SOURCES += \
 	src/transport/net_shmem_post.c \
 	src/transport/proxied.c \
 	src/transport/self.c \
-	src/transport/shm.c \
+	src/transport/mapped.c \
 	src/transport/transport.c \
 	src/transport/transport.h \
 	src/transport/ucx/load.c \

@@ -73,7 +73,7 @@ void info_build(void) {
 #endif
     );
     printf("  configured with      %s\n", MPIX_CONFIGURED[0] ? MPIX_CONFIGURED : "no options");
-    printf("  mapped transports    %s, %s\n", mpix_transport_self.name, mpix_transport_shm.name);
+    printf("  mapped transports    %s, %s\n", mpix_transport_self.name, mpix_transport_mapped.name);
     printf("  network transports   %s\n", mpix_net_names(0));
     printf("  sanitizers           %s\n",
 #ifdef __SANITIZE_ADDRESS__

@@ -104,7 +104,7 @@ static void consumer_add(consumer *c, mpix_dev_fifo *dev, _Atomic uint64_t *done
     int i = c->nfifos++;
 
     memset(&c->fifo[i], 0, sizeof c->fifo[i]);
-    mpix_fifo_place(&c->fifo[i], (mpix_fifo_slot *)(void *)dev->slots, dev->mask + 1);
+    mpix_fifo_place(&c->fifo[i], (mpix_fifo_entry *)(void *)dev->slots, dev->mask + 1);
     c->dev[i] = dev;
     c->done[i] = done;
 }
@@ -269,7 +269,7 @@ static void proxies_open(int n, int each, mpix_dev_fifo *fifos, const unsigned l
     must(mpix_params_set(&params, "transport", "null"));
     for (int i = 0; i < n; i++) {
         mpix_gpu_queues_config config = {.queues = each,
-                                         .slots = SLOTS,
+                                         .entries = SLOTS,
                                          .counters = 1,
                                          .window = 0};
         mpix_dev_state state;

@@ -37,7 +37,7 @@
 
 _Static_assert((int)MPIX_CUDA_REMOTE_RAILS >= (int)MPIX_DEV_FIFOS, "each rail has a queue");
 
-enum { REMOTE_QUEUES = 4, REMOTE_SLOTS = 2048, GPU_GRAIN = 2 << 20 };
+enum { REMOTE_QUEUES = 4, REMOTE_ENTRIES = 2048, GPU_GRAIN = 2 << 20 };
 
 typedef struct remote_store {
     void *base, *mapped; /* NULL: not made; as kernels see it */
@@ -65,7 +65,7 @@ static int create_local(mpix_ep *ep, mpix_ep_gpu_remote *remote) {
     const mpix_params *params = &ep->params;
     const mpix_gpu *gpu = &remote->gpu;
     mpix_gpu_queues_config config = {.queues = ep->size < REMOTE_QUEUES ? ep->size : REMOTE_QUEUES,
-                                     .slots = REMOTE_SLOTS,
+                                     .entries = REMOTE_ENTRIES,
                                      .counters = 1,
                                      .window = MPIX_EP_WINDOW_STAGE,
                                      .spread = 1};

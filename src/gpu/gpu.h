@@ -24,7 +24,7 @@ typedef struct mpix_gpu_window {
 /* Local. Loads the module and opens a device: ordinal + 1, 0: the current one. 0, or a kind with
  * the reason in why. */
 int mpix_gpu_open(mpix_gpu *gpu, const mpix_params *params, int device, char *why);
-/* Collective, ends in agreement: all ranks use the same kind of window. */
+/* Collective, ends in agreement: all ranks use the same sort of window. */
 int mpix_gpu_choose(mpix_gpu *gpu, mpix_boot *boot, const mpix_params *params);
 /* Collective, ends in agreement. At most MPIX_CUDA_RANKS ranks; those of a host map
  * each other's. */

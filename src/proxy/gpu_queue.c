@@ -4,7 +4,7 @@
  * include/mpix_device.cuh.
  *
  * Taking. Commands are looked at (mpix_fifo_peek), queued in their lanes, and only then given back
- * with the tail, since descriptors stand in memory that the producers reuse with the slot. A
+ * with the tail, since descriptors stand in memory that the producers reuse with the entry. A
  * lane's admission is taken here for the kernel. Who takes holds the lock of the queue's part, and
  * tables change under the locks of all parts; a peer's sums are touched by one part, the one that
  * has way 0 to it.
@@ -97,17 +97,19 @@ static void queues_unlock(mpix_gpu_queues *q) {
 
 static int queues_alloc(mpix_gpu_queues *q, char *why) {
     const mpix_cuda_ops *ops = q->gpu->ops;
-    size_t slots = (size_t)q->config.slots, size = (size_t)q->proxy->size, rails = (size_t)q->rails;
+    size_t entries = (size_t)q->config.entries, size = (size_t)q->proxy->size,
+           rails = (size_t)q->rails;
     int kind = 0;
 
     for (int i = 0; i < q->nqueues && !kind; i++) {
         size_t at = (sizeof **q->fifo + 63) / 64 * 64;
-        kind = ops->pinned_alloc(at + slots * sizeof(mpix_fifo_slot), (void **)&q->fifo[i], why);
+        kind = ops->pinned_alloc(at + entries * sizeof(mpix_fifo_entry), (void **)&q->fifo[i], why);
         if (!kind)
-            kind = ops->pinned_alloc(slots * MPIX_DEV_DESC_WORDS * sizeof **q->descs,
+            kind = ops->pinned_alloc(entries * MPIX_DEV_DESC_WORDS * sizeof **q->descs,
                                      (void **)&q->descs[i], why);
         if (!kind)
-            mpix_fifo_place(q->fifo[i], (mpix_fifo_slot *)(void *)((char *)q->fifo[i] + at), slots);
+            mpix_fifo_place(q->fifo[i], (mpix_fifo_entry *)(void *)((char *)q->fifo[i] + at),
+                            entries);
     }
     if (!kind)
         kind = ops->pinned_alloc((rails + 1) * size * sizeof *q->words, (void **)&q->words, why);
@@ -190,14 +192,15 @@ void mpix_gpu_queues_describe(const mpix_gpu_queues *q, mpix_dev_state *state) {
     state->ways = q->rails;
     for (int i = 0; i < q->nqueues; i++) {
         uint64_t *heads = q->heads + (size_t)i * HEADS * HEAD_WORDS;
-        state->fifo[i] = (mpix_dev_fifo){.reserved = queue_word(heads),
-                                         .head = queue_word(heads + HEAD_WORDS),
-                                         .seen = queue_word(heads + 2 * HEAD_WORDS),
-                                         .looking = queue_word(heads + 3 * HEAD_WORDS),
-                                         .slots = queue_word((uint64_t *)(void *)q->fifo[i]->slots),
-                                         .descs = queue_word(q->descs[i]),
-                                         .tail = queue_word((uint64_t *)(void *)&q->fifo[i]->tail),
-                                         .mask = q->fifo[i]->mask};
+        state->fifo[i] =
+            (mpix_dev_fifo){.reserved = queue_word(heads),
+                            .head = queue_word(heads + HEAD_WORDS),
+                            .seen = queue_word(heads + 2 * HEAD_WORDS),
+                            .looking = queue_word(heads + 3 * HEAD_WORDS),
+                            .slots = queue_word((uint64_t *)(void *)q->fifo[i]->entries),
+                            .descs = queue_word(q->descs[i]),
+                            .tail = queue_word((uint64_t *)(void *)&q->fifo[i]->tail),
+                            .mask = q->fifo[i]->mask};
     }
 }
 
@@ -328,13 +331,13 @@ static int queue_add(const mpix_gpu_queues *q, const proxy_part *part, uint64_t 
 
 /* A word or a READ of one of this rank's counters in the peer's window. */
 static void queue_word_request(const mpix_gpu_queues *q, const proxy_part *part, int peer, int op,
-                               int slot, mpix_request *r) {
+                               int counter, mpix_request *r) {
     uint64_t words = (uint64_t)q->config.counters,
              at = (uint64_t)part->size * words * sizeof(uint64_t);
 
     r->net = (mpix_net_op){.op = (uint8_t)op,
                            .peer = (uint16_t)peer,
-                           .roff = ((uint64_t)part->boot->rank * words + (uint64_t)slot) *
+                           .roff = ((uint64_t)part->boot->rank * words + (uint64_t)counter) *
                                    sizeof(uint64_t),
                            .len = 8,
                            .counter = -1,
@@ -378,7 +381,7 @@ static int queue_decode(mpix_gpu_queues *q, const proxy_part *part, const mpix_c
                         const uint64_t *desc, mpix_request r[2]) {
     uint64_t word0 = cmd->half[0], word1 = cmd->half[1];
     int op = (int)(word0 & 7), peer = (int)(word0 >> 3 & 0xffff);
-    uint64_t slot = word0 >> 31;
+    uint64_t counter = word0 >> 31;
 
     switch (op) {
     case MPIX_DEV_CMD_PUT:
@@ -392,16 +395,16 @@ static int queue_decode(mpix_gpu_queues *q, const proxy_part *part, const mpix_c
     default: return 0;
     }
     if (peer >= part->size || !part->peers[peer].lanes ||
-        !part->peers[peer].rmem[q->config.window] || slot >= (uint64_t)q->config.counters)
+        !part->peers[peer].rmem[q->config.window] || counter >= (uint64_t)q->config.counters)
         return 0;
     queue_word_request(q, part, peer, MPIX_NET_READ, 0, &r[0]);
     r[0].fence = 1;
     if (op == MPIX_DEV_CMD_FLUSH)
         return 1;
     int ordered = !part->counted, n = ordered ? 0 : 1;
-    queue_word_request(q, part, peer, MPIX_NET_WORD, (int)slot, &r[n]);
+    queue_word_request(q, part, peer, MPIX_NET_WORD, (int)counter, &r[n]);
     r[n].fence = !ordered;
-    r[n].net.value = q->sums[(size_t)peer * (size_t)q->config.counters + slot] + word1;
+    r[n].net.value = q->sums[(size_t)peer * (size_t)q->config.counters + counter] + word1;
     return n + 1;
 }
 

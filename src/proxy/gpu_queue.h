@@ -1,6 +1,6 @@
 /*
  * gpu_queue.h - commands from a GPU's kernels to a proxy: queues whose head is in GPU memory and
- * whose slots, descriptors and tail are in pinned host memory. The producers' side is
+ * whose entries, descriptors and tail are in pinned host memory. The producers' side is
  * include/mpix_device.cuh; the form of commands is in include/mpix_device.h.
  *
  * All commands for a peer go by one way, a queue and a lane, so a signal comes after everything
@@ -30,13 +30,13 @@
 typedef struct mpix_gpu_queues mpix_gpu_queues;
 
 typedef struct mpix_gpu_queues_config {
-    int queues, slots; /* slots: power of two, >= 64; at most MPIX_DEV_FIFOS queues; each thread
-                        * has one at least */
-    int spread;        /* 1: as many rails to each peer as the proxy has threads
-                        * (mpix_proxy_create: kernels), 0: one */
-    int counters;      /* words of each peer */
-    int window;        /* the proxy's window in which they lie: uint64_t [ranks][counters], then 8
-                        * bytes that READs may overwrite */
+    int queues, entries; /* entries: power of two, >= 64; at most MPIX_DEV_FIFOS queues; each thread
+                          * has one at least */
+    int spread;          /* 1: as many rails to each peer as the proxy has threads
+                          * (mpix_proxy_create: kernels), 0: one */
+    int counters;        /* words of each peer */
+    int window;          /* the proxy's window in which they lie: uint64_t [ranks][counters], then 8
+                          * bytes that READs may overwrite */
 } mpix_gpu_queues_config;
 
 /* Local. The proxy has threads, and the window is registered. At most one of a proxy. */

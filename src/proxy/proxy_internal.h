@@ -86,7 +86,8 @@ typedef struct proxy_peer {
     proxy_lane *lanes; /* NULL: not wanted */
     proxy_tx *tx;
     proxy_rx *rx;
-    uint32_t slot, remote_slot; /* this peer's part of our counter table, our part of the peer's */
+    uint32_t place, remote_place; /* this peer's part of our counter table, our part
+                                   * of the peer's */
     mpix_net_rmem *rmem[MPIX_PROXY_WINDOWS];
     uint64_t rbytes[MPIX_PROXY_WINDOWS];
     _Atomic int failed; /* kind; error is written before it and never again */
@@ -189,7 +190,7 @@ static inline const proxy_peer *proxy_lost(const mpix_proxy *proxy, int peer) {
 
 static inline proxy_header *proxy_mirror(const proxy_part *part, const proxy_peer *peer,
                                          uint32_t counter) {
-    return part->table + ((size_t)part->npeers + peer->slot) * (size_t)part->counters + counter;
+    return part->table + ((size_t)part->npeers + peer->place) * (size_t)part->counters + counter;
 }
 
 /* A put between windows, in the lane's own terms: lane is the number in the part. */

@@ -166,7 +166,7 @@ static void loop_header_op(proxy_part *part, proxy_peer *peer, const proxy_work 
     op->mem = part->mem[PROXY_TABLE_WINDOW];
     op->local = header;
     op->rmem = peer->rmem[PROXY_TABLE_WINDOW];
-    op->roff = ((uint64_t)peer->remote_slot * (uint64_t)part->counters + counter) * sizeof *header;
+    op->roff = ((uint64_t)peer->remote_place * (uint64_t)part->counters + counter) * sizeof *header;
     op->len = sizeof *header;
     op->counter = part->counters + r->net.counter;
 }
@@ -336,7 +336,7 @@ static int loop_poll(proxy_part *part) {
 }
 
 static proxy_header *loop_header(const proxy_part *part, const proxy_peer *peer, uint32_t counter) {
-    return part->table + (size_t)peer->slot * (size_t)part->counters + counter;
+    return part->table + (size_t)peer->place * (size_t)part->counters + counter;
 }
 
 static int loop_header_valid(proxy_part *part, int rank, uint32_t counter,

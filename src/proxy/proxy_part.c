@@ -67,7 +67,7 @@ static int proxy_new_peers(proxy_part *part, const unsigned char *want) {
     for (int r = 0; r < part->size && !kind; r++) {
         if (!want[r])
             continue;
-        part->peers[r].slot = (uint32_t)part->npeers++;
+        part->peers[r].place = (uint32_t)part->npeers++;
         kind = proxy_new_peer(part, r, &part->peers[r]);
     }
     if (kind)
@@ -177,7 +177,7 @@ static int proxy_connect(proxy_part *part) {
                          part->size);
     for (int r = 0; r < part->size && !kind; r++)
         if (part->peers[r].lanes) {
-            memcpy(send + bytes * (size_t)r, &part->peers[r].slot, sizeof(uint32_t));
+            memcpy(send + bytes * (size_t)r, &part->peers[r].place, sizeof(uint32_t));
             kind = ops->address(part->net, r, send + bytes * (size_t)r + 2 * sizeof(uint32_t));
         }
     kind = mpix_boot_agree(part->boot, kind);
@@ -190,7 +190,7 @@ static int proxy_connect(proxy_part *part) {
     }
     for (int r = 0; r < part->size && !kind; r++)
         if (part->peers[r].lanes) {
-            memcpy(&part->peers[r].remote_slot, recv + bytes * (size_t)r, sizeof(uint32_t));
+            memcpy(&part->peers[r].remote_place, recv + bytes * (size_t)r, sizeof(uint32_t));
             kind = ops->connect(part->net, r, recv + bytes * (size_t)r + 2 * sizeof(uint32_t));
         }
     kind = mpix_boot_agree(part->boot, kind);

@@ -136,7 +136,7 @@ static void state_dump_peer(const proxy_part *part, int rank) {
     }
     for (int c = 0; part->counted && c < part->counters; c++) {
         const proxy_rx *rx = &peer->rx[c];
-        const proxy_header *header = part->table + (size_t)peer->slot * (size_t)part->counters +
+        const proxy_header *header = part->table + (size_t)peer->place * (size_t)part->counters +
                                      (size_t)c;
         if (rx->count)
             mpix_log(MPIX_LOG_WARN,

@@ -7,7 +7,7 @@
 
 #include <stdio.h>
 
-const mpix_transport_ops *const mpix_transports[] = {&mpix_transport_self, &mpix_transport_shm,
+const mpix_transport_ops *const mpix_transports[] = {&mpix_transport_self, &mpix_transport_mapped,
                                                      &mpix_transport_proxied, NULL};
 
 const char *mpix_reach_name(int reach) {

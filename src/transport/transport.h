@@ -2,7 +2,7 @@
  * transport.h - ways to reach a peer, one const table each. A transport is chosen per pair of ranks
  * at run time: the first in mpix_transports whose probe accepts the pair.
  *
- * This version has the mapped ones: `self` and `shm`. Their share of a window is an export blob,
+ * This version has the mapped ones: `self` and `mapped`. Their share of a window is an export blob,
  * exchanged over MPI, and a mapping.
  */
 #ifndef MPIX_TRANSPORT_H
@@ -23,7 +23,7 @@ struct mpix_transport_ops {
     void (*win_unmap)(mpix_win *win, int peer);
 };
 
-extern const mpix_transport_ops mpix_transport_self, mpix_transport_shm, mpix_transport_proxied;
+extern const mpix_transport_ops mpix_transport_self, mpix_transport_mapped, mpix_transport_proxied;
 extern const mpix_transport_ops *const mpix_transports[]; /* NULL at the end */
 
 const char *mpix_reach_name(int reach);

@@ -36,14 +36,14 @@ START_TEST(fifo_sizes) {
 
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         ck_assert_int_eq(mpix_fifo_init(&fifo, bad[i]), MPIX_ERRK_ARG);
-    for (size_t slots = 2; slots <= 4096; slots *= 2) {
+    for (size_t entries = 2; entries <= 4096; entries *= 2) {
         mpix_cmd cmd = {{1, 2}};
         size_t n = 0;
-        ck_assert_int_eq(mpix_fifo_init(&fifo, slots), 0);
+        ck_assert_int_eq(mpix_fifo_init(&fifo, entries), 0);
         ck_assert_int_eq(mpix_fifo_take(&fifo, &cmd, 1), 0);
         while (mpix_fifo_push(&fifo, cmd))
             n++;
-        ck_assert_uint_eq(n, slots);
+        ck_assert_uint_eq(n, entries);
         mpix_fifo_free(&fifo);
     }
 }
@@ -52,17 +52,17 @@ END_TEST
 /* Random numbers of pushes and takes over many laps, against a count of each. Every bit but the top
  * one comes back. */
 START_TEST(fifo_laps) {
-    for (size_t slots = 2; slots <= 64; slots *= 4) {
+    for (size_t entries = 2; entries <= 64; entries *= 4) {
         uint64_t pushed = 0, taken = 0, position;
         mpix_cmd cmds[16];
         mpix_fifo fifo;
 
-        ck_assert_int_eq(mpix_fifo_init(&fifo, slots), 0);
-        while (taken < 50 * slots) {
-            for (uint64_t n = rnd() % (slots + 2); n > 0; n--) {
+        ck_assert_int_eq(mpix_fifo_init(&fifo, entries), 0);
+        while (taken < 50 * entries) {
+            for (uint64_t n = rnd() % (entries + 2); n > 0; n--) {
                 mpix_cmd cmd = {{~pushed | (rnd() & TOP), pushed ^ (rnd() & TOP)}};
                 int queued = mpix_fifo_push_at(&fifo, cmd, &position);
-                ck_assert_int_eq(queued, pushed - taken < slots);
+                ck_assert_int_eq(queued, pushed - taken < entries);
                 if (queued)
                     ck_assert_uint_eq(position, pushed++);
             }
@@ -79,8 +79,8 @@ START_TEST(fifo_laps) {
 }
 END_TEST
 
-/* A slot of which only one half has been written is not taken, nor is what follows it: what a GPU's
- * stores may look like. */
+/* An entry of which only one half has been written is not taken, nor is what follows it: what a
+ * GPU's stores may look like. */
 START_TEST(fifo_halves) {
     mpix_cmd cmd = {{5, 6}}, out[4];
     mpix_fifo fifo;
@@ -89,13 +89,13 @@ START_TEST(fifo_halves) {
     for (int half = 0; half < 2; half++)
         for (int lap = 0; lap < 2; lap++) {
             uint64_t at = atomic_load(&fifo.head), parity = at & 4 ? 0 : TOP;
-            mpix_fifo_slot *slot = &fifo.slots[at & 3];
+            mpix_fifo_entry *entry = &fifo.entries[at & 3];
             atomic_store(&fifo.head, at + 1); /* claimed */
             ck_assert_int_eq(mpix_fifo_push(&fifo, cmd), 1);
             ck_assert_int_eq(mpix_fifo_take(&fifo, out, 4), 0);
-            atomic_store(&slot->half[half], parity | 7);
+            atomic_store(&entry->half[half], parity | 7);
             ck_assert_int_eq(mpix_fifo_take(&fifo, out, 4), 0);
-            atomic_store(&slot->half[1 - half], parity | 8);
+            atomic_store(&entry->half[1 - half], parity | 8);
             ck_assert_int_eq(mpix_fifo_take(&fifo, out, 4), 2);
             ck_assert_uint_eq(out[0].half[half], 7);
             ck_assert_uint_eq(out[0].half[1 - half], 8);
@@ -136,14 +136,14 @@ static void *produce(void *arg) {
 
 /* All that was queued arrives once, each producer's commands in its order; what was given up
  * leaves no hole. */
-static void check_threads(size_t slots, int producers, uint64_t commands, uint64_t patience) {
+static void check_threads(size_t entries, int producers, uint64_t commands, uint64_t patience) {
     uint64_t next[8] = {0}, seen[8] = {0}, queued = 0, total = 0;
     mpix_cmd cmds[16];
     producer p[8];
     mpix_fifo fifo;
     int running = producers;
 
-    ck_assert_int_eq(mpix_fifo_init(&fifo, slots), 0);
+    ck_assert_int_eq(mpix_fifo_init(&fifo, entries), 0);
     for (int i = 0; i < producers; i++) {
         p[i] = (producer){.fifo = &fifo,
                           .id = (uint64_t)i,
@@ -176,7 +176,7 @@ static void check_threads(size_t slots, int producers, uint64_t commands, uint64
     }
     /* Empty, and all of it still usable. */
     ck_assert_int_eq(mpix_fifo_take(&fifo, cmds, 16), 0);
-    for (size_t i = 0; i < slots; i++)
+    for (size_t i = 0; i < entries; i++)
         ck_assert_int_eq(mpix_fifo_push(&fifo, cmds[0]), 1);
     ck_assert_int_eq(mpix_fifo_push(&fifo, cmds[0]), 0);
     mpix_fifo_free(&fifo);

@@ -108,7 +108,7 @@ static int open_queues(const char *transport, const char *form, const char *dept
                        const char *fail_at, int caller) {
     static const unsigned char want = 1;
     const mpix_gpu_queues_config config = {.queues = 1,
-                                           .slots = SLOTS,
+                                           .entries = SLOTS,
                                            .spread = !caller,
                                            .counters = COUNTERS,
                                            .window = WIN_COUNTERS};

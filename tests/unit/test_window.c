@@ -348,7 +348,7 @@ static void players_make(player *p, double timeout) {
                               .peer_reserved = p[r].lengths,
                               .via = p[r].via};
         for (int q = 0; q < PLAYERS; q++) {
-            p[r].via[q] = &mpix_transport_shm;
+            p[r].via[q] = &mpix_transport_mapped;
             snprintf(p[r].names[q], sizeof p[r].names[q], "host-of-%d", q);
         }
         if (p[r].own->map)
@@ -509,13 +509,13 @@ START_TEST(transport_choice) {
 
     ck_assert_ptr_eq(mpix_transport_choose(&three, 1, why, sizeof why), &mpix_transport_self);
     ck_assert_str_eq(why, "");
-    ck_assert_ptr_eq(mpix_transport_choose(&three, 0, why, sizeof why), &mpix_transport_shm);
+    ck_assert_ptr_eq(mpix_transport_choose(&three, 0, why, sizeof why), &mpix_transport_mapped);
     ck_assert_ptr_null(mpix_transport_choose(&three, 2, why, sizeof why));
     ck_assert_ptr_nonnull(strstr(why, "self: another rank"));
     ck_assert_ptr_nonnull(strstr(why, "shm: they are on different hosts"));
     ck_assert_ptr_null(mpix_transport_choose(&three, 2, why, 10));
     ck_assert_uint_eq(strlen(why), 9);
-    ck_assert_str_eq(mpix_reach_name(mpix_transport_shm.reach), "mapped");
+    ck_assert_str_eq(mpix_reach_name(mpix_transport_mapped.reach), "mapped");
     ck_assert_str_eq(mpix_reach_name(mpix_transport_self.reach), "self");
     ck_assert_str_eq(mpix_reach_name(MPIX_REACH_NONE), "none");
 }

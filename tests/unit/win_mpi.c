@@ -90,7 +90,7 @@ static void test_sizes(int passing, int flags) {
         CHECK(win->peer[boot->rank] == win->base, "own peer %p, base %p", win->peer[boot->rank],
               win->base);
         for (int r = 0; r < boot->size; r++)
-            CHECK(win->via[r] == (r == boot->rank ? &mpix_transport_self : &mpix_transport_shm),
+            CHECK(win->via[r] == (r == boot->rank ? &mpix_transport_self : &mpix_transport_mapped),
                   "rank %d via %s", r, win->via[r]->name);
         if (!(flags & MPIX_WIN_COMMIT) && bytes) {
             CHECK(mpix_win_commit(win, 0, bytes / 2) == 0, "%s", mpix_error_tls()->text);

@@ -171,7 +171,7 @@ static void build_word(verbs_net *net, verbs_lane *lane, const mpix_net_op *op) 
     struct ibv_send_wr *wr = wr_new(net, lane);
     uint64_t *word = &net->word[wr - net->wr];
 
-    /* a slot is free again when its request is complete */
+    /* a place is free again when its request is complete */
     if (device->max_inline < (int)sizeof *word) {
         word = &device->scratch[(size_t)(lane - net->lanes) * (size_t)net->depth +
                                 (lane->wr_seq & (uint32_t)(net->depth - 1))];

@@ -49,7 +49,7 @@ verbs_lane *verbs_hash_find(verbs_net *net, int device, uint32_t qpn) {
     for (; net->hash[device][i].lane; i = (i + 1) & net->hash_mask)
         if (net->hash[device][i].qpn == qpn)
             return &net->lanes[net->hash[device][i].lane - 1];
-    return NULL; /* the table has twice as many slots as lanes, so an empty one ends the search */
+    return NULL; /* the table has twice as many places as lanes, so an empty one ends the search */
 }
 
 /* ---- making ---------------------------------------------------------------------------------- */
@@ -121,7 +121,7 @@ int verbs_address(mpix_net *base, int peer, void *out) {
     verbs_blob blob;
 
     memset(&blob, 0, sizeof blob);
-    if (net->slot_of[peer] < 0) {
+    if (net->place_of[peer] < 0) {
         memcpy(out, &blob, sizeof blob);
         return 0;
     }
@@ -258,7 +258,7 @@ int verbs_connect(mpix_net *base, int peer, const void *in) {
     verbs_net *net = (verbs_net *)base;
     verbs_blob blob;
 
-    if (net->slot_of[peer] < 0)
+    if (net->place_of[peer] < 0)
         return 0;
     memcpy(&blob, in, sizeof blob);
     if (blob.magic != BLOB_MAGIC || blob.version != BLOB_VERSION)

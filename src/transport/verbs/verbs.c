@@ -2,15 +2,15 @@
  * verbs.c - the transport's table, opening and closing: protection domain, completion queues,
  * shared receive queue, and the limits of the devices.
  *
- * Depth. A lane has `depth` slots in its send queue; the send completion queue of a device has room
- * for all slots of all its lanes, since after an error each of them completes. The shared receive
- * queue holds as many receives, one for each counted write that peers may have under way, and its
- * completion queue as many completions, so neither can overflow. The receive queue can run dry for
- * a while: a sender's slot is free when this device has acknowledged the write, a receive is there
- * again when this rank's proxy has polled. A rank that computes, with proxy=caller, lets its peers'
- * further counted writes be refused (RNR) and repeated every 10 us, without end: late, but nothing
- * is lost. A proxy's thread avoids that. Where the device's limits are lower the depth is lowered
- * for all lanes alike.
+ * Depth. A lane has `depth` places in its send queue; the send completion queue of a device has
+ * room for all places of all its lanes, since after an error each of them completes. The shared
+ * receive queue holds as many receives, one for each counted write that peers may have under way,
+ * and its completion queue as many completions, so neither can overflow. The receive queue can run
+ * dry for a while: a sender's place is free when this device has acknowledged the write, a receive
+ * is there again when this rank's proxy has polled. A rank that computes, with proxy=caller, lets
+ * its peers' further counted writes be refused (RNR) and repeated every 10 us, without end: late,
+ * but nothing is lost. A proxy's thread avoids that. Where the device's limits are lower the depth
+ * is lowered for all lanes alike.
  */
 #include "config.h"
 
@@ -80,7 +80,7 @@ static int limits(verbs_net *net, const mpix_params *params) {
                          "%d lanes, %d are needed: "
                          "lower lanes",
                          name, net->depth, net->npeers, net->nlanes, DEPTH_MIN);
-    /* slots of the ring of words are numbered by the low bits of a sequence that wraps */
+    /* places of the ring of words are numbered by the low bits of a sequence that wraps */
     while (net->depth & (net->depth - 1))
         net->depth &= net->depth - 1;
     net->signal_every = net->depth / 4;
@@ -182,22 +182,22 @@ static int device_open(verbs_net *net, verbs_device *device) {
 }
 
 static int lanes_init(verbs_net *net, const unsigned char *want) {
-    size_t slots = 4;
+    size_t places = 4;
 
-    net->slot_of = malloc((size_t)net->boot->size * sizeof *net->slot_of);
+    net->place_of = malloc((size_t)net->boot->size * sizeof *net->place_of);
     net->lanes = calloc((size_t)net->npeers * (size_t)net->nlanes + 1, sizeof *net->lanes);
-    if (!net->slot_of || !net->lanes)
+    if (!net->place_of || !net->lanes)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %d lanes to each of %d peers",
                          net->nlanes, net->npeers);
-    while (slots < 2 * (size_t)net->npeers * (size_t)net->nlanes)
-        slots *= 2;
-    net->hash_mask = (uint32_t)slots - 1;
+    while (places < 2 * (size_t)net->npeers * (size_t)net->nlanes)
+        places *= 2;
+    net->hash_mask = (uint32_t)places - 1;
     for (int d = 0; d < net->ndevices; d++)
-        if (!(net->hash[d] = calloc(slots, sizeof **net->hash)))
+        if (!(net->hash[d] = calloc(places, sizeof **net->hash)))
             return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a table of %zu queue pairs",
-                             slots);
-    for (int peer = 0, slot = 0; peer < net->boot->size; peer++) {
-        net->slot_of[peer] = want[peer] ? slot++ : -1;
+                             places);
+    for (int peer = 0, place = 0; peer < net->boot->size; peer++) {
+        net->place_of[peer] = want[peer] ? place++ : -1;
         for (int l = 0; want[peer] && l < net->nlanes; l++) {
             verbs_lane *lane = verbs_lane_of(net, peer, l);
             lane->peer = peer;
@@ -239,7 +239,7 @@ static int verbs_close(mpix_net *base) {
     if (net->epoll_fd >= 0)
         close(net->epoll_fd);
     free(net->lanes);
-    free(net->slot_of);
+    free(net->place_of);
     free(net);
     return 0;
 }

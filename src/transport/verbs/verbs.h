@@ -16,7 +16,7 @@
  * Lanes. Lane l of every peer uses device l modulo the number of devices. A lane is one queue pair.
  * Work requests are numbered per lane; the few that are signalled carry in wr_id the lane's index,
  * the number of the operation they end and their own number, so that one completion says how many
- * operations and slots of the send queue are done: RC completes in order.
+ * operations and places of the send queue are done: RC completes in order.
  */
 #ifndef MPIX_TRANSPORT_VERBS_H
 #define MPIX_TRANSPORT_VERBS_H
@@ -116,7 +116,7 @@ typedef struct verbs_net {
     uint64_t retry_ns;
     verbs_device devices[VERBS_MAX_DEVICES];
     int npeers;                               /* wanted */
-    int *slot_of;                             /* [boot->size] number of the peer among the
+    int *place_of;                            /* [boot->size] number of the peer among the
                                                * wanted ones, -1 */
     verbs_lane *lanes;                        /* [npeers][nlanes] */
     verbs_hash_slot *hash[VERBS_MAX_DEVICES]; /* queue pair number to lane; arrivals name no
@@ -219,7 +219,7 @@ int verbs_arm(mpix_net *base, int *fd);
 void verbs_ack(mpix_net *base);
 
 static inline verbs_lane *verbs_lane_of(verbs_net *net, int peer, int lane) {
-    return &net->lanes[net->slot_of[peer] * net->nlanes + lane];
+    return &net->lanes[net->place_of[peer] * net->nlanes + lane];
 }
 
 extern const mpix_net_ops mpix_net_verbs;

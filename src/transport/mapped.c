@@ -1,5 +1,5 @@
 /*
- * shm.c - the transport between ranks of one host: the peer's memory is mapped, and written and
+ * mapped.c - the transport between ranks of one host: the peer's memory is mapped, and written and
  * read with plain stores and loads.
  */
 #include "config.h"
@@ -11,7 +11,7 @@
 
 /* Ranks of one host have found each other (boot/place.c). That the system lets this pair map memory
  * shows when a window is mapped. */
-static int shm_probe(const mpix_boot *boot, int peer, char *why, size_t len) {
+static int mapped_probe(const mpix_boot *boot, int peer, char *why, size_t len) {
     if (boot->host_of[peer] == boot->host_of[boot->rank])
         return 1;
     const char *apart = mpix_boot_apart(boot, peer);
@@ -19,8 +19,8 @@ static int shm_probe(const mpix_boot *boot, int peer, char *why, size_t len) {
     return 0;
 }
 
-static int shm_win_map(mpix_boot *boot, const mpix_params *params, mpix_win *win, int peer,
-                       const void *blob) {
+static int mapped_win_map(mpix_boot *boot, const mpix_params *params, mpix_win *win, int peer,
+                          const void *blob) {
     const mpix_win_blob *b = blob;
 
     if (b->bytes == 0)
@@ -28,12 +28,12 @@ static int shm_win_map(mpix_boot *boot, const mpix_params *params, mpix_win *win
     return mpix_win_map_fd(win, params, peer, boot->hostnames[peer], b);
 }
 
-static void shm_win_unmap(mpix_win *win, int peer) { mpix_win_unmap_peer(win, peer); }
+static void mapped_win_unmap(mpix_win *win, int peer) { mpix_win_unmap_peer(win, peer); }
 
-const mpix_transport_ops mpix_transport_shm = {
-    .name = "shm",
+const mpix_transport_ops mpix_transport_mapped = {
+    .name = "shm", /* the name in MPIX_Ep_peer */
     .reach = MPIX_REACH_MAPPED,
-    .probe = shm_probe,
-    .win_map = shm_win_map,
-    .win_unmap = shm_win_unmap,
+    .probe = mapped_probe,
+    .win_map = mapped_win_map,
+    .win_unmap = mapped_win_unmap,
 };
