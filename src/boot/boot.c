@@ -85,7 +85,8 @@ static void boot_release(mpix_boot *boot) {
  * without limit, so the ranks meet first, on the caller's communicator and within the limit, and
  * agree on what was had so far. They meet twice: a rank that comes after the others have given up
  * may find their first meeting complete, but not the second. What remains is a rank that ends or is
- * stopped in the microseconds after it has met the others.
+ * stopped right after it has met the others: in MPI_Comm_create, or in MPI_Comm_split_type where
+ * not all ranks are on one machine (place.c).
  */
 static int boot_duplicate(mpix_boot *boot, MPI_Comm comm, int kind) {
     MPI_Group group;

@@ -8,6 +8,8 @@
  * a socket, which a peer finds under /proc/<pid>/fd, as it would find a window, or by its abstract
  * name, as it would be sent one. A pair counts only if both have found each other.
  *
+ * MPI is asked only where not all ranks are under one kernel with one network.
+ *
  * Ranks that MPI keeps apart and that have network name spaces of their own stay apart without a
  * trial: whoever gives them networks of their own wants them to be hosts.
  *
@@ -38,7 +40,8 @@ typedef struct place_card {
     uint64_t pid_ns, net_ns; /* its name spaces, 0: unknown */
     uint64_t dev, ino;       /* of its socket */
     uint64_t name[2];        /* of its socket, after a zero; random */
-    int32_t leader;          /* lowest rank of those that MPI says can share memory */
+    int32_t leader;          /* lowest rank of those that MPI says can share memory, see
+                              * place_leaders */
     int32_t pid, fd, pad;    /* fd: of its socket, -1: it has none */
     char host[64];
 } place_card;
@@ -106,7 +109,8 @@ static int place_lowest(mpix_boot *boot, MPI_Comm local, int *lowest) {
     return kind;
 }
 
-/* The ranks that MPI says can share memory. */
+/* The ranks that MPI says can share memory. The call waits without limit for a rank that ends now,
+ * so it is made only where its answer counts. */
 static int place_ask_mpi(mpix_boot *boot, int *leader) {
     MPI_Comm local;
     int kind = mpix_boot_mpi(MPI_Comm_split_type(boot->comm, MPI_COMM_TYPE_SHARED, boot->rank,
@@ -284,13 +288,33 @@ static void place_number_hosts(mpix_boot *boot, const mpix_boot_place *place) {
     }
 }
 
+/* All ranks are under one kernel, with one network: every pair is tried, whatever MPI says. Alike
+ * on all ranks. */
+static int place_one_machine(const mpix_boot *boot, const place_card *cards) {
+    for (int r = 0; r < boot->size; r++)
+        if (!place_same_machine(&cards[0], &cards[r]) || !cards[r].net_ns ||
+            cards[r].net_ns != cards[0].net_ns)
+            return 0;
+    return 1;
+}
+
+/* Every card learns its leader; that of one machine is rank 0. */
+static int place_leaders(mpix_boot *boot, mpix_boot_place *place) {
+    place_card own = place->cards[boot->rank];
+    int leader;
+
+    if (place_one_machine(boot, place->cards))
+        return 0;
+    int kind = place_ask_mpi(boot, &leader);
+    own.leader = (int32_t)leader;
+    return kind ? kind : mpix_boot_allgather(boot, &own, sizeof own, place->cards);
+}
+
 int mpix_boot_place_find(mpix_boot *boot, mpix_boot_place *place) {
     place_card card = {0};
     place_set own;
-    int kind = place_ask_mpi(boot, &card.leader);
+    int kind;
 
-    if (kind)
-        return kind;
     place_machine(card.machine);
     card.pid = (int32_t)getpid();
     card.start = mpix_boot_process_start(getpid());
@@ -299,6 +323,9 @@ int mpix_boot_place_find(mpix_boot *boot, mpix_boot_place *place) {
     gethostname(card.host, sizeof card.host - 1);
     place_open(place, &card);
     kind = mpix_boot_allgather(boot, &card, sizeof card, place->cards);
+    if (!kind)
+        kind = place_leaders(boot, place);
+    card = place->cards[boot->rank];
     for (int r = 0; !kind && r < boot->size; r++) {
         int apart = MPIX_APART_NOT;
         place->sees[r] = r == boot->rank || place_look(&card, &place->cards[r], &apart);
