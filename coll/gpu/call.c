@@ -201,16 +201,16 @@ static int dispatch_fill(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *in,
         (out->local_ids || out->src_token || out->topk_weights ? MPIX_CUDA_OFFER_RECORDS : 0) |
         (out->topk_weights ? MPIX_CUDA_OFFER_WEIGHTS : 0) |
         (in->topk_weights || tokens == 0 ? MPIX_CUDA_OFFER_GIVES : 0);
-    for (int i = 0; i < MPIX_CUDA_PLACES; i++)
+    for (int i = 0; i < MPIX_EP_PLACES; i++)
         c->offer.at[i].window = -1;
     if (n > 0) {
         if ((kind = place_rows(ep, out->x.data, (n - 1) * (size_t)out->x.stride + row,
                                (uint64_t)out->x.stride, "out.x.data", MPIX_EP_CAN_ANY_OUTPUT,
-                               &c->offer.at[MPIX_CUDA_AT_X])) ||
+                               &c->offer.at[MPIX_EP_PLACE_X])) ||
             (scale &&
              (kind = place_rows(ep, out->x.scales, (n - 1) * (size_t)out->x.scale_stride + scale,
                                 (uint64_t)out->x.scale_stride, "out.x.scales",
-                                MPIX_EP_CAN_ANY_OUTPUT, &c->offer.at[MPIX_CUDA_AT_SCALES]))))
+                                MPIX_EP_CAN_ANY_OUTPUT, &c->offer.at[MPIX_EP_PLACE_SCALES]))))
             return kind;
     }
     if ((tokens > 0 && ((kind = mpix_ep_gpu_check(ep, in->x.data, "in.x.data")) ||
@@ -338,11 +338,11 @@ static int combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in,
                                  .scale_kind = in->x.scale_kind,
                                  .hidden = in->hidden,
                                  .rows = rows};
-    for (int i = 0; i < MPIX_CUDA_PLACES; i++)
+    for (int i = 0; i < MPIX_EP_PLACES; i++)
         c->offer.at[i].window = -1;
     /* read from there too where no peer does */
-    c->offer.at[MPIX_CUDA_AT_X].stride = (uint64_t)in->x.stride;
-    c->offer.at[MPIX_CUDA_AT_SCALES].stride = (uint64_t)in->x.scale_stride;
+    c->offer.at[MPIX_EP_PLACE_X].stride = (uint64_t)in->x.stride;
+    c->offer.at[MPIX_EP_PLACE_SCALES].stride = (uint64_t)in->x.scale_stride;
     /* the agreed width is known on the device only */
     size_t slot = sizeof(float) * (size_t)(handle->topk > 0 ? handle->topk : 1);
     int fp8 = in->x.dtype == MPIX_EP_F8E4M3 || in->x.dtype == MPIX_EP_F8E5M2;
@@ -368,16 +368,16 @@ static int combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in,
     } else if (n > 0 && !alone &&
                ((kind = place_rows(ep, in->x.data, (n - 1) * (size_t)in->x.stride + row,
                                    (uint64_t)in->x.stride, "in.x.data", MPIX_EP_CAN_ANY_INPUT,
-                                   &c->offer.at[MPIX_CUDA_AT_X])) ||
+                                   &c->offer.at[MPIX_EP_PLACE_X])) ||
                 (scale &&
                  (kind = place_rows(ep, in->x.scales, (n - 1) * (size_t)in->x.scale_stride + scale,
                                     (uint64_t)in->x.scale_stride, "in.x.scales",
-                                    MPIX_EP_CAN_ANY_INPUT, &c->offer.at[MPIX_CUDA_AT_SCALES]))) ||
+                                    MPIX_EP_CAN_ANY_INPUT, &c->offer.at[MPIX_EP_PLACE_SCALES]))) ||
                 (kind = place_rows(ep, in->row_weights, n * sizeof(float), sizeof(float),
                                    "in.row_weights", MPIX_EP_CAN_ANY_INPUT,
-                                   &c->offer.at[MPIX_CUDA_AT_WEIGHTS])) ||
+                                   &c->offer.at[MPIX_EP_PLACE_WEIGHTS])) ||
                 (kind = place_rows(ep, in->slot_values, n * slot, slot, "in.slot_values",
-                                   MPIX_EP_CAN_ANY_INPUT, &c->offer.at[MPIX_CUDA_AT_SLOTS]))))
+                                   MPIX_EP_CAN_ANY_INPUT, &c->offer.at[MPIX_EP_PLACE_SLOTS]))))
         return kind;
     for (int b = 0; b < in->num_bias; b++) {
         c->bias[b] = in->bias[b].data;

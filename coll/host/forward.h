@@ -47,13 +47,6 @@
 
 enum { MPIX_EP_FORWARD_COUNTERS = MPIX_EP_MAX_FORWARD_CHUNKS + 2 };
 
-/* At the head of a chunk: the call that it belongs to, and its items. */
-typedef struct mpix_ep_forward_head {
-    uint64_t epoch;
-    int32_t index, type;
-    int32_t n, weighted; /* combine: the source applies weights */
-    char pad[8];
-} mpix_ep_forward_head;
 enum { MPIX_EP_FORWARD_HEADER = sizeof(mpix_ep_forward_head) };
 
 typedef struct mpix_ep_forward {

@@ -245,7 +245,7 @@ void mpix_ep_remote_free(mpix_ep *ep) {
 
 /* ---- commands -------------------------------------------------------------------------------- */
 
-/* Counters of the counted form: one batch at a time each; ctl.h says why a handle's bank is free,
+/* Counters of the counted form: one batch at a time each; wire.h says why a handle's bank is free,
  * and with it its counter. */
 static uint32_t counter_publish(const mpix_ep_call *call, int bases) {
     const mpix_ep *ep = call->ep;

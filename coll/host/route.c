@@ -4,7 +4,7 @@
  *
  * This rank's own part of the plan is made in the call itself; the step publishes the counts, waits
  * for everybody's, and finishes the plan. A handle's routes run alone, so two banks of counts
- * suffice (ctl.h).
+ * suffice (wire.h).
  *
  * With more ranks than the parameter counts_ranks such tables would be quadratic in every rank.
  * Then a rank gets the counts for itself alone, lays its rows out, and answers each source with the

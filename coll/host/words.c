@@ -1,4 +1,4 @@
-/* words.c - the control window: layout, publication and observation. The rules are in ctl.h. */
+/* words.c - the control window: layout, publication and observation. The rules are in wire.h. */
 #include "config.h"
 
 #include "coll/host/forward.h"

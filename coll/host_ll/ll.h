@@ -63,39 +63,6 @@
 #define MPIX_COLL_EP_LL_H
 #include "coll/ep.h"
 
-enum { MPIX_EP_LL_BLOCK = 16 }; /* rows per flag in host memory */
-/* flags of heads */
-enum { MPIX_EP_LL_WEIGHTS = 1, MPIX_EP_LL_SLOTS = 2, MPIX_EP_LL_PULL = 4, MPIX_EP_LL_TOKENS = 8 };
-
-typedef struct mpix_ep_ll_head {
-    _Alignas(64) _Atomic uint64_t epoch;
-    uint32_t flags;
-    uint32_t rows;  /* in this batch */
-    uint32_t width; /* choices per token */
-    uint32_t exist; /* PULL: the first rows, which exist; others were dropped (EXPERT: all
-                     * that there are) */
-    int32_t dtype, scale_kind;
-    uint64_t hidden;
-    uint64_t reply;  /* dispatch: the answer's offset in the sender's combine bank; PULL: of the
-                      * first row in its window */
-    uint32_t window; /* PULL: as mpix_ep_place has it; the rows are not in this batch */
-    uint32_t stride;
-} mpix_ep_ll_head;
-
-/* Where a receiver's output begins for one source; a flag with MPIX_EP_LL_DIRECT tells that its
- * block lies there. */
-#define MPIX_EP_LL_DIRECT (UINT64_C(1) << 63)
-static inline uint64_t mpix_ep_ll_mark(uint64_t epoch) {
-    return (epoch * UINT64_C(0x9e3779b97f4a7c15)) & ~MPIX_EP_LL_DIRECT;
-}
-
-typedef struct mpix_ep_ll_offer {
-    _Alignas(64) _Atomic uint64_t epoch;
-    uint64_t rows;                              /* that exist there, others are dropped */
-    uint64_t x, x_stride, scales, scale_stride; /* offsets */
-    uint32_t x_window, scale_window;
-} mpix_ep_ll_offer;
-
 /* Where the areas of a batch begin, from its head. */
 typedef struct mpix_ep_ll_shape {
     size_t record, scales, row; /* bytes of each, scales and rows at this pitch */

@@ -22,7 +22,7 @@ cuda_headers = \
 	kernels/cuda/ll/ll_room.cuh kernels/cuda/ll/ll_route.cuh kernels/cuda/ll/ll_sum.cuh \
 	kernels/cuda/ll/ll_team.cuh kernels/cuda/ll/ll_tokens.cuh \
 	kernels/cuda/copy_engine/copy_engine.cuh
-cuda_deps = src/gpu/cuda_module.h include/mpix_device.cuh include/mpix_device.h $(cuda_headers)
+cuda_deps = src/gpu/cuda_module.h coll/wire.h include/mpix_device.cuh include/mpix_device.h $(cuda_headers)
 EXTRA_DIST += $(cuda_units) $(cuda_headers)
 CLEANFILES += libmpixep_cuda.so $(cuda_units:.cu=.nv.o)
 
@@ -48,7 +48,7 @@ kernels/cuda/copy_engine/copy_engine.nv.o: kernels/cuda/copy_engine/copy_engine.
 kernels/cuda/p2p/p2p.nv.o: kernels/cuda/p2p/p2p.cu
 src/gpu/module.nv.o: src/gpu/module.cu
 CUDA_COMPILE = $(NVCC) -std=c++17 $(NVCCFLAGS) $(NVCC_GENCODE) -I$(top_srcdir)/include \
-	-I$(top_srcdir)/src -I$(top_srcdir)/kernels/cuda -Xcompiler -fPIC,-fvisibility=default
+	-I$(top_srcdir)/src -I$(top_srcdir) -I$(top_srcdir)/kernels/cuda -Xcompiler -fPIC,-fvisibility=default
 $(cuda_units:.cu=.nv.o): $(cuda_deps)
 	$(AM_V_GEN)$(MKDIR_P) `dirname $@` && \
 	  $(CUDA_COMPILE) -c -o $@ $(top_srcdir)/`echo $@ | sed 's/nv[.]o$$/cu/'`

@@ -10,20 +10,20 @@
  * Memory that ranks share. Each handle has a window in the GPU memory of every rank. For each
  * source s it holds one block that only s writes: words (epochs, each growing, one writer), offers
  * (READY and ROWS, two banks each), counts (two banks); behind the blocks, one record per received
- * row for what travels beside it (token, ids, weights). The rules are those of coll/ctl.h; the
+ * row for what travels beside it (token, ids, weights). The rules are those of coll/wire.h; the
  * epochs are counted in device memory. A proxied source writes its block in a window of host
  * memory, from where a warp carries on what has come (mpix_cuda_remote).
  */
 #ifndef MPIX_KERNELS_CUDA_MODULE_H
 #define MPIX_KERNELS_CUDA_MODULE_H
+#include "coll/wire.h"
+
 #include <stddef.h>
 #include <stdint.h>
 
 enum {
     MPIX_CUDA_ABI = 17,
     MPIX_CUDA_RANKS = 32,        /* ranks of a context at most: one lane of a warp each */
-    MPIX_CUDA_BLOCK_WORDS = 192, /* blocks of a kernel that signal a peer at most, each by a
-                                  * word of its own */
     MPIX_CUDA_ALLOCATIONS = 256, /* allocations of a context at most */
     MPIX_CUDA_WHY = 256,
     MPIX_CUDA_BLOCK_TOKENS = 128, /* tokens per block of the route kernel */
@@ -81,43 +81,6 @@ enum {
     MPIX_CUDA_PTR_MANAGED
 };
 
-/* window -1: none */
-typedef struct mpix_cuda_place {
-    uint64_t off, stride;
-    int32_t window, pad;
-} mpix_cuda_place;
-
-enum {
-    MPIX_CUDA_OFFER_RECORDS = 1,
-    MPIX_CUDA_OFFER_WEIGHTS = 2,
-    MPIX_CUDA_OFFER_GIVES = 4,
-    MPIX_CUDA_OFFER_SLOTS = 8,
-    /* combine in EXPERT: partial sums in float; weights of choices come */
-    MPIX_CUDA_OFFER_EXACT = 16,
-    MPIX_CUDA_OFFER_CHOICES = 32
-};
-enum {
-    MPIX_CUDA_AT_X,
-    MPIX_CUDA_AT_SCALES,
-    MPIX_CUDA_AT_WEIGHTS,
-    MPIX_CUDA_AT_SLOTS,
-    MPIX_CUDA_PLACES
-};
-
-typedef struct mpix_cuda_offer {
-    int32_t status, flags;
-    int16_t dtype, scale_kind;
-    int32_t blocks; /* of the call's kernel that signal */
-    int64_t hidden, rows;
-    mpix_cuda_place at[MPIX_CUDA_PLACES];
-} mpix_cuda_offer; /* 128 bytes */
-
-typedef struct mpix_cuda_words {
-    uint64_t route, ready, rows_offered, pad[5];
-    /* by block of the source's kernel */
-    uint64_t rows_here[MPIX_CUDA_BLOCK_WORDS], read_done[MPIX_CUDA_BLOCK_WORDS];
-} mpix_cuda_words;
-
 /* In pinned host memory, one per call; of captured calls, one per handle. code is written last. */
 /* taken: a thread of the GPU writes it */
 typedef struct mpix_cuda_status {
@@ -163,19 +126,6 @@ typedef struct mpix_cuda_state {
  * by bank: flags, records and rows of dispatch by (source, place), flags, rows and slot values of
  * combine by answer. All sizes are those of the configuration, so a place needs no batch's shape.
  */
-typedef struct mpix_cuda_ll_head {
-    int32_t status, flags;
-    uint32_t rows, width; /* rows: in this batch; width: choices of a token */
-    int32_t dtype, scale_kind;
-    int64_t hidden;
-    uint64_t at, pad; /* dispatch: at: the first row of the answer in the
-                       * sender's combine bank */
-    int32_t pad2;
-    uint32_t exist;  /* dispatch: choices of the receiver's experts */
-} mpix_cuda_ll_head; /* 56 bytes; in a window each four of them have the epoch beside */
-enum { MPIX_CUDA_LL_HEAD = 128 }; /* bytes there */
-enum { MPIX_CUDA_LL_WEIGHTS = 1, MPIX_CUDA_LL_SLOTS = 2, MPIX_CUDA_LL_TOKENS = 8 };
-
 typedef struct mpix_cuda_ll {
     int32_t on, expert, depth, align;
     uint64_t block, counts, counts_bytes; /* of a source's block, and in it */
@@ -216,11 +166,6 @@ typedef struct mpix_cuda_expert {
     int64_t *offset;                  /* device: [local_experts + 1] */
     uint32_t *pushed, *used;          /* device: [size][chunks], zero between calls */
 } mpix_cuda_expert;
-/* Words between ranks whose rows are moved by copy engines; see copy_engine.cu. */
-typedef struct mpix_cuda_copy_engine_words {
-    uint64_t cuts, pulled, pushed, summed, revoked, pad[3], packed[8];
-} mpix_cuda_copy_engine_words;
-
 typedef struct mpix_cuda_copy_engine {
     int32_t on, pad;
     uint64_t words, cuts;         /* offsets in a source's block: mpix_cuda_copy_engine_words,

@@ -202,8 +202,8 @@ __global__ void __launch_bounds__(512, 2) pack_kernel(const __grid_constant__ mp
         rows = c.out;
         scales = c.out_scales;
         records = h.window[lane] + h.records;
-        stride = (int64_t)c.offer.at[MPIX_CUDA_AT_X].stride;
-        scale_stride = (int64_t)c.offer.at[MPIX_CUDA_AT_SCALES].stride;
+        stride = (int64_t)c.offer.at[MPIX_EP_PLACE_X].stride;
+        scale_stride = (int64_t)c.offer.at[MPIX_EP_PLACE_SCALES].stride;
         most = c.offer.rows;
     }
     int64_t warps = (int64_t)gridDim.x * (blockDim.x / 32),
@@ -481,7 +481,7 @@ static void dispatch_begin(const mpix_cuda_device *d, const mpix_cuda_handle *h,
             int s = (h->rank + i) % h->size;
             arrivals a(h, s, c->offer.rows);
             int64_t from = a.before(dispatch_cuts[k]), n = a.before(dispatch_cuts[k + 1]) - from,
-                    stride = (int64_t)c->offer.at[MPIX_CUDA_AT_X].stride;
+                    stride = (int64_t)c->offer.at[MPIX_EP_PLACE_X].stride;
             w->shared(i - 1, c->out + (a.first + from) * stride, stride,
                       place_of(*h, s, h->rank) + from * c->row, c->row, c->row, n);
         }
@@ -490,7 +490,7 @@ static void dispatch_begin(const mpix_cuda_device *d, const mpix_cuda_handle *h,
         int s = (h->rank + i) % h->size;
         arrivals a(h, s, c->offer.rows);
         staged at = staged_of(a.n, c->row, c->scale_row);
-        int64_t stride = (int64_t)c->offer.at[MPIX_CUDA_AT_SCALES].stride,
+        int64_t stride = (int64_t)c->offer.at[MPIX_EP_PLACE_SCALES].stride,
                 record = (int64_t)h->record_bytes;
         const char *from = place_of(*h, s, h->rank);
         if (c->scale_row > 0)

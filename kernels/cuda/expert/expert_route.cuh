@@ -9,19 +9,14 @@
 
 enum { THREADS = MPIX_CUDA_BLOCK_TOKENS, WARPS = THREADS / 32 };
 
-/* Counts of a rank: the head, tokens for each rank, choices of each expert. */
-struct counts_head {
-    int32_t status, topk;
-    int64_t tokens;
-};
-
 __device__ static uint32_t *counts_at(const mpix_cuda_handle &h, int owner, int source,
                                       uint64_t epoch) {
     return (uint32_t *)(block_of(h, owner, source) + h.counts + (epoch & 1) * h.counts_bytes);
 }
 __device__ __forceinline__ uint32_t choices_of(const mpix_cuda_handle &h, uint64_t epoch,
                                                int source, int expert) {
-    return __ldcg(counts_at(h, h.rank, source, epoch) + sizeof(counts_head) / 4 + h.size + expert);
+    return __ldcg(counts_at(h, h.rank, source, epoch) + sizeof(mpix_cuda_counts) / 4 + h.size +
+                  expert);
 }
 /* All sources' choices of an expert; before: of those below this rank. */
 struct choices {

@@ -13,10 +13,10 @@ struct target {
 __device__ static target target_of(const mpix_cuda_handle &h, const mpix_cuda_offer &o, int r) {
     target t = {nullptr, nullptr, 0, 0, 0, 0};
     if (r < h.size)
-        t = {place_at(h, r, o.at[MPIX_CUDA_AT_X]),
-             place_at(h, r, o.at[MPIX_CUDA_AT_SCALES]),
-             (int64_t)o.at[MPIX_CUDA_AT_X].stride,
-             (int64_t)o.at[MPIX_CUDA_AT_SCALES].stride,
+        t = {place_at(h, r, o.at[MPIX_EP_PLACE_X]),
+             place_at(h, r, o.at[MPIX_EP_PLACE_SCALES]),
+             (int64_t)o.at[MPIX_EP_PLACE_X].stride,
+             (int64_t)o.at[MPIX_EP_PLACE_SCALES].stride,
              o.rows,
              o.flags};
     return t;

@@ -34,9 +34,9 @@ __device__ static lane_term term_of(const mpix_cuda_handle &h, const mpix_cuda_c
     if (row < 0 || row >= offers[lane].rows)
         return term;
     const mpix_cuda_offer &o = offers[lane];
-    term.x = src.x[lane] + row * (int64_t)o.at[MPIX_CUDA_AT_X].stride;
+    term.x = src.x[lane] + row * (int64_t)o.at[MPIX_EP_PLACE_X].stride;
     if (src.scales[lane])
-        term.scales = src.scales[lane] + row * (int64_t)o.at[MPIX_CUDA_AT_SCALES].stride;
+        term.scales = src.scales[lane] + row * (int64_t)o.at[MPIX_EP_PLACE_SCALES].stride;
     if (src.w[lane])
         term.w = ((const float *)src.w[lane])[row];
     term.there = true;
@@ -184,7 +184,7 @@ __device__ static void bulk_sum(const mpix_cuda_handle &h, const mpix_cuda_combi
         ticket = atomicAdd(taken, 1);
     int64_t base = lane < h.size ? h.state->base[lane] : 0,
             rows = lane < h.size ? offers[lane].rows : 0;
-    int64_t stride = lane < h.size ? (int64_t)offers[lane].at[MPIX_CUDA_AT_X].stride : 0;
+    int64_t stride = lane < h.size ? (int64_t)offers[lane].at[MPIX_EP_PLACE_X].stride : 0;
     while (token < tokens || ahead > 0) {
         while (token < tokens && ahead < S) {
             int off = piece * c.piece, n = row_bytes - off < c.piece ? row_bytes - off : c.piece;
@@ -258,12 +258,12 @@ __device__ static void staged_source(const mpix_cuda_handle &h, const mpix_cuda_
     char *rows = place_of(h, h.rank, r);
     src->x[r] = rows - base * c.row;
     src->scales[r] = c.scale_row ? rows + at.scales - base * c.scale_row : nullptr;
-    src->w[r] = o->at[MPIX_CUDA_AT_WEIGHTS].window < 0 ? nullptr : rows + at.records - base * 4;
-    src->slots[r] = o->at[MPIX_CUDA_AT_SLOTS].window < 0
+    src->w[r] = o->at[MPIX_EP_PLACE_WEIGHTS].window < 0 ? nullptr : rows + at.records - base * 4;
+    src->slots[r] = o->at[MPIX_EP_PLACE_SLOTS].window < 0
                         ? nullptr
                         : rows + at.slots - base * 4 * h.state->width;
-    o->at[MPIX_CUDA_AT_X].stride = (uint64_t)c.row;
-    o->at[MPIX_CUDA_AT_SCALES].stride = (uint64_t)c.scale_row;
+    o->at[MPIX_EP_PLACE_X].stride = (uint64_t)c.row;
+    o->at[MPIX_EP_PLACE_SCALES].stride = (uint64_t)c.scale_row;
 }
 
 /* By the last block of a piece. The last piece tells the peers that their places are free, and
@@ -319,10 +319,10 @@ __global__ void __launch_bounds__(HOW == BULK ? 480 : 512)
         int bad = 0;
         if ((int)threadIdx.x < h.size) {
             int r = threadIdx.x;
-            src.x[r] = place_at(h, r, offers[r].at[MPIX_CUDA_AT_X]);
-            src.scales[r] = place_at(h, r, offers[r].at[MPIX_CUDA_AT_SCALES]);
-            src.w[r] = place_at(h, r, offers[r].at[MPIX_CUDA_AT_WEIGHTS]);
-            src.slots[r] = place_at(h, r, offers[r].at[MPIX_CUDA_AT_SLOTS]);
+            src.x[r] = place_at(h, r, offers[r].at[MPIX_EP_PLACE_X]);
+            src.scales[r] = place_at(h, r, offers[r].at[MPIX_EP_PLACE_SCALES]);
+            src.w[r] = place_at(h, r, offers[r].at[MPIX_EP_PLACE_WEIGHTS]);
+            src.slots[r] = place_at(h, r, offers[r].at[MPIX_EP_PLACE_SLOTS]);
             if (r == h.rank)
                 src.x[r] = (char *)c.x, src.scales[r] = (char *)c.scales,
                 src.w[r] = (char *)c.row_weights, src.slots[r] = (char *)c.slot_values;
@@ -337,7 +337,7 @@ __global__ void __launch_bounds__(HOW == BULK ? 480 : 512)
             for (int r = 0; r < h.size; r++) {
                 weighted |= (uint32_t)(src.w[r] != nullptr) << r;
                 bits |= offers[r].rows > 0
-                            ? (uint64_t)src.x[r] | offers[r].at[MPIX_CUDA_AT_X].stride
+                            ? (uint64_t)src.x[r] | offers[r].at[MPIX_EP_PLACE_X].stride
                             : 0;
             }
             fence_async(); /* what was acquired may be read by bulk loads */

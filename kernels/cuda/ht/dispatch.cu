@@ -31,10 +31,10 @@ struct target {
 __device__ static target target_of(const mpix_cuda_handle &h, const mpix_cuda_offer &o, int lane) {
     target t = {nullptr, nullptr, 0, 0, 0, 0};
     if (lane < h.size) {
-        t.x = place_at(h, lane, o.at[MPIX_CUDA_AT_X]);
-        t.scales = place_at(h, lane, o.at[MPIX_CUDA_AT_SCALES]);
-        t.stride = (int64_t)o.at[MPIX_CUDA_AT_X].stride;
-        t.scale_stride = (int64_t)o.at[MPIX_CUDA_AT_SCALES].stride;
+        t.x = place_at(h, lane, o.at[MPIX_EP_PLACE_X]);
+        t.scales = place_at(h, lane, o.at[MPIX_EP_PLACE_SCALES]);
+        t.stride = (int64_t)o.at[MPIX_EP_PLACE_X].stride;
+        t.scale_stride = (int64_t)o.at[MPIX_EP_PLACE_SCALES].stride;
         t.rows = o.rows;
         t.flags = o.flags;
     }

@@ -119,10 +119,10 @@ __device__ __forceinline__ uint32_t *counts_out(const mpix_cuda_handle &h, int p
 }
 __device__ static void counts_send(const mpix_cuda_handle &h, const mpix_cuda_route &c,
                                    const uint32_t *send, uint64_t epoch) {
-    const int head = sizeof(counts_head) / 4;
+    const int head = sizeof(mpix_cuda_counts) / 4;
     int status = h.state->err ? 1 : c.status, to = threadIdx.x;
     if (to < h.size)
-        *(counts_head *)counts_out(h, to, epoch) = {status, c.topk, c.tokens};
+        *(mpix_cuda_counts *)counts_out(h, to, epoch) = {status, c.topk, c.tokens};
     for (int i = threadIdx.x; i < h.size * h.size; i += THREADS)
         counts_out(h, i / h.size, epoch)[head + i % h.size] = send[i % h.size];
     for (int i = threadIdx.x; i < h.experts; i += THREADS) {
@@ -186,8 +186,8 @@ __device__ static void hops_choose(const mpix_cuda_handle &h,
         flat = forwarded = 0;
     __syncthreads();
     if (s < h.size) {
-        const volatile uint32_t *hosts = counts_at(h, h.rank, s, epoch) + sizeof(counts_head) / 4 +
-                                         h.size + h.experts;
+        const volatile uint32_t *hosts = counts_at(h, h.rank, s, epoch) +
+                                         sizeof(mpix_cuda_counts) / 4 + h.size + h.experts;
         uint64_t all = 0, once = 0;
         for (int r = 0; r < h.size; r++)
             all += h.remote.host_of[r] != h.remote.host_of[s] ? rows[s][r] : 0;
@@ -210,7 +210,7 @@ __device__ static void peers_use(const mpix_cuda_handle &h, const mpix_cuda_rout
     mpix_cuda_state *st = h.state;
     int r = threadIdx.x;
     bool is = r < h.size;
-    counts_head head = {};
+    mpix_cuda_counts head = {};
     uint32_t come = 0, base = 0, all = 0;
     if (is) {
         const uint32_t *n = counts_at(h, h.rank, r, epoch);
@@ -256,8 +256,8 @@ __device__ static void counts_use(const mpix_cuda_handle &h, const mpix_cuda_rou
                                   const uint32_t *send, uint64_t epoch) {
     __shared__ uint32_t rows[MPIX_CUDA_RANKS][MPIX_CUDA_RANKS]; /* [source][to] */
     for (int i = threadIdx.x; i < h.size * h.size; i += THREADS)
-        rows[i / h.size][i % h.size] =
-            __ldcg(counts_at(h, h.rank, i / h.size, epoch) + sizeof(counts_head) / 4 + i % h.size);
+        rows[i / h.size][i % h.size] = __ldcg(counts_at(h, h.rank, i / h.size, epoch) +
+                                              sizeof(mpix_cuda_counts) / 4 + i % h.size);
     __syncthreads();
     if (h.expert.on)
         experts_use(h, c, epoch);

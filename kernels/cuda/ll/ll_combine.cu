@@ -87,7 +87,7 @@ __device__ static void heads_send(const mpix_cuda_handle &h, const mpix_cuda_com
         return;
     mpix_cuda_ll_head mine = {};
     mine.status = s.status;
-    mine.flags = c.slot_values ? MPIX_CUDA_LL_SLOTS : 0;
+    mine.flags = c.slot_values ? MPIX_EP_LL_SLOTS : 0;
     mine.rows = s.status ? 0 : k.recv[r];
     mine.dtype = c.offer.dtype;
     mine.hidden = c.hidden;
@@ -307,8 +307,7 @@ __device__ static int answers_judge(const mpix_cuda_handle &h, const mpix_cuda_c
         return bad;
     if (r < h.size && heads[r].rows != h.state->send[r])
         bad = 1, ll_report(tells, h, MPIX_CUDA_ANSWERS, 0, r, heads[r].rows, h.state->send[r]);
-    else if (r < h.size && c.out_slots && heads[r].rows > 0 &&
-             !(heads[r].flags & MPIX_CUDA_LL_SLOTS))
+    else if (r < h.size && c.out_slots && heads[r].rows > 0 && !(heads[r].flags & MPIX_EP_LL_SLOTS))
         bad = 1, ll_report(tells, h, MPIX_CUDA_SLOTS, 0, r, 0, 0);
     return __any_sync(~0u, bad) ? 1 : 0;
 }

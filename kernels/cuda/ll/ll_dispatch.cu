@@ -228,13 +228,13 @@ __device__ static int batches_judge(const mpix_cuda_handle &h, const mpix_cuda_d
         bad = ll_judge(h, tells, in->heads, c.hidden, c.offer.dtype, c.offer.scale_kind);
     if (bad)
         return bad;
-    bool tokens = r < h.size && (in->heads[r].flags & MPIX_CUDA_LL_TOKENS);
+    bool tokens = r < h.size && (in->heads[r].flags & MPIX_EP_LL_TOKENS);
     uint32_t mask = __ballot_sync(~0u, tokens);
     int width = mask ? (int)in->heads[__ffs(mask) - 1].width : c.topk;
     if (tokens && (int)in->heads[r].width != width)
         bad = 1, ll_report(tells, h, MPIX_CUDA_TOPK, 0, r, in->heads[r].width, width);
     else if (r < h.size && c.out_weights && in->heads[r].rows > 0 &&
-             !(in->heads[r].flags & MPIX_CUDA_LL_WEIGHTS))
+             !(in->heads[r].flags & MPIX_EP_LL_WEIGHTS))
         bad = 1, ll_report(tells, h, MPIX_CUDA_WEIGHTS, 0, r, 0, 0);
     if (r == 0) {
         in->width = width;

@@ -178,7 +178,7 @@ __device__ static void batches_carry(const mpix_cuda_handle &h, const remote_cal
         int64_t n = __shfl_sync(~0u, (uint32_t)word, ROWS_WORD),
                 most = c.combine ? (int64_t)h.state->send[r] : h.max_tokens;
         bool fails = __shfl_sync(~0u, (uint32_t)word, 0) != 0,
-             values = __shfl_sync(~0u, (uint32_t)word, FLAGS_WORD) & MPIX_CUDA_LL_SLOTS;
+             values = __shfl_sync(~0u, (uint32_t)word, FLAGS_WORD) & MPIX_EP_LL_SLOTS;
         if (warp == j % warps && lane < HEAD_WORDS)
             ll_head(h, h.rank, r, c.combine, bank)[lane] = word;
         for (int64_t e = warp * 32 + lane; !c.combine && e < h.local_experts; e += warps * 32)

@@ -76,8 +76,7 @@ __device__ __forceinline__ void heads_send(const mpix_cuda_handle &h, const mpix
     if (r < h.size) {
         mpix_cuda_ll_head mine = {};
         mine.status = status;
-        mine.flags = (c.weights ? MPIX_CUDA_LL_WEIGHTS : 0) |
-                     (c.tokens > 0 ? MPIX_CUDA_LL_TOKENS : 0);
+        mine.flags = (c.weights ? MPIX_EP_LL_WEIGHTS : 0) | (c.tokens > 0 ? MPIX_EP_LL_TOKENS : 0);
         mine.rows = status ? 0 : b.rows;
         mine.width = c.topk;
         mine.dtype = c.offer.dtype;

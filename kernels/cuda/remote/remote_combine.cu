@@ -78,13 +78,13 @@ __device__ static int rows_push(const mpix_cuda_handle &h, const mpix_cuda_combi
 __device__ static remote_source source_of(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
                                           const mpix_cuda_offer &o, int r) {
     uint64_t slots = 4 * (uint64_t)h.state->width;
-    remote_source s = {place_at(h, r, o.at[MPIX_CUDA_AT_X]),
-                       place_at(h, r, o.at[MPIX_CUDA_AT_SCALES]),
-                       place_at(h, r, o.at[MPIX_CUDA_AT_WEIGHTS]),
-                       place_at(h, r, o.at[MPIX_CUDA_AT_SLOTS]),
+    remote_source s = {place_at(h, r, o.at[MPIX_EP_PLACE_X]),
+                       place_at(h, r, o.at[MPIX_EP_PLACE_SCALES]),
+                       place_at(h, r, o.at[MPIX_EP_PLACE_WEIGHTS]),
+                       place_at(h, r, o.at[MPIX_EP_PLACE_SLOTS]),
                        o.rows,
-                       o.at[MPIX_CUDA_AT_X].stride,
-                       o.at[MPIX_CUDA_AT_SCALES].stride,
+                       o.at[MPIX_EP_PLACE_X].stride,
+                       o.at[MPIX_EP_PLACE_SCALES].stride,
                        4,
                        slots,
                        r,
@@ -97,8 +97,8 @@ __device__ static remote_source source_of(const mpix_cuda_handle &h, const mpix_
                       (int64_t)h.state->base[r] * (int64_t)c.batch.item;
         s.x = items;
         s.scales = c.scale_row ? items + c.batch.scales : nullptr;
-        s.w = o.at[MPIX_CUDA_AT_WEIGHTS].window < 0 ? nullptr : items + c.batch.record;
-        s.slots = o.at[MPIX_CUDA_AT_SLOTS].window < 0 ? nullptr : items + c.batch.record + 4;
+        s.w = o.at[MPIX_EP_PLACE_WEIGHTS].window < 0 ? nullptr : items + c.batch.record;
+        s.slots = o.at[MPIX_EP_PLACE_SLOTS].window < 0 ? nullptr : items + c.batch.record + 4;
         s.stride = s.scale_stride = s.w_stride = s.slot_stride = c.batch.item;
     }
     return s;
@@ -380,14 +380,14 @@ __global__ void __launch_bounds__(512)
     if (warp == 0 && !bad)
         terms_find(h, c, o, two_hops, &terms);
     if (!bad && c.out_slots && lane < h.size && o.rows > 0) {
-        bool none = lane == h.rank ? !c.slot_values : o.at[MPIX_CUDA_AT_SLOTS].window < 0;
+        bool none = lane == h.rank ? !c.slot_values : o.at[MPIX_EP_PLACE_SLOTS].window < 0;
         if (none)
             report(h, MPIX_CUDA_SLOTS, 0, lane, 0, 0);
     }
     if (!bad && c.out_slots)
         bad = __any_sync(~0u, lane < h.size && o.rows > 0 &&
                                   (lane == h.rank ? !c.slot_values
-                                                  : o.at[MPIX_CUDA_AT_SLOTS].window < 0))
+                                                  : o.at[MPIX_EP_PLACE_SLOTS].window < 0))
                   ? 3
                   : 0;
     bool stop = __syncthreads_or(bad == 2);

@@ -34,10 +34,11 @@ __device__ static remote_place place_of(const mpix_cuda_handle &h, const mpix_cu
         p.record = p.x + b.record;
     } else if (base + index < o.rows) {
         int64_t row = base + index;
-        p.x = place_at(h, lane, o.at[MPIX_CUDA_AT_X]) + row * (int64_t)o.at[MPIX_CUDA_AT_X].stride;
+        p.x = place_at(h, lane, o.at[MPIX_EP_PLACE_X]) +
+              row * (int64_t)o.at[MPIX_EP_PLACE_X].stride;
         if (c.scale_row > 0)
-            p.scales = place_at(h, lane, o.at[MPIX_CUDA_AT_SCALES]) +
-                       row * (int64_t)o.at[MPIX_CUDA_AT_SCALES].stride;
+            p.scales = place_at(h, lane, o.at[MPIX_EP_PLACE_SCALES]) +
+                       row * (int64_t)o.at[MPIX_EP_PLACE_SCALES].stride;
         if (o.flags & MPIX_CUDA_OFFER_RECORDS)
             p.record = h.window[lane] + h.records + row * h.record_bytes;
     }
@@ -101,8 +102,8 @@ __device__ static int rows_place(const mpix_cuda_handle &h, const mpix_cuda_disp
                                  uint64_t epoch) {
     int lane = threadIdx.x % 32;
     int64_t rows = remote_is(h, lane) ? h.state->recv[lane] : 0,
-            stride = (int64_t)c.offer.at[MPIX_CUDA_AT_X].stride;
-    int64_t scale_stride = (int64_t)c.offer.at[MPIX_CUDA_AT_SCALES].stride;
+            stride = (int64_t)c.offer.at[MPIX_EP_PLACE_X].stride;
+    int64_t scale_stride = (int64_t)c.offer.at[MPIX_EP_PLACE_SCALES].stride;
     remote_unit u;
     while (remote_unit_take(h, h.remote.is, c.batch, rows, &h.state->more[0], &u)) {
         if (!remote_chunks_wait(h, REMOTE_DISPATCH, true, u.r, remote_chunk_word(epoch, u.chunk)))
