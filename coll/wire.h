@@ -76,21 +76,15 @@ enum {
 
 /* ---- places ---------------------------------------------------------------------------------- */
 
-/* A place in a window of the rank that wrote it: window 0 is the staging window, i + 1 the i-th
- * allocation of the context. */
+/* A place in a window of the rank that wrote it. Host memory: window 0 is the staging window, i + 1
+ * the i-th allocation of the context. GPU memory: i is the i-th allocation. */
 typedef struct mpix_ep_place {
     uint64_t off, stride;
-    uint32_t window;
-    uint32_t set; /* 0: there is none */
+    int32_t window; /* GPU memory: -1: there is none */
+    int32_t set;    /* host memory: 0: there is none */
 } mpix_ep_place;
 MPIX_WIRE_SIZE(mpix_ep_place, 24);
-
-/* window: the allocation; -1: none */
-typedef struct mpix_cuda_place {
-    uint64_t off, stride;
-    int32_t window, pad;
-} mpix_cuda_place;
-MPIX_WIRE_SIZE(mpix_cuda_place, 24);
+MPIX_WIRE_AT(mpix_ep_place, window, 16);
 
 enum {
     MPIX_EP_PLACE_X,
@@ -145,7 +139,7 @@ typedef struct mpix_cuda_offer {
     int16_t dtype, scale_kind;
     int32_t blocks; /* of the call's kernel that signal */
     int64_t hidden, rows;
-    mpix_cuda_place at[MPIX_EP_PLACES];
+    mpix_ep_place at[MPIX_EP_PLACES];
 } mpix_cuda_offer;
 MPIX_WIRE_SIZE(mpix_cuda_offer, 128);
 MPIX_WIRE_AT(mpix_cuda_offer, hidden, 16);

@@ -44,7 +44,7 @@ int mpix_ep_gpu_check(mpix_ep *ep, const void *p, const char *arg) {
 
 /* Rows that peers reach: they must lie in memory of MPIX_Ep_alloc. */
 static int place_rows(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride, const char *arg,
-                      mpix_ep_feature which, mpix_cuda_place *place) {
+                      mpix_ep_feature which, mpix_ep_place *place) {
     if (!p || bytes == 0 || mpix_ep_gpu_find(ep, p, bytes, stride, place))
         return 0;
     char why[120];
@@ -276,7 +276,7 @@ int mpix_ep_gpu_dispatch(struct mpix_ep_handle *handle, const MPIX_Ep_dispatch_i
 
 /* Rows that fit from x to the end of its allocation. */
 static int64_t rows_behind(mpix_ep *ep, const MPIX_Ep_rows *x, int64_t hidden) {
-    mpix_cuda_place place;
+    mpix_ep_place place;
     size_t row = mpix_ep_row_bytes(x, hidden);
     if (ep->size == 1 || !mpix_ep_gpu_find(ep, x->data, row, 0, &place))
         return ep->max_rows;

@@ -485,7 +485,7 @@ void mpix_ep_gpu_handle_free(struct mpix_ep_handle *handle, int with_context) {
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 int mpix_ep_gpu_find(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride,
-                     mpix_cuda_place *place) {
+                     mpix_ep_place *place) {
     for (int i = 0; i < ep->gpu->nwindows; i++) {
         const mpix_ep_gpu_window *w = &ep->gpu->windows[i];
         const char *base = w->mem[ep->rank].p;
@@ -493,14 +493,14 @@ int mpix_ep_gpu_find(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride,
             (size_t)((const char *)p - base) > w->bytes[ep->rank] ||
             bytes > w->bytes[ep->rank] - (size_t)((const char *)p - base))
             continue;
-        *place = (mpix_cuda_place){(uint64_t)((const char *)p - base), stride, i, 0};
+        *place = (mpix_ep_place){(uint64_t)((const char *)p - base), stride, i, 0};
         return 1;
     }
     return 0;
 }
 
 int mpix_ep_gpu_reaches(mpix_ep *ep, const void *base, size_t bytes) {
-    mpix_cuda_place at;
+    mpix_ep_place at;
     return mpix_ep_gpu_find(ep, base, bytes, 0, &at);
 }
 

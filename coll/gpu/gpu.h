@@ -168,7 +168,7 @@ int mpix_ep_gpu_count_output(mpix_ep *ep, MPI_Count *to, const int64_t *from, in
                              const char *arg, mpix_ep_gpu_call *call, int64_t **direct);
 
 int mpix_ep_gpu_find(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride,
-                     mpix_cuda_place *place);
+                     mpix_ep_place *place);
 int mpix_ep_gpu_window_create(mpix_ep *ep, size_t bytes, mpix_ep_gpu_window *window);
 void mpix_ep_gpu_window_free(mpix_ep *ep, mpix_ep_gpu_window *window);
 

@@ -25,7 +25,7 @@ int mpix_ep_find(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride, mpix
     if (!region)
         return 0;
     *place = (mpix_ep_place){(uint64_t)((const char *)p - (const char *)region->win->base), stride,
-                             (uint32_t)(region - ep->regions) + 1, 1};
+                             (int32_t)(region - ep->regions) + 1, 1};
     return 1;
 }
 
@@ -39,7 +39,7 @@ size_t mpix_ep_extent(uint64_t rows, uint64_t stride, size_t row) {
 
 void *mpix_ep_resolve(mpix_ep *ep, int peer, const mpix_ep_place *place, size_t bytes) {
     const mpix_win *win = place->window == 0 ? ep->stage
-                          : place->window <= (uint32_t)ep->nregions
+                          : place->window > 0 && place->window <= ep->nregions
                               ? ep->regions[place->window - 1].win
                               : NULL;
     if (!win || !win->peer[peer] || place->off > win->peer_bytes[peer] ||

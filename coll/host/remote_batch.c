@@ -79,8 +79,7 @@ mpix_ep_place mpix_ep_remote_dispatch_place(mpix_ep_call *call, int peer) {
 static int rows_go(mpix_ep_call *call, int peer, mpix_ep_remote_rows *own) {
     const mpix_ep *ep = call->ep;
     const mpix_ep_place *place = &mpix_ep_my_offer(call, peer)->place[MPIX_EP_PLACE_ROWS];
-    const mpix_ep_region *region = place->set && place->window > 0 &&
-                                           place->window <= (uint32_t)ep->nregions
+    const mpix_ep_region *region = place->set && place->window > 0 && place->window <= ep->nregions
                                        ? &ep->regions[place->window - 1]
                                        : NULL;
     if (!place->set)
@@ -91,8 +90,8 @@ static int rows_go(mpix_ep_call *call, int peer, mpix_ep_remote_rows *own) {
     if (!own->there)
         mpix_ep_call_fail(call,
                           mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, ep->boot->hostnames[peer],
-                                         "rank %d offers rows in window %u, which is not reached",
-                                         peer, (unsigned)place->window));
+                                         "rank %d offers rows in window %d, which is not reached",
+                                         peer, (int)place->window));
     return own->there != NULL;
 }
 

@@ -287,7 +287,7 @@ static char *target_at(mpix_ep_call *call, int peer, const mpix_ep_place *place,
         mpix_ep_call_fail(
             call,
             mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, call->ep->boot->hostnames[peer],
-                           "rank %d offers %lld rows at %llu in window %u, which has no such place",
+                           "rank %d offers %lld rows at %llu in window %d, which has no such place",
                            peer, (long long)rows, (unsigned long long)place->off, place->window));
     return at;
 }

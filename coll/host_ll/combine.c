@@ -275,7 +275,7 @@ static void head_check(mpix_ep_call *call, int peer, const mpix_ep_ll_head *head
                                                   mpix_dtype_size(in->wire) * (size_t)in->hidden));
     if (!part->pulled)
         mpix_ep_call_fail(call, mpix_fail_peer(MPIX_ERRK_INTERNAL, peer, ep->boot->hostnames[peer],
-                                               "rank %d offers %u rows at %llu in window %u, "
+                                               "rank %d offers %u rows at %llu in window %d, "
                                                "which has no such place",
                                                peer, head->rows, (unsigned long long)head->reply,
                                                head->window));

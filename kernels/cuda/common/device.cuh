@@ -375,7 +375,7 @@ __device__ __forceinline__ int own_status(const mpix_cuda_handle &h, const mpix_
 
 /* Where a place of rank r is mapped here. */
 __device__ __forceinline__ char *place_at(const mpix_cuda_handle &h, int r,
-                                          const mpix_cuda_place &p) {
+                                          const mpix_ep_place &p) {
     return p.window < 0 ? nullptr : (char *)h.bases[p.window * MPIX_CUDA_RANKS + r] + p.off;
 }
 
