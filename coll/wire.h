@@ -240,37 +240,35 @@ enum { MPIX_EP_LL_BLOCK = 16 }; /* rows per flag in host memory */
 /* flags of heads */
 enum { MPIX_EP_LL_WEIGHTS = 1, MPIX_EP_LL_SLOTS = 2, MPIX_EP_LL_PULL = 4, MPIX_EP_LL_TOKENS = 8 };
 
+/* What a batch says of itself. reply: dispatch: where its answer goes in the sender's combine bank;
+ * bytes in host memory, in GPU memory the number of the first row. */
 typedef struct mpix_ep_ll_head {
-    MPIX_WIRE_LINE MPIX_WIRE_WORD epoch;
+    int32_t status; /* GPU memory; in host memory a failed call sends no batch */
     uint32_t flags;
-    uint32_t rows;  /* in this batch */
-    uint32_t width; /* choices per token */
-    uint32_t exist; /* PULL: the first rows, which exist; others were dropped (EXPERT: all
-                     * that there are) */
-    int32_t dtype, scale_kind;
-    uint64_t hidden;
-    uint64_t reply;  /* dispatch: the answer's offset in the sender's combine bank; PULL: of the
-                      * first row in its window */
-    uint32_t window; /* PULL: as mpix_ep_place has it; the rows are not in this batch */
-    uint32_t stride;
-} mpix_ep_ll_head;
-MPIX_WIRE_SIZE(mpix_ep_ll_head, 64);
-MPIX_WIRE_AT(mpix_ep_ll_head, hidden, 32);
-
-typedef struct mpix_cuda_ll_head {
-    int32_t status, flags;
     uint32_t rows, width; /* rows: in this batch; width: choices of a token */
     int32_t dtype, scale_kind;
     int64_t hidden;
-    uint64_t at, pad; /* dispatch: at: the first row of the answer in the
-                       * sender's combine bank */
-    int32_t pad2;
-    uint32_t exist;               /* dispatch: choices of the receiver's experts */
-} mpix_cuda_ll_head;              /* in a window each four bytes of it have the epoch beside */
-enum { MPIX_CUDA_LL_HEAD = 128 }; /* bytes there */
-MPIX_WIRE_SIZE(mpix_cuda_ll_head, 56);
-MPIX_WIRE_AT(mpix_cuda_ll_head, hidden, 24);
-MPIX_WIRE_AT(mpix_cuda_ll_head, exist, 52);
+    uint64_t reply;  /* PULL: where the first row is in its window */
+    int32_t window;  /* PULL: as mpix_ep_place has it; the rows are not in this batch */
+    uint32_t stride; /* PULL */
+    int32_t pad;
+    uint32_t exist; /* PULL: the first rows, which exist; others were dropped (EXPERT: all that
+                     * there are). GPU memory, dispatch: choices of the receiver's experts */
+} mpix_ep_ll_head;
+MPIX_WIRE_SIZE(mpix_ep_ll_head, 56);
+MPIX_WIRE_AT(mpix_ep_ll_head, hidden, 24);
+MPIX_WIRE_AT(mpix_ep_ll_head, reply, 32);
+MPIX_WIRE_AT(mpix_ep_ll_head, exist, 52);
+
+/* Host memory: where a batch begins. */
+typedef struct mpix_ep_ll_batch {
+    MPIX_WIRE_LINE MPIX_WIRE_WORD epoch; /* a mark */
+    mpix_ep_ll_head head;
+} mpix_ep_ll_batch;
+MPIX_WIRE_SIZE(mpix_ep_ll_batch, 64);
+MPIX_WIRE_AT(mpix_ep_ll_batch, head, 8);
+/* GPU memory: bytes of a head in a window, where each four bytes of it have the epoch beside. */
+enum { MPIX_CUDA_LL_HEAD = 128 };
 
 /* A flag or an epoch as it lies in a bank. */
 #define MPIX_EP_LL_DIRECT (UINT64_C(1) << 63)

@@ -68,7 +68,7 @@ mpix_ep_ll_shape mpix_ep_ll_shape_of(int64_t n, size_t record, size_t scales, si
                           .scales = mpix_ep_up16(scales),
                           .row = row % 64 ? mpix_ep_up16(row) : row};
     size_t rows = (size_t)n;
-    s.flags_at = sizeof(mpix_ep_ll_head);
+    s.flags_at = sizeof(mpix_ep_ll_batch);
     s.records_at = s.flags_at +
                    (flags ? mpix_ep_up64((rows + MPIX_EP_LL_BLOCK - 1) / MPIX_EP_LL_BLOCK * 8) : 0);
     s.scales_at = s.records_at + mpix_ep_up64(rows * record);
@@ -154,10 +154,9 @@ int mpix_ep_ll_peer_took(mpix_ep_call *call, int peer, uint64_t epoch) {
     return my_word(call, peer, 1) >= epoch;
 }
 
-void mpix_ep_ll_head_send(mpix_ep_call *call, int peer, mpix_ep_ll_head *head) {
-    mpix_ep_ll_head *to = (mpix_ep_ll_head *)(void *)call->ll[peer].to;
-    const size_t behind = sizeof to->epoch;
-    memcpy((char *)to + behind, (const char *)head + behind, sizeof *head - behind);
+void mpix_ep_ll_head_send(mpix_ep_call *call, int peer, const mpix_ep_ll_head *head) {
+    mpix_ep_ll_batch *to = (mpix_ep_ll_batch *)(void *)call->ll[peer].to;
+    to->head = *head;
     atomic_store_explicit(&to->epoch, mpix_ep_ll_mark(call->epoch), memory_order_release);
 }
 
@@ -222,8 +221,8 @@ const mpix_ep_ll_head *mpix_ep_ll_head_seen(mpix_ep_call *call, int peer, int32_
     mpix_ep_ll_part *part = &call->ll[peer];
     size_t place = is_combine(call) ? (size_t)call->handle->ll->answer[peer]
                                     : ep->ll->region * (size_t)peer;
-    const mpix_ep_ll_head *head =
-        (const mpix_ep_ll_head *)(const void *)(mpix_ep_ll_bank(call, ep->rank) + place);
+    const mpix_ep_ll_batch *batch =
+        (const mpix_ep_ll_batch *)(const void *)(mpix_ep_ll_bank(call, ep->rank) + place);
     uint64_t arrived = my_word(call, peer, 0);
     *status = 0;
     if (peer == ep->rank) {
@@ -232,15 +231,15 @@ const mpix_ep_ll_head *mpix_ep_ll_head_seen(mpix_ep_call *call, int peer, int32_
     } else if ((arrived & EPOCH_MASK) == call->epoch) {
         *status = (int32_t)(arrived >> STATUS_SHIFT);
     } else if (!mpix_ep_is_remote(ep, peer)) {
-        arrived = atomic_load_explicit(&head->epoch, memory_order_acquire) ==
+        arrived = atomic_load_explicit(&batch->epoch, memory_order_acquire) ==
                           mpix_ep_ll_mark(call->epoch)
                       ? call->epoch
                       : 0;
     }
     if (*status || arrived != call->epoch)
         return NULL;
-    part->from = (const char *)head;
-    return head;
+    part->from = (const char *)batch;
+    return &batch->head;
 }
 
 int64_t mpix_ep_ll_rows_seen(const mpix_ep_call *call, int peer) {
@@ -285,7 +284,7 @@ void mpix_ep_ll_compare(mpix_ep_call *call, int peer, const mpix_ep_ll_head *hea
                         int dtype, int scale_kind, const char *name) {
     const char *const args[] = {"in.hidden", name, "out.x.scale_kind"};
     const int64_t here[] = {hidden, dtype, scale_kind},
-                  there[] = {(int64_t)head->hidden, head->dtype, head->scale_kind};
+                  there[] = {head->hidden, head->dtype, head->scale_kind};
     for (int i = 0; i < 3; i++) {
         if (here[i] == there[i])
             continue;

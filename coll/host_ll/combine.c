@@ -190,7 +190,7 @@ static void batches_begin(mpix_ep_call *call) {
                                 .flags = flags,
                                 .rows = (uint32_t)call->ll[s].total,
                                 .dtype = in->wire,
-                                .hidden = (uint64_t)in->hidden};
+                                .hidden = in->hidden};
         if (pull && s != ep->rank && !mpix_ep_is_remote(ep, s)) {
             int64_t first = is_expert(call) ? 0 : (int64_t)s * ep->config.max_tokens,
                     exist = call->ll_rows - first;

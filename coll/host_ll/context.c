@@ -15,7 +15,7 @@
 static size_t up4096(size_t n) { return (n + 4095) & ~(size_t)4095; }
 
 size_t mpix_ep_ll_answer_bytes(const MPIX_Ep_config *c, size_t n) {
-    return sizeof(mpix_ep_ll_head) +
+    return sizeof(mpix_ep_ll_batch) +
            mpix_ep_up64((n + MPIX_EP_LL_BLOCK - 1) / MPIX_EP_LL_BLOCK * 8) +
            mpix_ep_up64(n * (4 + 4 * (size_t)c->max_topk)) +
            mpix_ep_up64(n * mpix_ep_up16((size_t)c->max_row_bytes));
@@ -32,7 +32,7 @@ void mpix_ep_ll_sizes(const MPIX_Ep_config *c, int ranks, int remote_peers, mpix
         return;
     }
     size_t answers = tokens * (k < size ? k : size), sent = tokens * (k < remote ? k : remote),
-           head = sizeof(mpix_ep_ll_head) + 4 * 64;
+           head = sizeof(mpix_ep_ll_batch) + 4 * 64;
     ll->region = head + mpix_ep_up64(8 * ((tokens + MPIX_EP_LL_BLOCK - 1) / MPIX_EP_LL_BLOCK)) +
                  mpix_ep_up64(tokens * batch_row);
     ll->bank[0] = up4096(ll->region * size);

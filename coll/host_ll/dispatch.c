@@ -84,7 +84,7 @@ static void batches_begin(mpix_ep_call *call) {
     mpix_ep_ll_head head = {.width = (uint32_t)plan->topk,
                             .dtype = x->dtype,
                             .scale_kind = x->scale_kind,
-                            .hidden = (uint64_t)in->hidden,
+                            .hidden = in->hidden,
                             .flags = (in->topk_weights ? MPIX_EP_LL_WEIGHTS : 0u) |
                                      (plan->tokens ? MPIX_EP_LL_TOKENS : 0u)};
     for (int i = 1; i <= ep->size; i++) {
@@ -300,8 +300,8 @@ static int heads_take(mpix_ep_call *call) {
         part->flags = head->flags;
         part->in = mpix_ep_ll_shape_of(
             part->n, 4 * (size_t)(1 + head->width * (head->flags & MPIX_EP_LL_WEIGHTS ? 2 : 1)),
-            mpix_ep_scale_bytes(&rows, (int64_t)head->hidden),
-            mpix_ep_row_bytes(&rows, (int64_t)head->hidden), !mpix_ep_is_remote(ep, p));
+            mpix_ep_scale_bytes(&rows, head->hidden), mpix_ep_row_bytes(&rows, head->hidden),
+            !mpix_ep_is_remote(ep, p));
         call->ll_heads++;
         if (head->rows > (uint64_t)ep->config.max_tokens ||
             head->width > (uint32_t)ep->config.max_topk || part->in.bytes > ep->ll->region ||
@@ -362,7 +362,7 @@ static void routing_learn(mpix_ep_call *call) {
         const mpix_ep_ll_part *part = &call->ll[s];
         h->n[s] = part->n;
         h->first[s + 1] = h->first[s] + part->n;
-        h->reply[s] = ((const mpix_ep_ll_head *)(const void *)part->from)->reply;
+        h->reply[s] = mpix_ep_ll_head_of(part)->reply;
         h->recv_rank[s] = is_expert(call) ? 0 : part->n;
         if (h->reply[s] + mpix_ep_ll_answer_bytes(&ep->config, (size_t)part->n) > ep->ll->bank[1]) {
             mpix_ep_call_fail(call,
@@ -432,7 +432,7 @@ static void row_take(mpix_ep_call *call, int s, int64_t i, size_t row_bytes, siz
     const mpix_ep_ll_handle *h = call->handle->ll;
     const mpix_ep_ll_part *part = &call->ll[s];
     const int32_t *record = record_of(part, i);
-    int width = (int)((const mpix_ep_ll_head *)(const void *)part->from)->width,
+    int width = (int)mpix_ep_ll_head_of(part)->width,
         own = s == ep->rank && !mpix_ep_converts(call), n = 0;
     const float *weights = (const float *)(record + 1 + width);
     const char *x = own ? (const char *)in->x.data + record[0] * in->x.stride

@@ -128,6 +128,10 @@ typedef struct mpix_ep_ll_part {
     uint32_t pulled_stride, flags, exist; /* exist: rows there */
 } mpix_ep_ll_part;
 
+static inline const mpix_ep_ll_head *mpix_ep_ll_head_of(const mpix_ep_ll_part *part) {
+    return &((const mpix_ep_ll_batch *)(const void *)part->from)->head;
+}
+
 static inline size_t mpix_ep_up64(size_t n) { return (n + 63) & ~(size_t)63; }
 
 /* host_ll/context.c: sizes, creation, stores, handles */
@@ -159,7 +163,7 @@ char *mpix_ep_ll_bank(const mpix_ep_call *call, int peer);
 /* The start of a call: 1 when the places of all peers are free and earlier calls let it go on. */
 int mpix_ep_ll_start(mpix_ep_call *call);
 /* Writes a batch's head, and publishes it to mapped peers (the records are written). */
-void mpix_ep_ll_head_send(mpix_ep_call *call, int peer, mpix_ep_ll_head *head);
+void mpix_ep_ll_head_send(mpix_ep_call *call, int peer, const mpix_ep_ll_head *head);
 void mpix_ep_ll_offer_send(mpix_ep_call *call, const mpix_ep_ll_offer *offer, int peer);
 const mpix_ep_ll_offer *mpix_ep_ll_offer_seen(mpix_ep_call *call, int peer); /* NULL: not yet */
 int mpix_ep_ll_streams(const mpix_ep *ep, size_t bytes); /* whether so many bytes for peers bypass

@@ -207,15 +207,16 @@ static void forge_batch(fuzz_bytes *in, mpix_ep_call *call) {
                         : (uint32_t)fuzz_range(in, 0, TOKENS);
     head.exist = (uint32_t)fuzz_range(in, 0, TOKENS);
     head.reply = fuzz_u8(in) * 64u;
-    const size_t behind = sizeof head.epoch;
-    memcpy(at + behind, (char *)&head + behind, sizeof head - behind);
+    mpix_ep_ll_batch *batch = (mpix_ep_ll_batch *)(void *)at;
+    const size_t behind = offsetof(mpix_ep_ll_batch, head);
+    batch->head = head;
     /* flags of all blocks, wherever they are by then */
     uint64_t mark = mpix_ep_ll_mark(call->epoch);
-    for (size_t i = sizeof head; i + 8 <= room && i < sizeof head + 64; i += 8)
+    for (size_t i = sizeof *batch; i + 8 <= room && i < sizeof *batch + 64; i += 8)
         memcpy(at + i, &mark, 8);
     for (int n = fuzz_range(in, 0, 32); n > 0; n--)
         change(in, at + behind, room - behind);
-    atomic_store(&((mpix_ep_ll_head *)(void *)at)->epoch, mark);
+    atomic_store(&batch->epoch, mark);
 }
 
 static void forge_ll_offer(fuzz_bytes *in, mpix_ep_call *call) {

@@ -265,8 +265,7 @@ __device__ __forceinline__ bool ll_may_go(const mpix_cuda_handle &h, int combine
 /* By one thread for rank r. */
 template <class F>
 __device__ __forceinline__ void ll_head_put(const mpix_cuda_handle &h, int r, int combine,
-                                            uint64_t epoch, int bank,
-                                            const mpix_cuda_ll_head &mine) {
+                                            uint64_t epoch, int bank, const mpix_ep_ll_head &mine) {
     uint64_t *to = F::remote(h, r) ? ll_remote_head(h, r, combine)
                                    : ll_head(h, r, h.rank, combine, bank);
     delay(h, 2 + r);
@@ -292,9 +291,8 @@ __device__ __forceinline__ void ll_report(bool tells, const mpix_cuda_handle &h,
 }
 /* By the clerk. What is wrong with the heads, alike on all blocks, of which one tells:
  * 1; otherwise 0. */
-__device__ inline int ll_judge(const mpix_cuda_handle &h, bool tells,
-                               const mpix_cuda_ll_head *heads, int64_t hidden, int dtype,
-                               int scale_kind) {
+__device__ inline int ll_judge(const mpix_cuda_handle &h, bool tells, const mpix_ep_ll_head *heads,
+                               int64_t hidden, int dtype, int scale_kind) {
     int r = threadIdx.x % 32, bad = 0;
     if (r < h.size && heads[r].status) {
         bad = 1;
@@ -304,7 +302,7 @@ __device__ inline int ll_judge(const mpix_cuda_handle &h, bool tells,
     if (__any_sync(~0u, bad))
         return 1;
     if (r < h.size) {
-        const mpix_cuda_ll_head &o = heads[r];
+        const mpix_ep_ll_head &o = heads[r];
         if (o.hidden != hidden)
             bad = 1, ll_report(tells, h, MPIX_CUDA_HIDDEN, 0, r, o.hidden, hidden);
         else if (o.dtype != dtype)

@@ -72,7 +72,7 @@ __device__ inline void ll_open(const mpix_cuda_handle &h, int combine, const ll_
 }
 /* By the clerk: all heads of this epoch. False: time-out. */
 __device__ inline bool ll_heads(const mpix_cuda_handle &h, int combine, uint64_t epoch, int bank,
-                                mpix_cuda_status *to, bool waited, mpix_cuda_ll_head *heads) {
+                                mpix_cuda_status *to, bool waited, mpix_ep_ll_head *heads) {
     enum { WORDS = sizeof *heads / 4 };
     int r = threadIdx.x % 32;
     uint64_t start = waited ? now_ns() : 0, v[WORDS];

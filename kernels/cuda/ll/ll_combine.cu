@@ -85,7 +85,7 @@ __device__ static void heads_send(const mpix_cuda_handle &h, const mpix_cuda_com
     int r = threadIdx.x;
     if (r >= h.size)
         return;
-    mpix_cuda_ll_head mine = {};
+    mpix_ep_ll_head mine = {};
     mine.status = s.status;
     mine.flags = c.slot_values ? MPIX_EP_LL_SLOTS : 0;
     mine.rows = s.status ? 0 : k.recv[r];
@@ -301,7 +301,7 @@ __device__ static void flags_send(const mpix_cuda_handle &h, const mpix_cuda_com
 /* ---- receiving ------------------------------------------------------------------------------- */
 /* By the clerk. */
 __device__ static int answers_judge(const mpix_cuda_handle &h, const mpix_cuda_combine &c,
-                                    bool tells, const mpix_cuda_ll_head *heads) {
+                                    bool tells, const mpix_ep_ll_head *heads) {
     int r = threadIdx.x % 32, bad = ll_judge(h, tells, heads, c.hidden, c.offer.dtype, 0);
     if (bad)
         return bad;
@@ -509,7 +509,7 @@ __global__ void __launch_bounds__(LL_THREADS, 1)
     ll_combine_kernel(const __grid_constant__ mpix_cuda_handle h,
                       const __grid_constant__ mpix_cuda_combine c) {
     extern __shared__ __align__(16) char rooms[];
-    __shared__ mpix_cuda_ll_head heads[MPIX_CUDA_RANKS];
+    __shared__ mpix_ep_ll_head heads[MPIX_CUDA_RANKS];
     __shared__ ll_shared s;
     __shared__ known k;
     __shared__ lists l;

@@ -14,7 +14,7 @@
 
 /* ---- receiving ------------------------------------------------------------------------------- */
 struct received {
-    mpix_cuda_ll_head heads[MPIX_CUDA_RANKS];
+    mpix_ep_ll_head heads[MPIX_CUDA_RANKS];
     int64_t total; /* rows of the layout */
     int width;
 };
@@ -349,7 +349,7 @@ __device__ static void routing_learn(const mpix_cuda_handle &h, const mpix_cuda_
             *offsets = experts + n + h.experts;
     if (lane < h.size) {
         st->recv[lane] = in.heads[lane].rows;
-        st->reply[lane] = (uint32_t)in.heads[lane].at;
+        st->reply[lane] = (uint32_t)in.heads[lane].reply;
     }
     if (lane == 0) {
         st->width = in.width;

@@ -42,9 +42,9 @@
 enum { GATE = 1, POST = 2, CARRY = 4, TAIL = 8 };
 enum {
     CARRY_BLOCKS = 16,
-    HEAD_WORDS = sizeof(mpix_cuda_ll_head) / 4,
-    ROWS_WORD = offsetof(mpix_cuda_ll_head, rows) / 4,
-    FLAGS_WORD = offsetof(mpix_cuda_ll_head, flags) / 4
+    HEAD_WORDS = sizeof(mpix_ep_ll_head) / 4,
+    ROWS_WORD = offsetof(mpix_ep_ll_head, rows) / 4,
+    FLAGS_WORD = offsetof(mpix_ep_ll_head, flags) / 4
 };
 
 struct remote_call {

@@ -74,7 +74,7 @@ __device__ __forceinline__ void heads_send(const mpix_cuda_handle &h, const mpix
                                            int status, uint64_t epoch, int bank, const batches &b) {
     int r = threadIdx.x;
     if (r < h.size) {
-        mpix_cuda_ll_head mine = {};
+        mpix_ep_ll_head mine = {};
         mine.status = status;
         mine.flags = (c.weights ? MPIX_EP_LL_WEIGHTS : 0) | (c.tokens > 0 ? MPIX_EP_LL_TOKENS : 0);
         mine.rows = status ? 0 : b.rows;
@@ -82,7 +82,7 @@ __device__ __forceinline__ void heads_send(const mpix_cuda_handle &h, const mpix
         mine.dtype = c.offer.dtype;
         mine.scale_kind = c.offer.scale_kind;
         mine.hidden = c.hidden;
-        mine.at = b.at;
+        mine.reply = b.at;
         mine.exist = b.choices;
         ll_head_put<F>(h, r, 0, epoch, bank, mine);
     }
