@@ -15,10 +15,11 @@ const mpix_ep_feature_text mpix_ep_features[MPIX_EP_FEATURES] = {
     [MPIX_EP_CAN_BLOCKING] = {"blocking", "blocking calls"},
     [MPIX_EP_CAN_NONBLOCKING] = {"nonblocking", "nonblocking calls (i...)"},
     [MPIX_EP_CAN_STREAM] = {"stream", "calls in a CUDA stream (..._enqueue)"},
-    [MPIX_EP_CAN_HALVES] = {"halves", "halves of a call in a stream (..._begin_enqueue)"},
+    [MPIX_EP_CAN_HALVES] = {"halves", "halves of calls in a stream (..._begin_enqueue)"},
     [MPIX_EP_CAN_CAPTURE] = {"capture", "calls captured in a CUDA graph"},
     [MPIX_EP_CAN_ROUTE_COUNTS] = {"route-counts", "counts of received rows from route"},
     [MPIX_EP_CAN_DISPATCH_COUNTS] = {"dispatch-counts", "counts of received rows from dispatch"},
+    [MPIX_EP_CAN_ANY_DTYPE] = {"any-dtype", "rows of every dtype (combine: not BYTES)"},
     [MPIX_EP_CAN_NARROW] = {"narrow", "rows rounded to a narrower dtype in dispatch"},
     [MPIX_EP_CAN_QUANTISE] = {"quantise", "rows made fp8 with scales in dispatch"},
     [MPIX_EP_CAN_ANY_OUTPUT] = {"any-output", "dispatch's rows in any memory of the kind"},
@@ -33,7 +34,7 @@ const mpix_ep_feature_text mpix_ep_features[MPIX_EP_FEATURES] = {
 #define BIT(feature) (UINT32_C(1) << MPIX_EP_CAN_##feature)
 #define LAYOUT(layout) (1 << MPIX_EP_##layout)
 #define HOSTS (BIT(MAPPED) | BIT(PROXIED) | BIT(MIXED))
-#define WAITS (BIT(BLOCKING) | BIT(NONBLOCKING))
+#define WAITS (BIT(BLOCKING) | BIT(NONBLOCKING) | BIT(ANY_DTYPE))
 #define STREAMS (BIT(STREAM) | BIT(HALVES))
 #define ANYWHERE (BIT(ANY_OUTPUT) | BIT(ANY_INPUT))
 #define CONVERTS (BIT(NARROW) | BIT(QUANTISE))

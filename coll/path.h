@@ -37,6 +37,7 @@ typedef enum mpix_ep_feature {
     MPIX_EP_CAN_CAPTURE,         /* in a CUDA graph */
     MPIX_EP_CAN_ROUTE_COUNTS,    /* route tells what is received */
     MPIX_EP_CAN_DISPATCH_COUNTS, /* dispatch does */
+    MPIX_EP_CAN_ANY_DTYPE,       /* rows of all dtypes; in combine all but BYTES */
     MPIX_EP_CAN_NARROW,          /* dispatch rounds to a narrower dtype */
     MPIX_EP_CAN_QUANTISE,        /* dispatch makes rows fp8 with scales */
     MPIX_EP_CAN_ANY_OUTPUT,      /* dispatch's rows need no memory from MPIX_Ep_alloc */

@@ -9,6 +9,8 @@
 void info_build(void);
 void info_machine(const mpix_params *params);
 void info_params(const mpix_params *params, int all); /* all: with those for developers */
+/* Prints the table of paths. Returns an exit status. */
+int info_paths(const char *how);
 /* Prints what MPIX_Ep_window_size says. Returns an exit status. */
 int info_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_host);
 /* Collective over MPI_COMM_WORLD; rank 0 prints. Return an exit status, equal on all ranks. */

@@ -4,6 +4,7 @@ mpix_ep_info_SOURCES = \
 	tools/info.h \
 	tools/info_machine.c \
 	tools/info_pairs.c \
+	tools/info_paths.c \
 	tools/info_selftest.c \
 	tools/mpix_ep_info.c
 mpix_ep_info_LDADD = libmpixep_core.la

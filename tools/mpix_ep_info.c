@@ -27,6 +27,8 @@ static const char info_usage[] =
     "  --params         every parameter: environment variable, info key, values, default, value in "
     "force, meaning\n"
     "      --all               with those that serve tests of the library only\n"
+    "  --paths[=HOW]    the ways of carrying out route, dispatch and combine, what each supports. "
+    "HOW: text (default), summary or matrix (markdown), cells (a line each)\n"
     "  --matrix         under mpirun: how each rank reaches each other rank, and why not\n"
     "  --selftest       under mpirun: sends checked rows over every pair of ranks and back; exit "
     "status 1 if anything "
@@ -56,6 +58,7 @@ enum {
     OPT_MACHINE,
     OPT_PARAMS,
     OPT_ALL,
+    OPT_PATHS,
     OPT_MATRIX,
     OPT_SELFTEST,
     OPT_WINDOW_SIZE,
@@ -81,6 +84,7 @@ static const struct option info_options[] = {
     {"machine", no_argument, NULL, OPT_MACHINE},
     {"params", no_argument, NULL, OPT_PARAMS},
     {"all", no_argument, NULL, OPT_ALL},
+    {"paths", optional_argument, NULL, OPT_PATHS},
     {"matrix", no_argument, NULL, OPT_MATRIX},
     {"selftest", no_argument, NULL, OPT_SELFTEST},
     {"window-size", no_argument, NULL, OPT_WINDOW_SIZE},
@@ -103,7 +107,8 @@ static const struct option info_options[] = {
 
 typedef struct info_request {
     int version, build, machine, params, all_params, matrix, selftest, window_size;
-    int shape; /* an option that only --window-size takes was given */
+    const char *paths; /* how, NULL: not */
+    int shape;         /* an option that only --window-size takes was given */
     int ranks, ranks_per_host, dtype;
     long long hidden;
     int has_layout;
@@ -187,6 +192,7 @@ static void info_parse(info_request *req, int argc, char **argv) {
         case OPT_MACHINE: req->machine = 1; break;
         case OPT_PARAMS: req->params = 1; break;
         case OPT_ALL: req->all_params = 1; break;
+        case OPT_PATHS: req->paths = optarg ? optarg : "text"; break;
         case OPT_MATRIX: req->matrix = 1; break;
         case OPT_SELFTEST: req->selftest = 1; break;
         case OPT_WINDOW_SIZE: req->window_size = 1; break;
@@ -244,11 +250,13 @@ static int info_print_local(info_request *req, const mpix_params *params) {
         info_machine(params);
     if (req->params)
         info_params(params, req->all_params);
+    if (req->paths)
+        status = info_paths(req->paths);
     if (req->window_size) {
         req->config.max_row_bytes =
             (MPI_Count)((unsigned long long)req->hidden * mpix_dtype_size(req->dtype));
-        status = info_window_size(&req->config, req->ranks,
-                                  req->ranks_per_host ? req->ranks_per_host : req->ranks);
+        status |= info_window_size(&req->config, req->ranks,
+                                   req->ranks_per_host ? req->ranks_per_host : req->ranks);
     }
     return status;
 }
@@ -263,8 +271,8 @@ int main(int argc, char **argv) {
     req.config.max_tokens = 4096;
     req.config.max_topk = 8;
     info_parse(&req, argc, argv);
-    all = !(req.version || req.build || req.machine || req.params || req.matrix || req.selftest ||
-            req.window_size);
+    all = !(req.version || req.build || req.machine || req.params || req.paths || req.matrix ||
+            req.selftest || req.window_size);
     if (all)
         req.version = req.build = req.machine = 1;
     if (mpix_params_read(&params)) {
