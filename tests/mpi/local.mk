@@ -132,9 +132,9 @@ MPI_TESTS = \
 	tests/mpi/p2p_faults_killed_proxied.3.test \
 	tests/mpi/p2p_faults_forgotten.2.test
 
-TESTS += $(MPI_TESTS) tests/mpi/info.sh tests/mpi/plot.sh tests/mpi/trace.sh
-EXTRA_DIST += tests/mpi/run.sh tests/mpi/info.sh tests/mpi/plot.sh tests/mpi/trace.sh
-CLEANFILES += $(MPI_TESTS)
+TESTS += $(MPI_TESTS) tests/paths.sh tests/mpi/info.sh tests/mpi/plot.sh tests/mpi/trace.sh
+EXTRA_DIST += tests/paths.known tests/paths.sh tests/mpi/run.sh tests/mpi/info.sh tests/mpi/plot.sh tests/mpi/trace.sh
+CLEANFILES += $(MPI_TESTS) tests/paths.cells
 
 $(MPI_TESTS): Makefile
 	$(AM_V_GEN)$(MKDIR_P) tests/mpi && \
@@ -175,8 +175,12 @@ tests_mpi_p2p_faults_SOURCES = tests/mpi/p2p_faults.c
 tests_mpi_p2p_faults_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
 tests_mpi_p2p_faults_LDADD = $(MPI_TEST_LIBS)
 
-check_PROGRAMS += tests/mpi/ep_errors tests/mpi/ep_faults tests/mpi/ep_files tests/mpi/ep_hops tests/mpi/ep_nompi tests/mpi/ep_random tests/mpi/ep_stress tests/mpi/ep_traffic
+check_PROGRAMS += tests/mpi/ep_errors tests/mpi/ep_faults tests/mpi/ep_files tests/mpi/ep_hops tests/mpi/ep_nompi tests/mpi/ep_paths tests/mpi/ep_random tests/mpi/ep_stress \
+	tests/mpi/ep_traffic
 
+tests_mpi_ep_paths_SOURCES = tests/common/cells.c tests/common/cells.h tests/mpi/ep_paths.c
+tests_mpi_ep_paths_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
+tests_mpi_ep_paths_LDADD = $(MPI_TEST_LIBS)
 tests_mpi_ep_errors_SOURCES = \
 	tests/mpi/ep_errors.c \
 	tests/mpi/errors.h \
