@@ -1,5 +1,5 @@
 #!/bin/sh
-# compare.sh - every call of the C headers must be in mpix_ep.hpp, in the Fortran module and in the manual, and every type's components in
+# compare.sh - every call of the C headers must be in a C++ header, in the Fortran module and in the manual, and every type's components in
 # the Fortran module, in C's order and of C's kind. Says what is missing; the result is the number of such findings, at most 100.
 #
 #   compare.sh SOURCE-TREE     MPIX_SRCDIR if there is no argument
@@ -23,8 +23,8 @@ missing() { # WHERE FILE-WITH-NAMES
         found=$((found + 1))
     done
 }
-grep -o 'MPIX_[A-Za-z0-9_]*(' "$top/include/mpix_ep.hpp" | tr -d '(' >"$work/cxx"
-missing include/mpix_ep.hpp "$work/cxx"
+cat "$top"/include/*.hpp | grep -o 'MPIX_[A-Za-z0-9_]*(' | tr -d '(' >"$work/cxx"
+missing "include/*.hpp" "$work/cxx"
 sed -n 's/^ *function \(MPIX_[A-Za-z0-9_]*\)(.*/\1/p' "$top/fortran/mpix_ep.f90" >"$work/fortran"
 missing fortran/mpix_ep.f90 "$work/fortran"
 sed -n 's/^@calls//p' "$top"/doc/man/*.md | tr ' ' '\n' >"$work/man"

@@ -17,7 +17,7 @@ wants() { # WHAT FILE SED-SCRIPT TEXT: with the file changed so, the text is sai
     printf '%s\n' "$output" | grep -q -- "$4" || { echo "$1: noticed, but not as '$4':"; printf '%s\n' "$output"; exit 1; }
     echo "$1: noticed"
 }
-wants "a call missing in C++" include/mpix_ep.hpp 's/MPIX_P2p_flush(/flush(/' 'MPIX_P2p_flush is not in include/mpix_ep.hpp'
+wants "a call missing in C++" include/mpix_p2p.hpp 's/MPIX_P2p_flush(/flush(/' 'MPIX_P2p_flush is not in include/\*.hpp'
 wants "a call missing in Fortran" fortran/mpix_ep.f90 's/function MPIX_Ep_get_mask(/function get_mask(/' 'MPIX_Ep_get_mask is not in fortran'
 wants "a call missing in the manual" doc/man/MPIX_Ep_route.md 's/MPIX_Ep_iroute//' 'MPIX_Ep_iroute is not in doc/man'
 wants "a new call" include/mpix_ep.h 's/^int MPIX_Ep_free(/int MPIX_Ep_new(int);\n&/' 'MPIX_Ep_new is not in fortran'

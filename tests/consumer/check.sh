@@ -33,7 +33,7 @@ if [ -f "$PKG_CONFIG_PATH/mpix-ep-fortran.pc" ]; then
     ${FC:-gfortran} -o fortran_program "$src/examples/ep_minimal_fortran.f90" $(pc --cflags --libs mpix-ep-fortran) -Wl,-rpath,"$libdir"
     run ./fortran_program | grep 'ranks: ok'
 fi
-for header in mpix_ep.h mpix_p2p.h mpix_xfer.h mpix_ep.hpp; do [ -f "$prefix/include/$header" ]; done
+for header in mpix_ep.h mpix_p2p.h mpix_xfer.h mpix_ep.hpp mpix_p2p.hpp mpix_xfer.hpp; do [ -f "$prefix/include/$header" ]; done
 if command -v cmake >/dev/null; then
     mkdir project
     cp "$src/tests/consumer/CMakeLists.txt" c_program.c "$src/examples/ep_minimal_cxx.cpp" project/
