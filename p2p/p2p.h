@@ -173,6 +173,8 @@ enum { P2P_GPU_NOT, P2P_GPU_AREA, P2P_GPU_IPC, P2P_GPU_POOL, P2P_GPU_VMM };
 
 enum { P2P_PUT, P2P_GET, P2P_ADD, P2P_SEND, P2P_RECV, P2P_TOLD /* an advertisement */ };
 
+/* A piece of the caller's, kept until the operation is complete. Over the proxy it becomes a
+ * mpix_net_op (proxy.h: Representations), elsewhere a copy, a system call or a message. */
 typedef struct p2p_piece {
     struct mpix_mem *mem; /* NULL: not counted in mem->busy (library memory) */
     char *local;

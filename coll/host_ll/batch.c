@@ -4,8 +4,6 @@
 
 #include "coll/host_ll/ll.h"
 
-mpix_ep_ll_part *mpix_ep_ll_part_of(const mpix_ep_call *call, int peer) { return &call->ll[peer]; }
-
 static int is_combine(const mpix_ep_call *call) { return call->type == MPIX_EP_COMBINE; }
 
 static size_t bank_of(const mpix_ep_call *call) {

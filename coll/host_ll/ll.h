@@ -155,7 +155,6 @@ int mpix_ep_ll_combine(struct mpix_ep_handle *handle, const MPIX_Ep_combine_in *
 int mpix_ep_ll_combine_buffer(struct mpix_ep_handle *handle, MPIX_Ep_rows *rows);
 
 /* host_ll/batch.c: banks, batches, words */
-mpix_ep_ll_part *mpix_ep_ll_part_of(const mpix_ep_call *call, int peer);
 mpix_ep_ll_shape mpix_ep_ll_shape_of(int64_t n, size_t record, size_t scales, size_t row,
                                      int flags);
 /* This rank's bank of the call; peer's (mapped). */

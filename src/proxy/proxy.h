@@ -17,13 +17,16 @@
  * Windows. Both sides name memory by a window number (0 .. MPIX_PROXY_WINDOWS - 1) that means the
  * same on all ranks; mpix_proxy_window registers this rank's memory and exchanges keys.
  *
- * Representations. A put of MPIX_P2p_* has four: the caller's MPIX_P2p_iov, the operation's
- * p2p_piece (p2p/p2p.h), a mpix_net_op (net.h) and the device's work request. The mpix_net_op is
- * made where the put is queued, with the handles of the lane's net; the descriptor, the lane's ring
- * and the row that is posted hold copies of it, the last one cut to the net's longest operation. A
- * put between windows has four as well: the arguments of mpix_proxy_put, a command of 16 bytes
- * (encode.h; a descriptor where it does not fit), which becomes a mpix_net_op when it is taken, and
- * the work request.
+ * Representations. A put of MPIX_P2p_* has four:
+ *   1. MPIX_P2p_iov, the caller's piece.
+ *   2. p2p_piece (p2p/p2p.h), the operation's copy of it.
+ *   3. mpix_net_op (net.h), with the handles of the lane's net. P2P makes it when it queues the
+ *      put. The descriptor and the lane's ring hold it. The row that the net gets holds it cut to
+ *      the net's longest operation.
+ *   4. The device's work request, which the net makes.
+ * A put between windows has four as well: the arguments of mpix_proxy_put, a command of 16 bytes
+ * (encode.h), the mpix_net_op that the proxy makes of it when it takes it, and the work request. A
+ * put that does not fit a command is a mpix_net_op in a descriptor from the start.
  *
  * Signals. A batch is a number of puts to one peer on one lane, then one signal on that lane, which
  * makes the peer see an 8-byte word.

@@ -1,8 +1,8 @@
 /*
- * proxy_internal.h - the state of a proxy, shared by its files: proxy.c (create, free, memory:
- * what concerns all parts), proxy_part.c (a part: create, free, windows), proxy_queue.c
- * (producers), proxy_loop.c (the turn), proxy_thread.c (thread, sleep, wake), proxy_state.c
- * (failures, counts, dump).
+ * proxy_internal.h - the state of a proxy, shared by its files: proxy.c (create, free: what
+ * concerns all parts), proxy_mem.c (memory of all parts), proxy_part.c (a part: create, free,
+ * windows), proxy_queue.c (producers), proxy_loop.c (the turn), proxy_thread.c (thread, sleep,
+ * wake), proxy_state.c (failures, counts, dump).
  *
  * Who writes what of a part. Producers: FIFO, descriptors, a lane's `admitted`. The holder of the
  * part's lock, who makes its turn: everything else. What others read of it is atomic (completed,

@@ -1,6 +1,6 @@
 /*
- * ucx.h - the state of the transport ucx, shared by its two files: ucx.c opens, connects and
- * registers; ucx_move.c posts and polls.
+ * ucx.h - the state of the transport ucx, shared by its files: ucx.c opens and connects, ucx_mem.c
+ * registers, ucx_move.c posts and polls, ucx_arrive.c takes in messages.
  *
  * libucp (UCX 1.12 or later) carries puts and gets over whatever it finds between two processes:
  * RDMA devices, TCP, shared memory. It does not say in which order a target sees them, so a word
