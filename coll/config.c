@@ -111,8 +111,6 @@ int PMPIX_Ep_window_size(const MPIX_Ep_config *config, int ranks, int ranks_per_
     if (!kind)
         kind = mpix_params_read(&params);
     if (!kind)
-        kind = mpix_ep_placement_room(&c, ranks, 1);
-    if (!kind)
         kind = mpix_ep_path_of(&c)->window_size(&c, &params, ranks, ranks_per_host, &size);
     if (!kind)
         *bytes = size;

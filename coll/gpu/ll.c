@@ -64,7 +64,7 @@ int mpix_ep_gpu_ll_window_size(const MPIX_Ep_config *c, const mpix_params *param
                                int ranks_per_host, MPI_Count *bytes) {
     mpix_ep_placement placement;
     mpix_cuda_ll ll;
-    int kind = mpix_ep_placement_init(&placement, c, ranks, 0);
+    int kind = mpix_ep_placement_sizes(&placement, c, ranks);
     if (kind)
         return kind;
     kind = mpix_ep_gpu_ll_geometry(c, &placement, &ll);

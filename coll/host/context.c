@@ -49,29 +49,23 @@ int mpix_ep_ht_banks(const MPIX_Ep_config *c, const mpix_params *params, int ran
                      int ranks_per_host, int tables, MPI_Count *bytes, mpix_ep_ctl_layout *layout) {
     mpix_ep_placement placement;
     size_t most = 0;
-    int64_t answered = -1;
-    int kind = 0;
-    /* ranks differ in their number of experts only; the first and last are extremes */
-    for (int r = 0; r < ranks && !kind; r++) {
-        if (!c->expert_owner && r > 0 && r < ranks - 1)
-            continue;
-        kind = mpix_ep_placement_init(&placement, c, ranks, r);
-        if (kind)
-            break;
+    int kind = mpix_ep_placement_sizes(&placement, c, ranks);
+    if (kind)
+        return kind;
+    int64_t answered = tables ? -1 : answered_of(params, &placement);
+    int hops = params->two_hops == MPIX_HOPS_ON
+                   ? (ranks + ranks_per_host - 1) / ranks_per_host - 1
+                   : 0;
+    for (int r = 0; r < ranks && !kind; r++) { /* ranks differ in their number of experts only */
         size_t bank = mpix_ep_bank_size(c, mpix_ep_worst_rows(c, &placement, r),
-                                        ranks - ranks_per_host,
-                                        params->two_hops == MPIX_HOPS_ON
-                                            ? (ranks + ranks_per_host - 1) / ranks_per_host - 1
-                                            : 0);
-        if (r == 0 && !tables)
-            answered = answered_of(params, &placement);
-        mpix_ep_placement_free(&placement);
+                                        ranks - ranks_per_host, hops);
         if (bank == SIZE_MAX)
             kind =
                 mpix_fail(MPIX_ERRK_NO_MEM, "config.max_recv_rows",
                           "a batch in the worst case exceeds 2^46 bytes: set config.max_recv_rows");
         most = bank > most ? bank : most;
     }
+    mpix_ep_placement_free(&placement);
     if (kind)
         return kind;
     mpix_ep_ctl_layout_init(layout, ranks, c->num_experts, c->depth, params->max_handles, answered);

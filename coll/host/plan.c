@@ -6,21 +6,44 @@
 
 #include <stdlib.h>
 
-int mpix_ep_placement_init(mpix_ep_placement *p, const MPIX_Ep_config *config, int ranks,
-                           int rank) {
+static int placement_no_mem(mpix_ep_placement *p) {
+    int64_t experts = p->experts;
+    mpix_ep_placement_free(p);
+    return mpix_fail(MPIX_ERRK_NO_MEM, "config.num_experts",
+                     "no memory for the placement of %lld experts", (long long)experts);
+}
+
+int mpix_ep_placement_sizes(mpix_ep_placement *p, const MPIX_Ep_config *config, int ranks) {
     int64_t experts = config->num_experts;
     memset(p, 0, sizeof *p);
     p->ranks = ranks;
-    p->rank = rank;
     p->experts = experts;
     /* low latency: a row travels once per rank */
     p->layout = config->mode == MPIX_EP_LL ? MPIX_EP_COMPACT : config->layout;
     p->align = config->expert_align > 1 ? config->expert_align : 1;
+    p->nlocal = calloc((size_t)ranks, sizeof *p->nlocal);
+    if (!p->nlocal)
+        return placement_no_mem(p);
+    for (int r = 0; r < ranks && !config->expert_owner; r++)
+        p->nlocal[r] = experts / ranks + (r < experts % ranks);
+    for (int64_t e = 0; e < experts && config->expert_owner; e++)
+        p->nlocal[config->expert_owner[e]]++;
+    return 0;
+}
+
+int mpix_ep_placement_init(mpix_ep_placement *p, const MPIX_Ep_config *config, int ranks,
+                           int rank) {
+    int64_t experts = config->num_experts;
+    int kind = mpix_ep_placement_sizes(p, config, ranks);
+    if (kind)
+        return kind;
+    p->rank = rank;
     p->owner = malloc(((size_t)experts + 1) * sizeof *p->owner);
     p->local = malloc(((size_t)experts + 1) * sizeof *p->local);
-    p->nlocal = calloc((size_t)ranks, sizeof *p->nlocal);
-    if (!p->owner || !p->local || !p->nlocal)
-        goto no_mem;
+    p->mine = malloc(((size_t)p->nlocal[rank] + 1) * sizeof *p->mine);
+    if (!p->owner || !p->local || !p->mine)
+        return placement_no_mem(p);
+    memset(p->nlocal, 0, (size_t)ranks * sizeof *p->nlocal); /* counted again, for p->local */
     int64_t base = experts / ranks, more = experts % ranks;
     for (int64_t e = 0; e < experts; e++) {
         if (config->expert_owner)
@@ -31,17 +54,10 @@ int mpix_ep_placement_init(mpix_ep_placement *p, const MPIX_Ep_config *config, i
             p->owner[e] = (int)(more + (e - more * (base + 1)) / base);
         p->local[e] = (int)p->nlocal[p->owner[e]]++;
     }
-    p->mine = malloc(((size_t)p->nlocal[rank] + 1) * sizeof *p->mine);
-    if (!p->mine)
-        goto no_mem;
     for (int64_t e = 0, n = 0; e < experts; e++)
         if (p->owner[e] == rank)
             p->mine[n++] = e;
     return 0;
-no_mem:
-    mpix_ep_placement_free(p);
-    return mpix_fail(MPIX_ERRK_NO_MEM, "config.num_experts",
-                     "no memory for the placement of %lld experts", (long long)experts);
 }
 
 void mpix_ep_placement_free(mpix_ep_placement *p) {

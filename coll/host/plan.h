@@ -73,6 +73,8 @@ typedef struct mpix_ep_plan {
     void *memory;
 } mpix_ep_plan;
 
+/* Of it only what sizes follow from: nlocal, and no tables of experts. */
+int mpix_ep_placement_sizes(mpix_ep_placement *placement, const MPIX_Ep_config *config, int ranks);
 int mpix_ep_placement_init(mpix_ep_placement *placement, const MPIX_Ep_config *config, int ranks,
                            int rank);
 void mpix_ep_placement_free(mpix_ep_placement *placement);
