@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/wait.h"
 #include "coll/host/host.h"
+#include "coll/path.h"
 
 #include <check.h>
 #include <pthread.h>
@@ -384,6 +385,29 @@ START_TEST(test_wait_sleeps) {
 }
 END_TEST
 
+/* Each path knows its place, has layouts, and is the one that its own settings choose. */
+START_TEST(test_paths) {
+    int n = 0;
+    for (const mpix_ep_path *p = mpix_ep_paths; p->name; p++, n++) {
+        ck_assert_int_eq(p->number, n);
+        int layouts = 0;
+        for (int layout = 0; layout < MPIX_EP_LAYOUTS; layout++) {
+            if (!p->can[layout])
+                continue;
+            layouts++;
+            MPIX_Ep_config c = config_of(layout, 8, 2, 4);
+            c.memkind = p->memkind;
+            c.mode = p->mode;
+            c.num_sms = p->copy_engine ? MPIX_EP_SMS_NONE : 0;
+            ck_assert_str_eq(mpix_ep_path_of(&c)->name, p->name);
+            ck_assert_ptr_nonnull(mpix_ep_layout_name(layout));
+        }
+        ck_assert_int_gt(layouts, 0);
+    }
+    ck_assert_int_gt(n, 1);
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("coll");
     TCase *plan = tcase_create("plan"), *wait = tcase_create("wait");
@@ -392,6 +416,7 @@ int main(void) {
     tcase_add_test(plan, test_plan_rejects);
     tcase_add_test(plan, test_worst_rows);
     tcase_add_test(plan, test_ctl_layout);
+    tcase_add_test(plan, test_paths);
     tcase_add_test(wait, test_wait_no_lost_wakeup);
     tcase_add_test(wait, test_wait_sleeps);
     tcase_set_timeout(wait, 60);
