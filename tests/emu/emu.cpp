@@ -440,8 +440,8 @@ extern "C" const mpix_cuda_ops *mpix_cuda_module(void) {
     ops.route = m_route;
     ops.dispatch = m_dispatch;
     ops.combine = m_combine;
-    ops.engines_create = m_copy_engine_create;
-    ops.engines_destroy = m_copy_engine_destroy;
+    ops.copy_engine_create = m_copy_engine_create;
+    ops.copy_engine_destroy = m_copy_engine_destroy;
     ops.host_register = m_host_register;
     ops.host_unregister = m_host_unregister;
     return &ops;
