@@ -38,6 +38,7 @@ typedef struct bench_options {
     /* two_hops: as the words of the option */
     int baseline, overlap, buffers, progress_thread, two_hops;
     int cuda, nsms, sms[BENCH_SMS]; /* GPU memory; numbers of SMs to go through */
+    int bounds;
     int iterations, warmup, validate, full;
     char routing_path[1024], json_path[1024], plot_path[1024];
 } bench_options;
@@ -260,6 +261,7 @@ const char *bench_copy_name(void);
 typedef struct bench_side { /* one kind of buffers of ours */
     bench_stats route, dispatch, route_dispatch, combine, total;
     bench_stats gpu_route, gpu_dispatch, gpu_combine, gpu_total; /* GPU memory only */
+    bench_stats gpu_to_fp8, gpu_float_sums;                      /* where they apply */
 } bench_side;
 
 typedef struct bench_overlap {
@@ -267,6 +269,21 @@ typedef struct bench_overlap {
     bench_stats call, compute, both;
     double ratio;
 } bench_overlap;
+
+/* --overlap in GPU memory: the halves of a call and a matrix product between them. */
+enum { BENCH_BEGIN, BENCH_MIDDLE, BENCH_END, BENCH_WHOLE, BENCH_SPANS };
+typedef struct bench_halves {
+    const char *op;
+    bench_stats alone; /* the product */
+    bench_stats between[BENCH_SPANS], without[BENCH_SPANS];
+} bench_halves;
+
+/* --bounds: what limits proxied peers, GB/s; bytes 0: there are none. */
+typedef struct bench_bounds {
+    double bytes; /* most that come to a rank through its proxy, in a call */
+    double link, copy;
+    int threads;
+} bench_bounds;
 
 /* --mode ll: one kind of call. */
 typedef struct bench_ll_time {
@@ -298,7 +315,10 @@ typedef struct bench_result {
     bench_net net[2]; /* of a dispatch, of a combine */
     int noverlap;
     bench_overlap overlap[4];
-    int sms, has_gpu_base; /* GPU memory only */
+    int nhalves; /* GPU memory only, from here on */
+    bench_halves halves[2];
+    bench_bounds bounds;
+    int sms, has_gpu_base, has_to_fp8, has_float_sums;
     /* three phases and the whole */
     bench_stats gpu_base_dispatch[4], gpu_base_combine[4], gpu_base_bare;
     int nll;
@@ -346,7 +366,7 @@ void bench_ll_line(const bench *b, long n, const char *name, const bench_stats *
 int bench_ll_size(const bench *b, const bench_plan *plans, int rounds, long n, long capacity,
                   long recv_capacity, bench_result *r);
 
-/* ---- cuda.c, cuda_run.c, cuda_ll.c, cuda_base.c ---------------------------------------------- */
+/* ---- cuda.c, cuda_run.c, cuda_ll.c, cuda_base.c, cuda_overlap.c ------------------------------ */
 
 /* NULL, or why this build can't. */
 const char *bench_cuda_available(int nccl);

@@ -38,6 +38,8 @@ const char *bench_cuda_open(bench *b) {
     MPI_Comm_free(&local);
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
         return "--memory cuda: no CUDA device can be used here";
+    if (b->opt.overlap && cuda_overlap_lacks())
+        return cuda_overlap_lacks();
     if (b->size > BENCH_CUDA_RANKS)
         return "--memory cuda: at most 32 ranks";
     cuda_check(b, cudaSetDevice(rank % devices), "cudaSetDevice");
@@ -63,6 +65,8 @@ enum {
     OP_GPU_COMBINE,
     OP_GPU_BASE_COMBINE,
     OP_GPU_TOTAL,
+    OP_GPU_TO_FP8,
+    OP_GPU_FLOAT_SUMS,
     OP_GPU_BARE,
     OPS
 };
@@ -79,9 +83,28 @@ static const char *const op_names[OPS] = {"route, dispatch",
                                           "GPU: combine",
                                           "GPU: baseline combine",
                                           "GPU: total",
+                                          "GPU: dispatch to fp8",
+                                          "GPU: combine, sums in float",
                                           "GPU: bare all-to-all-v"};
 
+/* Rows that become fp8 on their way must fit a row as it is; copy engines convert none. */
+static int becomes_fp8(const cuda_run *x) {
+    size_t scales = ((size_t)x->b->opt.hidden + 127) / 128 * sizeof(float);
+    int dtype = x->b->opt.dtype;
+    return (dtype == MPIX_EP_F32 || dtype == MPIX_EP_F16 || dtype == MPIX_EP_BF16) &&
+           x->b->sms != MPIX_EP_SMS_NONE && (size_t)x->b->opt.hidden + scales <= x->b->row_bytes;
+}
+/* EXPERT: partial sums travel as their rows do, or in float. */
+static int has_float_sums(const cuda_run *x) {
+    int dtype = x->b->opt.dtype;
+    return x->b->opt.layout == MPIX_EP_EXPERT && (dtype == MPIX_EP_F16 || dtype == MPIX_EP_BF16);
+}
+
 static int op_wanted(const cuda_run *x, int op) {
+    if (op == OP_GPU_TO_FP8)
+        return becomes_fp8(x);
+    if (op == OP_GPU_FLOAT_SUMS)
+        return has_float_sums(x);
     int base = op == OP_BASE_DISPATCH || op == OP_BASE_COMBINE || op == OP_BASE_TOTAL,
         gpu = op == OP_GPU_BASE_DISPATCH || op == OP_GPU_BASE_COMBINE || op == OP_GPU_BARE;
     int sums = op == OP_COMBINE || op == OP_BASE_COMBINE || op == OP_GPU_COMBINE ||
@@ -95,11 +118,13 @@ static void op_start(cuda_run *x, int op) {
     switch (op) {
     case OP_GPU_ROUTE: cuda_ours_route(x, CUDA_ON_STREAM); break;
     case OP_GPU_DISPATCH: cuda_ours_dispatch(x, CUDA_ON_STREAM, CUDA_LEAN); break;
-    case OP_GPU_COMBINE: cuda_ours_combine(x, CUDA_ON_STREAM); break;
+    case OP_GPU_TO_FP8: cuda_ours_dispatch(x, CUDA_ON_STREAM, CUDA_TO_FP8); break;
+    case OP_GPU_COMBINE: cuda_ours_combine(x, CUDA_ON_STREAM, 0); break;
+    case OP_GPU_FLOAT_SUMS: cuda_ours_combine(x, CUDA_ON_STREAM, MPIX_EP_F32); break;
     case OP_GPU_TOTAL:
         cuda_ours_route(x, CUDA_ON_STREAM);
         cuda_ours_dispatch(x, CUDA_ON_STREAM, CUDA_LEAN);
-        cuda_ours_combine(x, CUDA_ON_STREAM);
+        cuda_ours_combine(x, CUDA_ON_STREAM, 0);
         break;
     case OP_GPU_BASE_DISPATCH: cuda_base_dispatch(x); break;
     case OP_GPU_BASE_COMBINE: cuda_base_combine(x); break;
@@ -143,7 +168,7 @@ static void op_whole(cuda_run *x, int op, double *t) {
         cuda_base_dispatch(x);
     }
     if (op == OP_COMBINE || (op == OP_TOTAL && x->b->has_combine))
-        cuda_ours_combine(x, CUDA_BLOCKING);
+        cuda_ours_combine(x, CUDA_BLOCKING, 0);
     if (op == OP_BASE_COMBINE || (op == OP_BASE_TOTAL && x->b->has_combine))
         cuda_base_combine(x);
     if (base)
@@ -185,6 +210,10 @@ static void measure(cuda_run *x, bench_result *r) {
     side->gpu_dispatch = s[OP_GPU_DISPATCH][whole];
     side->gpu_combine = s[OP_GPU_COMBINE][whole];
     side->gpu_total = s[OP_GPU_TOTAL][whole];
+    r->has_to_fp8 = becomes_fp8(x);
+    side->gpu_to_fp8 = s[OP_GPU_TO_FP8][whole];
+    r->has_float_sums = has_float_sums(x);
+    side->gpu_float_sums = s[OP_GPU_FLOAT_SUMS][whole];
     r->has_base = x->has_base;
     r->base_dispatch_all = s[OP_BASE_DISPATCH][whole];
     r->base_dispatch[BASE_COUNTS] = s[OP_BASE_DISPATCH][0];
@@ -221,6 +250,10 @@ void bench_cuda_size(const bench *b, const bench_plan *plans, int rounds, long c
                 cuda_base_counts(x);
             bench_measure_bytes(b, x->plan, r);
             measure(x, r);
+            if (b->opt.bounds)
+                cuda_bounds(x, &r->bounds);
+            if (b->opt.overlap)
+                cuda_overlap(x, r);
         }
         if (!b->opt.validate)
             continue;

@@ -35,7 +35,7 @@ typedef struct cuda_run {
 } cuda_run;
 
 /* ---- cuda_run.c ------------------------------------------------------------------------------ */
-enum { CUDA_ON_STREAM, CUDA_BLOCKING };
+enum { CUDA_ON_STREAM, CUDA_BLOCKING, CUDA_BEGIN }; /* BEGIN: the first half, on the stream */
 enum {
     CUDA_LEAN,
     CUDA_ALL,
@@ -46,7 +46,8 @@ void cuda_run_create(cuda_run *x);
 void cuda_run_free(cuda_run *x);
 void cuda_ours_route(cuda_run *x, int how);
 void cuda_ours_dispatch(cuda_run *x, int how, int what);
-void cuda_ours_combine(cuda_run *x, int how);
+void cuda_ours_combine(cuda_run *x, int how, int wire); /* wire: MPIX_EP_F32 or 0 */
+void cuda_ours_end(cuda_run *x, int combine);           /* the second half */
 /* Contents of a round, of the baseline too if there is one; then what is delivered. */
 void cuda_fill(cuda_run *x, int round, int exact);
 int cuda_verify_ours(cuda_run *x, int round, int exact);
@@ -61,6 +62,11 @@ void cuda_base_counts(cuda_run *x);
 void cuda_base_dispatch(cuda_run *x);
 void cuda_base_combine(cuda_run *x);
 void cuda_base_bare(cuda_run *x); /* all-to-all-v of packed rows, those of the own rank too */
+
+/* ---- cuda_bounds.c, cuda_overlap.c ----------------------------------------------------------- */
+void cuda_bounds(cuda_run *x, bench_bounds *out);
+void cuda_overlap(cuda_run *x, bench_result *r);
+const char *cuda_overlap_lacks(void); /* NULL, or why this build can't */
 
 /* ---- cuda.c ---------------------------------------------------------------------------------- */
 void cuda_check(const bench *b, int err, const char *call);

@@ -88,7 +88,7 @@ static void start(cuda_run *x, int what) {
     if (what & DISPATCH)
         cuda_ours_dispatch(x, CUDA_ON_STREAM, what & FP8 ? CUDA_TO_FP8 : CUDA_LEAN);
     if (what & COMBINE)
-        cuda_ours_combine(x, CUDA_ON_STREAM);
+        cuda_ours_combine(x, CUDA_ON_STREAM, 0);
 }
 
 /* What stands between two events, behind something that all ranks take part in. */

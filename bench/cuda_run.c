@@ -137,13 +137,17 @@ void cuda_ours_dispatch(cuda_run *x, int how, int what) {
         out.src_rank = x->src_rank;
         out.src_token = x->src_token;
     }
-    bench_check(b,
-                how == CUDA_BLOCKING ? MPIX_Ep_dispatch(x->handle, &in, &out)
-                                     : MPIX_Ep_dispatch_enqueue(x->handle, &in, &out, x->stream),
-                "MPIX_Ep_dispatch");
+    int code;
+    if (how == CUDA_BLOCKING)
+        code = MPIX_Ep_dispatch(x->handle, &in, &out);
+    else if (how == CUDA_BEGIN)
+        code = MPIX_Ep_dispatch_begin_enqueue(x->handle, &in, &out, x->stream);
+    else
+        code = MPIX_Ep_dispatch_enqueue(x->handle, &in, &out, x->stream);
+    bench_check(b, code, "MPIX_Ep_dispatch");
 }
 
-void cuda_ours_combine(cuda_run *x, int how) {
+void cuda_ours_combine(cuda_run *x, int how, int wire) {
     const bench *b = x->b;
     MPIX_Ep_combine_in in;
     MPIX_Ep_combine_out out;
@@ -156,12 +160,26 @@ void cuda_ours_combine(cuda_run *x, int how) {
         in.row_weights = x->out_weights; /* as dispatch brought them */
     else if (b->opt.layout == MPIX_EP_EXPERT && b->opt.metadata)
         in.topk_weights = x->weights;
+    in.wire = wire;
     out.y.data = x->y;
     out.y.dtype = b->ydtype;
-    bench_check(b,
-                how == CUDA_BLOCKING ? MPIX_Ep_combine(x->handle, &in, &out)
-                                     : MPIX_Ep_combine_enqueue(x->handle, &in, &out, x->stream),
-                "MPIX_Ep_combine");
+    int code;
+    if (how == CUDA_BLOCKING)
+        code = MPIX_Ep_combine(x->handle, &in, &out);
+    else if (how == CUDA_BEGIN)
+        code = MPIX_Ep_combine_begin_enqueue(x->handle, &in, &out, x->stream);
+    else
+        code = MPIX_Ep_combine_enqueue(x->handle, &in, &out, x->stream);
+    bench_check(b, code, "MPIX_Ep_combine");
+}
+
+void cuda_ours_end(cuda_run *x, int combine) {
+    if (combine)
+        bench_check(x->b, MPIX_Ep_combine_end_enqueue(x->handle, x->stream),
+                    "MPIX_Ep_combine_end_enqueue");
+    else
+        bench_check(x->b, MPIX_Ep_dispatch_end_enqueue(x->handle, x->stream),
+                    "MPIX_Ep_dispatch_end_enqueue");
 }
 
 /* ---- contents and verification --------------------------------------------------------------- */
@@ -253,7 +271,7 @@ int cuda_verify_ours(cuda_run *x, int round, int exact) {
                                      src, token, b->opt.metadata ? weights : NULL, round);
     free(out), free(scales), free(ids), free(src), free(weights), free(token);
     if (b->has_combine) {
-        cuda_ours_combine(x, CUDA_BLOCKING);
+        cuda_ours_combine(x, CUDA_BLOCKING, 0);
         void *y = download(x, x->y, (size_t)p->n * b->y_bytes);
         /* The sums of a rank are rounded on their way, which only exact ones do not show. */
         if (!x->ll || exact)

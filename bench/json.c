@@ -118,6 +118,35 @@ static void json_add_net(json_t *entry, const bench_net *net) {
                                       net->most, "wire_bytes_per_peer", net->bytes));
 }
 
+/* --bounds: of a call among proxied peers. */
+static void json_add_bounds(const bench *b, json_t *entry, const bench_result *r,
+                            const bench_stats *s) {
+    const bench_bounds *o = &r->bounds;
+    if (b->opt.bounds && o->bytes > 0 && s->median > 0)
+        json_object_set_new(entry, "bounds",
+                            json_pack("{s:f, s:f, s:i, s:f}", "link_gbps", o->link, "copy_gbps",
+                                      o->copy, "threads", o->threads, "proxied_gbps",
+                                      o->bytes / s->median / 1e3));
+}
+
+static json_t *json_spans(const bench_stats *s) {
+    return json_pack("{s:o, s:o, s:o, s:o}", "begin_us", bench_stats_json(&s[BENCH_BEGIN]),
+                     "middle_us", bench_stats_json(&s[BENCH_MIDDLE]), "end_us",
+                     bench_stats_json(&s[BENCH_END]), "whole_us",
+                     bench_stats_json(&s[BENCH_WHOLE]));
+}
+
+/* --overlap in GPU memory: a call in halves, with and without a product in the middle. */
+static void json_add_halves(json_t *entry, const bench_result *r, const char *op) {
+    for (int i = 0; i < r->nhalves; i++)
+        if (!strcmp(r->halves[i].op, op))
+            json_object_set_new(entry, "overlap",
+                                json_pack("{s:o, s:o, s:o}", "product_us",
+                                          bench_stats_json(&r->halves[i].alone), "with_product",
+                                          json_spans(r->halves[i].between), "without",
+                                          json_spans(r->halves[i].without)));
+}
+
 /* Times by events on the GPU: "kernel_..." entries. */
 static void json_add_gpu(const bench *b, const bench_result *r, json_t *list) {
     const bench_side *s = &r->side[0];
@@ -135,6 +164,16 @@ static void json_add_gpu(const bench *b, const bench_result *r, json_t *list) {
     json_array_append_new(list, dispatch);
     json_array_append_new(list, combine);
     json_array_append_new(list, json_entry(b, r, 0, "kernel_total", &s->gpu_total, 0));
+    if (r->has_to_fp8)
+        json_array_append_new(list,
+                              json_entry(b, r, 0, "kernel_dispatch_to_fp8", &s->gpu_to_fp8, 0));
+    if (r->has_float_sums)
+        json_array_append_new(list, json_entry(b, r, 0, "kernel_combine_float_sums",
+                                               &s->gpu_float_sums, 0));
+    json_add_bounds(b, dispatch, r, &s->gpu_dispatch);
+    json_add_bounds(b, combine, r, &s->gpu_combine);
+    json_add_halves(dispatch, r, "dispatch");
+    json_add_halves(combine, r, "combine");
 }
 
 static void json_add_side(const bench *b, const bench_result *r, int i, json_t *list) {

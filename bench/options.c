@@ -35,7 +35,8 @@ enum {
     OPT_PLOT,
     OPT_THREAD,
     OPT_HOPS,
-    OPT_SMS
+    OPT_SMS,
+    OPT_BOUNDS
 };
 
 static const struct option bench_long_options[] = {
@@ -54,6 +55,7 @@ static const struct option bench_long_options[] = {
     {"metadata", required_argument, NULL, OPT_METADATA},
     {"baseline", required_argument, NULL, OPT_BASELINE},
     {"overlap", no_argument, NULL, OPT_OVERLAP},
+    {"bounds", no_argument, NULL, OPT_BOUNDS},
     {"buffers", required_argument, NULL, OPT_BUFFERS},
     {"json", required_argument, NULL, OPT_JSON},
     {"plot", required_argument, NULL, OPT_PLOT},
@@ -144,7 +146,10 @@ static const char bench_usage_text[] =
     "  --two-hops auto|on|off  info mpix_ep_two_hops: between hosts with several ranks (default "
     "auto)\n"
     "  --overlap             also times nonblocking calls with computation, in both progress "
-    "modes\n"
+    "modes;\n"
+    "                        with --memory cuda a matrix product between the halves of a call\n"
+    "  --bounds              with --memory cuda: what limits proxied peers, and each call's part "
+    "of it\n"
     "  -i, --iterations N    calls of each kind (default 50), rounded up to blocks of ten, of "
     "which seven count\n"
     "  -x, --warmup N        calls of each kind before that (default 5)\n"
@@ -362,6 +367,7 @@ static int bench_parse_one(int c, const char *arg, bench_options *opt, long *tok
     case OPT_METADATA:
         return bench_parse_word("--metadata", arg, bench_on_off, &opt->metadata, err, errlen);
     case OPT_OVERLAP: opt->overlap = 1; return BENCH_OPTIONS_OK;
+    case OPT_BOUNDS: opt->bounds = 1; return BENCH_OPTIONS_OK;
     case OPT_BUFFERS:
         return bench_parse_word("--buffers", arg, bench_buffer_kinds, &opt->buffers, err, errlen);
     case OPT_PLOT:
@@ -439,9 +445,10 @@ static int bench_options_settle(bench_options *opt, long tokens, char *err, size
         return bench_bad(err, errlen, "--baseline nccl is for --memory cuda");
     if (!opt->cuda && opt->nsms)
         return bench_bad(err, errlen, "--num-sms is for --memory cuda");
-    if (opt->cuda && (opt->overlap || opt->progress_thread || opt->buffers != BENCH_ALLOC))
-        return bench_bad(err, errlen,
-                         "--overlap, --progress-thread and --buffers are for --memory host");
+    if (opt->cuda && (opt->progress_thread || opt->buffers != BENCH_ALLOC))
+        return bench_bad(err, errlen, "--progress-thread and --buffers are for --memory host");
+    if (opt->bounds && (!opt->cuda || opt->ll))
+        return bench_bad(err, errlen, "--bounds is for --memory cuda in --mode ht");
     if (opt->cuda && opt->layout == MPIX_EP_EXPERT && opt->baseline != BENCH_NO_BASELINE)
         return bench_bad(
             err, errlen,

@@ -109,6 +109,40 @@ static void report_side(const bench *b, const bench_result *r, int i) {
     report_row(b, r, "total", kind, &s->total, 0, r->has_base ? &r->base_total : NULL);
 }
 
+/* What limits proxied peers, and each call's part of the slower. */
+static void report_bounds(const bench *b, const bench_result *r) {
+    const bench_bounds *o = &r->bounds;
+    const bench_side *s = &r->side[0];
+    double slower = o->link < o->copy ? o->link : o->copy;
+    if (!b->opt.bounds)
+        return;
+    if (o->bytes == 0) {
+        printf("# Bounds: no peer is proxied\n");
+        return;
+    }
+    printf("# Bounds: the link %.1f GB/s each way at once, copies by %d thread%s of each rank "
+           "%.1f GB/s\n",
+           o->link, o->threads, o->threads == 1 ? "" : "s", o->copy);
+    for (int i = 0; i < 1 + b->has_combine; i++) {
+        double rate = o->bytes / (i ? s->gpu_combine : s->gpu_dispatch).median / 1e3;
+        printf("# Through the proxy, %s: %.1f GB/s, %.2f of the slower\n",
+               i ? "combine" : "dispatch", rate, rate / slower);
+    }
+}
+
+/* The halves of calls around a matrix product. */
+static void report_halves(const bench_result *r) {
+    for (int i = 0; i < r->nhalves; i++) {
+        const bench_halves *h = &r->halves[i];
+        const bench_stats *w = h->between, *o = h->without;
+        printf("# Overlap of %s (GPU): product alone %.2f; begin %.2f, product %.2f (%.1f %% "
+               "slower), end %.2f; without a product begin %.2f, end %.2f, whole %.2f\n",
+               h->op, h->alone.median, w[BENCH_BEGIN].median, w[BENCH_MIDDLE].median,
+               100 * (w[BENCH_MIDDLE].median / h->alone.median - 1), w[BENCH_END].median,
+               o[BENCH_BEGIN].median, o[BENCH_END].median, o[BENCH_WHOLE].median);
+    }
+}
+
 /* GPU memory: times by events, and the baseline's phases. */
 static void report_gpu(const bench *b, const bench_result *r) {
     const bench_side *s = &r->side[0];
@@ -119,6 +153,12 @@ static void report_gpu(const bench *b, const bench_result *r) {
         report_row(b, r, "combine", " (GPU)", &s->gpu_combine, 1, r->has_gpu_base ? &c[3] : NULL);
         report_row(b, r, "total", " (GPU)", &s->gpu_total, 0, NULL);
     }
+    if (r->has_to_fp8)
+        report_row(b, r, "dispatch to fp8", " (GPU)", &s->gpu_to_fp8, 0, NULL);
+    if (r->has_float_sums)
+        report_row(b, r, "combine, floats", " (GPU)", &s->gpu_float_sums, 0, NULL);
+    report_bounds(b, r);
+    report_halves(r);
     if (r->has_base)
         printf("# Baseline: counts to the host and to the peers %.2f of the whole dispatch %.2f\n",
                r->base_dispatch[BASE_COUNTS].median, r->base_dispatch_all.median);

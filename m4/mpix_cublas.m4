@@ -1,9 +1,10 @@
-# mpix_cublas.m4 - headers of cuBLAS for the moe_layer example in GPU memory. The library is loaded when --memory cuda is asked for, from
-# the CUDA toolkit's folder or where the system has it, so that the example runs where there is no GPU.
+# mpix_cublas.m4 - headers of cuBLAS for the moe_layer example in GPU memory and for mpix_ep_bench's
+# --overlap there. The library is loaded when it is asked for, from the CUDA toolkit's folder or where
+# the system has it, so that both run where there is no GPU.
 AC_DEFUN([MPIX_CHECK_CUBLAS], [
 mpix_have_cublas=no
 AS_IF([test $mpix_cuda = no], [mpix_sum_CUBLAS="no (needs CUDA)"],
-  [mpix_sum_CUBLAS="no (no usable cublas_v2.h: moe_layer without --memory cuda)"
+  [mpix_sum_CUBLAS="no (no usable cublas_v2.h: moe_layer without --memory cuda, mpix_ep_bench without --overlap there)"
    mpix_save_CPPFLAGS="$CPPFLAGS"
    CPPFLAGS="$mpix_save_CPPFLAGS -I$CUDA_HOME_USED/include"
    AC_MSG_CHECKING([for cublas_v2.h])

@@ -1,12 +1,12 @@
 # tests/gpu/ - `make check-gpu`: what needs a GPU, wherever one is; a line that says so elsewhere. The programs use the CUDA runtime to
 # allocate and copy, nothing of the library's inside.
-EXTRA_DIST += tests/gpu/batch.c tests/gpu/batch.h tests/gpu/sides.c tests/gpu/ep_expert.c tests/gpu/ep_gpu.c tests/gpu/ep_ll.c tests/gpu/ep_streams.c tests/gpu/ep_nccl.c tests/gpu/gpu.h tests/gpu/p2p_gpu.c tests/gpu/p2p_device.c tests/gpu/p2p_device_kernels.h tests/gpu/p2p_device_kernels.cu tests/gpu/run.sh tests/gpu/figures bench/ep_gpu_bench.c bench/ep_gpu_overlap.c
+EXTRA_DIST += tests/gpu/batch.c tests/gpu/batch.h tests/gpu/sides.c tests/gpu/ep_expert.c tests/gpu/ep_gpu.c tests/gpu/ep_ll.c tests/gpu/ep_streams.c tests/gpu/ep_nccl.c tests/gpu/gpu.h tests/gpu/p2p_gpu.c tests/gpu/p2p_device.c tests/gpu/p2p_device_kernels.h tests/gpu/p2p_device_kernels.cu tests/gpu/run.sh tests/gpu/figures
 if HAVE_CUDA
 GPU_CPPFLAGS = $(AM_CPPFLAGS) -isystem $(CUDA_HOME_USED)/include
 GPU_LIBS = libmpixep.la $(MPI_LIBS) -L$(CUDA_HOME_USED)/lib64 -lcudart_static -ldl -lrt -lpthread -lm
 # One batch on both sides, for the tests of dispatch and combine.
 GPU_BATCH = tests/gpu/batch.c tests/gpu/batch.h tests/gpu/sides.c tests/gpu/gpu.h
-EXTRA_PROGRAMS = tests/gpu/ep_expert tests/gpu/ep_gpu tests/gpu/ep_ll tests/gpu/ep_nccl tests/gpu/ep_streams tests/gpu/p2p_device tests/gpu/p2p_gpu tests/gpu/gpu_edges bench/mpix_ep_gpu_bench bench/mpix_ep_gpu_overlap
+EXTRA_PROGRAMS = tests/gpu/ep_expert tests/gpu/ep_gpu tests/gpu/ep_ll tests/gpu/ep_nccl tests/gpu/ep_streams tests/gpu/p2p_device tests/gpu/p2p_gpu tests/gpu/gpu_edges
 CLEANFILES += $(EXTRA_PROGRAMS) tests/gpu/p2p_device_kernels.nv.o tests/gpu/gpu_device
 tests_gpu_gpu_edges_SOURCES = tests/faults/gpu_edges.c tests/gpu/gpu.h
 tests_gpu_gpu_edges_CPPFLAGS = $(GPU_CPPFLAGS) -I$(top_srcdir)/tests/gpu
@@ -21,12 +21,6 @@ tests/gpu/p2p_device_kernels.nv.o: tests/gpu/p2p_device_kernels.cu tests/gpu/p2p
 tests_gpu_ep_nccl_SOURCES = tests/gpu/ep_nccl.c tests/gpu/gpu.h
 tests_gpu_ep_nccl_CPPFLAGS = $(GPU_CPPFLAGS) $(NCCL_CFLAGS)
 tests_gpu_ep_nccl_LDADD = $(GPU_LIBS)
-bench_mpix_ep_gpu_overlap_SOURCES = bench/ep_gpu_overlap.c tests/gpu/gpu.h
-bench_mpix_ep_gpu_overlap_CPPFLAGS = $(GPU_CPPFLAGS) -DOVERLAP_CUDA_LIBS='"$(CUDA_HOME_USED)/lib64"'
-bench_mpix_ep_gpu_overlap_LDADD = $(GPU_LIBS)
-if HAVE_CUBLAS
-bench_mpix_ep_gpu_overlap_CPPFLAGS += -DOVERLAP_CUBLAS
-endif
 tests_gpu_ep_expert_SOURCES = tests/gpu/ep_expert.c $(GPU_BATCH)
 tests_gpu_ep_expert_CPPFLAGS = $(GPU_CPPFLAGS) -D_GNU_SOURCE -I$(top_srcdir)/tests/common
 tests_gpu_ep_expert_LDADD = tests/common/libharness.la $(GPU_LIBS)
@@ -42,9 +36,6 @@ tests_gpu_ep_streams_LDADD = $(GPU_LIBS)
 tests_gpu_p2p_gpu_SOURCES = tests/gpu/p2p_gpu.c tests/gpu/gpu.h
 tests_gpu_p2p_gpu_CPPFLAGS = $(GPU_CPPFLAGS)
 tests_gpu_p2p_gpu_LDADD = $(GPU_LIBS)
-bench_mpix_ep_gpu_bench_SOURCES = bench/ep_gpu_bench.c tests/gpu/gpu.h
-bench_mpix_ep_gpu_bench_CPPFLAGS = $(GPU_CPPFLAGS)
-bench_mpix_ep_gpu_bench_LDADD = $(GPU_LIBS)
 
 check-gpu: bench/internal/mpix_gpu_fifo_bench tests/gpu/gpu_device tests/gpu/gpu_edges tests/gpu/ep_expert tests/gpu/ep_gpu tests/gpu/ep_ll tests/gpu/ep_nccl tests/gpu/ep_streams tests/gpu/p2p_device tests/gpu/p2p_gpu examples/device_halo libmpixep_cuda.so
 	@$(AM_TESTS_ENVIRONMENT) sh $(top_srcdir)/tests/gpu/run.sh
