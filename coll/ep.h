@@ -438,11 +438,10 @@ int mpix_ep_remote_room(mpix_ep_call *call, int peer);
 /* The places of the next item in the open chunk. */
 void mpix_ep_remote_item(mpix_ep_call *call, int peer, const mpix_ep_geometry *g, char **row,
                          char **scales, char **record);
-/* Counts the item as packed; posts the chunk when it is full. */
 /*
- * Rows that are not with the rest of their batch, n of them. Combine: they lie at `at`, registered
- * as mem; bare: and nothing is in the chunks. Dispatch (there is set): they are in the chunks, and
- * go to `off` in the peer's memory `there`.
+ * Rows that are not with the rest of their batch, n of them. Combine: rows are sent from `at`, of
+ * the registration `mem`; `bare` means that no chunk travels. Dispatch (`there` is set): rows
+ * travel in chunks, and are put at offset `off` of the peer's memory `there`.
  */
 typedef struct mpix_ep_remote_rows {
     int64_t n;
@@ -452,6 +451,7 @@ typedef struct mpix_ep_remote_rows {
     const mpix_proxy_rmem *there;
     uint64_t off;
 } mpix_ep_remote_rows;
+/* Counts the item as packed; posts the chunk when it is full. */
 void mpix_ep_remote_packed(mpix_ep_call *call, int peer, const mpix_ep_geometry *g,
                            const mpix_ep_remote_rows *own);
 /* which sources put their rows into the output */

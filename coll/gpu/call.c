@@ -285,7 +285,7 @@ static int64_t rows_behind(mpix_ep *ep, const MPIX_Ep_rows *x, int64_t hidden) {
 }
 
 /* Two hops, where the routing takes them: the sums of other hosts' rows travel in a dtype of their
- * own, which needs its room. In the mode auto one hop will do where it has not. */
+ * own, which needs its room. With two_hops=auto one hop is taken if they do not fit. */
 static int combine_hops(const mpix_ep *ep, const MPIX_Ep_combine_in *in, mpix_cuda_combine *c) {
     int fp8 = in->x.dtype == MPIX_EP_F8E4M3 || in->x.dtype == MPIX_EP_F8E5M2;
     c->wire = fp8 ? MPIX_EP_BF16 : in->x.dtype;

@@ -63,8 +63,8 @@ static int rows_check(mpix_ep_call *call, int64_t rows) {
     return !call->kind;
 }
 
-/* Two hops, if the routing takes them; a row of partial sums needs its room. In the mode auto one
- * hop will do where it has not. */
+/* Two hops, if the routing takes them; a row of partial sums needs its room. With two_hops=auto one
+ * hop is taken if they do not fit. */
 static int hops_check(mpix_ep_call *call) {
     const mpix_ep *ep = call->ep;
     const MPIX_Ep_combine_in *in = &call->combine.in;
