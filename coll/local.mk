@@ -1,6 +1,6 @@
 # coll/ - MPIX_Ep_*: what all paths share, then a folder for each kind of path.
 libmpixep_core_la_SOURCES += \
-	coll/ctl.h coll/wire.h coll/ep.h coll/path.h \
+	coll/ctl.h coll/wire.h coll/record.h coll/ep.h coll/path.h \
 	coll/api.c coll/check.c coll/config.c coll/create.c coll/handle.c coll/memory.c coll/path.c \
 	coll/peer.c coll/refuse.c
 

@@ -355,7 +355,8 @@ static size_t expert_geometry(mpix_ep *ep, mpix_cuda_handle *d) {
         x->pairs = d->rows_limit;
     d->block = mpix_ep_gpu_expert_block(d->block, tokens, ep->size, x);
     d->records = up(d->block * (size_t)ep->size, 256);
-    d->record_bytes = up(12 * (size_t)ep->config.max_topk + 4, 16);
+    d->record_bytes =
+        up(mpix_record_bytes(0, MPIX_RECORD_EXPERT_TOKEN, (size_t)ep->config.max_topk) + 4, 16);
     x->values = up(d->records + d->record_bytes * (size_t)x->pairs, 256);
     x->partial = up(x->values + 4 * (size_t)tokens * (size_t)ep->config.max_topk + 1, 4096);
     /* Partial sums of a peer: all of a batch if that fits, a chunk at least. In float a row of fp8
@@ -406,7 +407,8 @@ int mpix_ep_gpu_handle_create(struct mpix_ep_handle *handle) {
     if (ep->config.num_sms == MPIX_EP_SMS_NONE)
         mpix_ep_gpu_copy_engine_block(d);
     d->records = up(d->block * n, 256);
-    d->record_bytes = 8 + 8 * (size_t)ep->config.max_topk;
+    d->record_bytes = mpix_record_bytes(MPIX_RECORD_GPU, MPIX_RECORD_ROW,
+                                        (size_t)ep->config.max_topk);
     d->bases = gpu->bases;
     d->failed = gpu->failed;
     d->alarm = gpu->alarm;

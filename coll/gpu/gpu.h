@@ -5,6 +5,7 @@
 #ifndef MPIX_COLL_EP_GPU_H
 #define MPIX_COLL_EP_GPU_H
 #include "coll/ep.h"
+#include "coll/record.h"
 #include "gpu/gpu.h"
 
 typedef mpix_gpu_window mpix_ep_gpu_window;

@@ -46,7 +46,7 @@ int mpix_ep_gpu_ll_geometry(const MPIX_Ep_config *c, const mpix_ep_placement *p,
     ll->counts = 64 + 2 * depth * MPIX_CUDA_LL_HEAD;
     ll->counts_bytes = up(8 * local, 64);
     ll->block = up(ll->counts + depth * ll->counts_bytes, 128);
-    ll->record = up(4 + 12 * k, 16);
+    ll->record = up(mpix_record_bytes(MPIX_RECORD_HOST, MPIX_RECORD_LL, k), 16);
     ll->row = up((size_t)c->max_row_bytes + 15, 16); /* the scales begin at a multiple of 16 */
     ll->answer = up((size_t)c->max_row_bytes, 16);
     at = ll->block * ranks;

@@ -240,10 +240,15 @@ static size_t remote_layout(const MPIX_Ep_config *c, size_t ranks, size_t npeers
     int expert = !ll && c->layout == MPIX_EP_EXPERT;
     size_t topk = (size_t)c->max_topk,
            row = (size_t)c->max_row_bytes * (expert ? MPIX_EP_GPU_REMOTE_PARTIAL : 1);
-    size_t item = up(row + 32 + up(8 + (two_hops ? 12 : 8) * topk, 16), 128);
+    size_t item =
+        up(row + 32 +
+               up(mpix_record_bytes(MPIX_RECORD_GPU,
+                                    two_hops ? MPIX_RECORD_FORWARD : MPIX_RECORD_ROW, topk),
+                  16),
+           128);
     f->arrived = block;
     f->block = up(f->arrived + 3 * MPIX_CUDA_REMOTE_CHUNKS * sizeof(uint64_t), 128);
-    f->ask = up(8 + 8 * topk, 16);
+    f->ask = up(mpix_record_bytes(MPIX_RECORD_GPU, MPIX_RECORD_PAIR, topk), 16);
     /* in a room, so that land and room are alike on all ranks */
     f->asks = up((size_t)c->max_tokens * item + 1, 4096);
     f->room = f->asks + (two_hops || expert ? up((size_t)c->max_tokens * f->ask + 1, 4096) : 0);

@@ -34,12 +34,11 @@ enum {
 
 #define PIECE_BYTES (4u << 20) /* written per step */
 
-/* What travels beside a row: the token's number, then COMPACT: local ids and weights of all
- * choices; EXPERT: the choice's weight. */
 size_t mpix_ep_record_bytes(const mpix_ep_call *call) {
-    int width = call->handle->plan->width;
-    return call->ep->config.layout == MPIX_EP_COMPACT ? ((4 + 8 * (size_t)width) + 7) & ~(size_t)7
-                                                      : 8;
+    size_t width = (size_t)call->handle->plan->width;
+    return call->ep->config.layout == MPIX_EP_COMPACT
+               ? (mpix_record_bytes(MPIX_RECORD_HOST, MPIX_RECORD_ROW, width) + 7) & ~(size_t)7
+               : mpix_record_bytes(MPIX_RECORD_HOST, 1, 1);
 }
 
 static int wants_records(const MPIX_Ep_dispatch_out *out) {
@@ -161,20 +160,13 @@ void mpix_ep_dispatch_targets(mpix_ep_call *call) {
     self->scale_stride = (uint64_t)out->x.scale_stride;
 }
 
-void mpix_ep_record_write(const mpix_ep_call *call, const mpix_ep_record *b, int rank, int choice,
-                          char *to) {
+void mpix_ep_record_write(const mpix_ep_call *call, const mpix_ep_record *record, int rank,
+                          int choice, char *to) {
     const mpix_ep_placement *p = &call->ep->placement;
-    int32_t *words = (int32_t *)(void *)to;
-    words[0] = b->token;
-    if (call->ep->config.layout == MPIX_EP_EXPERT) {
-        float w = b->weights ? b->weights[choice] : 0;
-        memcpy(words + 1, &w, sizeof w);
-        return;
-    }
-    for (int k = 0; k < b->topk; k++)
-        words[1 + k] = b->ids[k] >= 0 && p->owner[b->ids[k]] == rank ? p->local[b->ids[k]] : -1;
-    if (b->weights)
-        memcpy(words + 1 + b->topk, b->weights, (size_t)b->topk * sizeof *b->weights);
+    if (call->ep->config.layout == MPIX_EP_EXPERT)
+        mpix_record_choice_write(to, record, choice);
+    else
+        mpix_record_row_write(to, record, p->owner, p->local, rank);
 }
 
 /* Whether rows change their type on the way. */
@@ -271,21 +263,13 @@ static void rows_copy(mpix_ep *ep, char *to, size_t to_stride, const char *from,
 
 static void records_read(mpix_ep_call *call, int64_t row, int64_t n, const char *from) {
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
-    size_t bytes = mpix_ep_record_bytes(call), width = (size_t)call->handle->plan->width;
-    int expert = call->ep->config.layout == MPIX_EP_EXPERT;
+    size_t bytes = mpix_ep_record_bytes(call);
+    int width = call->handle->plan->width, expert = call->ep->config.layout == MPIX_EP_EXPERT;
     for (int64_t i = row; i < row + n; i++) {
-        const int32_t *words = (const int32_t *)(from + (size_t)i * bytes);
-        if (out->src_token)
-            out->src_token[i] = words[0];
-        if (expert) {
-            if (out->topk_weights)
-                memcpy(&out->topk_weights[i], words + 1, sizeof(float));
-            continue;
-        }
-        if (out->local_ids)
-            memcpy(out->local_ids + (size_t)i * width, words + 1, width * sizeof(int));
-        if (out->topk_weights)
-            memcpy(out->topk_weights + (size_t)i * width, words + 1 + width, width * sizeof(float));
+        if (expert)
+            mpix_record_choice_read(from + (size_t)i * bytes, out, i);
+        else
+            mpix_record_row_read(from + (size_t)i * bytes, width, -1, out, i);
     }
 }
 

@@ -195,7 +195,7 @@ void mpix_ep_forward_choose(mpix_ep_call *call) {
     mpix_ep_plan *plan = call->plan;
     uint64_t flat = 0, forwarded = 0;
     for (int r = 0; r < ep->size; r++)
-        if (plan->total[r] >= MPIX_EP_FORWARD_NONE) {
+        if (plan->total[r] >= MPIX_RECORD_NO_ROW) {
             if (ep->params.two_hops == MPIX_HOPS_ON)
                 mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_UNSUPPORTED, "two_hops",
                                                   "rank %d would receive %lld rows: two hops carry "
@@ -353,7 +353,8 @@ int mpix_ep_forward_pack(mpix_ep_call *call, size_t bytes, mpix_ep_forward_write
 }
 
 size_t mpix_ep_forward_record_size(const mpix_ep_call *call) {
-    return mpix_ep_up16(4 + 12 * (size_t)call->handle->plan->width);
+    return mpix_ep_up16(mpix_record_bytes(MPIX_RECORD_HOST, MPIX_RECORD_FORWARD,
+                                          (size_t)call->handle->plan->width));
 }
 
 void mpix_ep_forward_record_write(const mpix_ep_call *call, int64_t t, int host,
@@ -362,30 +363,24 @@ void mpix_ep_forward_record_write(const mpix_ep_call *call, int64_t t, int host,
     const mpix_ep_plan *plan = call->handle->plan;
     const int32_t *ids = plan->ids + t * plan->topk;
     int topk = plan->topk;
-    int32_t *words = (int32_t *)(void *)to;
-    words[0] = (int32_t)t;
+    int32_t *there = mpix_record_int(to, MPIX_RECORD_HOST, MPIX_RECORD_FORWARD_ID, topk, 0),
+            *rows = mpix_record_int(to, MPIX_RECORD_HOST, MPIX_RECORD_FORWARD_ROW, topk, 0);
+    float *w = mpix_record_float(to, MPIX_RECORD_HOST, MPIX_RECORD_FORWARD_WEIGHT, topk, 0);
+    *(int32_t *)(void *)to = (int32_t)t;
     for (int k = 0; k < topk; k++) {
-        words[1 + k] = ids[k] >= 0 && ep->boot->host_of[ep->placement.owner[ids[k]]] == host
-                           ? ids[k]
-                           : -1;
-        words[1 + topk + k] = (int32_t)MPIX_EP_FORWARD_NONE;
+        there[k] = ids[k] >= 0 && ep->boot->host_of[ep->placement.owner[ids[k]]] == host ? ids[k]
+                                                                                         : -1;
+        rows[k] = (int32_t)MPIX_RECORD_NO_ROW;
     }
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
         const mpix_ep_entry *e = &plan->entries[i];
         if (ep->boot->host_of[e->rank] == host)
-            words[1 + topk + e->choice] = (int32_t)(uint32_t)e->row;
+            rows[e->choice] = (int32_t)(uint32_t)e->row;
     }
     if (weights)
-        memcpy(words + 1 + 2 * topk, weights + t * topk, (size_t)topk * sizeof *weights);
+        memcpy(w, weights + t * topk, (size_t)topk * sizeof *weights);
     else
-        memset(words + 1 + 2 * topk, 0, (size_t)topk * sizeof *weights);
-}
-
-mpix_ep_forward_record mpix_ep_forward_record_read(const mpix_ep_call *call, const char *from) {
-    int width = call->handle->plan->width;
-    const int32_t *words = (const int32_t *)(const void *)from;
-    return (mpix_ep_forward_record){words + 1, (const uint32_t *)(words + 1 + width),
-                                    (const float *)(words + 1 + 2 * width), words[0]};
+        memset(w, 0, (size_t)topk * sizeof *weights);
 }
 
 /* ---- calls ----------------------------------------------------------------------------------- */

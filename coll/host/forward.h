@@ -44,6 +44,7 @@
 #ifndef MPIX_COLL_EP_FORWARD_H
 #define MPIX_COLL_EP_FORWARD_H
 #include "coll/ep.h"
+#include "coll/record.h"
 
 enum { MPIX_EP_FORWARD_COUNTERS = MPIX_EP_MAX_FORWARD_CHUNKS + 2 };
 
@@ -69,16 +70,6 @@ typedef struct mpix_ep_forward {
     size_t row_bytes;
     int *order; /* [max_topk + 1] */
 } mpix_ep_forward;
-
-/* What is beside a row: the token, then per choice its expert (-1: not on that host), its row there
- * (MPIX_EP_FORWARD_NONE: none, or another choice's), its weight. */
-#define MPIX_EP_FORWARD_NONE UINT32_MAX
-typedef struct mpix_ep_forward_record {
-    const int32_t *ids;
-    const uint32_t *rows;
-    const float *weights;
-    int32_t token;
-} mpix_ep_forward_record;
 
 int mpix_ep_forward_create(mpix_ep *ep); /* local; nothing where two hops are never taken */
 int mpix_ep_forward_out(mpix_ep *ep);    /* its large memory; local, NO_MEM */
@@ -126,7 +117,6 @@ int mpix_ep_forward_next(const mpix_ep_call *call, int64_t t, int64_t *i);
 size_t mpix_ep_forward_record_size(const mpix_ep_call *call);
 void mpix_ep_forward_record_write(const mpix_ep_call *call, int64_t t, int host,
                                   const float *weights, char *to);
-mpix_ep_forward_record mpix_ep_forward_record_read(const mpix_ep_call *call, const char *from);
 
 /* host/forward_dispatch.c; what steps return */
 int mpix_ep_forward_dispatch_pack(mpix_ep_call *call);
@@ -145,14 +135,7 @@ void mpix_ep_forward_token_sum(mpix_ep_call *call, int64_t t);
 void mpix_ep_dispatch_targets(mpix_ep_call *call);
 void mpix_ep_combine_targets(mpix_ep_call *call);
 size_t mpix_ep_record_bytes(const mpix_ep_call *call);
-/* What stands beside a row in its rank's staging bank: token, and local ids of all choices
- * (COMPACT), weights or this choice's (EXPERT). */
-typedef struct mpix_ep_record {
-    int32_t token;
-    int topk;
-    const int32_t *ids;
-    const float *weights; /* NULL: none */
-} mpix_ep_record;
+/* Writes it in the form of the layout. */
 void mpix_ep_record_write(const mpix_ep_call *call, const mpix_ep_record *record, int rank,
                           int choice, char *to);
 size_t mpix_ep_slot_bytes(const mpix_ep_call *call);

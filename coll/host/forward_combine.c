@@ -54,7 +54,7 @@ static int choices_order(const mpix_ep_call *call, const mpix_ep_forward_record 
     int *order = call->ep->forward->order, n = 0;
     for (int k = 0; k < call->handle->plan->width; k++) {
         if ((uint64_t)(int64_t)r->ids[k] >= (uint64_t)call->ep->placement.experts ||
-            r->rows[k] == MPIX_EP_FORWARD_NONE)
+            r->rows[k] == MPIX_RECORD_NO_ROW)
             continue;
         int i = n++;
         for (; i > 0 && owner[r->ids[order[i - 1]]] > owner[r->ids[k]]; i--)
@@ -88,7 +88,7 @@ static void slots_gather(const mpix_ep_call *call, const mpix_ep_forward_record 
 static void item_sum(mpix_ep_call *call, const char *item, int weighted, int slots, char *to) {
     mpix_ep *ep = call->ep;
     const MPIX_Ep_combine_in *in = &call->combine.in;
-    mpix_ep_forward_record r = mpix_ep_forward_record_read(call, item);
+    mpix_ep_forward_record r = mpix_record_forward_read(item, call->handle->plan->width);
     mpix_row_sum sum = {.y = to, .terms = ep->terms};
     int n = choices_order(call, &r);
     for (int i = 0; i < n; i++) {

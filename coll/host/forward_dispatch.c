@@ -42,11 +42,11 @@ int mpix_ep_forward_dispatch_pack(mpix_ep_call *call) {
 static void item_forward(mpix_ep_call *call, const char *item, const item_shape *s) {
     mpix_ep *ep = call->ep;
     int width = call->handle->plan->width, n = 0;
-    mpix_ep_forward_record r = mpix_ep_forward_record_read(call, item + s->pitch + s->scale_pitch);
+    mpix_ep_forward_record r = mpix_record_forward_read(item + s->pitch + s->scale_pitch, width);
     void **dst = ep->dst, **sdst = ep->dst + ep->config.max_topk + 1;
     for (int k = 0; k < width; k++) {
         if ((uint64_t)(int64_t)r.ids[k] >= (uint64_t)ep->placement.experts ||
-            r.rows[k] == MPIX_EP_FORWARD_NONE)
+            r.rows[k] == MPIX_RECORD_NO_ROW)
             continue;
         int rank = ep->placement.owner[r.ids[k]];
         const mpix_ep_target *to = &ep->targets[rank];

@@ -28,7 +28,8 @@
 enum { FEW_CHUNKS = 16 };
 
 size_t mpix_ep_remote_item_size(const MPIX_Ep_config *c) {
-    return mpix_ep_up16((size_t)c->max_row_bytes + 32) + mpix_ep_up16(4 + 8 * (size_t)c->max_topk);
+    return mpix_ep_up16((size_t)c->max_row_bytes + 32) +
+           mpix_ep_up16(mpix_record_bytes(MPIX_RECORD_HOST, MPIX_RECORD_ROW, (size_t)c->max_topk));
 }
 
 /* ---- creation -------------------------------------------------------------------------------- */

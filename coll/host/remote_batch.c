@@ -11,13 +11,14 @@
 #include "config.h"
 
 #include "coll/ep.h"
+#include "coll/record.h"
 
 #define PIECE_BYTES (4u << 20) /* packed per step */
 
 static size_t record_size(const mpix_ep_call *call) {
     size_t width = (size_t)call->handle->plan->width;
     if (call->type == MPIX_EP_DISPATCH)
-        return 4 + 8 * width;
+        return mpix_record_bytes(MPIX_RECORD_HOST, MPIX_RECORD_ROW, width);
     return 4 + 4 * (call->ep->config.layout == MPIX_EP_COMPACT ? width : 1);
 }
 
@@ -100,7 +101,6 @@ static void token_pack(mpix_ep_call *call, int64_t t, int peer, const mpix_ep_ge
     const mpix_ep_plan *plan = call->handle->plan;
     const mpix_ep_placement *p = &ep->placement;
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
-    const int32_t *ids = plan->ids + t * plan->topk;
     char *row, *scales, *record;
     mpix_ep_remote_item(call, peer, g, &row, &scales, &record);
     if (mpix_ep_converts(call)) {
@@ -110,13 +110,11 @@ static void token_pack(mpix_ep_call *call, int64_t t, int peer, const mpix_ep_ge
         if (g->scales)
             copy1(ep, scales, (const char *)in->x.scales + t * in->x.scale_stride, g->scales);
     }
-    int32_t *words = (int32_t *)record;
-    words[0] = (int32_t)t;
-    for (int k = 0; k < plan->topk; k++)
-        words[1 + k] = ids[k] >= 0 && p->owner[ids[k]] == peer ? p->local[ids[k]] : -1;
-    if (in->topk_weights)
-        memcpy(words + 1 + plan->topk, in->topk_weights + t * plan->topk,
-               (size_t)plan->topk * sizeof(float));
+    mpix_record_row_write(record,
+                          &(mpix_ep_record){(int32_t)t, plan->topk, plan->ids + t * plan->topk,
+                                            in->topk_weights ? in->topk_weights + t * plan->topk
+                                                             : NULL},
+                          p->owner, p->local, peer);
     mpix_ep_remote_rows rows;
     mpix_ep_remote_packed(call, peer, g, rows_go(call, peer, &rows) ? &rows : NULL);
 }
@@ -161,29 +159,9 @@ int mpix_ep_remote_dispatch_pack(mpix_ep_call *call) {
     return MPIX_EP_STEP_COMPLETE;
 }
 
-/* What the output wants of one received token at one row. */
-static void row_note(mpix_ep_call *call, int source, int64_t row, const int32_t *record,
-                     int choice) {
-    const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
-    size_t width = (size_t)call->handle->plan->width;
-    if (out->src_rank)
-        out->src_rank[row] = source;
-    if (out->src_token)
-        out->src_token[row] = record[0];
-    if (out->local_ids)
-        memcpy(out->local_ids + (size_t)row * width, record + 1, width * sizeof(int));
-    if (!out->topk_weights)
-        return;
-    const float *weights = (const float *)(record + 1 + width);
-    if (choice < 0)
-        memcpy(out->topk_weights + (size_t)row * width, weights, width * sizeof(float));
-    else
-        out->topk_weights[row] = weights[choice];
-}
-
 /* Rows that a token takes: their places into ep->dst (rows) and behind (scales); notes what
  * goes beside them. */
-static int token_rows(mpix_ep_call *call, int source, int64_t item, const int32_t *record,
+static int token_rows(mpix_ep_call *call, int source, int64_t item, const void *record,
                       int64_t rows) {
     mpix_ep *ep = call->ep;
     const mpix_ep_plan *plan = call->handle->plan;
@@ -194,7 +172,7 @@ static int token_rows(mpix_ep_call *call, int source, int64_t item, const int32_
         if (compact) {
             row = plan->segments[source].row + item;
         } else {
-            int32_t local = record[1 + k];
+            int32_t local = mpix_record_local(record)[k];
             if (local < 0 || local >= ep->placement.nlocal[ep->rank])
                 continue;
             row = plan->segments[(int64_t)local * ep->size + source].row +
@@ -206,7 +184,9 @@ static int token_rows(mpix_ep_call *call, int source, int64_t item, const int32_
         ep->dst[ep->config.max_topk + 1 + n] =
             out->x.scales ? (char *)out->x.scales + row * out->x.scale_stride : NULL;
         n++;
-        row_note(call, source, row, record, compact ? -1 : k);
+        if (out->src_rank)
+            out->src_rank[row] = source;
+        mpix_record_row_read(record, plan->width, compact ? -1 : k, out, row);
     }
     return n;
 }
@@ -223,7 +203,7 @@ void mpix_ep_remote_dispatch_take(mpix_ep_call *call, int64_t rows) {
                (size_t)ep->placement.nlocal[ep->rank] * sizeof *ep->remote->cursor);
         for (int64_t i = 0; i < plan->recv_tokens[s]; i++) {
             mpix_ep_remote_at(&g, base, plan->recv_tokens[s], i, &row, &scales, &record);
-            int n = token_rows(call, s, i, (const int32_t *)record, rows);
+            int n = token_rows(call, s, i, record, rows);
             if (n == 0 || call->remote[s].direct)
                 continue;
             ep->rows->copy(row, g.row, ep->dst, n, call->streaming);

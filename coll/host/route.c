@@ -137,7 +137,7 @@ static void agree_topk(mpix_ep_call *call) {
 static void check_totals(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     for (int peer = 0; ep->forward && peer < ep->size; peer++) /* alike on all ranks */
-        if (call->plan->total[peer] >= (int64_t)MPIX_EP_FORWARD_NONE) {
+        if (call->plan->total[peer] >= (int64_t)MPIX_RECORD_NO_ROW) {
             mpix_ep_call_fail(call,
                               mpix_fail_peer(MPIX_ERRK_UNSUPPORTED, peer, ep->boot->hostnames[peer],
                                              "rank %d would receive %lld rows: with two hops a "

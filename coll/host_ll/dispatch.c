@@ -49,15 +49,11 @@ static void record_write(const mpix_ep_call *call, int64_t t, const mpix_ep_entr
     const mpix_ep_plan *plan = call->handle->plan;
     const mpix_ep_placement *p = &call->ep->placement;
     const mpix_ep_ll_part *part = &call->ll[e->rank];
-    int32_t *words =
-        (int32_t *)(void *)(part->to + part->out.records_at + (size_t)e->row * part->out.record);
-    const int32_t *ids = plan->ids + t * plan->topk;
-    words[0] = (int32_t)t;
-    for (int k = 0; k < plan->topk; k++)
-        words[1 + k] = ids[k] >= 0 && p->owner[ids[k]] == e->rank ? p->local[ids[k]] : -1;
-    if (call->dispatch.in.topk_weights)
-        memcpy(words + 1 + plan->topk, call->dispatch.in.topk_weights + t * plan->topk,
-               (size_t)plan->topk * sizeof(float));
+    const float *weights = call->dispatch.in.topk_weights;
+    mpix_record_row_write(part->to + part->out.records_at + (size_t)e->row * part->out.record,
+                          &(mpix_ep_record){(int32_t)t, plan->topk, plan->ids + t * plan->topk,
+                                            weights ? weights + t * plan->topk : NULL},
+                          p->owner, p->local, e->rank);
 }
 
 /* Lays the batches out and publishes heads and records. */
@@ -68,7 +64,8 @@ static void batches_begin(mpix_ep_call *call) {
     const MPIX_Ep_rows *x = &call->dispatch.out.x;
     size_t row = mpix_ep_row_bytes(x, in->hidden), scales = mpix_ep_scale_bytes(x, in->hidden),
            tx = 0;
-    size_t record = 4 * (size_t)(1 + plan->topk * (in->topk_weights ? 2 : 1));
+    size_t record = mpix_record_bytes(MPIX_RECORD_HOST, in->topk_weights ? MPIX_RECORD_ROW : 1,
+                                      (size_t)plan->topk);
     for (int p = 0; p < ep->size; p++) {
         mpix_ep_ll_part *part = &call->ll[p];
         int remote = mpix_ep_is_remote(ep, p);
@@ -231,9 +228,8 @@ static int tokens_send(mpix_ep_call *call) {
 
 /* ---- receiving ------------------------------------------------------------------------------- */
 
-static const int32_t *record_of(const mpix_ep_ll_part *part, int64_t i) {
-    return (const int32_t *)(const void *)(part->from + part->in.records_at +
-                                           (size_t)i * part->in.record);
+static const void *record_of(const mpix_ep_ll_part *part, int64_t i) {
+    return part->from + part->in.records_at + (size_t)i * part->in.record;
 }
 
 static void head_check(mpix_ep_call *call, int peer, const mpix_ep_ll_head *head) {
@@ -299,7 +295,9 @@ static int heads_take(mpix_ep_call *call) {
         part->n = head->rows;
         part->flags = head->flags;
         part->in = mpix_ep_ll_shape_of(
-            part->n, 4 * (size_t)(1 + head->width * (head->flags & MPIX_EP_LL_WEIGHTS ? 2 : 1)),
+            part->n,
+            mpix_record_bytes(MPIX_RECORD_HOST,
+                              head->flags & MPIX_EP_LL_WEIGHTS ? MPIX_RECORD_ROW : 1, head->width),
             mpix_ep_scale_bytes(&rows, head->hidden), mpix_ep_row_bytes(&rows, head->hidden),
             !mpix_ep_is_remote(ep, p));
         call->ll_heads++;
@@ -342,7 +340,7 @@ static void rows_assign(mpix_ep_call *call) {
     int32_t *row = h->rows;
     for (int s = 0; s < ep->size; s++) /* sources ascending, tokens ascending */
         for (int64_t i = 0; i < h->n[s]; i++, row += h->width) {
-            const int32_t *local = record_of(&call->ll[s], i) + 1;
+            const int32_t *local = mpix_record_local(record_of(&call->ll[s], i));
             for (int k = 0; k < h->width; k++)
                 row[k] = local[k] < 0 ? -1
                                       : (int32_t)(h->offset[local[k]] + h->recv_expert[local[k]]++);
@@ -373,7 +371,7 @@ static void routing_learn(mpix_ep_call *call) {
         }
         for (int64_t i = 0; i < part->n; i++)
             for (int k = 0; k < h->width; k++) {
-                int32_t local = record_of(part, i)[1 + k];
+                int32_t local = mpix_record_local(record_of(part, i))[k];
                 if (local >= nlocal) {
                     mpix_ep_call_fail(call,
                                       mpix_fail_peer(MPIX_ERRK_INTERNAL, s, ep->boot->hostnames[s],
@@ -406,41 +404,21 @@ static void routing_learn(mpix_ep_call *call) {
     h->valid = !call->kind;
 }
 
-/* What the output wants beside one received row. choice < 0: all choices (SLOTS). */
-static void row_note(const mpix_ep_call *call, int source, int64_t row, const int32_t *record,
-                     int width, int choice, const float *weights) {
-    const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
-    size_t w = (size_t)width;
-    if (out->src_rank)
-        out->src_rank[row] = source;
-    if (out->src_token)
-        out->src_token[row] = record[0];
-    if (out->local_ids)
-        memcpy(out->local_ids + (size_t)row * w, record + 1, w * sizeof(int));
-    if (!out->topk_weights)
-        return;
-    if (choice < 0)
-        memcpy(out->topk_weights + (size_t)row * w, weights, w * sizeof(float));
-    else
-        out->topk_weights[row] = weights[choice];
-}
-
 static void row_take(mpix_ep_call *call, int s, int64_t i, size_t row_bytes, size_t scale_bytes) {
     mpix_ep *ep = call->ep;
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
     const mpix_ep_ll_handle *h = call->handle->ll;
     const mpix_ep_ll_part *part = &call->ll[s];
-    const int32_t *record = record_of(part, i);
+    const void *record = record_of(part, i);
     int width = (int)mpix_ep_ll_head_of(part)->width,
         own = s == ep->rank && !mpix_ep_converts(call), n = 0;
-    const float *weights = (const float *)(record + 1 + width);
-    const char *x = own ? (const char *)in->x.data + record[0] * in->x.stride
+    const char *x = own ? (const char *)in->x.data + mpix_record_token(record) * in->x.stride
                         : part->from + part->in.rows_at + (size_t)i * part->in.row;
     const char *scales = !own ? part->from + part->in.scales_at + (size_t)i * part->in.scales
-                         : in->x.scales
-                             ? (const char *)in->x.scales + record[0] * in->x.scale_stride
-                             : NULL;
+                         : in->x.scales ? (const char *)in->x.scales +
+                                              mpix_record_token(record) * in->x.scale_stride
+                                        : NULL;
     const int32_t *rows = is_expert(call) ? h->rows + (h->first[s] + i) * width : NULL;
     for (int k = 0; k < (rows ? width : 1); k++) {
         int64_t row = rows ? rows[k] : (int64_t)s * ep->config.max_tokens + i;
@@ -449,7 +427,9 @@ static void row_take(mpix_ep_call *call, int s, int64_t i, size_t row_bytes, siz
         ep->dst[n] = (char *)out->x.data + row * out->x.stride;
         ep->dst[ep->config.max_topk + 1 + n++] =
             out->x.scales ? (char *)out->x.scales + row * out->x.scale_stride : NULL;
-        row_note(call, s, row, record, width, rows ? k : -1, weights);
+        if (out->src_rank)
+            out->src_rank[row] = s;
+        mpix_record_row_read(record, width, rows ? k : -1, out, row);
     }
     if (n == 0 || (!rows && s == ep->rank) || mpix_ep_ll_row_direct(call, s, i)) /* it lies there */
         return;

@@ -62,6 +62,7 @@
 #ifndef MPIX_COLL_EP_LL_H
 #define MPIX_COLL_EP_LL_H
 #include "coll/ep.h"
+#include "coll/record.h"
 
 /* Where the areas of a batch begin, from its head. */
 typedef struct mpix_ep_ll_shape {
