@@ -74,6 +74,8 @@ MPIX_RECORD_FN const float *mpix_record_float_of(const void *at, size_t head, in
                                                  int k) {
     return (const float *)(const void *)((const char *)at + head) + (array * width + k);
 }
+/* The same as the number of a word of the record, where the head is one word. */
+MPIX_RECORD_FN int mpix_record_word(int array, int width, int k) { return 1 + array * width + k; }
 
 #ifndef __cplusplus
 #include "mpix_ep.h"

@@ -2,6 +2,7 @@
  * end of a call. */
 #ifndef MPIX_KERNELS_CUDA_DEVICE_CUH
 #define MPIX_KERNELS_CUDA_DEVICE_CUH
+#include "coll/record.h"
 #include "gpu/cuda_module.h"
 
 #include <cuda_runtime.h>
@@ -399,9 +400,11 @@ __device__ inline void record_pack(const mpix_cuda_handle &h, const mpix_cuda_di
             *(int64_t *)to = t;
         for (int k = lane; k < c.topk; k += 32) {
             int32_t id = h.ids[t * h.max_topk + k];
-            ((int32_t *)(to + 8))[k] = id >= 0 && h.owner[id] == r ? h.local[id] : -1;
+            *mpix_record_int(to, MPIX_RECORD_GPU, MPIX_RECORD_ROW_LOCAL, h.max_topk,
+                             k) = id >= 0 && h.owner[id] == r ? h.local[id] : -1;
             if (c.weights)
-                ((float *)(to + 8))[h.max_topk + k] = c.weights[t * c.topk + k];
+                *mpix_record_float(to, MPIX_RECORD_GPU, MPIX_RECORD_ROW_WEIGHT, h.max_topk,
+                                   k) = c.weights[t * c.topk + k];
         }
     }
 }

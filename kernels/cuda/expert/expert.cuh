@@ -12,8 +12,11 @@ struct expert_record {
 
 __device__ __forceinline__ expert_record record_of(const mpix_cuda_handle &h, int rank,
                                                    int64_t pair) {
-    int32_t *at = (int32_t *)(h.window[rank] + h.records + pair * (int64_t)h.record_bytes);
-    return {at, at + 3 * h.max_topk, (float *)(at + h.max_topk), (float *)(at + 2 * h.max_topk)};
+    char *at = h.window[rank] + h.records + pair * (int64_t)h.record_bytes;
+    return {mpix_record_int(at, 0, MPIX_RECORD_EXPERT_ROW, h.max_topk, 0),
+            mpix_record_int(at, 0, MPIX_RECORD_EXPERT_TOKEN, h.max_topk, 0),
+            mpix_record_float(at, 0, MPIX_RECORD_EXPERT_WEIGHT, h.max_topk, 0),
+            mpix_record_float(at, 0, MPIX_RECORD_EXPERT_RETURNED, h.max_topk, 0)};
 }
 
 /* [chunks + 1] pairs of source at owner before each of source's chunks. */

@@ -256,9 +256,11 @@ __device__ static void records_send(const mpix_cuda_handle &h, const mpix_cuda_d
             char *rec = h.window[r] + h.records + row * h.record_bytes;
             if (k == 0)
                 *(int64_t *)rec = t;
-            ((int32_t *)(rec + 8))[k] = owner == r ? local : -1;
+            *mpix_record_int(rec, MPIX_RECORD_GPU, MPIX_RECORD_ROW_LOCAL, h.max_topk,
+                             k) = owner == r ? local : -1;
             if (to[r].flags & MPIX_CUDA_OFFER_WEIGHTS)
-                ((float *)(rec + 8))[h.max_topk + k] = c.weights[t * c.topk + k];
+                *mpix_record_float(rec, MPIX_RECORD_GPU, MPIX_RECORD_ROW_WEIGHT, h.max_topk,
+                                   k) = c.weights[t * c.topk + k];
         }
     }
 }
@@ -401,12 +403,15 @@ __global__ void __launch_bounds__(1024)
             c.src_rank[i] = s;
     }
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < rows * width; i += step) {
-        const int32_t *rec =
-            (const int32_t *)(h.window[h.rank] + h.records + i / width * h.record_bytes + 8);
+        const char *rec = h.window[h.rank] + h.records + i / width * h.record_bytes;
+        const int32_t *local = mpix_record_int_of(rec, MPIX_RECORD_GPU, MPIX_RECORD_ROW_LOCAL,
+                                                  h.max_topk, 0);
+        const float *weights = mpix_record_float_of(rec, MPIX_RECORD_GPU, MPIX_RECORD_ROW_WEIGHT,
+                                                    h.max_topk, 0);
         if (c.local_ids)
-            c.local_ids[i] = rec[i % width];
+            c.local_ids[i] = local[i % width];
         if (c.out_weights)
-            c.out_weights[i] = ((const float *)rec)[h.max_topk + i % width];
+            c.out_weights[i] = weights[i % width];
     }
     for (int64_t e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
          c.cumulative && e < h.local_experts; e += step)

@@ -141,8 +141,10 @@ __device__ static void row_take(const mpix_cuda_handle &h, const mpix_cuda_dispa
     if (F::vectors && !lies) /* asked for together with the record that says where they go */
         ll_load<true>(p, x, c.row, team, 0, false);
     if (F::expert(h)) {
-        int local = lane < width ? __ldcg(&rec[1 + lane]) : -1,
-            before = lane < width ? __ldcg(&rec[1 + K + lane]) : 0;
+        int local = lane < width ? __ldcg(&rec[mpix_record_word(MPIX_RECORD_LL_LOCAL, K, lane)])
+                                 : -1,
+            before = lane < width ? __ldcg(&rec[mpix_record_word(MPIX_RECORD_LL_BEFORE, K, lane)])
+                                  : 0;
         if (local >= 0)
             row = first_row(h, map, s, local) + (uint32_t)before;
         if (team.part == 0 && share == 0 && lane < width)
@@ -180,13 +182,16 @@ __device__ static void row_take(const mpix_cuda_handle &h, const mpix_cuda_dispa
         if (c.src_token)
             c.src_token[row] = __ldcg(&rec[0]);
         if (F::expert(h) && c.out_weights)
-            c.out_weights[row] = __int_as_float(__ldcg(&rec[1 + 2 * K + lane]));
+            c.out_weights[row] =
+                __int_as_float(__ldcg(&rec[mpix_record_word(MPIX_RECORD_LL_WEIGHT, K, lane)]));
     }
     for (int k = lane; !F::expert(h) && slot < c.offer.rows && k < width; k += 32) {
         if (c.local_ids)
-            c.local_ids[slot * in.width + k] = __ldcg(&rec[1 + k]);
+            c.local_ids[slot * in.width + k] =
+                __ldcg(&rec[mpix_record_word(MPIX_RECORD_LL_LOCAL, K, k)]);
         if (c.out_weights)
-            c.out_weights[slot * in.width + k] = __int_as_float(__ldcg(&rec[1 + 2 * K + k]));
+            c.out_weights[slot * in.width + k] =
+                __int_as_float(__ldcg(&rec[mpix_record_word(MPIX_RECORD_LL_WEIGHT, K, k)]));
     }
 }
 

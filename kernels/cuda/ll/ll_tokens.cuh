@@ -159,11 +159,11 @@ __device__ __forceinline__ void choice_send(const mpix_cuda_handle &h, const mpi
             rec[0] = (int32_t)t;
         if (k >= c.topk)
             continue;
-        rec[1 + k] = owner == r ? local : -1;
+        rec[mpix_record_word(MPIX_RECORD_LL_LOCAL, K, k)] = owner == r ? local : -1;
         if (F::expert(h))
-            rec[1 + K + k] = before;
+            rec[mpix_record_word(MPIX_RECORD_LL_BEFORE, K, k)] = before;
         if (c.weights)
-            rec[1 + 2 * K + k] = __float_as_int(weight);
+            rec[mpix_record_word(MPIX_RECORD_LL_WEIGHT, K, k)] = __float_as_int(weight);
     }
 }
 

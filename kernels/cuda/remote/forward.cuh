@@ -34,14 +34,14 @@
 #define MPIX_KERNELS_CUDA_FORWARD_CUH
 #include "remote.cuh"
 
-/* A record: the token (int64), then for each choice its expert (-1: not on that host), its row at
- * the expert's rank, and in dispatch its weight. */
-enum { FORWARD_NONE = -1, FORWARD_IDS = 8 };
-__device__ __forceinline__ int32_t *forward_ids(char *record) {
-    return (int32_t *)(record + FORWARD_IDS);
+/* Element k of an array of a record of form forward. */
+__device__ __forceinline__ int32_t *forward_int(const mpix_cuda_handle &h, char *record, int array,
+                                                int k) {
+    return mpix_record_int(record, MPIX_RECORD_GPU, array, h.max_topk, k);
 }
-__device__ __forceinline__ const int32_t *forward_ids(const char *record) {
-    return (const int32_t *)(record + FORWARD_IDS);
+__device__ __forceinline__ int32_t forward_at(const mpix_cuda_handle &h, const char *record,
+                                              int array, int k) {
+    return *mpix_record_int_of(record, MPIX_RECORD_GPU, array, h.max_topk, k);
 }
 
 /* Whether this rank reaches another host through rank r. */
@@ -74,10 +74,12 @@ __device__ inline void forward_record_pack(const mpix_cuda_handle &h, int64_t t,
         for (int k = lane; k < topk; k += 32) {
             int32_t id = h.ids[t * h.max_topk + k], owner = id >= 0 ? h.owner[id] : -1;
             bool there = id >= 0 && (host >> owner & 1);
-            forward_ids(to)[k] = there ? id : -1;
-            forward_ids(to)[h.max_topk + k] = there ? (int32_t)row_of(h, t, owner) : FORWARD_NONE;
+            *forward_int(h, to, MPIX_RECORD_FORWARD_ID, k) = there ? id : -1;
+            *forward_int(h, to, MPIX_RECORD_FORWARD_ROW, k) = there ? (int32_t)row_of(h, t, owner)
+                                                                    : (int32_t)MPIX_RECORD_NO_ROW;
             if (weights)
-                ((float *)forward_ids(to))[2 * h.max_topk + k] = weights[k];
+                *mpix_record_float(to, MPIX_RECORD_GPU, MPIX_RECORD_FORWARD_WEIGHT, h.max_topk,
+                                   k) = weights[k];
         }
     }
 }
@@ -86,11 +88,11 @@ __device__ inline void forward_record_pack(const mpix_cuda_handle &h, int64_t t,
 __device__ inline int64_t forward_record_row(const mpix_cuda_handle &h, const char *record,
                                              int width, int rank) {
     int lane = threadIdx.x % 32;
-    int64_t row = FORWARD_NONE;
+    int64_t row = -1;
     for (int k0 = 0; k0 < width; k0 += 32) {
-        int k = k0 + lane, id = k < width ? forward_ids(record)[k] : -1,
+        int k = k0 + lane, id = k < width ? forward_at(h, record, MPIX_RECORD_FORWARD_ID, k) : -1,
             owner = id >= 0 ? h.owner[id] : -1;
-        uint32_t at = id >= 0 ? (uint32_t)forward_ids(record)[h.max_topk + k] : 0;
+        uint32_t at = id >= 0 ? (uint32_t)forward_at(h, record, MPIX_RECORD_FORWARD_ROW, k) : 0;
         for (uint32_t m = __ballot_sync(~0u, owner >= 0); m; m &= m - 1) {
             int j = __ffs(m) - 1, r = __shfl_sync(~0u, owner, j);
             uint32_t v = __shfl_sync(~0u, at, j);
@@ -111,10 +113,12 @@ __device__ inline void forward_record_expand(const mpix_cuda_handle &h, const ch
         if (lane == 0)
             *(int64_t *)at = *(const int64_t *)record;
         for (int k = lane; k < width; k += 32) {
-            int32_t id = forward_ids(record)[k];
-            ((int32_t *)(at + 8))[k] = id >= 0 && h.owner[id] == r ? h.local[id] : -1;
-            ((float *)(at + 8))[h.max_topk + k] =
-                ((const float *)forward_ids(record))[2 * h.max_topk + k];
+            int32_t id = forward_at(h, record, MPIX_RECORD_FORWARD_ID, k);
+            *mpix_record_int(at, MPIX_RECORD_GPU, MPIX_RECORD_ROW_LOCAL, h.max_topk,
+                             k) = id >= 0 && h.owner[id] == r ? h.local[id] : -1;
+            *mpix_record_float(at, MPIX_RECORD_GPU, MPIX_RECORD_ROW_WEIGHT, h.max_topk, k) =
+                *mpix_record_float_of(record, MPIX_RECORD_GPU, MPIX_RECORD_FORWARD_WEIGHT,
+                                      h.max_topk, k);
         }
     }
 }

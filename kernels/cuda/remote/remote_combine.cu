@@ -278,7 +278,7 @@ __device__ static void slots_of_item(const mpix_cuda_handle &h, const char *reco
                                      const remote_terms *terms, int64_t row, float *to, int lane) {
     int width = h.state->width;
     for (int k0 = 0; k0 < width; k0 += 32) {
-        int k = k0 + lane, id = k < width ? forward_ids(record)[k] : -1,
+        int k = k0 + lane, id = k < width ? forward_at(h, record, MPIX_RECORD_FORWARD_ID, k) : -1,
             i = id >= 0 ? term_of_rank(h, true, h.owner[id]) : 0;
         int64_t at = __shfl_sync(~0u, row, i);
         const remote_source &s = terms->of[i];

@@ -220,7 +220,9 @@ cudaError_t mpix_cuda_remote_dispatch_launch(const mpix_cuda_device *d, const mp
     c->offer.blocks = sms;
     c->batch = remote_batch_of(h, c->row, c->scale_row, (int64_t)h->record_bytes);
     c->forward_batch = remote_batch_of(h, c->row, c->scale_row,
-                                       FORWARD_IDS + 12 * (int64_t)h->max_topk);
+                                       (int64_t)mpix_record_bytes(MPIX_RECORD_GPU,
+                                                                  MPIX_RECORD_FORWARD,
+                                                                  (size_t)h->max_topk));
     remote_dispatch_kernel<<<sms, 512, 0, stream>>>(*h, *c);
     cudaError_t err = cudaGetLastError();
     return err == cudaSuccess && c->part != MPIX_CUDA_BEGIN

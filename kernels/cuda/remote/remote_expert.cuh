@@ -15,8 +15,7 @@
 #include "expert/expert.cuh"
 #include "forward.cuh"
 
-/* What travels of a pair: the token (int64), for each choice its row at the rank or -1, and a
- * weight. 8 + 8 max_topk bytes. */
+/* What travels of a pair (form pair). */
 struct remote_record {
     int64_t *token;
     int32_t *rows;
@@ -24,7 +23,10 @@ struct remote_record {
 };
 __device__ __forceinline__ remote_record remote_record_at(const mpix_cuda_handle &h,
                                                           const char *at) {
-    return {(int64_t *)at, (int32_t *)(at + 8), (float *)(at + 8) + h.max_topk};
+    return {(int64_t *)at,
+            (int32_t *)mpix_record_int_of(at, MPIX_RECORD_GPU, MPIX_RECORD_PAIR_ROW, h.max_topk, 0),
+            (float *)mpix_record_float_of(at, MPIX_RECORD_GPU, MPIX_RECORD_PAIR_WEIGHT, h.max_topk,
+                                          0)};
 }
 
 /* The number of token t at the lane's rank, from this rank's first. */
