@@ -2,6 +2,7 @@
 libmpixep_core_la_SOURCES += \
 	src/base/clock.h \
 	src/base/error_api.c \
+	src/base/kind.h \
 	src/base/log.c \
 	src/base/log.h \
 	src/base/module.c \

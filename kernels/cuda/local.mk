@@ -22,7 +22,7 @@ cuda_headers = \
 	kernels/cuda/ll/ll_room.cuh kernels/cuda/ll/ll_route.cuh kernels/cuda/ll/ll_sum.cuh \
 	kernels/cuda/ll/ll_team.cuh kernels/cuda/ll/ll_tokens.cuh \
 	kernels/cuda/copy_engine/copy_engine.cuh
-cuda_deps = src/gpu/cuda_module.h coll/wire.h coll/record.h include/mpix_device.cuh include/mpix_device.h $(cuda_headers)
+cuda_deps = src/gpu/cuda_module.h coll/wire.h coll/record.h src/base/kind.h include/mpix_device.cuh include/mpix_device.h $(cuda_headers)
 EXTRA_DIST += $(cuda_units) $(cuda_headers)
 CLEANFILES += libmpixep_cuda.so $(cuda_units:.cu=.nv.o)
 

@@ -10,8 +10,20 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/kind.h"
 #include "base/log.h"
 #include "base/number.h"
+
+#define SAME(kind) _Static_assert((int)MPIX_KIND_##kind == (int)MPIX_ERRK_##kind, #kind)
+SAME(ARG);
+SAME(TRUNCATE);
+SAME(NO_MEM);
+SAME(UNSUPPORTED);
+SAME(REMOTE);
+SAME(PEER);
+SAME(TIMEOUT);
+SAME(TRANSPORT);
+SAME(INTERNAL);
 
 static _Thread_local MPIX_Error status_last = {.struct_size = sizeof(MPIX_Error), .rank = -1};
 

@@ -16,6 +16,7 @@
  */
 #ifndef MPIX_KERNELS_CUDA_MODULE_H
 #define MPIX_KERNELS_CUDA_MODULE_H
+#include "base/kind.h"
 #include "coll/wire.h"
 
 #include <stddef.h>

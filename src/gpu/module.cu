@@ -9,8 +9,6 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { KIND_NO_MEM = 3, KIND_UNSUPPORTED = 4, KIND_TRANSPORT = 8 }; /* MPIX_ERRK_* */
-
 /* The driver's functions, got through the runtime: the module does not link libcuda. */
 static struct {
     CUresult (*get_granularity)(size_t *, const CUmemAllocationProp *,
@@ -56,7 +54,7 @@ static int fail(int kind, char *why, const char *what, cudaError_t err) {
 static int fail_drv(int kind, char *why, const char *what, CUresult err) {
     snprintf(why, MPIX_CUDA_WHY, "%s: error %d of the CUDA driver%s", what, (int)err,
              err == CUDA_ERROR_OUT_OF_MEMORY ? " (out of memory)" : "");
-    return err == CUDA_ERROR_OUT_OF_MEMORY ? KIND_NO_MEM : kind;
+    return err == CUDA_ERROR_OUT_OF_MEMORY ? MPIX_KIND_NO_MEM : kind;
 }
 
 /* The caller's current device is the caller's: put back when this goes out of scope. And another
@@ -113,7 +111,7 @@ static int m_load(mpix_cuda_device *d, int what, char *why) {
         if ((what & loads[i].needs) == loads[i].needs)
             err = loads[i].load(&arch);
     if (err != cudaSuccess)
-        return fail(KIND_UNSUPPORTED, why, "the kernels can't be loaded", err);
+        return fail(MPIX_KIND_UNSUPPORTED, why, "the kernels can't be loaded", err);
     if (cudaDriverGetVersion(&driver) != cudaSuccess)
         driver = 0;
     mpix_cuda_decide(d, arch, driver);
@@ -124,26 +122,26 @@ static int m_open(int device, mpix_cuda_device *out, char *why) {
     int n = 0, current = 0;
     cudaError_t err = cudaGetDeviceCount(&n);
     if (err != cudaSuccess || n == 0)
-        return fail(KIND_UNSUPPORTED, why, "no CUDA device can be used",
+        return fail(MPIX_KIND_UNSUPPORTED, why, "no CUDA device can be used",
                     err == cudaSuccess ? cudaErrorNoDevice : err);
     if (device > n) {
         snprintf(why, MPIX_CUDA_WHY, "config.device = %d, there are %d CUDA devices", device, n);
-        return 1; /* ARG */
+        return MPIX_KIND_ARG;
     }
     if ((err = cudaGetDevice(&current)) != cudaSuccess)
-        return fail(KIND_UNSUPPORTED, why, "the current CUDA device can't be told", err);
+        return fail(MPIX_KIND_UNSUPPORTED, why, "the current CUDA device can't be told", err);
     memset(out, 0, sizeof *out);
     out->ordinal = device ? device - 1 : current;
     on_device guard(out->ordinal);
     cudaDeviceProp prop;
     if ((err = cudaFree(0)) != cudaSuccess ||
         (err = cudaGetDeviceProperties(&prop, out->ordinal)) != cudaSuccess)
-        return fail(KIND_UNSUPPORTED, why, "the CUDA device can't be used", err);
+        return fail(MPIX_KIND_UNSUPPORTED, why, "the CUDA device can't be used", err);
     if (prop.major < 8) {
         snprintf(why, MPIX_CUDA_WHY,
                  "device %d (%.63s) has compute capability %d.%d, 8.0 is needed", out->ordinal,
                  prop.name, prop.major, prop.minor);
-        return KIND_UNSUPPORTED;
+        return MPIX_KIND_UNSUPPORTED;
     }
     out->major = prop.major;
     out->minor = prop.minor;
@@ -259,8 +257,8 @@ static int m_alloc(const mpix_cuda_device *d, size_t bytes, int ipc, mpix_cuda_m
             err = cudaMemset(mem->p, 0, mem->bytes);
         if (err != cudaSuccess) {
             m_free(d, mem);
-            return fail(err == cudaErrorMemoryAllocation ? KIND_NO_MEM : KIND_UNSUPPORTED, why,
-                        "GPU memory for CUDA IPC", err);
+            return fail(err == cudaErrorMemoryAllocation ? MPIX_KIND_NO_MEM : MPIX_KIND_UNSUPPORTED,
+                        why, "GPU memory for CUDA IPC", err);
         }
         memcpy(mem->ipc, &handle, sizeof mem->ipc);
     } else {
@@ -273,31 +271,31 @@ static int m_alloc(const mpix_cuda_device *d, size_t bytes, int ipc, mpix_cuda_m
         prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         CUresult err = drv.get_granularity(&grain, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
         if (err != CUDA_SUCCESS)
-            return fail_drv(KIND_UNSUPPORTED, why, "the granularity of GPU memory", err);
+            return fail_drv(MPIX_KIND_UNSUPPORTED, why, "the granularity of GPU memory", err);
         mem->bytes = (bytes + grain - 1) / grain * grain;
         if ((err = drv.create(&handle, mem->bytes, &prop, 0)) != CUDA_SUCCESS)
-            return fail_drv(KIND_TRANSPORT, why, "GPU memory with a shareable handle", err);
+            return fail_drv(MPIX_KIND_TRANSPORT, why, "GPU memory with a shareable handle", err);
         mem->handle = handle;
         if ((err = vmm_map(d, handle, mem->bytes, &mem->p)) != CUDA_SUCCESS) {
             drv.release(handle);
-            return fail_drv(KIND_TRANSPORT, why, "mapping GPU memory", err);
+            return fail_drv(MPIX_KIND_TRANSPORT, why, "mapping GPU memory", err);
         }
         if ((err = drv.export_handle(&mem->fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                                      0)) != CUDA_SUCCESS) {
             mem->fd = -1;
             m_free(d, mem);
-            return fail_drv(KIND_TRANSPORT, why, "a descriptor of GPU memory", err);
+            return fail_drv(MPIX_KIND_TRANSPORT, why, "a descriptor of GPU memory", err);
         }
         cudaError_t set = cudaMemset(mem->p, 0, mem->bytes);
         if (set != cudaSuccess) {
             m_free(d, mem);
-            return fail(KIND_TRANSPORT, why, "clearing GPU memory", set);
+            return fail(MPIX_KIND_TRANSPORT, why, "clearing GPU memory", set);
         }
     }
     cudaError_t err = cudaDeviceSynchronize();
     if (err != cudaSuccess) {
         m_free(d, mem);
-        return fail(KIND_TRANSPORT, why, "clearing GPU memory", err);
+        return fail(MPIX_KIND_TRANSPORT, why, "clearing GPU memory", err);
     }
     return 0;
 }
@@ -314,17 +312,17 @@ static int m_import(const mpix_cuda_device *d, size_t bytes, int ipc, int fd,
         cudaIpcMemHandle_t handle;
         memcpy(&handle, blob, sizeof handle);
         cudaError_t err = cudaIpcOpenMemHandle(&mem->p, handle, cudaIpcMemLazyEnablePeerAccess);
-        return err == cudaSuccess ? 0 : fail(KIND_UNSUPPORTED, why, "CUDA IPC", err);
+        return err == cudaSuccess ? 0 : fail(MPIX_KIND_UNSUPPORTED, why, "CUDA IPC", err);
     }
     CUmemGenericAllocationHandle handle;
     CUresult err = drv.import_handle(&handle, (void *)(intptr_t)fd,
                                      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     if (err != CUDA_SUCCESS)
-        return fail_drv(KIND_UNSUPPORTED, why, "importing a peer's GPU memory", err);
+        return fail_drv(MPIX_KIND_UNSUPPORTED, why, "importing a peer's GPU memory", err);
     mem->handle = handle;
     if ((err = vmm_map(d, handle, bytes, &mem->p)) != CUDA_SUCCESS) {
         drv.release(handle);
-        return fail_drv(KIND_UNSUPPORTED, why, "mapping a peer's GPU memory", err);
+        return fail_drv(MPIX_KIND_UNSUPPORTED, why, "mapping a peer's GPU memory", err);
     }
     return 0;
 }
@@ -334,7 +332,7 @@ static int m_local_alloc(const mpix_cuda_device *d, size_t bytes, void **p, char
     cudaError_t err = cudaMalloc(p, bytes ? bytes : 1);
     if (err == cudaSuccess && (err = cudaMemset(*p, 0, bytes ? bytes : 1)) == cudaSuccess)
         err = cudaDeviceSynchronize();
-    return err == cudaSuccess ? 0 : fail(KIND_NO_MEM, why, "GPU memory", err);
+    return err == cudaSuccess ? 0 : fail(MPIX_KIND_NO_MEM, why, "GPU memory", err);
 }
 static void m_local_free(const mpix_cuda_device *d, void *p) {
     on_device guard(d->ordinal);
@@ -343,7 +341,7 @@ static void m_local_free(const mpix_cuda_device *d, void *p) {
 static int m_pinned_alloc(size_t bytes, void **p, char *why) {
     cudaError_t err = cudaHostAlloc(p, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
     if (err != cudaSuccess)
-        return fail(KIND_NO_MEM, why, "pinned host memory", err);
+        return fail(MPIX_KIND_NO_MEM, why, "pinned host memory", err);
     memset(*p, 0, bytes);
     return 0;
 }
@@ -351,13 +349,13 @@ static void m_pinned_free(void *p) { cudaFreeHost(p); }
 static int m_copy(const mpix_cuda_device *d, void *to, const void *from, size_t bytes, char *why) {
     on_device guard(d->ordinal);
     cudaError_t err = cudaMemcpy(to, from, bytes, cudaMemcpyDefault);
-    return err == cudaSuccess ? 0 : fail(KIND_TRANSPORT, why, "copying to the GPU", err);
+    return err == cudaSuccess ? 0 : fail(MPIX_KIND_TRANSPORT, why, "copying to the GPU", err);
 }
 static int m_stream_create(const mpix_cuda_device *d, void **stream, char *why) {
     on_device guard(d->ordinal);
     /* ordered with the default stream, where callers fill buffers */
     cudaError_t err = cudaStreamCreate((cudaStream_t *)stream);
-    return err == cudaSuccess ? 0 : fail(KIND_NO_MEM, why, "a CUDA stream", err);
+    return err == cudaSuccess ? 0 : fail(MPIX_KIND_NO_MEM, why, "a CUDA stream", err);
 }
 static void m_stream_destroy(void *stream) { cudaStreamDestroy((cudaStream_t)stream); }
 static int m_stream_check(const mpix_cuda_device *d, void *stream, unsigned long long *capture,
@@ -367,10 +365,10 @@ static int m_stream_check(const mpix_cuda_device *d, void *stream, unsigned long
     unsigned long long id = 0;
     cudaError_t err = cudaStreamGetCaptureInfo((cudaStream_t)stream, &status, &id);
     if (err != cudaSuccess)
-        return fail(1, why, "stream can't be used", err); /* ARG */
+        return fail(MPIX_KIND_ARG, why, "stream can't be used", err);
     if (status == cudaStreamCaptureStatusInvalidated) {
         snprintf(why, MPIX_CUDA_WHY, "the capture that stream is in has been invalidated");
-        return 1;
+        return MPIX_KIND_ARG;
     }
     *capture = status == cudaStreamCaptureStatusNone ? 0 : id + 1;
     int device = d->ordinal;
@@ -385,7 +383,7 @@ static int m_stream_check(const mpix_cuda_device *d, void *stream, unsigned long
     if (device != d->ordinal) {
         snprintf(why, MPIX_CUDA_WHY, "stream belongs to CUDA device %d, the context to device %d",
                  device, d->ordinal);
-        return 1;
+        return MPIX_KIND_ARG;
     }
     return 0;
 }
@@ -405,13 +403,13 @@ static uint64_t m_stream_id(const mpix_cuda_device *d, void *stream, unsigned lo
 static int m_event_create(const mpix_cuda_device *d, void **event, char *why) {
     on_device guard(d->ordinal);
     cudaError_t err = cudaEventCreateWithFlags((cudaEvent_t *)event, cudaEventDisableTiming);
-    return err == cudaSuccess ? 0 : fail(KIND_NO_MEM, why, "a CUDA event", err);
+    return err == cudaSuccess ? 0 : fail(MPIX_KIND_NO_MEM, why, "a CUDA event", err);
 }
 static void m_event_destroy(void *event) { cudaEventDestroy((cudaEvent_t)event); }
 static int m_event_record(const mpix_cuda_device *d, void *event, void *stream, char *why) {
     on_device guard(d->ordinal);
     cudaError_t err = cudaEventRecord((cudaEvent_t)event, (cudaStream_t)stream);
-    return err == cudaSuccess ? 0 : fail(KIND_TRANSPORT, why, "recording a CUDA event", err);
+    return err == cudaSuccess ? 0 : fail(MPIX_KIND_TRANSPORT, why, "recording a CUDA event", err);
 }
 static int m_event_done(const mpix_cuda_device *d, void *event, char *why) {
     on_device guard(d->ordinal);
@@ -422,13 +420,13 @@ static int m_event_done(const mpix_cuda_device *d, void *event, char *why) {
     }
     if (err == cudaSuccess)
         return 1;
-    fail(KIND_TRANSPORT, why, "the GPU failed", err);
+    fail(MPIX_KIND_TRANSPORT, why, "the GPU failed", err);
     return -1;
 }
 static int m_stream_wait(const mpix_cuda_device *d, void *stream, void *event, char *why) {
     on_device guard(d->ordinal);
     cudaError_t err = cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)event, 0);
-    return err == cudaSuccess ? 0 : fail(KIND_TRANSPORT, why, "waiting for a CUDA event", err);
+    return err == cudaSuccess ? 0 : fail(MPIX_KIND_TRANSPORT, why, "waiting for a CUDA event", err);
 }
 static void m_device_sync(const mpix_cuda_device *d) {
     on_device guard(d->ordinal);
@@ -436,7 +434,7 @@ static void m_device_sync(const mpix_cuda_device *d) {
     cudaGetLastError();
 }
 static int launched(cudaError_t err, char *why, const char *what) {
-    return err == cudaSuccess ? 0 : fail(KIND_TRANSPORT, why, what, err);
+    return err == cudaSuccess ? 0 : fail(MPIX_KIND_TRANSPORT, why, what, err);
 }
 static int m_route(const mpix_cuda_device *d, const mpix_cuda_handle *h, const mpix_cuda_route *c,
                    void *stream, char *why) {
@@ -463,7 +461,7 @@ static int m_combine(const mpix_cuda_device *d, const mpix_cuda_handle *h, mpix_
 static int m_copy_engine_create(const mpix_cuda_device *d, int split, void **copies, char *why) {
     on_device guard(d->ordinal);
     cudaError_t err = mpix_cuda_copy_engine_create(split, copies);
-    return err == cudaSuccess ? 0 : fail(KIND_NO_MEM, why, "streams for copies", err);
+    return err == cudaSuccess ? 0 : fail(MPIX_KIND_NO_MEM, why, "streams for copies", err);
 }
 static void m_copy_engine_destroy(const mpix_cuda_device *d, void *copies) {
     on_device guard(d->ordinal);
@@ -472,7 +470,7 @@ static void m_copy_engine_destroy(const mpix_cuda_device *d, void *copies) {
 static int m_event_sync(const mpix_cuda_device *d, void *event, char *why) {
     on_device guard(d->ordinal);
     cudaError_t err = cudaEventSynchronize((cudaEvent_t)event);
-    return err == cudaSuccess ? 0 : fail(KIND_TRANSPORT, why, "the GPU failed", err);
+    return err == cudaSuccess ? 0 : fail(MPIX_KIND_TRANSPORT, why, "the GPU failed", err);
 }
 
 /* ---- MPIX_P2p -------------------------------------------------------------------------------- */
@@ -489,12 +487,12 @@ static int m_share(const mpix_cuda_device *d, const void *p, size_t bytes, mpix_
                  "%p is memory of another CUDA device than %d, the one of this object, or managed "
                  "memory",
                  p, d->ordinal);
-        return 1; /* ARG */
+        return MPIX_KIND_ARG;
     }
     if (!drv.address_range || !drv.pointer_attribute ||
         drv.address_range(&base, &whole, (CUdeviceptr)p) != CUDA_SUCCESS) {
         snprintf(why, MPIX_CUDA_WHY, "the driver does not know the allocation of %p", p);
-        return KIND_UNSUPPORTED;
+        return MPIX_KIND_UNSUPPORTED;
     }
     range->off = (uint64_t)((CUdeviceptr)p - base);
     range->bytes = whole;
@@ -502,7 +500,7 @@ static int m_share(const mpix_cuda_device *d, const void *p, size_t bytes, mpix_
         snprintf(why, MPIX_CUDA_WHY,
                  "%zu bytes from %p on run beyond the allocation, of which %zu are left", bytes, p,
                  whole - (size_t)range->off);
-        return 1;
+        return MPIX_KIND_ARG;
     }
     if (drv.pointer_attribute(&ipc, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
                               (CUdeviceptr)p) == CUDA_SUCCESS &&
@@ -602,11 +600,12 @@ static int m_host_register(const mpix_cuda_device *d, void *p, size_t bytes, voi
     on_device guard(d->ordinal);
     cudaError_t err = cudaHostRegister(p, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
     if (err != cudaSuccess)
-        return fail(KIND_UNSUPPORTED, why,
+        return fail(MPIX_KIND_UNSUPPORTED, why,
                     "a peer's host memory can't be made accessible to the GPU", err);
     if ((err = cudaHostGetDevicePointer(mapped, p, 0)) != cudaSuccess) {
         cudaHostUnregister(p);
-        return fail(KIND_UNSUPPORTED, why, "a peer's host memory has no address for the GPU", err);
+        return fail(MPIX_KIND_UNSUPPORTED, why, "a peer's host memory has no address for the GPU",
+                    err);
     }
     return 0;
 }
@@ -634,7 +633,7 @@ static int stream_write(const mpix_cuda_tail *tail, void *stream, char *why) {
         if (err != CUDA_ERROR_NOT_SUPPORTED)
             return err == CUDA_SUCCESS
                        ? 0
-                       : fail_drv(KIND_TRANSPORT, why, "a word written by a stream", err);
+                       : fail_drv(MPIX_KIND_TRANSPORT, why, "a word written by a stream", err);
         drv.batch_ops = nullptr;
     }
     return launched(mpix_cuda_p2p_tail(tail, (cudaStream_t)stream), why, "telling of a copy");
@@ -659,7 +658,7 @@ static int m_stream_failed(const mpix_cuda_device *d, void *stream, char *why) {
         cudaGetLastError();
         return 0;
     }
-    return fail(KIND_TRANSPORT, why, "the GPU failed", err);
+    return fail(MPIX_KIND_TRANSPORT, why, "the GPU failed", err);
 }
 
 static int m_dmabuf(const mpix_cuda_device *d, void *p, size_t bytes, int *fd, char *why) {
@@ -667,8 +666,9 @@ static int m_dmabuf(const mpix_cuda_device *d, void *p, size_t bytes, int *fd, c
     CUresult err = drv.range_handle ? drv.range_handle(fd, (CUdeviceptr)p, bytes,
                                                        CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0)
                                     : CUDA_ERROR_NOT_SUPPORTED;
-    return err == CUDA_SUCCESS ? 0
-                               : fail_drv(KIND_UNSUPPORTED, why, "a dma-buf of GPU memory", err);
+    return err == CUDA_SUCCESS
+               ? 0
+               : fail_drv(MPIX_KIND_UNSUPPORTED, why, "a dma-buf of GPU memory", err);
 }
 
 static const mpix_cuda_ops ops = {

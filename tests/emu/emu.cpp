@@ -15,7 +15,6 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { KIND_NO_MEM = 3, KIND_UNSUPPORTED }; /* MPIX_ERRK_* */
 enum { FIBERS = 4096, STACK = 256 << 10, VARIABLES = 64, BARRIERS = 16, SHARED = 256 << 10 };
 enum { READY, BLOCKED, DONE };
 
@@ -294,7 +293,7 @@ static int m_alloc(device, size_t bytes, int ipc, mpix_cuda_mem *m, char *why) {
     m->fd = bytes > EMU_MOST ? -1 : memfd_create("emu", 0);
     if (m->fd < 0 || ftruncate(m->fd, (off_t)m->bytes) || m_map(m, m->bytes, m->fd)) {
         snprintf(why, MPIX_CUDA_WHY, "%zu bytes of an emulated GPU's memory can't be had", bytes);
-        return KIND_NO_MEM;
+        return MPIX_KIND_NO_MEM;
     }
     if (ipc) {
         ipc_handle handle = {(int)getpid(), m->fd};
@@ -347,7 +346,7 @@ static int memory(size_t bytes, void **p, int kind, char *why) {
     *p = emu_memory_make(bytes, kind);
     if (!*p) {
         snprintf(why, MPIX_CUDA_WHY, "%zu bytes of an emulated GPU's memory can't be had", bytes);
-        return KIND_NO_MEM;
+        return MPIX_KIND_NO_MEM;
     }
     memset(*p, 0, bytes);
     return 0;
@@ -395,15 +394,16 @@ static int m_combine(device d, const mpix_cuda_handle *h, mpix_cuda_combine *c, 
 /* Copies by engines are streams' work. */
 static int m_copy_engine_create(device, int, void **, char *why) {
     snprintf(why, MPIX_CUDA_WHY, "copy engines are not emulated");
-    return KIND_UNSUPPORTED;
+    return MPIX_KIND_UNSUPPORTED;
 }
 static void m_copy_engine_destroy(device, void *) {}
-cudaError_t mpix_cuda_copy_engine_dispatch_launch(const mpix_cuda_device *, const mpix_cuda_handle *,
-                                              mpix_cuda_dispatch *, cudaStream_t) {
+cudaError_t mpix_cuda_copy_engine_dispatch_launch(const mpix_cuda_device *,
+                                                  const mpix_cuda_handle *, mpix_cuda_dispatch *,
+                                                  cudaStream_t) {
     return cudaErrorNotSupported;
 }
 cudaError_t mpix_cuda_copy_engine_combine_launch(const mpix_cuda_device *, const mpix_cuda_handle *,
-                                             mpix_cuda_combine *, cudaStream_t) {
+                                                 mpix_cuda_combine *, cudaStream_t) {
     return cudaErrorNotSupported;
 }
 

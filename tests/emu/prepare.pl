@@ -59,7 +59,7 @@ for my $file (@ARGV) {
     }mge;
     s/__CUDA_ARCH__/EMU_ARCH/g;
     s/#include <cuda_runtime\.h>/#include "emu.h"/g;
-    s{#include "(?:common|ht|expert|remote|ll|copy_engine|p2p|gpu|coll)/}{#include "}g; # all files lie in one folder here
+    s{#include "(?:common|ht|expert|remote|ll|copy_engine|p2p|gpu|coll|base)/}{#include "}g; # all files lie in one folder here
     open(my $to, '>', "$out/" . basename($file)) or die "$out: $!";
     print $to $_;
 }

@@ -203,11 +203,11 @@ __device__ __forceinline__ mpix_cuda_offer rows_offer_of(const mpix_cuda_handle 
                                                          int fault) {
     mpix_cuda_offer mine = c.offer;
     if (!mine.status && fault) {
-        mine.status = 1;
+        mine.status = MPIX_KIND_ARG;
         if (threadIdx.x == 0)
             report(h, fault, 0, -1, h.state->tokens, c.tokens);
     } else if (!mine.status && mine.rows < rows && !h.drop) {
-        mine.status = 2;
+        mine.status = MPIX_KIND_TRUNCATE;
         if (threadIdx.x == 0)
             report(h, MPIX_CUDA_CAPACITY, 0, -1, rows, mine.rows);
     }
@@ -369,8 +369,8 @@ __device__ inline int routing_fault(const mpix_cuda_handle &h, int64_t tokens, i
 /* What this rank says about its own part, as its READY does. */
 __device__ __forceinline__ int own_status(const mpix_cuda_handle &h, const mpix_cuda_dispatch &c) {
     return c.offer.status                                ? c.offer.status
-           : routing_fault(h, c.tokens, c.topk)          ? 1
-           : h.state->recv_total > c.capacity && !h.drop ? 2
+           : routing_fault(h, c.tokens, c.topk)          ? MPIX_KIND_ARG
+           : h.state->recv_total > c.capacity && !h.drop ? MPIX_KIND_TRUNCATE
                                                          : 0;
 }
 

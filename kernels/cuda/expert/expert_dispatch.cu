@@ -185,9 +185,9 @@ __global__ void __launch_bounds__(512)
         mpix_cuda_offer mine = c.offer;
         mine.status = status;
         offer_send(h, mine, h.ready, offsetof(mpix_cuda_words, ready), epoch);
-        if (lane == 0 && !c.offer.status && status == 1)
+        if (lane == 0 && !c.offer.status && status == MPIX_KIND_ARG)
             report(h, routing_fault(h, c.tokens, c.topk), 0, -1, h.state->tokens, c.tokens);
-        else if (lane == 0 && !c.offer.status && status == 2)
+        else if (lane == 0 && !c.offer.status && status == MPIX_KIND_TRUNCATE)
             report(h, MPIX_CUDA_CAPACITY, 0, -1, h.state->recv_total, c.capacity);
     }
     cut rows = {c.row, c.piece, c.pieces};

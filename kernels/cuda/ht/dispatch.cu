@@ -327,9 +327,9 @@ __global__ void __launch_bounds__(512)
         mpix_cuda_offer mine = c.offer;
         mine.status = status;
         offer_send(h, mine, h.ready, offsetof(mpix_cuda_words, ready), epoch);
-        if (threadIdx.x % 32 == 0 && !c.offer.status && mine.status == 1)
+        if (threadIdx.x % 32 == 0 && !c.offer.status && mine.status == MPIX_KIND_ARG)
             report(h, routing_fault(h, c.tokens, c.topk), 0, -1, h.state->tokens, c.tokens);
-        else if (threadIdx.x % 32 == 0 && !c.offer.status && mine.status == 2)
+        else if (threadIdx.x % 32 == 0 && !c.offer.status && mine.status == MPIX_KIND_TRUNCATE)
             report(h, MPIX_CUDA_CAPACITY, 0, -1, h.state->recv_total, c.capacity);
     }
     int bad;

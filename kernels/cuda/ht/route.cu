@@ -120,7 +120,7 @@ __device__ __forceinline__ uint32_t *counts_out(const mpix_cuda_handle &h, int p
 __device__ static void counts_send(const mpix_cuda_handle &h, const mpix_cuda_route &c,
                                    const uint32_t *send, uint64_t epoch) {
     const int head = sizeof(mpix_cuda_counts) / 4;
-    int status = h.state->err ? 1 : c.status, to = threadIdx.x;
+    int status = h.state->err ? MPIX_KIND_ARG : c.status, to = threadIdx.x;
     if (to < h.size)
         *(mpix_cuda_counts *)counts_out(h, to, epoch) = {status, c.topk, c.tokens};
     for (int i = threadIdx.x; i < h.size * h.size; i += THREADS)

@@ -529,7 +529,7 @@ __global__ void __launch_bounds__(LL_THREADS, 1)
         told = fault == MPIX_CUDA_NO_ROWS ? rows : at.tokens;
         ll_open(h, 1, asks, c.report, &s);
         if (threadIdx.x % 32 == 0)
-            s.status = c.status ? c.status : fault ? 1 : 0;
+            s.status = c.status ? c.status : fault ? MPIX_KIND_ARG : 0;
     } else if (warp == LL_FLAGGER) {
         if (sends)
             ll_claim_round(h.ll.claims[1], rows_most(h), 0, 3, &s);

@@ -418,7 +418,7 @@ __global__ void __launch_bounds__(LL_THREADS, 1)
                                                        : 0;
         ll_open(h, 0, asked, c.report, &s);
         if (threadIdx.x % 32 == 0)
-            s.status = c.status ? c.status : fault ? 1 : 0;
+            s.status = c.status ? c.status : fault ? MPIX_KIND_ARG : 0;
     } else if (warp == LL_FLAGGER) {
         if (sends)
             ll_claim_round(h.ll.claims[0], (uint32_t)c.tokens, team.teams, 0, 3, &s);

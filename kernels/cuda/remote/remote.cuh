@@ -238,9 +238,9 @@ __device__ inline bool remote_ready(const mpix_cuda_handle &h, const mpix_cuda_d
                                     int status, uint64_t epoch) {
     mpix_cuda_offer mine = c.offer;
     mine.status = status;
-    if (threadIdx.x % 32 == 0 && !c.offer.status && status == 1)
+    if (threadIdx.x % 32 == 0 && !c.offer.status && status == MPIX_KIND_ARG)
         report(h, routing_fault(h, c.tokens, c.topk), 0, -1, h.state->tokens, c.tokens);
-    else if (threadIdx.x % 32 == 0 && !c.offer.status && status == 2)
+    else if (threadIdx.x % 32 == 0 && !c.offer.status && status == MPIX_KIND_TRUNCATE)
         report(h, MPIX_CUDA_CAPACITY, 0, -1, h.state->recv_total, c.capacity);
     return remote_offers_send(h, mine, h.ready, offsetof(mpix_cuda_words, ready), epoch,
                               c.report) &&
