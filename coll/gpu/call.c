@@ -16,29 +16,29 @@
 
 /* What is known of a pointer counts as long as its allocation is there: the caller may have freed
  * it, and anything may lie there now. */
-static int pointer_kind(mpix_ep *ep, const void *p) {
+static int memory_of(mpix_ep *ep, const void *p) {
     mpix_ep_gpu *gpu = ep->gpu;
     uint64_t allocation = gpu->ops->allocation(&gpu->device, p);
     size_t i = ((uintptr_t)p >> 4 ^ (uintptr_t)p >> 15) % MPIX_EP_GPU_KNOWN;
     if (allocation && gpu->known[i].p == p && gpu->known[i].allocation == allocation)
         return MPIX_CUDA_PTR_DEVICE;
-    int kind = gpu->ops->pointer(&gpu->device, p);
-    if (kind == MPIX_CUDA_PTR_DEVICE) {
+    int where = gpu->ops->pointer(&gpu->device, p);
+    if (where == MPIX_CUDA_PTR_DEVICE) {
         gpu->known[i].p = p;
         gpu->known[i].allocation = allocation;
     }
-    return kind;
+    return where;
 }
 
 /* Memory that this context's device may use; NULL is fine. */
 int mpix_ep_gpu_check(mpix_ep *ep, const void *p, const char *arg) {
-    int kind = p ? pointer_kind(ep, p) : MPIX_CUDA_PTR_DEVICE;
-    if (kind == MPIX_CUDA_PTR_DEVICE || kind == MPIX_CUDA_PTR_MANAGED)
+    int where = p ? memory_of(ep, p) : MPIX_CUDA_PTR_DEVICE;
+    if (where == MPIX_CUDA_PTR_DEVICE || where == MPIX_CUDA_PTR_MANAGED)
         return 0;
     return mpix_fail(MPIX_ERRK_ARG, arg,
                      "%s = %p is %s, the context needs memory of CUDA device %d", arg, p,
-                     kind == MPIX_CUDA_PTR_OTHER_DEVICE ? "memory of another CUDA device"
-                                                        : "host memory",
+                     where == MPIX_CUDA_PTR_OTHER_DEVICE ? "memory of another CUDA device"
+                                                         : "host memory",
                      ep->gpu->device.ordinal);
 }
 
@@ -61,7 +61,7 @@ int mpix_ep_gpu_count_output(mpix_ep *ep, MPI_Count *to, const int64_t *from, in
     *direct = NULL;
     if (!to)
         return 0;
-    int where = pointer_kind(ep, to);
+    int where = memory_of(ep, to);
     if (where == MPIX_CUDA_PTR_OTHER_DEVICE)
         return mpix_fail(MPIX_ERRK_ARG, arg, "%s = %p is memory of another CUDA device", arg,
                          (void *)to);
@@ -104,7 +104,7 @@ static int route_outputs(mpix_ep *ep, const MPIX_Ep_counts *o, mpix_cuda_route *
     if (o->send_per_host && !c->send_per_host)
         c->send_per_host = g->dev.results + hosts; /* counted only if somebody wants it */
     c->token_in_rank = o->token_in_rank;
-    if (o->token_in_rank && pointer_kind(ep, o->token_in_rank) == MPIX_CUDA_PTR_PAGEABLE)
+    if (o->token_in_rank && memory_of(ep, o->token_in_rank) == MPIX_CUDA_PTR_PAGEABLE)
         return mpix_fail(
             MPIX_ERRK_ARG, "counts.token_in_rank",
             "counts.token_in_rank = %p is pageable host memory, pinned or GPU memory is needed",

@@ -19,7 +19,7 @@
  * two hops (two_hops=on), only for peers of which one forwards for the other. In the EXPERT layout,
  * which takes one hop, there are requests too, and an item may be a partial sum in float of rows of
  * two bytes, so it has room for twice max_row_bytes. In low latency there is room for a batch of
- * each kind, and of what comes for each bank (kernels/cuda/ll/ll_remote.cu).
+ * each type, and of what comes for each bank (kernels/cuda/ll/ll_remote.cu).
  */
 #include "config.h"
 

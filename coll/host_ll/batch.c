@@ -81,7 +81,7 @@ static int lane_of(const mpix_ep_call *call) {
     return call->handle->index % call->ep->remote->lanes;
 }
 
-/* Four counters per bank: batches and taken words of both kinds. */
+/* Four counters per bank: batches and taken words of both types. */
 static uint32_t counter_of(const mpix_ep_call *call, int taken) {
     int depth = call->ep->config.depth;
     return (uint32_t)(call->handle->index * 4 * depth + (taken * 2 + is_combine(call)) * depth +
@@ -117,7 +117,7 @@ static void remote_send(mpix_ep_call *call, int peer) {
 
 /* ---- sending --------------------------------------------------------------------------------- */
 
-/* Whether the send buffer is free: earlier calls of this kind have sent, and what they queued is
+/* Whether the send buffer is free: earlier calls of this type have sent, and what they queued is
  * complete, which needs no peer's part. In the order of the calls, or two ranks could hold each
  * other up with different ones. */
 static int tx_free(const mpix_ep_call *call) {

@@ -47,7 +47,7 @@ void mpix_ep_ll_sizes(const MPIX_Ep_config *c, int ranks, int remote_peers, mpix
 
 void mpix_ep_ll_ctl_layout(mpix_ep_ctl_layout *l, int ranks, int depth, int max_handles) {
     *l = (mpix_ep_ctl_layout){.handles_at = 4096};
-    /* arrived and taken, of both kinds, per bank */
+    /* arrived and taken, of both types, per bank */
     l->offers_dispatch = mpix_ep_up64(4 * (size_t)depth * sizeof(uint64_t));
     l->block = l->offers_dispatch + (size_t)depth * sizeof(mpix_ep_ll_offer);
     l->handle = l->block * (size_t)ranks;

@@ -28,7 +28,7 @@
  *
  * Right to write. Nobody grants anything: a bank's place is free for epoch e when its reader has
  * said `taken` >= e - depth. That word lies in the writer's control window, one for each
- * (handle, peer, kind, bank), written when the reader has copied or summed what it wanted,
+ * (handle, peer, type, bank), written when the reader has copied or summed what it wanted,
  * whether its own call succeeds or not. With depth >= 1 calls in flight the sender thus never
  * waits in the steady state.
  *
