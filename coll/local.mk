@@ -6,11 +6,12 @@ libmpixep_core_la_SOURCES += \
 
 # Host memory, high throughput: mapped and proxied peers, two hops.
 libmpixep_core_la_SOURCES += \
-	coll/host/forward.h coll/host/host.h coll/host/plan.h \
-	coll/host/call.c coll/host/combine.c coll/host/context.c coll/host/dispatch.c coll/host/engine.c coll/host/forward.c \
-	coll/host/forward_blame.c coll/host/forward_combine.c coll/host/forward_dispatch.c \
-	coll/host/plan.c coll/host/region.c coll/host/remote.c coll/host/remote_batch.c coll/host/remote_room.c \
-	coll/host/route.c coll/host/words.c
+	coll/host/engine.h coll/host/forward.h coll/host/host.h coll/host/plan.h \
+	coll/host/bank.c coll/host/call.c coll/host/combine.c coll/host/context.c \
+	coll/host/dispatch.c coll/host/engine.c coll/host/forward.c coll/host/forward_blame.c \
+	coll/host/forward_combine.c coll/host/forward_dispatch.c coll/host/plan.c coll/host/pool.c \
+	coll/host/region.c coll/host/remote.c coll/host/remote_batch.c coll/host/remote_room.c \
+	coll/host/route.c coll/host/watch.c coll/host/words.c
 
 # Host memory, low latency.
 libmpixep_core_la_SOURCES += \

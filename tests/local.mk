@@ -37,8 +37,8 @@ if SANITIZED_THREADS
 AM_TESTS_ENVIRONMENT += UCX_MEM_EVENTS=no; export UCX_MEM_EVENTS;
 endif
 
-TESTS += tests/api/compare_fails.sh tests/api/pictures.sh tests/api/doc_paths.sh
-EXTRA_DIST += tests/api/doc_paths.sh tests/api/compare.sh tests/api/compare_fails.sh tests/api/pictures.sh
+TESTS += tests/api/compare_fails.sh tests/api/pictures.sh tests/api/circles.sh tests/api/doc_paths.sh
+EXTRA_DIST += tests/api/circles.py tests/api/circles.sh tests/api/doc_paths.sh tests/api/compare.sh tests/api/compare_fails.sh tests/api/pictures.sh
 EXTRA_DIST += tests/mpirun.sh tests/survivors.sh tests/valgrind.sh tests/mpi_leaks.sh tests/lsan.supp tests/tsan.supp tests/api/headers.sh tests/consumer/CMakeLists.txt tests/consumer/check.sh
 
 # Run by tests/mpirun.sh itself.

@@ -1,6 +1,6 @@
 /*
- * engine.c - the engine: calls in flight, progress by the caller or a thread, waiting, deaths
- * and time limits.
+ * engine.c - the engine: calls in flight, progress by the caller or a thread, waiting, and the end
+ * of a context that has failed.
  *
  * Waits of one context never depend on the order in which the caller waits: every test and wait
  * steps all calls of the context, and those of the process's other contexts when it has to pause.
@@ -9,171 +9,17 @@
 
 #include "base/thread.h"
 #include "base/trace.h"
-#include "coll/host/forward.h"
+#include "coll/host/engine.h"
 
 #include <errno.h>
 #include <sched.h>
 #include <stdlib.h>
-
-#define CHECK_NS 5000000u /* how often deaths are looked for */
 
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
 static mpix_ep *all; /* contexts of the process */
 static uint64_t visits;
 
 /* ---- calls ----------------------------------------------------------------------------------- */
-
-/* The call, then [ranks] parts for proxied peers, then [ranks] parts of its path, then
- * [ranks] flags. */
-static size_t remote_bytes(const mpix_ep *ep) {
-    return ep->remote ? (size_t)ep->size * sizeof(mpix_ep_remote_call) : 0;
-}
-static size_t path_bytes(const mpix_ep *ep) { return (size_t)ep->size * ep->path->call_bytes; }
-static mpix_ep_call *call_alloc(const mpix_ep *ep) {
-    return malloc(sizeof(mpix_ep_call) + remote_bytes(ep) + path_bytes(ep) + (size_t)ep->size);
-}
-
-/* Memory for a call: one that is free, new memory, or the spare one. NULL: there is
- * not even that. */
-static mpix_ep_call *call_take(mpix_ep *ep, int *spare) {
-    pthread_mutex_lock(&ep->lock);
-    mpix_ep_call *call = ep->pool;
-    if (call)
-        ep->pool = call->next;
-    pthread_mutex_unlock(&ep->lock);
-    *spare = 0;
-    if (call || (call = call_alloc(ep)))
-        return call;
-    pthread_mutex_lock(&ep->lock);
-    call = ep->spare;
-    ep->spare = NULL;
-    pthread_mutex_unlock(&ep->lock);
-    *spare = 1;
-    return call;
-}
-
-/* A call that nobody uses any more. With the lock. */
-static void call_give(mpix_ep *ep, mpix_ep_call *call) {
-    if (!ep->spare) {
-        ep->spare = call;
-        return;
-    }
-    call->next = ep->pool;
-    ep->pool = call;
-}
-
-/*
- * The peers make this call whatever happens here, so it must count here too: a rank that left it
- * out would answer with the next one, and take the rows of another. Without memory it is made in
- * the spare one, as an empty batch that failed. If that is still in flight, the context fails.
- */
-static mpix_ep_call *call_new(struct mpix_ep_handle *handle, int type) {
-    static const char text[] = "no memory for a call";
-    mpix_ep *ep = handle->ep;
-    int spare;
-    mpix_ep_call *call = call_take(ep, &spare);
-    if (!call) {
-        pthread_mutex_lock(&ep->lock);
-        mpix_ep_fail(
-            ep, mpix_fail(MPIX_ERRK_NO_MEM, NULL,
-                          "%s, while another that got none is in flight; the context has failed",
-                          text));
-        pthread_mutex_unlock(&ep->lock);
-        return NULL;
-    }
-    size_t remote = remote_bytes(ep), parts = path_bytes(ep);
-    memset(call, 0, sizeof *call + remote);
-    call->remote = remote ? (mpix_ep_remote_call *)(call + 1) : NULL;
-    call->ll = parts ? (void *)((char *)(call + 1) + remote) : NULL;
-    call->seen = (unsigned char *)(call + 1) + remote + parts;
-    for (int p = 0; remote && p < ep->size; p++) {
-        call->remote[p].rx = UINT64_MAX;
-        call->remote[p].chunk = -1;
-    }
-    call->ep = ep;
-    call->handle = handle;
-    call->type = type;
-    call->bank = -1;
-    call->x_stage = call->s_stage = call->records_stage = call->slot_stage = SIZE_MAX;
-    if (spare)
-        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_NO_MEM, NULL, "%s", text));
-    return call;
-}
-
-int mpix_ep_call_begin(struct mpix_ep_handle *handle, int type, int (*step)(mpix_ep_call *, int *),
-                       mpix_ep_call **call) {
-    int kind = mpix_ep_alive(handle->ep);
-    if (kind)
-        return mpix_boot_raise(handle->ep->boot, kind);
-    *call = call_new(handle, type);
-    if (!*call)
-        return mpix_boot_raise(handle->ep->boot, MPIX_ERRK_NO_MEM);
-    (*call)->step = step;
-    return MPI_SUCCESS;
-}
-
-const char *mpix_ep_call_name(const mpix_ep_call *call) {
-    static const char *const names[] = {"route", "dispatch", "combine"};
-    return names[call->type];
-}
-
-void mpix_ep_call_fail(mpix_ep_call *call, int kind) {
-    if (call->kind && !(call->kind == MPIX_ERRK_REMOTE && kind != MPIX_ERRK_REMOTE))
-        return;
-    call->kind = kind;
-    call->error = *mpix_error_tls();
-}
-
-int mpix_ep_call_ready(mpix_ep_call *call) {
-    uint64_t depth = (uint64_t)call->ep->config.depth;
-    for (mpix_ep_call *c = call->ep->first; c != call; c = c->next) {
-        if (c->handle != call->handle)
-            continue;
-        if (call->type == MPIX_EP_ROUTE || c->type == MPIX_EP_ROUTE)
-            return 0; /* a route runs alone: it replaces what the others use */
-        if (c->type == call->type && c->epoch + depth <= call->epoch)
-            return 0; /* its bank of words is in use */
-    }
-    return 1;
-}
-
-int mpix_ep_bank_take(mpix_ep_call *call, size_t bytes) {
-    mpix_ep *ep = call->ep;
-    int b = 0;
-    while (b < ep->config.depth && ep->banks[b].busy)
-        b++;
-    if (b == ep->config.depth)
-        return 0;
-    mpix_ep_bank *bank = &ep->banks[b];
-    if (bytes > ep->bank_bytes) {
-        mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_INTERNAL, NULL,
-                                          "a batch needs %zu bytes of staging, a bank has %zu",
-                                          bytes, ep->bank_bytes));
-        return 1;
-    }
-    if (bytes > bank->committed) {
-        size_t upto = (bytes + 4095) & ~(size_t)4095;
-        if (upto > ep->bank_bytes)
-            upto = ep->bank_bytes;
-        int kind = mpix_win_commit(ep->stage,
-                                   ep->banks_at + (size_t)b * ep->bank_bytes + bank->committed,
-                                   upto - bank->committed);
-        if (kind) {
-            mpix_ep_call_fail(call, kind);
-            return 1;
-        }
-        bank->committed = upto;
-    }
-    bank->busy = 1;
-    call->bank = b;
-    return 1;
-}
-
-void mpix_ep_bank_give(mpix_ep_call *call) {
-    if (call->bank >= 0)
-        call->ep->banks[call->bank].busy = 0;
-    call->bank = -1;
-}
 
 /* Removes a complete call from the list; prev is the one before it. */
 static void call_complete(mpix_ep *ep, mpix_ep_call *call, mpix_ep_call *prev) {
@@ -192,7 +38,7 @@ static void call_complete(mpix_ep *ep, mpix_ep_call *call, mpix_ep_call *prev) {
         mpix_ep_plan_free(call->plan); /* NULL unless it failed */
     call->plan = NULL;
     if (call->orphaned) {
-        call_give(ep, call);
+        mpix_ep_call_give(ep, call);
     } else {
         atomic_store_explicit(&call->done, 1, memory_order_release);
         if (ep->threaded)
@@ -219,7 +65,7 @@ static void tell(mpix_ep *ep) {
 }
 
 /* The kind of a failure that a peer has told of, with the thread's error; 0: none has. */
-static int told(mpix_ep *ep) {
+int mpix_ep_told(mpix_ep *ep) {
     uint64_t word = ep->ctl ? atomic_load_explicit(&((mpix_ep_head *)ep->ctl->base)->failed,
                                                    memory_order_acquire)
                             : 0;
@@ -289,129 +135,9 @@ static int progress(mpix_ep *ep) {
     return worked;
 }
 
-static void progress_all(mpix_ep *ep) {
+void mpix_ep_progress_all(mpix_ep *ep) {
     while (ep->first && progress(ep))
         ;
-}
-
-/*
- * Whether the call waits for this peer's part. Own rows may wait for the others' (low latency),
- * never the other way round; nor is a peer missing whose batch is here, but not dealt with before
- * the others' heads are here too.
- */
-static int missing(const mpix_ep_call *call, int peer) {
-    return call->waiting && peer != call->ep->rank && !call->seen[peer] &&
-           !(call->ep->path->part_here && call->ep->path->part_here(call, peer));
-}
-
-/* A proxied peer whose connection has failed, or to which nothing can be queued: everybody's
- * calls need it. */
-static void check_remote(mpix_ep *ep) {
-    MPIX_Error error;
-    int stuck = ep->remote && ep->first ? mpix_ep_remote_stuck(ep) : 0;
-    if (stuck) {
-        mpix_ep_fail(ep, stuck);
-        return;
-    }
-    for (int peer = 0; ep->remote && ep->first && peer < ep->size; peer++) {
-        if (!ep->remote->is[peer])
-            continue;
-        int kind = mpix_proxy_failed(ep->remote->proxy, peer, &error);
-        if (!kind)
-            continue;
-        progress_all(ep); /* what came before the failure counts */
-        if (!ep->first)
-            return;
-        *mpix_error_tls() = error;
-        mpix_ep_fail(ep, kind);
-        return;
-    }
-}
-
-/* A peer's context has failed. What came before the failure counts. */
-static void check_told(mpix_ep *ep) {
-    int kind = ep->first ? told(ep) : 0;
-    if (!kind)
-        return;
-    MPIX_Error error = *mpix_error_tls();
-    progress_all(ep);
-    *mpix_error_tls() = error;
-    if (ep->first)
-        mpix_ep_fail(ep, kind);
-}
-
-/* A peer that a call waits for and whose process has ended. What it published before its end
- * is taken first. */
-static void check_deaths(mpix_ep *ep) {
-    uint64_t now = mpix_clock_ns();
-    if (now - ep->checked_ns < CHECK_NS)
-        return;
-    ep->checked_ns = now;
-    check_told(ep);
-    check_remote(ep);
-    if (ep->forward)
-        mpix_ep_forward_tell(ep, missing);
-    for (int peer = 0; peer < ep->size; peer++) {
-        int needed = 0;
-        for (mpix_ep_call *c = ep->first; c && !needed; c = c->next)
-            needed = missing(c, peer);
-        if (!needed || !mpix_boot_ended(ep->pidfds[peer]))
-            continue;
-        progress_all(ep);
-        for (mpix_ep_call *c = ep->first; c; c = c->next) {
-            if (!missing(c, peer))
-                continue;
-            mpix_ep_fail(ep,
-                         mpix_fail_peer(MPIX_ERRK_PEER, peer, ep->boot->hostnames[peer],
-                                        "rank %d (pid %d on %s) ended before its part of %s number "
-                                        "%llu; the context has failed",
-                                        peer, (int)ep->boot->pids[peer], ep->boot->hostnames[peer],
-                                        mpix_ep_call_name(c), (unsigned long long)c->epoch));
-            return;
-        }
-    }
-}
-
-/* The rank that a call waits for, -1: none. */
-static int blamed(const mpix_ep_call *call) {
-    if (call->ep->forward)
-        return mpix_ep_forward_blame(call, missing);
-    for (int peer = 0; peer < call->ep->size; peer++)
-        if (missing(call, peer))
-            return peer;
-    return -1;
-}
-
-static void time_out(mpix_ep *ep) {
-    if (ep->remote)
-        mpix_proxy_dump(ep->remote->proxy);
-    for (mpix_ep_call *c = ep->first; c; c = c->next) {
-        int peer = blamed(c);
-        if (peer < 0)
-            continue;
-        mpix_ep_fail(ep, mpix_fail_peer(MPIX_ERRK_TIMEOUT, peer, ep->boot->hostnames[peer],
-                                        "rank %d on %s did not do its part of %s number %llu "
-                                        "within %g s; the context has failed",
-                                        peer, ep->boot->hostnames[peer], mpix_ep_call_name(c),
-                                        (unsigned long long)c->epoch, ep->config.timeout_s));
-        return;
-    }
-    /* Everybody's part is here, but the network has not done this rank's. */
-    for (mpix_ep_call *c = ep->first; c && ep->remote; c = c->next) {
-        for (int peer = 0; peer < ep->size; peer++) {
-            if (!mpix_ep_remote_owed(c, peer))
-                continue;
-            mpix_ep_fail(ep, mpix_fail_peer(MPIX_ERRK_TIMEOUT, peer, ep->boot->hostnames[peer],
-                                            "what was sent to rank %d on %s for %s number %llu was "
-                                            "not delivered within %g s; the context has failed",
-                                            peer, ep->boot->hostnames[peer], mpix_ep_call_name(c),
-                                            (unsigned long long)c->epoch, ep->config.timeout_s));
-            return;
-        }
-    }
-    mpix_ep_fail(ep, mpix_fail(MPIX_ERRK_TIMEOUT, NULL,
-                               "no progress within %g s; the context has failed",
-                               ep->config.timeout_s));
 }
 
 /*
@@ -472,14 +198,14 @@ static int ep_test(struct mpix_xfer *xfer) {
     pthread_mutex_lock(&ep->lock);
     MPIX_Error *own = mpix_error_divert(&ep->passing);
     if (!ep->threaded)
-        progress_all(ep);
+        mpix_ep_progress_all(ep);
     if (!call->done) {
         uint64_t now = mpix_clock_ns();
         if (!call->watch_ns)
             call->watch_ns = now;
-        check_deaths(ep);
+        mpix_ep_check_deaths(ep);
         if (!call->done && now - call->watch_ns > ep->limit_ns)
-            time_out(ep);
+            mpix_ep_time_out(ep);
     }
     int done = call->done;
     mpix_error_divert(own);
@@ -536,7 +262,7 @@ static int ep_end(struct mpix_xfer *xfer, mpix_boot **boot) {
             break;
         }
     }
-    call_give(ep, call);
+    mpix_ep_call_give(ep, call);
     pthread_mutex_unlock(&ep->lock);
     return kind;
 }
@@ -577,7 +303,7 @@ int mpix_ep_call_submit(mpix_ep_call *call, MPIX_Xfer *xfer, int blocking) {
     if (ep->failed)
         mpix_ep_fail(ep, ep->failed);
     else if (!ep->threaded)
-        progress_all(ep);
+        mpix_ep_progress_all(ep);
     mpix_error_divert(own);
     pthread_mutex_unlock(&ep->lock);
     if (ep->threaded) {
@@ -607,10 +333,10 @@ int mpix_ep_drain(mpix_ep *ep) {
         MPIX_Error *own = mpix_error_divert(&ep->passing);
         int busy;
         if (!ep->threaded)
-            progress_all(ep);
-        check_deaths(ep);
+            mpix_ep_progress_all(ep);
+        mpix_ep_check_deaths(ep);
         if (ep->first && mpix_clock_ns() - start > ep->limit_ns)
-            time_out(ep);
+            mpix_ep_time_out(ep);
         mpix_error_divert(own);
         if (!ep->first)
             break;
@@ -632,7 +358,7 @@ int mpix_ep_look(void *object, int kind) {
         mpix_ep_fail(ep, kind);
     } else {
         MPIX_Error *own = mpix_error_divert(&ep->passing);
-        if (!ep->failed && (kind = told(ep)))
+        if (!ep->failed && (kind = mpix_ep_told(ep)))
             mpix_ep_fail(ep, kind);
         else if (!ep->failed && !ep->threaded && (ep->first || (ep->remote && ep->remote->proxy)))
             progress(ep);
@@ -666,7 +392,7 @@ static void *thread_main(void *arg) {
                             ep->oversubscribed);
             continue;
         }
-        check_deaths(ep);
+        mpix_ep_check_deaths(ep);
         pthread_mutex_unlock(&ep->lock);
         if (!crammed(ep))
             mpix_wait_pause(&wait);
@@ -678,7 +404,7 @@ static void *thread_main(void *arg) {
 }
 
 int mpix_ep_engine_init(mpix_ep *ep) {
-    ep->spare = call_alloc(ep);
+    ep->spare = mpix_ep_call_alloc(ep);
     if (!ep->spare)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a call");
     if (ep->params.progress == MPIX_PROGRESS_THREAD) {
