@@ -31,25 +31,8 @@
  *    environment variables are listed by `mpix_ep_info --params`. An info key that starts with
  *    mpix_ep_ and is unknown or does not parse is MPIX_ERRK_ARG.
  *
- * State of this version: modes HT and LL in host memory; ranks of one host map each other's memory,
- * ranks of other hosts are reached through a proxy over RDMA (parameter transport). In GPU memory
- * (MPIX_EP_CUDA): mode HT, at most 32 ranks, of one host or of several (through pinned host memory
- * of 2 * max_tokens * (max_row_bytes + 8 * max_topk + 200) bytes per proxied peer and handle, with
- * 20 for 8 where two hops are possible and, with two_hops=on, only for peers of which one forwards
- * for the other; in EXPERT of 2 * max_tokens * (2 * max_row_bytes + 16 * max_topk + 220) bytes, and
- * combine's fp8 rows have at most max_row_bytes / 2 elements; below 32 GiB of a handle); dispatch
- * outputs, and in COMPACT combine inputs, lie in memory from MPIX_Ep_alloc; ids, other rows and
- * outputs in any memory of the context's device; counts also in host memory (pinned for
- * ..._enqueue); in EXPERT max_topk at most 32. Mode LL there: rows and counts in any memory of the
- * device, at most 32 ranks, of one host or of several (memory of proxied peers:
- * MPIX_Ep_window_size; below 32 GiB of a handle). What returns MPIX_ERRK_UNSUPPORTED: masking,
- * set_mask; in mode HT MPIX_EP_SLOTS, a wire dtype other than x's (but see MPIX_Ep_combine_in),
- * MPIX_Ep_combine_buffer; in mode LL MPIX_EP_COMPACT, the counts of route that tell what is
- * received, combine's in.topk_weights, MPIX_Ep_combine_buffer in the EXPERT layout; the ..._enqueue
- * calls in host memory; in GPU memory dispatch's conversion of dtypes but to fp8, its counts in
- * mode HT, several hosts in mode HT with MPIX_EP_SMS_NONE or, in EXPERT, two_hops=on, in mode LL
- * MPIX_EP_SMS_NONE and, in the EXPERT layout, more than 11000 experts of a rank times ranks, rows
- * that peers reach elsewhere than in memory from MPIX_Ep_alloc, a build or machine without CUDA.
+ * What each way of carrying out these calls supports is printed by `mpix_ep_info --paths`, and stands
+ * in mpix-ep(7); all else returns MPIX_ERRK_UNSUPPORTED.
  *
  * Sources. Dispatch with one copy of a token per rank, handles and both layouts follow what DeepEP
  * and NCCL EP offer; the algorithms (direct placement, ready/signal words) are described in
@@ -385,29 +368,15 @@ typedef struct {
 /**
  * Bytes of window memory that a rank of such a context reserves at most, beyond what the caller
  * allocates or registers. Local, no communication, works before MPI_Init. Reserved memory is
- * committed when first needed. With R ranks, E experts, M = max_recv_rows (worst case: COMPACT R *
- * max_tokens; EXPERT additionally every choice a row and padding), at most:
- *     depth * (M * (max_row_bytes + 40 + 8 * max_topk) + 8192)
- *       +  max_handles * R * ((E + 2 R) * 8 + depth * 520 + 640) + 192 R + 4096,
- * and with more ranks than the parameter counts_ranks 16 X for (E + 2 R) * 8, where X is the number
- * of experts on the rank that has most.
+ * committed when first needed.
  *
- * With ranks of other hosts (F of them, proxied) a bank also has room for their batches, F *
- * max_tokens items (EXPERT: or max_tokens * max_topk if that is more) of max_row_bytes + 66 +
- * 8 * max_topk bytes, the control words are held twice, there is a send buffer of at most 64 MB (or
- * 2 R + 2 rows), and all of it is committed at creation, since a device pins it.
+ *  - HT: `depth` staging banks of max_recv_rows rows each, and control words of max_handles handles.
+ *  - LL: the banks of one handle, which are committed when it is created, and control words. Each
+ *    further handle takes as much again.
+ *  - With ranks of other hosts: room for their batches and a send buffer too, all of it committed,
+ *    since a device pins it.
  *
- * LL: of one handle, whose banks are committed when it is created; each further handle takes as
- * much again, control words apart. With L = max_row_bytes, T = max_tokens, K = max_topk:
- *     depth * (R * T * (L + 36 + 8 * K) + T * min(K, R) * (L + 28 + 4 * K)  +  R * 1024 + 8192)
- *       +  max_handles * R * (96 * depth + 64) + 4096,
- * and with F proxied ranks a send buffer of (T * min(K, F) + F * T) * (L + 36 + 8 * K) + F *
- * 1024 + 8192 bytes. In GPU memory, with X experts on the rank that has most:
- *     depth * (R * T * (L + 60 + 12 * K) + T * min(K, R) * (L + 24 + 4 * K)
- *       +  R * (4 * X + 256))  +  2048  +  max_handles * R * (96 * depth + 64) + 4096,
- * and with F proxied ranks as much as this on the network's side (parameter gpu_net_memory):
- *     F * (depth + 1) * (T * (2 * L + 124 + 16 * K) + 8 * X + 640)
- *       +  2 * R * (8 * E + 16 * R + 17000) + 8192.
+ * doc/guide.md has the formulas.
  *
  * @param[in]  config          as for MPIX_Ep_create
  * @param[in]  ranks           size of the communicator, >= 1
