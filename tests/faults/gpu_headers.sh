@@ -37,11 +37,15 @@ for version in 12.0.146 12.4.127 12.6.77 12.8.90 12.9.79 13.0.96; do
     esac
     headers=$(get $package $version) || skip "$package $version can't be had"
     compiled=$((compiled + 1))
-    if ! ${CXX:-g++} -std=c++17 -fsyntax-only -Wall -Wextra -Werror -x c++ "-I$src/include" "-I$src/kernels/cuda" "-I$src/src" -isystem "$headers" -isystem "$crt" "$src/src/gpu/module.cu" >"$keep/log" 2>&1; then
-        echo "CUDA $version: FAILED"
-        grep error "$keep/log" | head -5
-        failed=$((failed + 1))
-    fi
+    for unit in "$src"/src/gpu/module*.cu; do
+        if ! ${CXX:-g++} -std=c++17 -fsyntax-only -Wall -Wextra -Werror -x c++ "-I$src/include" \
+            "-I$src/kernels/cuda" "-I$src/src" "-I$src" -isystem "$headers" -isystem "$crt" "$unit" \
+            >"$keep/log" 2>&1; then
+            echo "CUDA $version: ${unit##*/} FAILED"
+            grep error "$keep/log" | head -5
+            failed=$((failed + 1))
+        fi
+    done
     for call in $calls; do
         if ! grep -qw "$call" "$headers"/cuda_runtime*.h; then
             echo "CUDA $version: there is no $call"
