@@ -9,7 +9,10 @@ tests_unit_test_chaos_LDADD = $(UNIT_LIBS)
 tests_unit_test_fifo_SOURCES = tests/unit/test_fifo.c
 tests_unit_test_fifo_CFLAGS = $(UNIT_CFLAGS)
 tests_unit_test_fifo_LDADD = $(UNIT_LIBS)
-tests_unit_test_proxy_SOURCES = tests/unit/test_proxy.c tests/unit/check_suite.h tests/unit/mpi_check.h
+tests_unit_test_proxy_SOURCES = \
+	tests/unit/test_proxy.c tests/unit/test_proxy_counted.c tests/unit/test_proxy_credit.c \
+	tests/unit/test_proxy_lost.c tests/unit/test_proxy_thread.c tests/unit/proxy_fixture.h \
+	tests/unit/check_suite.h tests/unit/mpi_check.h
 tests_unit_test_proxy_CFLAGS = $(UNIT_CFLAGS)
 tests_unit_test_proxy_LDADD = $(UNIT_LIBS)
 endif
