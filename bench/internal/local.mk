@@ -10,11 +10,15 @@ bench_internal_mpix_fifo_bench_SOURCES = bench/internal/fifo_bench.c
 bench_internal_mpix_fifo_bench_LDADD = libmpixep_core.la $(MPI_LIBS)
 
 # The same for commands of a GPU's kernels; -c checks the queue (make check-gpu).
-EXTRA_DIST += bench/internal/gpu_fifo_kernels.cu bench/internal/gpu_fifo.h bench/internal/gpu_fifo_bench.c
+EXTRA_DIST += \
+	bench/internal/gpu_fifo_kernels.cu bench/internal/gpu_fifo.h bench/internal/gpu_fifo_bench.c \
+	bench/internal/gpu_fifo_consumers.c bench/internal/gpu_fifo_consumers.h
 CLEANFILES += bench/internal/gpu_fifo_kernels.nv.o
 if HAVE_CUDA
 noinst_PROGRAMS += bench/internal/mpix_gpu_fifo_bench
-bench_internal_mpix_gpu_fifo_bench_SOURCES = bench/internal/gpu_fifo_bench.c bench/internal/gpu_fifo.h
+bench_internal_mpix_gpu_fifo_bench_SOURCES = \
+	bench/internal/gpu_fifo_bench.c bench/internal/gpu_fifo_consumers.c \
+	bench/internal/gpu_fifo_consumers.h bench/internal/gpu_fifo.h
 bench_internal_mpix_gpu_fifo_bench_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)
 bench_internal_mpix_gpu_fifo_bench_LDADD = bench/internal/gpu_fifo_kernels.nv.o libmpixep_core.la $(MPI_LIBS) \
 	-L$(CUDA_HOME_USED)/lib64 -lcudart_static -lstdc++ -ldl -lrt -lpthread

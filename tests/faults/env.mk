@@ -8,7 +8,7 @@ EXTRA_DIST += $(ENV_TESTS) tests/faults/env_full.sh
 
 # Looks at the table of parameters, inside the library.
 check_PROGRAMS += tests/faults/env
-tests_faults_env_SOURCES = tests/faults/env.c
+tests_faults_env_SOURCES = tests/faults/env.c tests/faults/env_values.h
 tests_faults_env_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
 tests_faults_env_LDADD = tests/common/libharness.la libmpixep_core.la $(MPI_LIBS)
 

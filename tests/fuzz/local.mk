@@ -30,7 +30,10 @@ tests_fuzz_npy_cxx_LDFLAGS = $(LDFLAGS_OF_FUZZ)
 if HAVE_VERBS
 FUZZ_TARGETS += verbs_blobs
 check_PROGRAMS += tests/fuzz/verbs_blobs
-tests_fuzz_verbs_blobs_SOURCES = tests/fuzz/verbs_blobs.c tests/unit/mock_verbs.c tests/unit/mock_verbs.h tests/fuzz/shim/check.h $(MAIN_OF_FUZZ)
+tests_fuzz_verbs_blobs_SOURCES = \
+	tests/fuzz/verbs_blobs.c tests/unit/mock_verbs.c tests/unit/mock_verbs.h \
+	tests/unit/mock_verbs_data.c tests/unit/mock_verbs_internal.h tests/fuzz/shim/check.h \
+	$(MAIN_OF_FUZZ)
 tests_fuzz_verbs_blobs_CPPFLAGS = -I$(top_srcdir)/tests/fuzz/shim $(AM_CPPFLAGS)
 tests_fuzz_verbs_blobs_LDFLAGS = $(LDFLAGS_OF_FUZZ)
 tests_fuzz_verbs_blobs_LDADD = libmpixep_core.la

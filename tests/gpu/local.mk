@@ -1,6 +1,7 @@
 # tests/gpu/ - `make check-gpu`: what needs a GPU, wherever one is; a line that says so elsewhere. The programs use the CUDA runtime to
 # allocate and copy, nothing of the library's inside.
-EXTRA_DIST += tests/gpu/batch.c tests/gpu/batch.h tests/gpu/sides.c tests/gpu/ep_expert.c tests/gpu/ep_gpu.c tests/gpu/ep_ll.c tests/gpu/ep_streams.c tests/gpu/ep_nccl.c tests/gpu/gpu.h tests/gpu/p2p_gpu.c tests/gpu/p2p_device.c tests/gpu/p2p_device_kernels.h tests/gpu/p2p_device_kernels.cu tests/gpu/run.sh tests/gpu/figures
+EXTRA_DIST += tests/gpu/batch.c tests/gpu/batch.h tests/gpu/sides.c tests/gpu/ep_expert.c tests/gpu/ep_gpu.c tests/gpu/ep_ll.c tests/gpu/ep_streams.c tests/gpu/ep_streams_lane.c \
+	tests/gpu/ep_streams.h tests/gpu/ep_nccl.c tests/gpu/gpu.h tests/gpu/p2p_gpu.c tests/gpu/p2p_device.c tests/gpu/p2p_device_kernels.h tests/gpu/p2p_device_kernels.cu tests/gpu/run.sh tests/gpu/figures
 if HAVE_CUDA
 GPU_CPPFLAGS = $(AM_CPPFLAGS) -isystem $(CUDA_HOME_USED)/include
 GPU_LIBS = libmpixep.la $(MPI_LIBS) -L$(CUDA_HOME_USED)/lib64 -lcudart_static -ldl -lrt -lpthread -lm
@@ -30,7 +31,8 @@ tests_gpu_ep_gpu_LDADD = tests/common/libharness.la $(GPU_LIBS)
 tests_gpu_ep_ll_SOURCES = tests/gpu/ep_ll.c $(GPU_BATCH)
 tests_gpu_ep_ll_CPPFLAGS = $(GPU_CPPFLAGS) -D_GNU_SOURCE -I$(top_srcdir)/tests/common
 tests_gpu_ep_ll_LDADD = tests/common/libharness.la $(GPU_LIBS)
-tests_gpu_ep_streams_SOURCES = tests/gpu/ep_streams.c tests/gpu/gpu.h
+tests_gpu_ep_streams_SOURCES = \
+	tests/gpu/ep_streams.c tests/gpu/ep_streams_lane.c tests/gpu/ep_streams.h tests/gpu/gpu.h
 tests_gpu_ep_streams_CPPFLAGS = $(GPU_CPPFLAGS)
 tests_gpu_ep_streams_LDADD = $(GPU_LIBS)
 tests_gpu_p2p_gpu_SOURCES = tests/gpu/p2p_gpu.c tests/gpu/gpu.h

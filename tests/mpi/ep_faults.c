@@ -14,7 +14,7 @@
  * victim too. `injected` is run over the transport chaos (environment), which fails or stalls at
  * chosen operations.
  */
-#include "call.h"
+#include "ep_faults.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -27,12 +27,12 @@
 #include <unistd.h>
 
 static t_rng common = {.s = 8}, own;
-static int victim;
+int victim;
 static const char *progress;
 static double limit; /* timeout_s */
 static int low_latency;
 
-static double now(void) {
+double now(void) {
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC, &ts);
     return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
@@ -44,8 +44,7 @@ static void rest(double seconds) {
         ;
 }
 
-/* Info keys of the next contexts: "name=value name=value". */
-static const char *extra = "";
+const char *extra = "";
 
 static void set_extra(MPI_Info info) {
     char copy[256], key[64], *save = NULL;
@@ -58,7 +57,7 @@ static void set_extra(MPI_Info info) {
     }
 }
 
-static int try_make(t_ctx *ctx, double timeout) {
+int try_make(t_ctx *ctx, double timeout) {
     MPI_Info info;
     memset(ctx, 0, sizeof *ctx);
     MPIX_INIT(&ctx->config);
@@ -77,14 +76,14 @@ static int try_make(t_ctx *ctx, double timeout) {
     return code;
 }
 
-static void make(t_ctx *ctx, t_handle *handle, double timeout) {
+void make(t_ctx *ctx, t_handle *handle, double timeout) {
     REQUIRE(try_make(ctx, timeout) == MPI_SUCCESS, "no context");
     ctx->area.bytes = 1 << 18;
     CHECK_OK(MPIX_Ep_alloc(ctx->ep, (MPI_Count)ctx->area.bytes, MPI_INFO_NULL, &ctx->area.base));
     t_handle_init(handle, ctx);
 }
 
-static t_call *prepare(t_handle *handle, int kind) {
+t_call *prepare(t_handle *handle, int kind) {
     t_shape s = {.seed = t_rand(&common), .hidden = 90, .dtype = MPIX_EP_F32, .flavour = REF_MIXED};
     if (kind == T_DISPATCH)
         return t_call_dispatch(handle, &s, &own);
@@ -97,7 +96,7 @@ static t_call *prepare(t_handle *handle, int kind) {
     return call;
 }
 
-static void all_well(t_handle *handle) {
+void all_well(t_handle *handle) {
     for (int kind = T_ROUTE; kind <= T_COMBINE; kind++)
         t_call_run(prepare(handle, kind), kind & 1);
 }
@@ -380,151 +379,6 @@ static void forgotten(void) {
     static t_call *volatile left;
     left = prepare(&handle[0], T_DISPATCH);
     CHECK_OK(t_call_start(left, 0));
-}
-
-/* ---- injected failures ----------------------------------------------------------------------- */
-
-enum { INJECTED_CALLS = 10 };
-
-/* An error that blames some other rank by number and host. kind 0: any of those that a
- * lost peer gives. */
-static void blames_somebody(int kind, const char *what) {
-    MPIX_Error error;
-    MPIX_INIT(&error);
-    MPIX_Error_last(&error);
-    CHECK(kind ? error.kind == kind
-               : error.kind == MPIX_ERRK_TRANSPORT || error.kind == MPIX_ERRK_TIMEOUT ||
-                     error.kind == MPIX_ERRK_PEER,
-          "%s: kind %d: %s", what, error.kind, error.text);
-    CHECK(error.rank >= 0 && error.rank < t_size && error.rank != t_rank && error.host[0],
-          "%s: blames rank %d on \"%s\": %s", what, error.rank, error.host, error.text);
-}
-
-/*
- * Calls one after the other until one fails, as it must on every rank: on the rank where the
- * operation failed at once, by the time limit on those that wait for it. kind: of the error on the
- * victim; 0: ask not, for it is all ranks' operations that fail.
- */
-static void inject(const char *keys, int kind) {
-    t_ctx ctx;
-    t_handle handle;
-    t_call *calls[INJECTED_CALLS];
-    int fds = t_open_files(), failed = 0;
-    t_where("%s", keys);
-    t_watchdog(60);
-    extra = keys;
-    make(&ctx, &handle, 0.5);
-    calls[0] = prepare(&handle, T_ROUTE);
-    for (int i = 1; i < INJECTED_CALLS; i++)
-        calls[i] = prepare(&handle, i & 1 ? T_DISPATCH : T_COMBINE);
-    MPI_Barrier(MPI_COMM_WORLD);
-    double begin = now();
-    for (int i = 0; i < INJECTED_CALLS && !failed; i++) {
-        int code = t_call_start(calls[i], i & 2);
-        if (code == MPI_SUCCESS && !(i & 2))
-            code = calls[i]->code = MPIX_Xfer_wait(&calls[i]->xfer);
-        if (code == MPI_SUCCESS) {
-            t_call_check(calls[i]); /* what ends well is right */
-            continue;
-        }
-        failed = 1;
-        blames_somebody(t_rank == victim ? kind : 0, "the call that failed");
-        CHECK(now() - begin < 0.5 + 3, "it failed after %.2f s", now() - begin);
-    }
-    for (int i = 0; i < INJECTED_CALLS; i++)
-        for (int b = 0; b < calls[i]->nbufs; b++)
-            CHECK_BUF(&calls[i]->bufs[b], calls[i]->names[b]);
-    CHECK(failed, "no call failed");
-    MPIX_Error error;
-    MPIX_INIT(&error);
-    CHECK(MPIX_Ep_get_async_error(ctx.ep, &error) == MPI_SUCCESS && error.kind != 0,
-          "async error: kind %d", error.kind);
-    begin = now();
-    CHECK_OK(MPIX_Ep_free(&ctx.ep));
-    CHECK(now() - begin < 3, "free took %.2f s", now() - begin);
-    for (int i = 0; i < INJECTED_CALLS; i++)
-        t_call_free(calls[i]);
-    t_plans_free();
-    extra = "";
-    MPI_Barrier(MPI_COMM_WORLD);
-    CHECK(t_mappings("memfd:mpix-ep") == 0, "%d mappings of windows are left",
-          t_mappings("memfd:mpix-ep"));
-    /* MPI opens some for the first messages */
-    CHECK(t_open_files() <= fds + 2, "%d descriptors, %d before", t_open_files(), fds);
-}
-
-static void refused(const char *keys, int kind, int others, const char *text) {
-    t_ctx ctx;
-    MPIX_Error error;
-    int fds = t_open_files();
-    t_where("%s", keys);
-    extra = keys;
-    int code = try_make(&ctx, 20);
-    MPIX_INIT(&error);
-    MPIX_Error_last(&error);
-    if (CHECK(code != MPI_SUCCESS, "a context was made")) {
-        CHECK(error.kind == (t_rank == victim ? kind : others), "kind %d: %s", error.kind,
-              error.text);
-        CHECK(t_rank != victim || strstr(error.text, text), "no \"%s\" in \"%s\"", text,
-              error.text);
-        CHECK(others != MPIX_ERRK_REMOTE || t_rank == victim || error.rank == victim,
-              "blames %d: %s", error.rank, error.text);
-        CHECK(ctx.ep == MPIX_EP_NULL, "an output was set");
-    } else {
-        CHECK_OK(MPIX_Ep_free(&ctx.ep));
-    }
-    extra = "";
-    CHECK(t_open_files() <= fds + 2, "%d descriptors, %d before", t_open_files(), fds);
-    CHECK(t_mappings("memfd:mpix-ep") == 0, "%d mappings of windows are left",
-          t_mappings("memfd:mpix-ep"));
-}
-
-static void well(const char *keys) {
-    t_ctx ctx;
-    t_handle handle;
-    t_where("%s", keys);
-    extra = keys;
-    make(&ctx, &handle, 20);
-    all_well(&handle);
-    all_well(&handle);
-    CHECK_OK(MPIX_Ep_free(&ctx.ep));
-    t_plans_free();
-    extra = "";
-}
-
-/* Over the transport chaos. */
-static void injected(void) {
-    static const char *const calls[] = {"open", "address", "connect", "register", "key"};
-    char keys[200];
-    /* 1 3 7 15: in the route's, the offer's and the batch's operations */
-    for (int at = 1; at <= 20; at = at * 2 + 1) {
-        snprintf(keys, sizeof keys, "chaos_fail_at=%d chaos_seed=%d chaos_rank=%d", at, at, victim);
-        inject(keys, MPIX_ERRK_TRANSPORT);
-    }
-    for (int at = 2; at <= 20; at *= 3) {
-        snprintf(keys, sizeof keys,
-                 "chaos_fail_at=%d chaos_reorder=no signal=ordered chaos_seed=%d chaos_rank=%d", at,
-                 at, victim);
-        inject(keys, MPIX_ERRK_TRANSPORT);
-    }
-    inject("chaos_fail_ppm=200000", 0);
-    snprintf(keys, sizeof keys, "chaos_stall_at=9 chaos_rank=%d", victim);
-    inject(keys, MPIX_ERRK_TIMEOUT);
-    well("chaos_stall_at=9 chaos_stall_ms=300"); /* a stall that ends is none */
-    snprintf(
-        keys, sizeof keys,
-        "chaos_stall_at=5 chaos_stall_thread=yes chaos_stall_ms=2000 proxy=thread chaos_rank=%d",
-        victim);
-    inject(keys, MPIX_ERRK_TIMEOUT); /* the victim's proxy does not run for longer than the limit */
-    well("chaos_stall_at=5 chaos_stall_thread=yes chaos_stall_ms=300 proxy=thread");
-    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
-        snprintf(keys, sizeof keys, "chaos_fail_call=%s chaos_rank=%d", calls[i], victim);
-        refused(keys, MPIX_ERRK_TRANSPORT, MPIX_ERRK_REMOTE, "chaos_fail_call");
-    }
-    /* does not keep order */
-    refused("signal=ordered", MPIX_ERRK_UNSUPPORTED, MPIX_ERRK_UNSUPPORTED, "chaos_reorder");
-    well("signal=auto");
-    well("signal=ordered chaos_reorder=no");
 }
 
 int main(int argc, char **argv) {

@@ -161,7 +161,8 @@ MPI_TEST_CPPFLAGS = $(AM_CPPFLAGS) -D_GNU_SOURCE -I$(top_srcdir)/tests/common
 MPI_TEST_LIBS = tests/common/libharness.la libmpixep.la $(MPI_LIBS)
 
 check_PROGRAMS += tests/mpi/p2p_data
-tests_mpi_p2p_data_SOURCES = tests/mpi/p2p_data.c tests/mpi/count_mpi.h
+tests_mpi_p2p_data_SOURCES = \
+	tests/mpi/p2p_data.c tests/mpi/p2p_data_traffic.c tests/mpi/p2p_data.h tests/mpi/count_mpi.h
 tests_mpi_p2p_data_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
 tests_mpi_p2p_data_LDADD = $(MPI_TEST_LIBS)
 
@@ -193,7 +194,8 @@ tests_mpi_ep_errors_SOURCES = \
 	tests/mpi/errors_unsupported.c
 tests_mpi_ep_errors_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
 tests_mpi_ep_errors_LDADD = $(MPI_TEST_LIBS)
-tests_mpi_ep_faults_SOURCES = tests/mpi/ep_faults.c
+tests_mpi_ep_faults_SOURCES = \
+	tests/mpi/ep_faults.c tests/mpi/ep_faults_injected.c tests/mpi/ep_faults.h
 tests_mpi_ep_faults_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
 tests_mpi_ep_faults_LDADD = $(MPI_TEST_LIBS)
 tests_mpi_ep_files_SOURCES = tests/mpi/ep_files.c

@@ -10,7 +10,8 @@ EXTRA_DIST += \
 	tests/rdma-vm/rdma-vm
 
 check_PROGRAMS += tests/rdma-vm/net_pair tests/rdma-vm/ep_rate tests/rdma-vm/ep_refused
-tests_rdma_vm_net_pair_SOURCES = tests/rdma-vm/net_pair.c
+tests_rdma_vm_net_pair_SOURCES = \
+	tests/rdma-vm/net_pair.c tests/rdma-vm/net_pair_figures.c tests/rdma-vm/net_pair.h
 tests_rdma_vm_net_pair_LDADD = libmpixep_core.la
 tests_rdma_vm_ep_rate_SOURCES = tests/rdma-vm/ep_rate.c
 tests_rdma_vm_ep_rate_CPPFLAGS = $(MPI_TEST_CPPFLAGS)

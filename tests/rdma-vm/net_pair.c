@@ -8,41 +8,16 @@
  * follows, counted writes, reads, atomic adds, a full queue, sleeping until something arrives. Data
  * are checked byte by byte. Parameters come from MPIX_EP_*. Status 0 if all checks passed.
  */
-#include "config.h"
+#include "tests/rdma-vm/net_pair.h"
 
 #include <poll.h>
-#include <sched.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "tests/unit/mpi_check.h"
-#include "transport/net.h"
+struct net_pair t;
 
-enum { MAX_RANKS = 16, OPS = 64, COUNTED = 40 };
-
-/* A window: words for each peer, then a source area, then a landing area for each peer. */
-static struct {
-    mpix_boot *boot;
-    mpix_params params;
-    mpix_net *net;
-    const mpix_net_ops *ops;
-    mpix_net_mem *mem;
-    mpix_net_rmem *rmem[MAX_RANKS];
-    int rank, size, rounds;
-    size_t max, window;
-    unsigned char *base;
-    long posted[MAX_RANKS][16], done[MAX_RANKS][16];
-    long arrived[MAX_RANKS][COUNTED];
-} t;
-
-static size_t word_offset(int from, int which) { return ((size_t)from * 16 + (size_t)which) * 8; }
-static size_t source_offset(int to) { return 64 * 1024 + (size_t)to * t.max; }
-static size_t landing_offset(int from) { return 64 * 1024 + (size_t)(t.size + from) * t.max; }
-
-static volatile uint64_t *word_at(int from, int which) {
+volatile uint64_t *word_at(int from, int which) {
     return (volatile uint64_t *)(t.base + word_offset(from, which));
 }
 
@@ -51,14 +26,14 @@ static unsigned char pattern(int from, int to, int seed, size_t i) {
                            (size_t)seed * 13);
 }
 
-static int die(const char *what, int kind) {
+int die(const char *what, int kind) {
     fprintf(stderr, "rank %d: %s failed, kind %d: %s\n", t.rank, what, kind,
             mpix_error_tls()->text);
     MPI_Abort(MPI_COMM_WORLD, 1);
     return 1;
 }
 
-static int progress(void) {
+int progress(void) {
     mpix_net_done done[32];
     mpix_net_arrival arrivals[32];
     int n = t.ops->poll(t.net, done, 32), m = t.ops->poll_arrivals(t.net, arrivals, 32);
@@ -82,18 +57,7 @@ static int progress(void) {
     return n + m;
 }
 
-#define UNTIL(cond) \
-    for (uint64_t until_ = mpix_clock_ns() + 60000000000u; !(cond);) { \
-        if (!progress()) \
-            sched_yield(); \
-        if (mpix_clock_ns() > until_) { \
-            fprintf(stderr, "rank %d: %s:%d: %s did not come true\n", t.rank, __FILE__, __LINE__, \
-                    #cond); \
-            MPI_Abort(MPI_COMM_WORLD, 1); \
-        } \
-    }
-
-static void post(const mpix_net_op *op) {
+void post(const mpix_net_op *op) {
     int taken;
     UNTIL((taken = t.ops->post(t.net, op, 1)) != 0);
     if (taken < 0)
@@ -101,7 +65,7 @@ static void post(const mpix_net_op *op) {
     t.posted[op->peer][op->lane]++;
 }
 
-static mpix_net_op op_of(int what, int peer, int lane, size_t loff, size_t roff, size_t len) {
+mpix_net_op op_of(int what, int peer, int lane, size_t loff, size_t roff, size_t len) {
     return (mpix_net_op){.op = (uint8_t)what,
                          .peer = peer,
                          .lane = lane,
@@ -124,7 +88,7 @@ static void post_word(int peer, int lane, int which, uint64_t value) {
     post(&op);
 }
 
-static void drain(void) {
+void drain(void) {
     for (int p = 0; p < t.size; p++)
         for (int l = 0; l < t.net->caps.lanes; l++)
             UNTIL(t.done[p][l] == t.posted[p][l]);
@@ -135,7 +99,7 @@ static void drain(void) {
         if (p != t.rank)
 
 /* All ranks get here with everything done; nobody stops polling while another still needs it. */
-static void barrier(int which) {
+void barrier(int which) {
     static uint64_t epoch;
     epoch++;
     PEERS (p)
@@ -392,80 +356,6 @@ static void test_sleep(void) {
         CHECK(fd < 0 || woken < 20, "woken %d times", woken);
     }
     barrier(2);
-}
-
-/* ---- figures --------------------------------------------------------------------------------- */
-
-static int by_value(const void *a, const void *b) {
-    return (*(const uint64_t *)a > *(const uint64_t *)b) -
-           (*(const uint64_t *)a < *(const uint64_t *)b);
-}
-
-/* Half of a round trip of a write of len bytes (0: none) and a word behind it, between ranks 0
- * and 1. Spins, as ib_write_lat does. */
-static void bench_latency(size_t len, int iterations) {
-    uint64_t *times = malloc((size_t)iterations * sizeof *times);
-    static uint64_t seq;
-
-    barrier(2);
-    for (int i = 0; i < iterations && t.rank < 2; i++) {
-        int peer = 1 - t.rank;
-        uint64_t start = mpix_clock_ns();
-        seq++;
-        for (int half = 0; half < 2; half++) {
-            if (half == t.rank) {
-                mpix_net_op ops[2] = {op_of(MPIX_NET_WRITE, peer, 0, source_offset(peer),
-                                            landing_offset(t.rank), len),
-                                      op_of(MPIX_NET_WORD, peer, 0, 0, word_offset(t.rank, 5), 8)};
-                int skip = len == 0, got;
-                ops[1].value = seq;
-                while ((got = t.ops->post(t.net, ops + skip, 2 - skip)) < 2 - skip) {
-                    if (got < 0)
-                        die("post", -got);
-                    skip += got;
-                    t.posted[peer][0] += got;
-                    progress();
-                }
-                t.posted[peer][0] += got;
-            } else {
-                while (*word_at(peer, 5) != seq)
-                    progress();
-            }
-        }
-        times[i] = mpix_clock_ns() - start;
-    }
-    if (t.rank == 0) {
-        qsort(times, (size_t)iterations, sizeof *times, by_value);
-        printf("latency %8zu B + word: median %9.2f us, min %9.2f, p99 %9.2f (half a round trip, "
-               "%d)\n",
-               len, (double)times[iterations / 2] / 2e3, (double)times[0] / 2e3,
-               (double)times[iterations * 99 / 100] / 2e3, iterations);
-    }
-    free(times);
-    drain();
-    barrier(2);
-}
-
-static void bench_bandwidth(size_t len, size_t total, int both) {
-    uint64_t start, took;
-    int n = (int)(total / len), senders = both ? 2 : 1;
-
-    barrier(2);
-    start = mpix_clock_ns();
-    if (t.rank < senders) {
-        int peer = 1 - t.rank;
-        for (int i = 0; i < n; i++) {
-            mpix_net_op op = op_of(MPIX_NET_WRITE, peer, i % t.net->caps.lanes, source_offset(peer),
-                                   landing_offset(t.rank), len);
-            post(&op);
-        }
-        drain();
-    }
-    took = mpix_clock_ns() - start;
-    barrier(2);
-    if (t.rank == 0)
-        printf("bandwidth %7zu B %s: %8.2f MiB/s (%d)\n", len, both ? "both ways" : "one way  ",
-               (double)len * n * senders / ((double)took / 1e9) / 1048576, n);
 }
 
 int main(int argc, char **argv) {

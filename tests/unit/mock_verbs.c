@@ -1,7 +1,7 @@
 /* mock_verbs.c - see mock_verbs.h. */
 #include "config.h"
 
-#include "tests/unit/mock_verbs.h"
+#include "tests/unit/mock_verbs_internal.h"
 
 #include <arpa/inet.h>
 #include <check.h>
@@ -16,16 +16,6 @@
 #undef ibv_reg_mr
 
 struct mock mock;
-
-typedef struct mock_context {
-    struct ibv_context context; /* first */
-    int device, async_write;
-} mock_context;
-
-typedef struct mock_channel {
-    struct ibv_comp_channel channel; /* first */
-    int write;
-} mock_channel;
 
 void mock_reset(void) {
     memset(&mock, 0, sizeof mock);
@@ -98,7 +88,7 @@ void mock_fail_once(const char *name, int err) {
 }
 
 /* errno if the call is to fail now. */
-static int fails(const char *name) {
+int mock_fails(const char *name) {
     if (!mock.fork_calls)
         mock.calls_before_fork++;
     for (int i = 0; i < mock.nfails; i++)
@@ -120,7 +110,7 @@ int ibv_fork_init(void) {
 struct ibv_device **ibv_get_device_list(int *n) {
     struct ibv_device **list;
 
-    if (fails("ibv_get_device_list"))
+    if (mock_fails("ibv_get_device_list"))
         return NULL;
     list = calloc((size_t)mock.ndevices + 1, sizeof *list);
     for (int i = 0; i < mock.ndevices; i++)
@@ -137,17 +127,11 @@ void ibv_free_device_list(struct ibv_device **list) {
 
 const char *ibv_get_device_name(struct ibv_device *device) { return device->name; }
 
-static int mock_poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc);
-static int mock_req_notify(struct ibv_cq *cq, int solicited);
-static int mock_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr,
-                              struct ibv_recv_wr **bad);
-static int mock_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
-
 struct ibv_context *ibv_open_device(struct ibv_device *device) {
     mock_context *context;
     int fd[2];
 
-    if (fails("ibv_open_device"))
+    if (mock_fails("ibv_open_device"))
         return NULL;
     context = calloc(1, sizeof *context);
     ck_assert_int_eq(pipe(fd), 0);
@@ -178,13 +162,13 @@ static mock_device *device_of(struct ibv_context *context) {
 }
 
 int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *attr) {
-    int err = fails("ibv_query_device");
+    int err = mock_fails("ibv_query_device");
     *attr = device_of(context)->attr;
     return err;
 }
 
 int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *attr) {
-    int err = fails("ibv_query_port");
+    int err = mock_fails("ibv_query_port");
     ck_assert(port >= 1 && port <= device_of(context)->attr.phys_port_cnt);
     memcpy(attr, &device_of(context)->port[port], sizeof(struct ibv_port_attr));
     return err;
@@ -193,7 +177,7 @@ int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv
 int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index,
                       struct ibv_gid_entry *entry, uint32_t flags, size_t size) {
     const mock_device *d = device_of(context);
-    int err = fails("ibv_query_gid_ex");
+    int err = mock_fails("ibv_query_gid_ex");
 
     ck_assert_uint_eq(flags, 0);
     for (int i = 0; i < d->ngids && !err; i++) {
@@ -208,7 +192,7 @@ int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index
 ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries, size_t max,
                              uint32_t flags, size_t size) {
     const mock_device *d = device_of(context);
-    int err = fails("ibv_query_gid_table");
+    int err = mock_fails("ibv_query_gid_table");
 
     ck_assert_uint_eq(flags, 0);
     ck_assert_uint_eq(size, sizeof *entries);
@@ -251,7 +235,7 @@ void freeifaddrs(struct ifaddrs *list) { ck_assert_ptr_eq(list, mock.ifs); }
 /* ---- objects --------------------------------------------------------------------------------- */
 
 struct ibv_pd *ibv_alloc_pd(struct ibv_context *context) {
-    struct ibv_pd *pd = fails("ibv_alloc_pd") ? NULL : calloc(1, sizeof *pd);
+    struct ibv_pd *pd = mock_fails("ibv_alloc_pd") ? NULL : calloc(1, sizeof *pd);
     if (pd) {
         pd->context = context;
         mock.live++;
@@ -295,17 +279,18 @@ static struct ibv_mr *reg(struct ibv_pd *pd, void *address, size_t len, int acce
 }
 
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t len, int access) {
-    return fails("ibv_reg_mr") ? NULL : reg(pd, address, len, access, -1, 0, (uintptr_t)address);
+    return mock_fails("ibv_reg_mr") ? NULL
+                                    : reg(pd, address, len, access, -1, 0, (uintptr_t)address);
 }
 
 struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t len, uint64_t iova,
                                 unsigned access) {
-    return fails("ibv_reg_mr") ? NULL : reg(pd, address, len, (int)access, -1, 0, iova);
+    return mock_fails("ibv_reg_mr") ? NULL : reg(pd, address, len, (int)access, -1, 0, iova);
 }
 
 struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t len, uint64_t iova,
                                  int fd, int access) {
-    return fails("ibv_reg_dmabuf_mr") ? NULL : reg(pd, NULL, len, access, fd, offset, iova);
+    return mock_fails("ibv_reg_dmabuf_mr") ? NULL : reg(pd, NULL, len, access, fd, offset, iova);
 }
 
 int ibv_dereg_mr(struct ibv_mr *mr) {
@@ -319,7 +304,7 @@ struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *context) {
     mock_channel *channel;
     int fd[2];
 
-    if (fails("ibv_create_comp_channel"))
+    if (mock_fails("ibv_create_comp_channel"))
         return NULL;
     channel = calloc(1, sizeof *channel);
     ck_assert_int_eq(pipe(fd), 0);
@@ -344,7 +329,7 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *cq_cont
     ck_assert_int_eq(vector, 0);
     ck_assert_int_gt(cqe, 0);
     ck_assert_int_le(cqe, device_of(context)->attr.max_cqe);
-    if (fails("ibv_create_cq"))
+    if (mock_fails("ibv_create_cq"))
         return NULL;
     cq = calloc(1, sizeof *cq);
     cq->cq = (struct ibv_cq){.context = context,
@@ -369,7 +354,7 @@ struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *attr
 
     ck_assert_uint_gt(attr->attr.max_wr, 0);
     ck_assert_uint_le(attr->attr.max_wr, (unsigned)device_of(pd->context)->attr.max_srq_wr);
-    if (fails("ibv_create_srq"))
+    if (mock_fails("ibv_create_srq"))
         return NULL;
     srq = calloc(1, sizeof *srq);
     srq->srq = (struct ibv_srq){.context = pd->context, .pd = pd};
@@ -388,7 +373,7 @@ int ibv_destroy_srq(struct ibv_srq *srq) {
 struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr) {
     mock_qp *qp;
 
-    if (fails("ibv_create_qp"))
+    if (mock_fails("ibv_create_qp"))
         return NULL;
     if ((int)attr->cap.max_inline_data > mock.inline_limit) {
         errno = EINVAL;
@@ -423,7 +408,7 @@ int ibv_destroy_qp(struct ibv_qp *qp) {
 int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask) {
     mock_qp *q = (mock_qp *)qp;
     static const enum ibv_qp_state states[] = {IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS};
-    int err = fails("ibv_modify_qp");
+    int err = mock_fails("ibv_modify_qp");
 
     if (err)
         return err;
@@ -432,175 +417,4 @@ int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask) {
     q->attr[q->changes] = *attr;
     q->mask[q->changes++] = mask;
     return 0;
-}
-
-/* ---- data ------------------------------------------------------------------------------------ */
-
-static int wr_accept(mock_qp *qp, const struct ibv_send_wr *wr) {
-    mock_wr *record = &mock.wr[mock.nwrs];
-
-    if (mock.post_room == 0)
-        return mock.post_errno;
-    if (mock.post_room > 0)
-        mock.post_room--;
-    ck_assert_int_eq(qp->changes, 3);
-    ck_assert_int_lt(mock.nwrs, MOCK_WRS);
-    ck_assert_msg(qp->posted - qp->finished < (int)qp->init.cap.max_send_wr,
-                  "more requests than the send queue holds");
-    ck_assert_int_le(wr->num_sge, 1);
-    *record = (mock_wr){.wr = *wr, .qp = qp, .index = qp->posted++};
-    if (wr->num_sge)
-        record->sge = wr->sg_list[0];
-    if (wr->send_flags & IBV_SEND_INLINE) {
-        ck_assert_uint_le(record->sge.length, qp->init.cap.max_inline_data);
-        /* NOLINT: an address */
-        memcpy(record->data, (void *)(uintptr_t)record->sge.addr, record->sge.length);
-    }
-    mock.nwrs++;
-    return 0;
-}
-
-static int mock_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad) {
-    mock.doorbells++;
-    for (; wr; wr = wr->next) {
-        int err = wr_accept((mock_qp *)qp, wr);
-        if (err) {
-            *bad = wr;
-            return err;
-        }
-    }
-    return 0;
-}
-
-static int mock_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr,
-                              struct ibv_recv_wr **bad) {
-    mock_srq *s = (mock_srq *)srq;
-    int n = 0;
-
-    s->batches++;
-    for (; wr; wr = wr->next, n++) {
-        if (mock.recv_room == 0) {
-            *bad = wr;
-            return mock.recv_errno;
-        }
-        if (mock.recv_room > 0)
-            mock.recv_room--;
-        ck_assert_int_eq(wr->num_sge, 0);
-        ck_assert_msg(s->posted < s->max, "more receives than the shared receive queue holds");
-        s->posted++;
-    }
-    s->longest = n > s->longest ? n : s->longest;
-    return 0;
-}
-
-static void wc_push(mock_cq *cq, const struct ibv_wc *wc) {
-    ck_assert_int_lt(cq->tail, MOCK_WCS);
-    ck_assert_msg(cq->tail - cq->head < cq->cq.cqe, "the completion queue overflows");
-    cq->wc[cq->tail++] = *wc;
-    if (cq->notify) {
-        cq->notify = 0;
-        ck_assert_int_eq(write(((mock_channel *)cq->cq.channel)->write, &cq, sizeof cq), sizeof cq);
-    }
-}
-
-int mock_cq_entries(const mock_cq *cq) { return cq->tail - cq->head; }
-
-static mock_wr *wr_find(const mock_qp *qp, int index) {
-    for (int i = 0; i < mock.nwrs; i++)
-        if (mock.wr[i].qp == qp && mock.wr[i].index == index)
-            return &mock.wr[i];
-    ck_abort_msg("there is no request %d", index);
-    return NULL;
-}
-
-void mock_finish(mock_qp *qp, int n) {
-    for (; n > 0; n--) {
-        mock_wr *record = wr_find(qp, qp->finished++);
-        struct ibv_wc wc = {.wr_id = record->wr.wr_id,
-                            .status = IBV_WC_SUCCESS,
-                            .qp_num = qp->qp.qp_num};
-        if (record->wr.send_flags & IBV_SEND_SIGNALED)
-            wc_push((mock_cq *)qp->qp.send_cq, &wc);
-    }
-}
-
-void mock_break(mock_qp *qp, enum ibv_wc_status status, uint32_t vendor) {
-    for (; qp->finished < qp->posted; qp->finished++, status = IBV_WC_WR_FLUSH_ERR, vendor = 0xf9) {
-        struct ibv_wc wc = {.wr_id = wr_find(qp, qp->finished)->wr.wr_id,
-                            .status = status,
-                            .vendor_err = vendor,
-                            .qp_num = qp->qp.qp_num};
-        wc_push((mock_cq *)qp->qp.send_cq, &wc);
-    }
-}
-
-void mock_arrive(mock_qp *qp, uint32_t counter, enum ibv_wc_status status) {
-    struct ibv_wc wc = {.status = status,
-                        .opcode = IBV_WC_RECV_RDMA_WITH_IMM,
-                        .qp_num = qp->qp.qp_num,
-                        .wc_flags = IBV_WC_WITH_IMM,
-                        .imm_data = htonl(counter)};
-    ck_assert_int_gt(((mock_srq *)qp->qp.srq)->posted--, 0);
-    wc_push((mock_cq *)qp->qp.recv_cq, &wc);
-}
-
-static int mock_poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc) {
-    mock_cq *c = (mock_cq *)cq;
-    int got = 0;
-
-    if (mock.poll_breaks)
-        return -1;
-    ck_assert_int_gt(n, 0);
-    while (got < n && c->head < c->tail)
-        wc[got++] = c->wc[c->head++];
-    return got;
-}
-
-/* ---- events ---------------------------------------------------------------------------------- */
-
-static int mock_req_notify(struct ibv_cq *cq, int solicited) {
-    ck_assert_int_eq(solicited, 0);
-    ((mock_cq *)cq)->notify = 1;
-    return fails("ibv_req_notify_cq");
-}
-
-int ibv_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq, void **cq_context) {
-    mock_cq *got;
-
-    if (read(channel->fd, &got, sizeof got) != sizeof got)
-        return -1;
-    got->events++;
-    *cq = &got->cq;
-    *cq_context = got->cq.cq_context;
-    return 0;
-}
-
-void ibv_ack_cq_events(struct ibv_cq *cq, unsigned n) { ((mock_cq *)cq)->acked += (int)n; }
-
-void mock_event(int device, enum ibv_event_type type, int port, struct ibv_qp *qp) {
-    struct ibv_async_event *event = &mock.event[mock.nevents];
-
-    event->event_type = type;
-    if (qp)
-        event->element.qp = qp;
-    else
-        event->element.port_num = port;
-    mock.event_device[mock.nevents++] = device;
-}
-
-int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event) {
-    for (int i = 0; i < mock.nevents; i++) {
-        if (mock.event_device[i] == ((mock_context *)context)->device) {
-            *event = mock.event[i];
-            mock.event_device[i] = -1;
-            return 0;
-        }
-    }
-    errno = EAGAIN;
-    return -1;
-}
-
-void ibv_ack_async_event(struct ibv_async_event *event) {
-    (void)event;
-    mock.acked_events++;
 }

@@ -3,7 +3,9 @@ if HAVE_CHECK
 check_PROGRAMS += tests/unit/test_chaos tests/unit/test_fifo tests/unit/test_proxy
 TESTS += tests/unit/test_chaos tests/unit/test_fifo tests/unit/test_proxy
 UNIT_TESTS += tests/unit/test_chaos tests/unit/test_fifo tests/unit/test_proxy
-tests_unit_test_chaos_SOURCES = tests/unit/test_chaos.c tests/unit/check_suite.h tests/unit/mpi_check.h
+tests_unit_test_chaos_SOURCES = \
+	tests/unit/test_chaos.c tests/unit/test_chaos_fails.c tests/unit/test_chaos_order.c \
+	tests/unit/chaos_fixture.h tests/unit/check_suite.h tests/unit/mpi_check.h
 tests_unit_test_chaos_CFLAGS = $(UNIT_CFLAGS)
 tests_unit_test_chaos_LDADD = $(UNIT_LIBS)
 tests_unit_test_fifo_SOURCES = tests/unit/test_fifo.c
@@ -26,5 +28,6 @@ tests_unit_test_gpu_queue_LDADD = libmpixep_core.la $(MPI_LIBS)
 check_PROGRAMS += tests/unit/proxy_mpi
 TESTS += tests/unit/proxy_mpi.sh
 EXTRA_DIST += tests/unit/proxy_mpi.sh
-tests_unit_proxy_mpi_SOURCES = tests/unit/proxy_mpi.c tests/unit/mpi_check.h
+tests_unit_proxy_mpi_SOURCES = \
+	tests/unit/proxy_mpi.c tests/unit/proxy_mpi_streams.c tests/unit/proxy_mpi.h tests/unit/mpi_check.h
 tests_unit_proxy_mpi_LDADD = libmpixep_core.la

@@ -14,22 +14,20 @@
 #include "mem/shared.h"
 #include "check_suite.h"
 #include "mpi_check.h"
-#include "transport/net.h"
-
-enum { BYTES = 1 << 16, OPS = 24, LEN = 64 };
+#include "tests/unit/chaos_fixture.h"
 
 static mpix_boot *boot;
-static mpix_params params;
-static mpix_net *net;
-static mpix_net_mem *mem;
-static mpix_net_rmem *rmem;
-static char *from, *to;
+mpix_params params;
+mpix_net *net;
+mpix_net_mem *mem;
+mpix_net_rmem *rmem;
+char *from, *to;
 
-static void set(const char *name, const char *value) {
+void set(const char *name, const char *value) {
     ck_assert_msg(mpix_params_set(&params, name, value) == 0, "%s", mpix_error_tls()->text);
 }
 
-static void set_seed(int seed) {
+void set_seed(int seed) {
     char text[16];
 
     snprintf(text, sizeof text, "%d", seed);
@@ -37,7 +35,7 @@ static void set_seed(int seed) {
 }
 
 /* The calls of the set-up; the kind of the first that fails. */
-static int open_net(void) {
+int open_net(void) {
     static const unsigned char want = 1;
     const mpix_net_ops *ops = mpix_net_find(params.transport);
     char blob[512];
@@ -62,7 +60,7 @@ static int open_net(void) {
     return net->ops->rmem_open(net, 0, blob, &rmem);
 }
 
-static void close_net(void) {
+void close_net(void) {
     if (net && rmem)
         net->ops->rmem_close(net, rmem);
     if (net && mem)
@@ -83,7 +81,7 @@ static void fresh(void) {
     memset(to, 0, BYTES);
 }
 
-static mpix_net_op write_op(int i, int counted) {
+mpix_net_op write_op(int i, int counted) {
     return (mpix_net_op){.op = MPIX_NET_WRITE,
                          .mem = mem,
                          .local = from + i * LEN,
@@ -94,7 +92,7 @@ static mpix_net_op write_op(int i, int counted) {
 }
 
 /* What has landed of write i: 0 nothing, 1 a part, 2 all. */
-static int landed(int i) {
+int landed(int i) {
     int n = 0, wrong = 0;
 
     for (int b = i * LEN; b < (i + 1) * LEN; b++) { /* one check for all: each is a system call */
@@ -105,17 +103,6 @@ static int landed(int i) {
         ck_abort_msg("%d bytes of write %d are neither old nor new", wrong, i);
     return n == 0 ? 0 : n == LEN ? 2 : 1;
 }
-
-/* What a run of OPS writes looks like from outside. */
-typedef struct seen {
-    int order[OPS], norder; /* writes in the order in which they were first seen whole */
-    int partial;            /* a write was seen in part */
-    int inverted;           /* a later one was whole before an earlier one */
-    int arrivals[OPS], narrivals, arrivals_inverted;
-    int failed, done; /* completions told; failed: the kind */
-    char text[128];
-    uint64_t ns, polls;
-} seen;
 
 static void look(seen *s) {
     for (int i = 0; i < OPS; i++) {
@@ -131,7 +118,7 @@ static void look(seen *s) {
     }
 }
 
-static void poll_once(seen *s) {
+void poll_once(seen *s) {
     mpix_net_done done[8];
     mpix_net_arrival arrivals[OPS];
     int n = net->ops->poll(net, done, 8);
@@ -158,7 +145,7 @@ static void poll_once(seen *s) {
     }
 }
 
-static seen run(int counted, int polls) {
+seen run(int counted, int polls) {
     mpix_net_op ops[OPS];
     seen s = {0};
     uint64_t start = mpix_clock_ns();
@@ -174,7 +161,7 @@ static seen run(int counted, int polls) {
     return s;
 }
 
-static void whole(const seen *s, int counted) {
+void whole(const seen *s, int counted) {
     int arrived[OPS] = {0};
 
     ck_assert_int_eq(s->done, OPS);
@@ -188,270 +175,6 @@ static void whole(const seen *s, int counted) {
     for (int i = 0; i < s->narrivals; i++)
         ck_assert_int_eq(arrived[s->arrivals[i]]++, 0);
 }
-
-/* Everything lands once and whole, whatever the seed; over the seeds order is broken and writes are
- * seen in part. */
-START_TEST(reorders) {
-    int inverted = 0, partial = 0, arrivals = 0;
-
-    for (int seed = 1; seed <= 20; seed++) {
-        set_seed(seed);
-        ck_assert_int_eq(open_net(), 0);
-        ck_assert_int_eq(net->caps.ordered, 0);
-        ck_assert_ptr_nonnull(strstr(net->caps.why, "chaos_reorder"));
-        memset(to, 0, BYTES);
-        seen s = run(seed & 1, 1000);
-        whole(&s, seed & 1);
-        inverted += s.inverted;
-        partial += s.partial;
-        arrivals += s.arrivals_inverted;
-        close_net();
-    }
-    ck_assert_int_gt(inverted, 10);
-    ck_assert_int_gt(partial, 2);
-    ck_assert_int_gt(arrivals, 5);
-}
-END_TEST
-
-START_TEST(keeps_order) {
-    int partial = 0;
-
-    set("chaos_reorder", "no");
-    for (int seed = 1; seed <= 20; seed++) {
-        set_seed(seed);
-        set("chaos_pieces", seed & 2 ? "1" : "8");
-        ck_assert_int_eq(open_net(), 0);
-        ck_assert_int_eq(net->caps.ordered, 1);
-        memset(to, 0, BYTES);
-        seen s = run(seed & 1, 1000);
-        whole(&s, seed & 1);
-        ck_assert_int_eq(s.inverted, 0);
-        ck_assert_int_eq(s.arrivals_inverted, 0);
-        ck_assert_int_eq(s.partial && (seed & 2), 0);
-        partial += s.partial;
-        close_net();
-    }
-    ck_assert_int_gt(partial, 2);
-}
-END_TEST
-
-/* A word behind the writes of its lane: whoever sees it sees them. */
-START_TEST(word_after_writes) {
-    set("chaos_reorder", "no");
-    for (int seed = 1; seed <= 30; seed++) {
-        mpix_net_op ops[OPS + 1];
-        seen s = {0};
-        const uint64_t *word = (const uint64_t *)(void *)(to + OPS * LEN);
-        set_seed(seed);
-        ck_assert_int_eq(open_net(), 0);
-        memset(to, 0, BYTES);
-        for (int i = 0; i < OPS; i++)
-            ops[i] = write_op(i, 0);
-        ops[OPS] = (mpix_net_op){.op = MPIX_NET_WORD,
-                                 .rmem = rmem,
-                                 .roff = OPS * LEN,
-                                 .len = 8,
-                                 .value = 77,
-                                 .counter = -1};
-        ck_assert_int_eq(net->ops->post(net, ops, OPS + 1), OPS + 1);
-        for (int i = 0; i < 1000 && s.done < OPS; i++) {
-            mpix_net_done done[4];
-            int n = net->ops->poll(net, done, 4);
-            for (int k = 0; k < n; k++)
-                s.done += done[k].n;
-            for (int k = 0; *word && k < OPS; k++)
-                if (landed(k) != 2)
-                    ck_abort_msg("the word came before write %d", k);
-        }
-        for (int i = 0; i < 100 && *word == 0; i++)
-            poll_once(&(seen){.done = 0});
-        ck_assert_uint_eq(*word, 77);
-        close_net();
-    }
-}
-END_TEST
-
-/* The same seed gives the same order, another one another. */
-START_TEST(by_seed) {
-    seen first, again;
-    int differs = 0;
-
-    for (int seed = 1; seed <= 8; seed++) {
-        set_seed(1);
-        ck_assert_int_eq(open_net(), 0);
-        memset(to, 0, BYTES);
-        first = run(1, 1000);
-        close_net();
-        set_seed(seed);
-        ck_assert_int_eq(open_net(), 0);
-        memset(to, 0, BYTES);
-        again = run(1, 1000);
-        close_net();
-        int same = memcmp(first.order, again.order, sizeof first.order) == 0 &&
-                   memcmp(first.arrivals, again.arrivals, sizeof first.arrivals) == 0;
-        if (seed == 1)
-            ck_assert_int_eq(same, 1);
-        differs += !same;
-    }
-    ck_assert_int_eq(differs, 7);
-}
-END_TEST
-
-START_TEST(delays) {
-    set("chaos_delay_us", "20000");
-    ck_assert_int_eq(open_net(), 0);
-    seen s = run(1, 1 << 30);
-    whole(&s, 1);
-    ck_assert_uint_gt(s.ns, 5000000);
-}
-END_TEST
-
-/* The source is read until the completion is told: what is written there too early shows
- * at the target. */
-START_TEST(reads_late) {
-    int late = 0;
-
-    for (int seed = 1; seed <= 10; seed++) {
-        mpix_net_op op;
-        mpix_net_done done;
-        char old = from[0];
-        set_seed(seed);
-        ck_assert_int_eq(open_net(), 0);
-        op = write_op(0, 0);
-        memset(to, 0, BYTES);
-        ck_assert_int_eq(net->ops->post(net, &op, 1), 1);
-        from[0] = 99;
-        for (int i = 0; i < 100 && net->ops->poll(net, &done, 1) == 0; i++)
-            ;
-        late += to[0] == 99;
-        from[0] = old;
-        close_net();
-    }
-    ck_assert_int_eq(late, 10);
-}
-END_TEST
-
-/* The chosen operation fails, those before it on the lane complete, those after it never land. */
-START_TEST(fails_at) {
-    int refused = 0, later = 0;
-
-    set("chaos_fail_at", "9");
-    set("chaos_reorder", "no");
-    for (int seed = 1; seed <= 16; seed++) {
-        mpix_net_op ops[OPS];
-        int posted;
-        set_seed(seed);
-        ck_assert_int_eq(open_net(), 0);
-        memset(to, 0, BYTES);
-        for (int i = 0; i < OPS; i++)
-            ops[i] = write_op(i, seed & 1);
-        posted = net->ops->post(net, ops, OPS);
-        if (posted == -MPIX_ERRK_TRANSPORT) {
-            refused++;
-            ck_assert_ptr_nonnull(strstr(mpix_error_tls()->text, "operation 9"));
-        } else {
-            seen s = {0};
-            later++;
-            ck_assert_int_eq(posted, OPS);
-            for (int i = 0; i < 1000; i++)
-                poll_once(&s);
-            ck_assert_int_eq(s.failed, MPIX_ERRK_TRANSPORT);
-            ck_assert_ptr_nonnull(strstr(s.text, "operation 9"));
-            ck_assert_int_eq(s.done, 8);
-            ck_assert_int_ne(landed(8), 2);
-            /* the lane is broken */
-            ck_assert_int_eq(net->ops->post(net, ops, 1), -MPIX_ERRK_TRANSPORT);
-        }
-        for (int i = 9; i < OPS; i++)
-            ck_assert_int_eq(landed(i), 0);
-        close_net();
-    }
-    ck_assert_int_gt(refused, 2);
-    ck_assert_int_gt(later, 2);
-}
-END_TEST
-
-START_TEST(fails_sometimes) {
-    int failed = 0;
-
-    for (int ppm = 0; ppm <= 1000000; ppm += 500000)
-        for (int seed = 1; seed <= 20; seed++) {
-            char text[16];
-            mpix_net_op op;
-            snprintf(text, sizeof text, "%d", ppm);
-            set("chaos_fail_ppm", text);
-            set_seed(seed);
-            ck_assert_int_eq(open_net(), 0);
-            op = write_op(0, 0);
-            int bad = net->ops->post(net, &op, 1) < 0;
-            for (int i = 0; i < 20 && !bad; i++) {
-                mpix_net_done done = {0};
-                bad = net->ops->poll(net, &done, 1) == 1 && done.kind;
-            }
-            ck_assert_int_eq(bad && ppm == 0, 0);
-            ck_assert_int_eq(!bad && ppm == 1000000, 0);
-            failed += bad && ppm == 500000;
-            close_net();
-        }
-    ck_assert_int_gt(failed, 3);
-    ck_assert_int_lt(failed, 17);
-}
-END_TEST
-
-/* On another rank than this nothing fails, and nothing stalls. */
-START_TEST(other_rank) {
-    set("chaos_rank", "1");
-    set("chaos_fail_at", "3");
-    set("chaos_stall_at", "2");
-    set("chaos_fail_call", "connect");
-    ck_assert_int_eq(open_net(), 0);
-    seen s = run(1, 1000);
-    whole(&s, 1);
-}
-END_TEST
-
-START_TEST(stalls) {
-    set("chaos_stall_at", "5");
-    ck_assert_int_eq(open_net(), 0);
-    seen s = run(1, 2000);
-    ck_assert_int_eq(s.done + s.narrivals + s.failed + s.norder, 0);
-    close_net();
-    set("chaos_stall_ms", "30");
-    memset(to, 0, BYTES);
-    ck_assert_int_eq(open_net(), 0);
-    s = run(1, 1 << 30);
-    whole(&s, 1);
-    ck_assert_uint_gt(s.ns, 29000000);
-    close_net();
-    set("chaos_stall_thread", "yes");
-    memset(to, 0, BYTES);
-    ck_assert_int_eq(open_net(), 0);
-    uint64_t polls = s.polls;
-    s = run(1, 1 << 30);
-    whole(&s, 1);
-    ck_assert_uint_gt(s.ns, 29000000);
-    ck_assert_uint_lt(s.polls, polls / 2); /* one of them took the time */
-    close_net();
-    set("chaos_stall_ms", "0");
-    ck_assert_int_eq(open_net(), MPIX_ERRK_ARG);
-    ck_assert_ptr_nonnull(strstr(mpix_error_tls()->text, "chaos_stall_ms"));
-}
-END_TEST
-
-START_TEST(fails_in_set_up) {
-    static const char *const calls[] = {"open", "address", "connect", "register", "key"};
-
-    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
-        set("chaos_fail_call", calls[i]);
-        ck_assert_int_eq(open_net(), MPIX_ERRK_TRANSPORT);
-        ck_assert_ptr_nonnull(strstr(mpix_error_tls()->text, "chaos_fail_call"));
-        ck_assert_int_eq(net == NULL, i == 0);
-        close_net();
-    }
-    set("chaos_fail_call", "none");
-    ck_assert_int_eq(open_net(), 0);
-}
-END_TEST
 
 /* As many as the capability says, and no more; over itself; not over nothing. */
 START_TEST(limits) {
@@ -585,21 +308,12 @@ int main(int argc, char **argv) {
     to = p;
     tcase_add_checked_fixture(all, fresh, close_net);
     tcase_set_timeout(all, 120);
-    tcase_add_test(all, reorders);
-    tcase_add_test(all, keeps_order);
-    tcase_add_test(all, word_after_writes);
-    tcase_add_test(all, by_seed);
-    tcase_add_test(all, delays);
-    tcase_add_test(all, reads_late);
-    tcase_add_test(all, fails_at);
-    tcase_add_test(all, shmem_tells_of_words);
-    tcase_add_test(all, shmem_polls_fairly);
-    tcase_add_test(all, fails_sometimes);
-    tcase_add_test(all, other_rank);
-    tcase_add_test(all, stalls);
-    tcase_add_test(all, fails_in_set_up);
+    chaos_order_tests(all);
+    chaos_fails_tests(all);
     tcase_add_test(all, limits);
     tcase_add_test(all, arms);
+    tcase_add_test(all, shmem_tells_of_words);
+    tcase_add_test(all, shmem_polls_fairly);
     suite_add_tcase(suite, all);
     failed = check_suite_run(suite);
     mpix_mem_shared_free(to);

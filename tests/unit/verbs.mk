@@ -7,6 +7,8 @@ UNIT_TESTS += tests/unit/test_verbs
 tests_unit_test_verbs_SOURCES = \
 	tests/unit/mock_verbs.c \
 	tests/unit/mock_verbs.h \
+	tests/unit/mock_verbs_data.c \
+	tests/unit/mock_verbs_internal.h \
 	tests/unit/test_verbs.c \
 	tests/unit/test_verbs_connect.c \
 	tests/unit/test_verbs_device.c \
