@@ -1,6 +1,6 @@
 #!/bin/sh
-# autogen.sh - makes ./configure and the files it needs from configure.ac, Makefile.am and m4/. Needed in a git clone only;
-# release archives have them.
+# autogen.sh - makes ./configure and the files it needs from configure.ac, Makefile.am and m4/.
+# Needed in a git clone only; release archives have them.
 set -e
 cd "$(dirname "$0")"
 missing=

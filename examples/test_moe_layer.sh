@@ -1,7 +1,7 @@
 #!/bin/sh
-# test_moe_layer.sh - the C++ example on its data, forward and backward: both layouts, both dtypes, several numbers of
-# ranks, among them one that divides neither tokens nor experts, and fewer tokens than ranks. The program judges itself
-# by its exit status.
+# test_moe_layer.sh - the C++ example on its data, forward and backward: both layouts, both dtypes,
+# several numbers of ranks, among them one that divides neither tokens nor experts, and fewer tokens
+# than ranks. The program judges itself by its exit status.
 set -u
 
 . "$MPIX_SRCDIR/tests/mpi_leaks.sh"
@@ -12,7 +12,8 @@ run() { # RANKS [OPTION ...]
     ranks=$1
     shift
     echo "== $ranks ranks: $*"
-    "$MPIX_MPIRUN" "$ranks" "$MPIX_BUILDDIR/examples/moe_layer" --data "$MPIX_SRCDIR/data/moe_layer" --repeat 2 "$@" ||
+    "$MPIX_MPIRUN" "$ranks" "$MPIX_BUILDDIR/examples/moe_layer" --data \
+        "$MPIX_SRCDIR/data/moe_layer" --repeat 2 "$@" ||
         { echo "FAILED with exit status $?"; exit 1; }
 }
 

@@ -1,5 +1,6 @@
 #!/bin/sh
-# test_moe_layer_bad.sh - the C++ example on data and options that are wrong: it has to notice, and to say what.
+# test_moe_layer_bad.sh - the C++ example on data and options that are wrong: it has to notice,
+# and to say what.
 set -u
 . "$MPIX_SRCDIR/tests/mpi_leaks.sh"
 good=$MPIX_SRCDIR/data/moe_layer
@@ -8,7 +9,8 @@ trap 'rm -rf "$bad"' EXIT
 
 # Every case starts from the good data.
 fresh() {
-    rm -rf "$bad/data" && mkdir "$bad/data" && cp "$good"/*.npy "$bad/data/" && chmod u+w "$bad"/data/*.npy || exit 99
+    rm -rf "$bad/data" && mkdir "$bad/data" && cp "$good"/*.npy "$bad/data/" &&
+        chmod u+w "$bad"/data/*.npy || exit 99
 }
 
 # The same array with its rows moved up by one, as if an index were wrong; the header has 128 bytes.
@@ -31,7 +33,8 @@ expect() { # WHAT TEXT OPTION...: the program fails, and its output has the text
     esac
     case $output in
     *"$text"*) echo "$what: noticed (exit status $code)" ;;
-    *) echo "$what: exit status $code, but the output lacks '$text'"; printf '%s\n' "$output"; exit 1 ;;
+    *) echo "$what: exit status $code, but the output lacks '$text'"; printf '%s\n' \
+        "$output"; exit 1 ;;
     esac
 }
 
@@ -46,7 +49,8 @@ expect "truncated file" "x_bf16.npy: is shorter than its header says" --data "$b
 fresh; cp "$good/y.npy" "$bad/data/x_bf16.npy"
 expect "file of another type" "x_bf16.npy: has elements '<f4', expected '<u2'" --data "$bad/data"
 fresh; cp "$good/w_down_bf16.npy" "$bad/data/w_up_bf16.npy"
-expect "file of another shape" "w_up_bf16.npy: has shape (64, 32, 256), expected (64, 256, 32)" --data "$bad/data"
+expect "file of another shape" "w_up_bf16.npy: has shape (64, 32, 256), expected (64, 256, 32)" \
+    --data "$bad/data"
 fresh; echo hello >"$bad/data/router.npy"
 expect "not an array" "router.npy: is not an .npy file" --data "$bad/data"
 fresh; rm "$bad/data/topk_idx.npy"
@@ -54,7 +58,8 @@ expect "missing file" "topk_idx.npy: cannot be opened" --data "$bad/data"
 expect "too many tokens" "--tokens 2049: there are 2048 only" --data "$good" --tokens 2049
 expect "no data" "--data is missing"
 expect "unknown type" "--dtype does not take 'f16'" --data "$good" --dtype f16
-expect "malformed number" "--tokens takes a number from 1 to 1000000000, not '5x'" --data "$good" --tokens 5x
+expect "malformed number" "--tokens takes a number from 1 to 1000000000, not '5x'" --data "$good" \
+    --tokens 5x
 expect "unknown option" "unknown option '--frobnicate'" --data "$good" --frobnicate
 expect "unknown memory" "--memory does not take 'disk'" --data "$good" --memory disk
 if [ ! -e /dev/nvidiactl ]; then # without a GPU, and maybe without cuBLAS: both have to be said

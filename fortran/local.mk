@@ -1,10 +1,12 @@
 # fortran/ - the module mpix_ep in a library of its own, since the core needs no Fortran.
-EXTRA_DIST += fortran/mpix_ep.f90 fortran/mpix_ep_f.c examples/ep_minimal_fortran.f90 examples/test_fortran.sh tests/api/fortran_sizes.f90
+EXTRA_DIST += fortran/mpix_ep.f90 fortran/mpix_ep_f.c examples/ep_minimal_fortran.f90 \
+	examples/test_fortran.sh tests/api/fortran_sizes.f90
 if HAVE_FORTRAN
 lib_LTLIBRARIES += libmpixep_fortran.la
 libmpixep_fortran_la_SOURCES = fortran/mpix_ep.f90 fortran/mpix_ep_f.c
 libmpixep_fortran_la_FCFLAGS = $(MPIX_FCFLAGS) $(MPIX_SANITIZE) $(MPI_FCFLAGS) -J fortran
-libmpixep_fortran_la_LDFLAGS = $(AM_LDFLAGS) $(MPIX_RPATH_LIB) -version-info $(LIBMPIXEP_VERSION_INFO) -no-undefined
+libmpixep_fortran_la_LDFLAGS = $(AM_LDFLAGS) $(MPIX_RPATH_LIB) -version-info \
+	$(LIBMPIXEP_VERSION_INFO) -no-undefined
 libmpixep_fortran_la_LIBADD = libmpixep.la $(MPI_FCLIBS)
 nodist_include_HEADERS = fortran/mpix_ep.mod
 fortran/mpix_ep.mod: fortran/libmpixep_fortran_la-mpix_ep.lo

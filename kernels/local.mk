@@ -1,4 +1,5 @@
-# kernels/ - the work on rows. Each variant raises the instruction set for its own functions, so none needs flags of its own.
+# kernels/ - the work on rows. Each variant raises the instruction set for its own functions, so
+# none needs flags of its own.
 libmpixep_core_la_SOURCES += \
 	kernels/host/convert.h \
 	kernels/host/copy_impl.h \

@@ -1,9 +1,12 @@
-# cuda.m4 - nvcc for the CUDA module, a library of its own that is loaded when a context asks for GPU memory.
+# cuda.m4 - nvcc for the CUDA module, a library of its own that is loaded when a context
+# asks for GPU memory.
 #
-# Default: built if nvcc is found (in PATH, $CUDA_HOME or /usr/local/cuda) and makes a shared library. --with-cuda: an error if not.
-# --with-cuda=DIR: DIR/bin/nvcc alone. --with-cuda-arch=LIST: compute capabilities, such as "80 90" (sm_80 and commas are taken too); the last one also as PTX.
-# Default: what nvcc knows of 80, 100, 120 and 90: code of one serves all of its generation (10.x, 12.x), and the PTX of 90 every other device from there on,
-# whose driver compiles it at the first use. Each of them takes nvcc as long again: one is enough for a build for the machine at hand.
+# Default: built if nvcc is found (in PATH, $CUDA_HOME or /usr/local/cuda) and makes a shared
+# library. --with-cuda: an error if not. --with-cuda=DIR: DIR/bin/nvcc alone. --with-cuda-arch=LIST:
+# compute capabilities, such as "80 90" (sm_80 and commas are taken too); the last one also as PTX.
+# Default: what nvcc knows of 80, 100, 120 and 90: code of one serves all of its generation (10.x,
+# 12.x), and the PTX of 90 every other device from there on, whose driver compiles it at the first
+# use. Each of them takes nvcc as long again: one is enough for a build for the machine at hand.
 AC_DEFUN([MPIX_CHECK_CUDA], [
 AC_ARG_WITH([cuda], [AS_HELP_STRING([--with-cuda@<:@=DIR@:>@], [build the CUDA module with DIR/bin/nvcc; default: if found (for GPU memory)])],
             [], [with_cuda=check])

@@ -18,7 +18,8 @@ MPIX_FLAG_IF([MPIX_CFLAGS], [-pthread])
 MPIX_FLAG_IF([MPIX_CFLAGS], [-Wall])
 MPIX_FLAG_IF([MPIX_CFLAGS], [-Wextra])
 MPIX_FLAG_IF([MPIX_CFLAGS], [-fvisibility=hidden])
-# The sums are defined with every product rounded; a compiler may otherwise contract a multiply and an add into one.
+# The sums are defined with every product rounded; a compiler may otherwise contract a multiply and
+# an add into one.
 MPIX_FLAG_IF([MPIX_CFLAGS], [-ffp-contract=off])
 AS_IF([test "x$enable_werror" = xyes], [MPIX_CFLAGS="$MPIX_CFLAGS -Werror"])
 

@@ -2,15 +2,16 @@
 #
 # MPIX_DEPENDENCY(NAME, OPTION, MODULES, LIBRARIES, PROLOGUE, BODY, WHAT)
 #
-#   NAME       upper case; sets NAME_CFLAGS, NAME_LIBS, HAVE_NAME (config.h and Makefile.am) and mpix_sum_NAME
+#   NAME       upper case; sets NAME_CFLAGS, NAME_LIBS, HAVE_NAME (config.h and Makefile.am)
+#              and mpix_sum_NAME
 #   OPTION     as in --with-OPTION[=DIR]
 #   MODULES    pkg-config modules to try, in order, separated by blanks
 #   LIBRARIES  linker flags to try after those, as shell words: -lfoo "-lfoo -lbar"
 #   PROLOGUE, BODY  a program that must compile and link
 #   WHAT       what is left out without it, for the summary
 #
-# Default: used if found. --with-OPTION: an error if it is not found. --with-OPTION=DIR: looked for in DIR alone.
-# --without-OPTION: not looked for. Only a program that links counts as found.
+# Default: used if found. --with-OPTION: an error if it is not found. --with-OPTION=DIR: looked for
+# in DIR alone. --without-OPTION: not looked for. Only a program that links counts as found.
 AC_DEFUN([MPIX_DEPENDENCY], [
 AC_ARG_WITH([$2], [AS_HELP_STRING([--with-$2@<:@=DIR@:>@], [use $2, installed in DIR; default: if found (for $7)])],
             [], [with_$2=check])

@@ -1,8 +1,10 @@
-# mpix_fortran.m4 - a Fortran compiler with which MPI's module mpi_f08 can be used, for the module mpix_ep.
+# mpix_fortran.m4 - a Fortran compiler with which MPI's module mpi_f08 can be used, for
+# the module mpix_ep.
 #
-# Default: built if found. --with-fortran: an error if not. --without-fortran: not looked for. The wrapper mpifort beside MPICC, with the same
-# suffix, is asked for its flags; the compiler stays your own (FC=). A module file is readable by the compiler that wrote it only, so MPI's
-# decides which compilers will do.
+# Default: built if found. --with-fortran: an error if not. --without-fortran: not looked for. The
+# wrapper mpifort beside MPICC, with the same suffix, is asked for its flags; the compiler stays
+# your own (FC=). A module file is readable by the compiler that wrote it only, so MPI's decides
+# which compilers will do.
 AC_DEFUN([MPIX_CHECK_FORTRAN], [
 AC_ARG_WITH([fortran], [AS_HELP_STRING([--without-fortran], [leave the Fortran module out; default: built if mpi_f08 works])], [], [with_fortran=check])
 mpix_have_fortran=no

@@ -1,17 +1,19 @@
 # mpix_mpi.m4 - MPI, without replacing the compiler.
 #
-# The wrapper compiler is only asked what it would pass on (--showme:compile of Open MPI, -compile_info of MPICH, -show of both and
-# of others); without a wrapper, pkg-config is asked; without that, the compiler may know MPI by itself (CC=mpicc, Cray's cc). The
-# include folders become -isystem: Open MPI's mpi.h does not pass -Wextra.
+# The wrapper compiler is only asked what it would pass on (--showme:compile of Open MPI,
+# -compile_info of MPICH, -show of both and of others); without a wrapper, pkg-config is asked;
+# without that, the compiler may know MPI by itself (CC=mpicc, Cray's cc). The include folders
+# become -isystem: Open MPI's mpi.h does not pass -Wextra.
 #
-# The launcher belongs to the wrapper: same folder, same suffix (mpicc.mpich - mpiexec.mpich), links such as Debian's
-# /etc/alternatives followed first. Another MPI's launcher starts N jobs of size 1, and nobody notices; tests/mpirun.sh also probes it.
+# The launcher belongs to the wrapper: same folder, same suffix (mpicc.mpich - mpiexec.mpich), links
+# such as Debian's /etc/alternatives followed first. Another MPI's launcher starts N jobs of size 1,
+# and nobody notices; tests/mpirun.sh also probes it.
 #
-# MPICC=WRAPPER, MPIEXEC=LAUNCHER (may have arguments, such as "srun -n") and --with-mpi=DIR override.
-# Sets MPI_CPPFLAGS, MPI_LIBS, MPICC, MPIEXEC.
+# MPICC=WRAPPER, MPIEXEC=LAUNCHER (may have arguments, such as "srun -n") and --with-mpi=DIR
+# override. Sets MPI_CPPFLAGS, MPI_LIBS, MPICC, MPIEXEC.
 
-# MPIX_MPI_FLAGS(COMPILE-TEXT, LINK-TEXT): keeps of a wrapper's flags what finds headers and libraries; its optimisation, warning and
-# hardening flags are the packager's business.
+# MPIX_MPI_FLAGS(COMPILE-TEXT, LINK-TEXT): keeps of a wrapper's flags what finds headers and
+# libraries; its optimisation, warning and hardening flags are the packager's business.
 AC_DEFUN([MPIX_MPI_FLAGS], [
 MPI_CPPFLAGS= MPI_LIBS= mpix_prev=
 for mpix_word in $1; do

@@ -1,5 +1,6 @@
-# mpix_nccl.m4 - headers of NCCL and NVTX for mpix_ep_bench. NCCL's library is loaded when its baseline is asked for, from DIR/lib of
-# --with-nccl=DIR or where the system has it, so that the benchmark runs where there is none. Without the CUDA module nothing is looked for.
+# mpix_nccl.m4 - headers of NCCL and NVTX for mpix_ep_bench. NCCL's library is loaded when its
+# baseline is asked for, from DIR/lib of --with-nccl=DIR or where the system has it, so that the
+# benchmark runs where there is none. Without the CUDA module nothing is looked for.
 AC_DEFUN([MPIX_CHECK_NCCL], [
 AC_ARG_WITH([nccl], [AS_HELP_STRING([--with-nccl@<:@=DIR@:>@], [use nccl, installed in DIR; default: if found (for the benchmark's baseline)])],
             [], [with_nccl=check])

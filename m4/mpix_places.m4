@@ -1,5 +1,6 @@
-# mpix_places.m4 - where installed files are from each other: an installation that is moved as a whole finds its own.
-# Sets MPIX_LIB_FROM_BIN (libdir as seen from bindir, or nothing if one of them is not absolute), MPIX_RPATH_BIN and MPIX_RPATH_LIB.
+# mpix_places.m4 - where installed files are from each other: an installation that is moved as a
+# whole finds its own. Sets MPIX_LIB_FROM_BIN (libdir as seen from bindir, or nothing if one of them
+# is not absolute), MPIX_RPATH_BIN and MPIX_RPATH_LIB.
 AC_DEFUN([MPIX_PLACES], [
 AC_MSG_CHECKING([the way from programs to libraries])
 mpix_save_prefix="$prefix" mpix_save_exec_prefix="$exec_prefix"

@@ -1,5 +1,6 @@
-# mpix_sanitizers.m4 - --enable-asan, --enable-ubsan and --enable-tsan (alone); the first finding ends the program.
-# --enable-fuzz: the targets of tests/fuzz with clang's libFuzzer (`make check-fuzz` does it).
+# mpix_sanitizers.m4 - --enable-asan, --enable-ubsan and --enable-tsan (alone); the first finding
+# ends the program. --enable-fuzz: the targets of tests/fuzz with clang's libFuzzer (`make
+# check-fuzz` does it).
 AC_DEFUN([MPIX_SANITIZERS], [
 AC_ARG_ENABLE([asan], [AS_HELP_STRING([--enable-asan], [build with the address sanitizer])], [], [enable_asan=no])
 AC_ARG_ENABLE([ubsan], [AS_HELP_STRING([--enable-ubsan], [build with the undefined behaviour sanitizer])], [], [enable_ubsan=no])

@@ -1,4 +1,5 @@
-# ucx.m4 - libucp, and libuct for its settings: the transport `ucx`, a module of its own. 1.12 or later: memory keys and flushes as nbx calls, KEEPALIVE_INTERVAL.
+# ucx.m4 - libucp, and libuct for its settings: the transport `ucx`, a module of its own. 1.12 or
+# later: memory keys and flushes as nbx calls, KEEPALIVE_INTERVAL.
 AC_DEFUN([MPIX_CHECK_UCX], [
 MPIX_DEPENDENCY([UCX], [ucx], [ucx], ["-lucp -luct -lucs"], [[#include <ucp/api/ucp.h>
 #include <uct/api/uct.h>

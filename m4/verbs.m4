@@ -1,5 +1,5 @@
-# verbs.m4 - libibverbs: the transport `verbs`, RDMA devices. The program asks for what came last: GID tables with types
-# (rdma-core 32) and registration of dma-buf (rdma-core 34).
+# verbs.m4 - libibverbs: the transport `verbs`, RDMA devices. The program asks for what came last:
+# GID tables with types (rdma-core 32) and registration of dma-buf (rdma-core 34).
 AC_DEFUN([MPIX_CHECK_VERBS], [
 MPIX_DEPENDENCY([VERBS], [verbs], [libibverbs], [-libverbs], [[#include <infiniband/verbs.h>]],
                 [[struct ibv_gid_entry entry;

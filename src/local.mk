@@ -104,17 +104,21 @@ libmpixep_core_la_SOURCES += \
 	src/transport/verbs/wire.h
 endif
 
-# The transport over libucp, where that was found: a module that is loaded when the transport is opened, also by a static library, so it is made
-# without libtool. It calls the library through a table.
+# The transport over libucp, where that was found: a module that is loaded when the transport
+# is opened, also by a static library, so it is made without libtool. It calls the library
+# through a table.
 ucx_units = src/mem/guard.c src/transport/ucx/segment.c src/transport/ucx/ucx.c \
 	src/transport/ucx/ucx_arrive.c src/transport/ucx/ucx_mem.c src/transport/ucx/ucx_move.c
-ucx_deps = $(ucx_units) src/transport/ucx/ucx.h src/transport/ucx/module.h src/transport/net.h src/base/param.h src/boot/boot.h config.h
+ucx_deps = $(ucx_units) src/transport/ucx/ucx.h src/transport/ucx/module.h src/transport/net.h \
+	src/base/param.h src/boot/boot.h config.h
 EXTRA_DIST += $(ucx_units) src/transport/ucx/ucx.h
 CLEANFILES += libmpixep_ucx.so
 if HAVE_UCX
 ucxmoduledir = $(libdir)
 ucxmodule_DATA = libmpixep_ucx.so
 libmpixep_ucx.so: $(ucx_deps)
-	$(AM_V_CCLD)$(CC) $(DEFS) $(DEFAULT_INCLUDES) $(INCLUDES) $(AM_CPPFLAGS) $(UCX_CFLAGS) $(CPPFLAGS) $(AM_CFLAGS) $(CFLAGS) -fPIC -shared \
-	  $(AM_LDFLAGS) $(LDFLAGS) -o $@ `for unit in $(ucx_units); do echo $(top_srcdir)/$$unit; done` $(UCX_LIBS)
+	$(AM_V_CCLD)$(CC) $(DEFS) $(DEFAULT_INCLUDES) $(INCLUDES) $(AM_CPPFLAGS) $(UCX_CFLAGS) \
+	  $(CPPFLAGS) $(AM_CFLAGS) $(CFLAGS) -fPIC -shared \
+	  $(AM_LDFLAGS) $(LDFLAGS) -o $@ `for unit in $(ucx_units); do echo $(top_srcdir)/$$unit; done` \
+	  $(UCX_LIBS)
 endif

@@ -3,17 +3,20 @@
 #
 #   covers: FAULT | PATH, PATH | TEST      and in tests/faults/uncovered:   uncovered: FAULT | PATH, PATH | why
 #
-#   faults.sh            runs every test that the table names, in the build tree MPIX_BUILDDIR (default: build), and prints the
-#                        table with pass, FAIL or left out behind each
+#   faults.sh            runs every test that the table names, in the build tree
+#                        MPIX_BUILDDIR (default: build), and prints the table with pass, FAIL
+#                        or left out behind each
 #   faults.sh --page     prints doc/faults.md
-#   faults.sh --check    fails if doc/faults.md is not that page, or the page has an empty cell or a test that is not there
+#   faults.sh --check    fails if doc/faults.md is not that page, or the page has an empty cell or a
+#                        test that is not there
 set -u -o pipefail
 export LC_ALL=C
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=$(cd "${MPIX_BUILDDIR:-$top/build}" 2>/dev/null && pwd)
 paths="create ht-mapped ht-proxied ht-hops ll-mapped ll-proxied p2p-mapped p2p-copied p2p-proxied gpu-ht gpu-expert gpu-ll gpu-proxied p2p-gpu"
 
-# "fault|path|test" and "fault|path|!why", a line each; * stands for every path that nothing else covers.
+# "fault|path|test" and "fault|path|!why", a line each; * stands for every path that
+# nothing else covers.
 lines() {
     grep -rhoE "covers: [^|]+\|[^|]+\|.*" "$top/tests" --include='*.sh' --exclude=faults.sh --include='*.mk' --include='check' --include='*.c' --include='*.cpp' \
         --include='uncovered' | sed 's/^covers: */+|/'
@@ -37,7 +40,8 @@ cells() {
         }' | sort
 }
 
-# A row for each fault and each test or reason, with the paths that share it. results: "TEST STATE" lines, or nothing.
+# A row for each fault and each test or reason, with the paths that share it. results: "TEST STATE"
+# lines, or nothing.
 table() { # RESULTS-FILE
     cells | awk -F '[|]' -v paths="$paths" -v results="$1" '
         BEGIN { while ((getline line <results) > 0) { split(line, w, " "); state[w[1]] = substr(line, length(w[1]) + 2) } m = split(paths, order, " ") }
@@ -67,14 +71,16 @@ PAGE
     table /dev/null
 }
 known() { # what make check, check-full and other targets run
-    (cd "$top/tests" && grep -rhoE 'tests/(mpi|faults|unit|fuzz|net|gpu|emu|model)/[A-Za-z0-9_.]+' --include='*.mk' . | sort -u)
+    (cd "$top/tests" && grep -rhoE 'tests/(mpi|faults|unit|fuzz|net|gpu|emu|model)/[A-Za-z0-9_.]+' \
+        --include='*.mk' . | sort -u)
     printf '%s\n' check-emu check-gpu check-net check-rdma check-fuzz
 }
 tests_named() { cells | awk -F '[|]' '$3 !~ /^[!?]/ {print $3}' | sed 's/ .*//' | sort -u; }
 
 check() {
     local bad=0 missing
-    if cells | grep '|?$' | sed 's/|?$//; s/|/ on /; s/^/faults.sh: neither test nor reason: /'; then bad=1; fi
+    if cells | grep '|?$' | sed \
+        's/|?$//; s/|/ on /; s/^/faults.sh: neither test nor reason: /'; then bad=1; fi
     missing=$(tests_named | grep -vxFf <(known))
     if [ -n "$missing" ]; then printf 'faults.sh: no such test: %s\n' $missing; bad=1; fi
     if ! diff <(page) "$top/doc/faults.md"; then
@@ -85,14 +91,16 @@ check() {
 }
 
 run() {
-    [ -e "$build/Makefile" ] || { echo "faults.sh: there is no build tree; MPIX_BUILDDIR names it"; return 1; }
+    [ -e "$build/Makefile" ] || { echo \
+        "faults.sh: there is no build tree; MPIX_BUILDDIR names it"; return 1; }
     local results log=$build/faults.log test
     results=$(mktemp) || return
     : >"$log"
     make -C "$build" check-programs >>"$log" 2>&1 || { tail "$log"; return 1; }
     for test in $(tests_named); do
         case $test in
-            check-*) make -C "$build" "$test" >>"$log" 2>&1 && echo "$test pass" || echo "$test FAIL" ;;
+            check-*) make -C "$build" "$test" >>"$log" 2>&1 && echo "$test pass" ||
+                echo "$test FAIL" ;;
             *) (cd "$build" && make check TESTS="$test" 2>&1 | tee -a "$log" | sed -n "s|^PASS: .*|$test pass|p; s|^SKIP: .*|$test left out|p; s|^\(FAIL\|ERROR\): .*|$test FAIL|p" | sort -u) ;;
         esac >>"$results"
     done

@@ -1,9 +1,11 @@
 #!/bin/sh
-# valgrind.sh - runs unit tests under valgrind, several at a time, and shows the output of those that fail.
+# valgrind.sh - runs unit tests under valgrind, several at a time, and shows the output of
+# those that fail.
 #
 #   valgrind.sh JOBS LIBTOOL TEST ...
 #
-# MPIX_VALGRIND_WITHOUT: a test to leave out. They fork, and Check's children are followed; leaks are the address sanitizer's business. The environment is that of the tests.
+# MPIX_VALGRIND_WITHOUT: a test to leave out. They fork, and Check's children are followed; leaks
+# are the address sanitizer's business. The environment is that of the tests.
 set -u
 jobs=$1
 libtool=$2

@@ -1,5 +1,6 @@
 #!/bin/sh
-# expand.sh - a page of the manual as pandoc's markdown: what the sources say already is taken from there, so it can't differ.
+# expand.sh - a page of the manual as pandoc's markdown: what the sources say already is taken from
+# there, so it can't differ.
 #
 #   expand.sh SOURCE-TREE PAGE.md SECTION
 #
@@ -23,7 +24,8 @@ function slurp(file,   text, line) {
     return text
 }
 function escape(s) { gsub(/[*<>\\`|$~^]/, "\\\\&", s); return s }
-# A comment without its frame; parameters become items, lines indented by more than usual stay as they are.
+# A comment without its frame; parameters become items, lines indented by more than usual
+# stay as they are.
 function comment(c,   n, lines, i, l, out, item, inside, code) {
     sub(/^\/\*\*? ?/, "", c); sub(/ *\*\/$/, "", c)
     gsub(/ @return/, "\n@return", c); gsub(/ @param/, "\n@param", c)

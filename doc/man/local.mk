@@ -1,5 +1,6 @@
-# doc/man/ - the manual: markdown that doc/man/expand.sh completes from the sources, made into pages by pandoc. A release archive has the pages;
-# in a git clone without pandoc they are left out. A page of several calls is found by the name of each.
+# doc/man/ - the manual: markdown that doc/man/expand.sh completes from the sources, made into pages
+# by pandoc. A release archive has the pages; in a git clone without pandoc they are left out. A
+# page of several calls is found by the name of each.
 man_pages = \
 	doc/man/MPIX_Ep_alloc.3 \
 	doc/man/MPIX_Ep_combine.3 \
@@ -46,7 +47,8 @@ EXTRA_DIST += doc/man/expand.sh \
 	doc/man/mpix_ep_bench.md \
 	doc/man/mpix_ep_info.md \
 	doc/man/mpix_p2p_bench.md
-man_sources = $(top_srcdir)/doc/man/expand.sh $(top_srcdir)/VERSION $(include_HEADERS) src/base/param.c
+man_sources = $(top_srcdir)/doc/man/expand.sh $(top_srcdir)/VERSION $(include_HEADERS) \
+	src/base/param.c
 if HAVE_MANUAL
 dist_man_MANS += $(man_pages)
 endif
@@ -68,9 +70,11 @@ if HAVE_MANUAL
 	@for page in $(man_pages); do \
 	    page=`basename $$page .3`; \
 	    for call in `sed -n 's/^@calls//p' $(top_srcdir)/doc/man/$$page.md 2>/dev/null`; do \
-	        test $$call = $$page || echo ".so man3/$$page.3" >$(DESTDIR)$(man3dir)/$$call.3 || exit 1; \
+	        test $$call = $$page || echo ".so man3/$$page.3" >$(DESTDIR)$(man3dir)/$$call.3 || \
+	        exit 1; \
 	    done; \
 	done
 endif
 uninstall-hook:
-	@for call in `cat $(top_srcdir)/doc/man/MPIX*.md | sed -n 's/^@calls//p'`; do rm -f $(DESTDIR)$(man3dir)/$$call.3; done
+	@for call in `cat $(top_srcdir)/doc/man/MPIX*.md | \
+	  sed -n 's/^@calls//p'`; do rm -f $(DESTDIR)$(man3dir)/$$call.3; done

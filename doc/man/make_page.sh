@@ -3,7 +3,9 @@
 #
 #   make_page.sh PANDOC SOURCE-TREE PAGE.md OUTPUT.SECTION
 set -eu
-[ -n "$1" ] || { echo "the manual can't be made without pandoc (Debian and Ubuntu: apt-get install pandoc)" >&2; exit 1; }
+[ -n "$1" ] || { echo \
+    "the manual can't be made without pandoc (Debian and Ubuntu: apt-get install pandoc)" \
+    >&2; exit 1; }
 mkdir -p "$(dirname "$4")"
 trap 'rm -f "$4.tmp" "$4.md.tmp"' EXIT
 "$2/doc/man/expand.sh" "$2" "$3" "${4##*.}" >"$4.md.tmp"

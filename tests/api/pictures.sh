@@ -1,5 +1,6 @@
 #!/bin/sh
-# pictures.sh - the pictures of doc/ belong to their texts; and doc/pictures.sh notices a changed text.
+# pictures.sh - the pictures of doc/ belong to their texts; and doc/pictures.sh
+# notices a changed text.
 set -u
 "$MPIX_SRCDIR/doc/pictures.sh" "$MPIX_SRCDIR" || exit 1
 

@@ -1,8 +1,10 @@
 #!/usr/bin/perl
-# prepare.pl - makes C++ for a processor of the CUDA module's sources: prepare.pl OUT FILE ... writes each file into the folder OUT.
+# prepare.pl - makes C++ for a processor of the CUDA module's sources: prepare.pl OUT FILE ...
+# writes each file into the folder OUT.
 #
-# What is not C++ becomes calls of emu.h: an instruction in asm a function that is named here, with its outputs and inputs as arguments; <<<...>>>
-# emu_launch; variables in shared memory places of the block that runs. An instruction without a name fails to compile, by its own name.
+# What is not C++ becomes calls of emu.h: an instruction in asm a function that is named here, with
+# its outputs and inputs as arguments; <<<...>>> emu_launch; variables in shared memory places of
+# the block that runs. An instruction without a name fails to compile, by its own name.
 use strict;
 use warnings;
 use File::Basename;

@@ -1,6 +1,7 @@
 # tests/faults/alloc.mk - the n-th allocation or system call that the library makes fails.
 #
-# The programs are linked with the library's objects, so that the linker can wrap what those call (tests/faults/inject.h).
+# The programs are linked with the library's objects, so that the linker can wrap what those call
+# (tests/faults/inject.h).
 LDFLAGS_OF_INJECTED = $(AM_LDFLAGS) \
 	-Wl,--wrap=malloc -Wl,--wrap=calloc -Wl,--wrap=realloc -Wl,--wrap=aligned_alloc \
 	-Wl,--wrap=posix_memalign -Wl,--wrap=strdup -Wl,--wrap=open_memstream -Wl,--wrap=free \

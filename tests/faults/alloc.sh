@@ -1,5 +1,6 @@
 #!/bin/sh
-# alloc.sh - runs one test of failed allocations and system calls: the name says what and how many ranks.
+# alloc.sh - runs one test of failed allocations and system calls: the name says what
+# and how many ranks.
 #
 #   alloc.sh PATH/alloc_VARIANT.RANKS.test
 #
@@ -34,7 +35,8 @@ esac
 case $name in *_proxied* | *_hops* | *_threads*) export MPIX_EP_TRANSPORT=shmem ;; esac
 case $name in
 *_hops*) export MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on ;;
-*_threads*) export MPIX_EP_REACH=proxied MPIX_EP_PROXY=thread MPIX_EP_SIGNAL=counted MPIX_EP_LANES=2 ;;
+*_threads*) export MPIX_EP_REACH=proxied MPIX_EP_PROXY=thread MPIX_EP_SIGNAL=counted \
+    MPIX_EP_LANES=2 ;;
 *_proxied*) export MPIX_EP_REACH=proxied ;;
 *_bases*) export MPIX_EP_COUNTS_RANKS=$((np - 1)) ;;
 *_socket*) export MPIX_EP_FD_PASSING=socket ;;

@@ -1,5 +1,6 @@
 #!/bin/sh
-# blame.sh - who is named when a rank is absent, stopped or killed: each fault, mode, layout, reach, phase, and each rank as the victim.
+# blame.sh - who is named when a rank is absent, stopped or killed: each fault, mode, layout, reach,
+# phase, and each rank as the victim.
 #
 #   blame.sh PATH/blame_REACH_FAULT.RANKS.test
 #
@@ -42,9 +43,12 @@ case $reach in
 *_copied) memory=reg ;;
 *_proxied) export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied ;;
 *_hosts) export MPIX_EP_TRANSPORT=shmem MPIX_EP_HOSTS=2 ;;
-*_hops) export MPIX_EP_TRANSPORT=shmem MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on MPIX_EP_TWO_HOPS_CHUNKS=1 MPIX_EP_CHUNK_BYTES=1k ;;
-*_hops3) export MPIX_EP_TRANSPORT=shmem MPIX_EP_HOSTS=3 MPIX_EP_TWO_HOPS=on MPIX_EP_TWO_HOPS_CHUNKS=1 MPIX_EP_CHUNK_BYTES=1k MPIX_EP_SIGNAL=counted ;;
-*_thread) export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_PROXY=thread MPIX_EP_PROGRESS=thread ;;
+*_hops) export MPIX_EP_TRANSPORT=shmem MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on \
+    MPIX_EP_TWO_HOPS_CHUNKS=1 MPIX_EP_CHUNK_BYTES=1k ;;
+*_hops3) export MPIX_EP_TRANSPORT=shmem MPIX_EP_HOSTS=3 MPIX_EP_TWO_HOPS=on \
+    MPIX_EP_TWO_HOPS_CHUNKS=1 MPIX_EP_CHUNK_BYTES=1k MPIX_EP_SIGNAL=counted ;;
+*_thread) export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_PROXY=thread \
+    MPIX_EP_PROGRESS=thread ;;
 *)
     echo "blame.sh: no test is called $name" >&2
     exit 99
@@ -54,7 +58,8 @@ case $fault in
 killed | ended)
     MPIX_SURVIVORS_DEAD=$(((np + 1) / 2))
     export MPIX_SURVIVORS_DEAD
-    exec "$MPIX_SRCDIR/tests/survivors.sh" "$np" "$build/tests/faults/$program" --faults "$fault" --mem $memory
+    exec "$MPIX_SRCDIR/tests/survivors.sh" "$np" "$build/tests/faults/$program" --faults "$fault" \
+        --mem $memory
     ;;
 esac
 exec "$MPIX_MPIRUN" "$np" "$build/tests/faults/$program" --faults "$fault" --mem $memory

@@ -1,5 +1,7 @@
-# tests/faults/env.mk - ranks whose settings differ, and edges of single transports; see tests/faults/local.mk.
-ENV_TESTS = tests/faults/env_sources.sh tests/faults/env_mapped.sh tests/faults/env_proxied.sh tests/faults/env_ucx.sh
+# tests/faults/env.mk - ranks whose settings differ, and edges of single transports; see
+# tests/faults/local.mk.
+ENV_TESTS = tests/faults/env_sources.sh tests/faults/env_mapped.sh tests/faults/env_proxied.sh \
+	tests/faults/env_ucx.sh
 if !SANITIZED
 TESTS += $(ENV_TESTS)
 endif

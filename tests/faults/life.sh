@@ -1,5 +1,6 @@
 #!/bin/sh
-# life.sh - memory after a failure: each kind of object, transport and fault once; life_all.sh has them all.
+# life.sh - memory after a failure: each kind of object, transport and fault once;
+# life_all.sh has them all.
 #
 # covers: memory given back after a time-out | ht-proxied, p2p-proxied | tests/faults/life.sh
 # covers: memory given back, peer killed | ll-proxied, p2p-mapped | tests/faults/life.sh

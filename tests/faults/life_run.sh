@@ -24,17 +24,20 @@ life_one() { # NAME TRANSPORT FAULT OBJECT ...
         *ucx)
             export MPIXEP_UCX_TLS="${LIFE_TLS:-tcp,self}"
             MPIX_EP_PROXY=auto
-            # Small segments of TCP: then puts are made by libucp, and written by the target. Not with p2p: libucp 1.13 aborts a target that answers
-            # such a put when the connection has been closed meanwhile ("unexpected error: Endpoint timeout" in ucp_put_handler).
+            # Small segments of TCP: then puts are made by libucp, and written by the target. Not
+            # with p2p: libucp 1.13 aborts a target that answers such a put when the connection has
+            # been closed meanwhile ("unexpected error: Endpoint timeout" in ucp_put_handler).
             case $object in ep*) export UCX_TCP_TX_SEG_SIZE=8k UCX_TCP_RX_SEG_SIZE=8k ;; esac
             ;;
         esac
         case $transport in chaos:*) export MPIX_EP_CHAOS_REORDER=no ;; esac
         start=$(date +%s)
         if [ "$fault" = killed ]; then
-            "$MPIX_SRCDIR/tests/survivors.sh" 2 "$life_build/tests/faults/life" --object "$object" --fault "$fault" "$@"
+            "$MPIX_SRCDIR/tests/survivors.sh" 2 "$life_build/tests/faults/life" --object "$object" \
+                --fault "$fault" "$@"
         else
-            "$MPIX_MPIRUN" 2 "$life_build/tests/faults/life" --object "$object" --fault "$fault" "$@"
+            "$MPIX_MPIRUN" 2 "$life_build/tests/faults/life" --object "$object" --fault "$fault" \
+                "$@"
         fi >"$life_out/$name.log" 2>&1
         code=$?
         if [ $code = 0 ]; then
@@ -61,6 +64,7 @@ life() {
 
 life_end() {
     wait
-    [ $life_left = 0 ] || echo "life: $life_left cases over libucp are left out: libmpixep_ucx.so was not built"
+    [ $life_left = 0 ] || echo \
+        "life: $life_left cases over libucp are left out: libmpixep_ucx.so was not built"
     [ ! -e "$life_out/failed" ]
 }

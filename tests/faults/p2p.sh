@@ -1,5 +1,6 @@
 #!/bin/sh
-# p2p.sh - complete means complete, and the target is safe: the name says what, how ranks reach each other, and who runs the proxy.
+# p2p.sh - complete means complete, and the target is safe: the name says what, how ranks reach each
+# other, and who runs the proxy.
 #
 #   p2p.sh PATH/PROGRAM_REACH_PROXY.RANKS.test, PATH/p2p_remedy.RANKS.test
 #
@@ -45,7 +46,8 @@ chaosordered)
     export MPIX_EP_CHAOS_REORDER=no MPIX_EP_SIGNAL=ordered
     ;;
 hops)
-    export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on MPIX_EP_TWO_HOPS_CHUNKS=1 MPIX_EP_CHUNK_BYTES=1k
+    export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on \
+        MPIX_EP_TWO_HOPS_CHUNKS=1 MPIX_EP_CHUNK_BYTES=1k
     export MPIX_EP_CHAOS_DELAY_US=1000
     ;;
 ucx) # over TCP on this host; a build without libucp has nothing to test

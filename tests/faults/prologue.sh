@@ -11,4 +11,5 @@ MPIX_BUILDDIR=$build
 MPIX_MPIRUN=${MPIX_MPIRUN:-$MPIX_SRCDIR/tests/mpirun.sh}
 export MPIX_SRCDIR MPIX_BUILDDIR MPIX_MPIRUN
 # MPI's leaks are told by the library that allocates, which has no frame pointers.
-[ "${MPIX_SANITIZED:-0}" = 0 ] || export ASAN_OPTIONS="fast_unwind_on_malloc=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
+[ "${MPIX_SANITIZED:-0}" = 0 ] || export \
+    ASAN_OPTIONS="fast_unwind_on_malloc=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}"

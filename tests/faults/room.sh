@@ -35,7 +35,8 @@ if [ "$what" != asks ]; then
     exec "$MPIX_MPIRUN" "$np" "$build/tests/faults/room" --case "$what"
 fi
 
-# In a control group of our own, below the one that we are in; its limit is large enough for MPI and a sanitizer.
+# In a control group of our own, below the one that we are in; its limit is large enough for MPI
+# and a sanitizer.
 bytes=$(((400 + 200 * ${MPIX_SANITIZED:-0}) << 20))
 skip() { echo "left out: $*; tests/faults/room_claims has a tree of files instead"; exit 77; }
 [ "$(id -u)" = 0 ] || skip "only root makes control groups"

@@ -1,5 +1,6 @@
 #!/bin/sh
-# waits.sh - set-up calls whose peer does not take part end in time; the name says how, over what, and which calls.
+# waits.sh - set-up calls whose peer does not take part end in time; the name says how, over what,
+# and which calls.
 #
 #   waits.sh PATH/waits_PEER[_far][_CALL].RANKS.test
 #

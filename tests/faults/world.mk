@@ -1,4 +1,5 @@
-# tests/faults/world.mk - processes that fork, and the host program's world. See tests/faults/local.mk.
+# tests/faults/world.mk - processes that fork, and the host program's world. See
+# tests/faults/local.mk.
 check_PROGRAMS += tests/faults/world
 tests_faults_world_SOURCES = tests/faults/world.c
 tests_faults_world_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
@@ -21,7 +22,8 @@ tests_faults_world_host_SOURCES = tests/faults/world_host.c
 tests_faults_world_host_LDADD = $(MPI_LIBS) -ldl
 check_LTLIBRARIES += tests/faults/world_plugin.la tests/faults/world_plugin_whole.la
 tests_faults_world_plugin_la_SOURCES = tests/faults/world_plugin.c
-tests_faults_world_plugin_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -rpath $(abs_top_builddir)/tests/faults
+tests_faults_world_plugin_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -rpath \
+	$(abs_top_builddir)/tests/faults
 tests_faults_world_plugin_la_LIBADD = libmpixep.la $(MPI_LIBS)
 tests_faults_world_plugin_whole_la_SOURCES = tests/faults/world_plugin.c
 tests_faults_world_plugin_whole_la_LDFLAGS = $(tests_faults_world_plugin_la_LDFLAGS)

@@ -35,7 +35,8 @@ world_fork_*) # how the child ends, and how peers are reached
     export MPIX_EP_LOG_LEVEL=none
     case $name in
     *_proxied) export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied ;;
-    *_threads) export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_REACH=proxied MPIX_EP_PROXY_THREADS=2 MPIX_EP_LANES=2 MPIX_EP_PROGRESS=thread ;;
+    *_threads) export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_REACH=proxied MPIX_EP_PROXY_THREADS=2 \
+        MPIX_EP_LANES=2 MPIX_EP_PROGRESS=thread ;;
     *_progress) export MPIX_EP_PROGRESS=thread ;;
     *_ucx)
         if [ ! -e "$build/libmpixep_ucx.so" ]; then
@@ -56,11 +57,13 @@ world_cpp) # no output but what is awaited, and status 0
         exit 77
     fi
     for which in main static order fork thread; do
-        output=$("$MPIX_MPIRUN" "$np" "$build/tests/faults/world_cpp" $which 2>&1) || { echo "$output"; echo "world_cpp $which: failed"; exit 1; }
+        output=$("$MPIX_MPIRUN" "$np" "$build/tests/faults/world_cpp" $which 2>&1) ||
+            { echo "$output"; echo "world_cpp $which: failed"; exit 1; }
         [ "$(echo "$output" | grep -c "$which done")" -eq "$np" ] || { echo "$output"; echo "world_cpp $which: not all ranks are done"; exit 1; }
         case $which in
         order | thread) ;; # an object that outlives its context is told
-        *) if echo "$output" | grep "error:"; then echo "world_cpp $which: errors were logged"; exit 1; fi ;;
+        *) if echo "$output" | grep "error:"; then echo \
+            "world_cpp $which: errors were logged"; exit 1; fi ;;
         esac
     done
     exit 0
@@ -68,19 +71,22 @@ world_cpp) # no output but what is awaited, and status 0
 world_locale) # a decimal comma, and a language in which the capital of i is another letter
     folder=$(mktemp -d) || exit 99
     trap 'rm -rf "$folder"' EXIT
-    printf 'LC_NUMERIC\ndecimal_point ","\nthousands_sep "."\ngrouping 3;3\nEND LC_NUMERIC\n' >"$folder/comma.src"
+    printf 'LC_NUMERIC\ndecimal_point ","\nthousands_sep "."\ngrouping 3;3\nEND LC_NUMERIC\n' \
+        >"$folder/comma.src"
     localedef -c -i "$folder/comma.src" -f ANSI_X3.4-1968 "$folder/comma" >/dev/null 2>&1
     localedef -c -i tr_TR -f ISO-8859-9 "$folder/mpixtr" >/dev/null 2>&1
     if [ ! -e "$folder/comma/LC_NUMERIC" ]; then
         echo "left out: localedef makes no locale here"
         exit 77
     fi
-    export LOCPATH="$folder" MPIX_EP_TIMEOUT=60.5 MPIX_EP_REACH=PROXIED MPIX_EP_TRANSPORT=shmem MPIX_EP_LOG_LEVEL=none
+    export LOCPATH="$folder" MPIX_EP_TIMEOUT=60.5 MPIX_EP_REACH=PROXIED MPIX_EP_TRANSPORT=shmem \
+        MPIX_EP_LOG_LEVEL=none
     for locale in comma mpixtr; do
         [ -e "$folder/$locale/LC_CTYPE" ] || continue
         "$MPIX_MPIRUN" "$np" "$build/tests/faults/world" --case locale --locale $locale || exit 1
         [ -e "$build/libmpixep_ucx.so" ] || continue
-        MPIX_EP_TRANSPORT=ucx MPIXEP_UCX_TLS=tcp,self "$MPIX_MPIRUN" "$np" "$build/tests/faults/world" --case locale --locale $locale || exit 1
+        MPIX_EP_TRANSPORT=ucx MPIXEP_UCX_TLS=tcp,self "$MPIX_MPIRUN" "$np" \
+            "$build/tests/faults/world" --case locale --locale $locale || exit 1
     done
     exit 0
     ;;
@@ -105,11 +111,14 @@ world_handlers) export MPIX_EP_LOG_LEVEL=none ;; # every one of them is wanted
 world_descriptors | world_singletons) ;;
 world_spaces) # an object is made and tells, no row moves
     export MPIX_EP_TRANSPORT=null
-    # Name spaces of processes as well, where MPI bears it: then windows go through sockets, or nowhere.
+    # Name spaces of processes as well, where MPI bears it: then windows go through
+    # sockets, or nowhere.
     if [ "$(id -u)" = 0 ] && unshare -p -f true 2>/dev/null && "$build/tests/faults/world" --case bears; then
         for inner in mapped apart; do
             # Leaks are looked for by numbers of threads, which are others in /proc there.
-            ASAN_OPTIONS="detect_leaks=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}" OMPI_MCA_btl=tcp,self OMPI_MCA_pml=ob1 "$MPIX_MPIRUN" "$np" unshare -p -f "$build/tests/faults/world" --case pids --reach $inner || exit 1
+            ASAN_OPTIONS="detect_leaks=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}" OMPI_MCA_btl=tcp,self \
+                OMPI_MCA_pml=ob1 "$MPIX_MPIRUN" "$np" unshare -p -f "$build/tests/faults/world" \
+                --case pids --reach $inner || exit 1
         done
     fi
     ;;

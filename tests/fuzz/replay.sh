@@ -1,5 +1,6 @@
 #!/bin/sh
-# replay.sh - in `make check`: the kept inputs of each target, and some thousand mutations of them, without libFuzzer.
+# replay.sh - in `make check`: the kept inputs of each target, and some thousand mutations of them,
+# without libFuzzer.
 # covers: windows hold what no peer would write | ht-mapped, ht-proxied, ll-mapped | tests/fuzz/replay.sh
 # covers: addresses and keys that no peer would send | create | tests/fuzz/replay.sh
 # covers: files, options and parameters of any content | create | tests/fuzz/replay.sh

@@ -1,7 +1,9 @@
 #!/bin/sh
-# run.sh - checks the models of the protocols with spin: each must hold, and each of its mutants must be caught.
+# run.sh - checks the models of the protocols with spin: each must hold, and each of its
+# mutants must be caught.
 #
-# The result is 77 (left out) without spin, except in CI (environment CI), where that is a failure. MPIX_SPIN: the program.
+# The result is 77 (left out) without spin, except in CI (environment CI), where that is a failure.
+# MPIX_SPIN: the program.
 set -u
 
 if [ "${MPIX_SANITIZED:-0}" != 0 ]; then
@@ -39,7 +41,8 @@ check() {
     fi
     # -m: no path may be longer, or the search would be cut short without an error.
     (cd "$dir" && timeout 120 ./pan -m100000) >"$dir/pan.log" 2>&1
-    if grep -q "max search depth too small\|Search not completed\|out of memory" "$dir/pan.log" || ! grep -q "errors: " "$dir/pan.log"; then
+    if grep -q "max search depth too small\|Search not completed\|out of memory" "$dir/pan.log" ||
+        ! grep -q "errors: " "$dir/pan.log"; then
         [ "$expect" = caught ] && grep -q "errors: 1" "$dir/pan.log" || expect=broken
     fi
     case $expect in
@@ -60,14 +63,16 @@ for mutant in CLAIM ONE_BIT NO_LAP EARLY_TAIL STALE SPLIT; do check caught fifo 
 
 check holds ready -DDEPTH=1
 check holds ready -DDEPTH=2
-for mutant in SIGNALLED START GRANT EPOCH_FIRST WORD_FIRST STATUS_LATE; do check caught ready -DM_$mutant; done
+for mutant in SIGNALLED START GRANT EPOCH_FIRST WORD_FIRST STATUS_LATE; do check caught ready \
+    -DM_$mutant; done
 
 check holds signal -DDEPTH=1
 check holds signal -DDEPTH=2
 for mutant in WORD_FIRST UNORDERED ONE_LANE REUSE; do check caught signal -DM_$mutant; done
 check holds signal -DFORM_COUNTED -DDEPTH=1
 check holds signal -DFORM_COUNTED -DDEPTH=2
-for mutant in HEADER TURN COUNTER READ_LATE COUNT REUSE; do check caught signal -DFORM_COUNTED -DM_$mutant; done
+for mutant in HEADER TURN COUNTER READ_LATE COUNT REUSE; do check caught signal -DFORM_COUNTED \
+    -DM_$mutant; done
 
 check holds release -DDEPTH=1
 check holds release -DDEPTH=2 -DCALLS=3
@@ -81,7 +86,8 @@ for mutant in TURN SHARED CREDIT HALF LAST; do check caught hops -DM_$mutant; do
 
 check holds ll -DDEPTH=1
 check holds ll -DDEPTH=2
-for mutant in MARK HEAD_FIRST FLAG_FIRST TAKEN TAKEN_EARLY OFFER_FIRST OFFER_ANY BUSY; do check caught ll -DDEPTH=1 -DM_$mutant; done
+for mutant in MARK HEAD_FIRST FLAG_FIRST TAKEN TAKEN_EARLY OFFER_FIRST OFFER_ANY BUSY; do check \
+    caught ll -DDEPTH=1 -DM_$mutant; done
 
 for slots in 1 2 3; do check holds ring -DSLOTS=$slots; done
 for mutant in SLOTS LAPS NO_WAIT EPOCH EARLY; do check caught ring -DM_$mutant; done

@@ -1,5 +1,6 @@
 #!/bin/sh
-# run.sh - runs one MPI test: the name says program, variant and ranks, this script says with what it is called.
+# run.sh - runs one MPI test: the name says program, variant and ranks, this script says with
+# what it is called.
 #
 #   run.sh PATH/PROGRAM[_VARIANT].RANKS.test
 set -u
@@ -30,7 +31,8 @@ ucx() { # over TCP on this host; a build without libucp has nothing to test
         echo "left out: libmpixep_ucx.so was not built"
         exit 77
     fi
-    # Of the library's libucp only. Debian's MPICH has one too: over TCP, one rank in MPI_Finalize could wait for others that no longer listened.
+    # Of the library's libucp only. Debian's MPICH has one too: over TCP, one rank in MPI_Finalize
+    # could wait for others that no longer listened.
     export MPIX_EP_TRANSPORT=ucx MPIX_EP_REACH=proxied MPIXEP_UCX_TLS=tcp,self
 }
 
@@ -71,7 +73,8 @@ ep_random_ll_*) # over proxied peers
     case $name in
     *_mixed) export MPIX_EP_HOSTS=2 ;;
     *_counted) export MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted MPIX_EP_LANES=2 ;;
-    *_chaos) export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_REACH=proxied MPIX_EP_LANES=2 MPIX_EP_CHAOS_SEED=$np ;;
+    *_chaos) export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_REACH=proxied MPIX_EP_LANES=2 \
+        MPIX_EP_CHAOS_SEED=$np ;;
     *_ucx) ucx ;;
     *)
         echo "run.sh: no test is called $name" >&2
@@ -85,42 +88,54 @@ ep_random_* | ep_stress_*) # over proxied peers, with no network: the proxy copi
     export MPIX_EP_TRANSPORT=shmem
     case $name in
     *_ordered) export MPIX_EP_REACH=proxied ;;
-    *_counted) export MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted MPIX_EP_LANES=3 MPIX_EP_CHUNK_BYTES=1k ;;
+    *_counted) export MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted MPIX_EP_LANES=3 \
+        MPIX_EP_CHUNK_BYTES=1k ;;
     *_mixed) export MPIX_EP_HOSTS=2 ;;
     *_thread) export MPIX_EP_HOSTS=2 MPIX_EP_SIGNAL=counted MPIX_EP_PROXY=thread ;;
     # several threads of the proxy: lanes of a peer in different ones, then peers
-    *_threads) export MPIX_EP_REACH=proxied MPIX_EP_PROXY_THREADS=2 MPIX_EP_LANES=$((np < 3 ? 3 : 1)) MPIX_EP_CHUNK_BYTES=4k ;;
-    *_hopsthreads) export MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on MPIX_EP_SIGNAL=counted MPIX_EP_PROXY_THREADS=3 MPIX_EP_LANES=2 ;;
+    *_threads) export MPIX_EP_REACH=proxied MPIX_EP_PROXY_THREADS=2 \
+        MPIX_EP_LANES=$((np < 3 ? 3 : 1)) MPIX_EP_CHUNK_BYTES=4k ;;
+    *_hopsthreads) export MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on MPIX_EP_SIGNAL=counted \
+        MPIX_EP_PROXY_THREADS=3 MPIX_EP_LANES=2 ;;
     *_chaosthreads)
-        export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_HOSTS=2 MPIX_EP_PROXY_THREADS=3 MPIX_EP_LANES=3 MPIX_EP_CHUNK_BYTES=1k
+        export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_HOSTS=2 MPIX_EP_PROXY_THREADS=3 \
+            MPIX_EP_LANES=3 MPIX_EP_CHUNK_BYTES=1k
         export MPIX_EP_CHAOS_SEED=4$np MPIX_EP_CHAOS_DELAY_US=100
         ;;
-    # two hops: two and three virtual hosts of unequal sizes; a ring of one chunk; over a network that disturbs
+    # two hops: two and three virtual hosts of unequal sizes; a ring of one chunk; over a
+    # network that disturbs
     *_hops) export MPIX_EP_HOSTS=$((np < 5 ? 2 : 3)) MPIX_EP_TWO_HOPS=on ;;
     *_hopschunk)
-        export MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on MPIX_EP_TWO_HOPS_CHUNKS=1 MPIX_EP_CHUNK_BYTES=1k MPIX_EP_SIGNAL=counted MPIX_EP_LANES=2
+        export MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on MPIX_EP_TWO_HOPS_CHUNKS=1 \
+            MPIX_EP_CHUNK_BYTES=1k MPIX_EP_SIGNAL=counted MPIX_EP_LANES=2
         ;;
     *_hopschaos)
-        export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_HOSTS=3 MPIX_EP_TWO_HOPS=on MPIX_EP_TWO_HOPS_CHUNKS=1 MPIX_EP_CHUNK_BYTES=1k
+        export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_HOSTS=3 MPIX_EP_TWO_HOPS=on \
+            MPIX_EP_TWO_HOPS_CHUNKS=1 MPIX_EP_CHUNK_BYTES=1k
         export MPIX_EP_CHAOS_SEED=3$np
         ;;
     # counts for oneself only, and answers
     *_bases) export MPIX_EP_COUNTS_RANKS=$((np - 1)) ;;
-    *_baseshops) export MPIX_EP_COUNTS_RANKS=2 MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on MPIX_EP_SIGNAL=counted MPIX_EP_LANES=2 ;;
+    *_baseshops) export MPIX_EP_COUNTS_RANKS=2 MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on \
+        MPIX_EP_SIGNAL=counted MPIX_EP_LANES=2 ;;
     *_hopsthread)
-        export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on MPIX_EP_TWO_HOPS_CHUNKS=3 MPIX_EP_PROXY=thread
+        export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=on \
+            MPIX_EP_TWO_HOPS_CHUNKS=3 MPIX_EP_PROXY=thread
         export MPIX_EP_CHAOS_DELAY_US=100
         ;;
     # over libucp, TCP on one host
     *_ucx) ucx ;;
     # over a network that disturbs; each number of ranks has another seed
-    *_chaos) export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_REACH=proxied MPIX_EP_LANES=2 MPIX_EP_CHUNK_BYTES=1k MPIX_EP_CHAOS_SEED=$np ;;
+    *_chaos) export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_REACH=proxied MPIX_EP_LANES=2 \
+        MPIX_EP_CHUNK_BYTES=1k MPIX_EP_CHAOS_SEED=$np ;;
     *_chaosordered)
-        export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_REACH=proxied MPIX_EP_LANES=2 MPIX_EP_CHUNK_BYTES=1k MPIX_EP_CHAOS_SEED=1$np
+        export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_REACH=proxied MPIX_EP_LANES=2 \
+            MPIX_EP_CHUNK_BYTES=1k MPIX_EP_CHAOS_SEED=1$np
         export MPIX_EP_CHAOS_REORDER=no MPIX_EP_SIGNAL=ordered
         ;;
     *_chaosthread)
-        export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_HOSTS=2 MPIX_EP_PROXY=thread MPIX_EP_CHAOS_SEED=2$np MPIX_EP_CHAOS_DELAY_US=100
+        export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_HOSTS=2 MPIX_EP_PROXY=thread \
+            MPIX_EP_CHAOS_SEED=2$np MPIX_EP_CHAOS_DELAY_US=100
         ;;
     *)
         echo "run.sh: no test is called $name" >&2
@@ -132,7 +147,8 @@ ep_random_* | ep_stress_*) # over proxied peers, with no network: the proxy copi
     ep_random) set -- --iterations $((scale / 2 + 2)) --seed 11 ;;
     *)
         set -- --rounds $((scale * 6)) --contexts 40 # few would not tell a leak from the allocator's mappings
-        # libucp's allocations go on for 60 contexts before a sanitizer's allocator uses its mappings again, those of two hops for 40
+        # libucp's allocations go on for 60 contexts before a sanitizer's allocator uses its
+        # mappings again, those of two hops for 40
         case $name in
         ep_stress_ucx) set -- --rounds $((scale * 2)) --contexts 200 ;;
         ep_stress_hops*) set -- --rounds $((scale * 6)) --contexts 120 ;;
@@ -149,12 +165,14 @@ ep_traffic_counted)
     program=ep_traffic
     ;;
 ep_traffic_lanes)
-    export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted MPIX_EP_LANES=3 MPIX_EP_CHUNK_BYTES=64k
+    export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted MPIX_EP_LANES=3 \
+        MPIX_EP_CHUNK_BYTES=64k
     program=ep_traffic
     set -- --lanes 3 --chunk 65536
     ;;
 ep_traffic_threads)
-    export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted MPIX_EP_LANES=3 MPIX_EP_PROXY_THREADS=2 MPIX_EP_CHUNK_BYTES=64k
+    export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted MPIX_EP_LANES=3 \
+        MPIX_EP_PROXY_THREADS=2 MPIX_EP_CHUNK_BYTES=64k
     program=ep_traffic
     set -- --lanes 3 --chunk 65536 --threads 2
     ;;
@@ -178,9 +196,11 @@ p2p_data | p2p_data_*) # all ways to reach a peer
     *_ask) export MPIX_EP_P2P_CMA=no MPIX_EP_P2P_EAGER=1k ;;
     *_progress) export MPIX_EP_PROGRESS=thread ;;
     *_ordered) export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_LANES=3 ;;
-    *_counted) export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted MPIX_EP_LANES=2 MPIX_EP_P2P_RING=8 ;;
+    *_counted) export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_SIGNAL=counted \
+        MPIX_EP_LANES=2 MPIX_EP_P2P_RING=8 ;;
     *_mixed) export MPIX_EP_TRANSPORT=shmem MPIX_EP_HOSTS=2 MPIX_EP_PROXY=thread ;;
-    *_threads) export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_REACH=proxied MPIX_EP_PROXY_THREADS=3 MPIX_EP_LANES=$((np < 3 ? 3 : 1)) ;;
+    *_threads) export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_REACH=proxied MPIX_EP_PROXY_THREADS=3 \
+        MPIX_EP_LANES=$((np < 3 ? 3 : 1)) ;;
     *_chaos) export MPIX_EP_TRANSPORT=chaos:shmem MPIX_EP_HOSTS=2 ;;
     *_ucx)
         ucx
@@ -205,7 +225,8 @@ p2p_faults_*)
     variant=${name#p2p_faults_}
     case $variant in
     *_reg) set -- --case "${variant%_reg}" --mem reg ;;
-    *_proxied) export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied; set -- --case "${variant%_proxied}" ;;
+    *_proxied) export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied; set -- --case \
+        "${variant%_proxied}" ;;
     *_threads)
         export MPIX_EP_TRANSPORT=shmem MPIX_EP_REACH=proxied MPIX_EP_PROXY_THREADS=2 MPIX_EP_LANES=2
         set -- --case "${variant%_threads}"

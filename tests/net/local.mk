@@ -1,5 +1,5 @@
-# tests/net/ - `make check-net`: the transport ucx over TCP between hosts that are network namespaces. Part of .ci/run, not of `make check`: it
-# needs ip and the right to make namespaces.
+# tests/net/ - `make check-net`: the transport ucx over TCP between hosts that are network
+# namespaces. Part of .ci/run, not of `make check`: it needs ip and the right to make namespaces.
 EXTRA_DIST += tests/net/check tests/net/enter tests/net/figures tests/net/mpi tests/net/netns
 
 if HAVE_UCX

@@ -1,5 +1,6 @@
-# tests/rdma-vm/ - `make check-rdma`: the transport verbs, and EP over it, between virtual hosts with soft-RoCE devices.
-# Not part of `make check`: it takes minutes, and packages that rdma-vm --packages names.
+# tests/rdma-vm/ - `make check-rdma`: the transport verbs, and EP over it, between virtual hosts
+# with soft-RoCE devices. Not part of `make check`: it takes minutes, and packages that rdma-vm
+# --packages names.
 EXTRA_DIST += \
 	tests/rdma-vm/check \
 	tests/rdma-vm/figures \
@@ -31,10 +32,14 @@ check-rdma: all check-programs
 figures-rdma: all check-programs
 	@MPIX_BUILDDIR='$(abs_top_builddir)'; export MPIX_BUILDDIR; \
 	$(srcdir)/tests/rdma-vm/rdma-vm -n 2 -t 600 -- '$(abs_top_srcdir)/tests/rdma-vm/figures' rate && \
-	$(srcdir)/tests/rdma-vm/rdma-vm -n 1 -c 2 -t 300 -- '$(abs_top_srcdir)/tests/rdma-vm/figures' latency && \
-	$(srcdir)/tests/rdma-vm/rdma-vm -n 1 -c 2 -t 300 -- '$(abs_top_srcdir)/tests/rdma-vm/figures' ll && \
-	$(srcdir)/tests/rdma-vm/rdma-vm -n 2 -t 600 -- '$(abs_top_srcdir)/tests/rdma-vm/figures' p2p_rate && \
-	$(srcdir)/tests/rdma-vm/rdma-vm -n 1 -c 2 -t 300 -- '$(abs_top_srcdir)/tests/rdma-vm/figures' p2p_latency
+	$(srcdir)/tests/rdma-vm/rdma-vm -n 1 -c 2 -t 300 -- '$(abs_top_srcdir)/tests/rdma-vm/figures' \
+	latency && \
+	$(srcdir)/tests/rdma-vm/rdma-vm -n 1 -c 2 -t 300 -- '$(abs_top_srcdir)/tests/rdma-vm/figures' ll \
+	&& \
+	$(srcdir)/tests/rdma-vm/rdma-vm -n 2 -t 600 -- '$(abs_top_srcdir)/tests/rdma-vm/figures' p2p_rate \
+	&& \
+	$(srcdir)/tests/rdma-vm/rdma-vm -n 1 -c 2 -t 300 -- '$(abs_top_srcdir)/tests/rdma-vm/figures' \
+	p2p_latency
 else
 check-rdma figures-rdma:
 	@echo "$@: this build has no transport verbs (libibverbs was not found, or --without-verbs)"; exit 77

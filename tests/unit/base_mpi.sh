@@ -1,8 +1,10 @@
 #!/bin/sh
-# base_mpi.sh - the programs of this folder that need ranks, at several sizes; the first failure is the result.
+# base_mpi.sh - the programs of this folder that need ranks, at several sizes; the first
+# failure is the result.
 set -u
 
-# With the address sanitizer: MPI's libraries have no frame pointers, and what they keep is told by who allocated it.
+# With the address sanitizer: MPI's libraries have no frame pointers, and what they keep is told by
+# who allocated it.
 ASAN_OPTIONS="fast_unwind_on_malloc=0:${ASAN_OPTIONS:-}"
 export ASAN_OPTIONS
 
