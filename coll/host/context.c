@@ -53,9 +53,8 @@ int mpix_ep_ht_banks(const MPIX_Ep_config *c, const mpix_params *params, int ran
     if (kind)
         return kind;
     int64_t answered = tables ? -1 : answered_of(params, &placement);
-    int hops = params->two_hops == MPIX_HOPS_ON
-                   ? (ranks + ranks_per_host - 1) / ranks_per_host - 1
-                   : 0;
+    int hops = params->two_hops == MPIX_HOPS_ON ? (ranks + ranks_per_host - 1) / ranks_per_host - 1
+                                                : 0;
     for (int r = 0; r < ranks && !kind; r++) { /* ranks differ in their number of experts only */
         size_t bank = mpix_ep_bank_size(c, mpix_ep_worst_rows(c, &placement, r),
                                         ranks - ranks_per_host, hops);

@@ -139,7 +139,11 @@ function parameters(   c, n, rows, i, row, k, f, help, same) {
 BEGIN {
     header[1] = slurp(top "/include/mpix_ep.h"); header[2] = slurp(top "/include/mpix_xfer.h"); header[3] = slurp(top "/include/mpix_p2p.h"); header[4] = slurp(top "/include/mpix_device.h")
 }
-FNR == 1 { name = substr($0, 3); print "% " toupper(name) "(" section ") mpix-ep " version " | mpix-ep manual\n\n# NAME\n"; next }
+FNR == 1 {
+    name = substr($0, 3)
+    print "% " toupper(name) "(" section ") mpix-ep " version " | mpix-ep manual\n\n# NAME\n"
+    next
+}
 !named && NF { print name " - " $0 "\n"; named = 1; next }
 /^@calls / { calls(substr($0, 8)); next }
 /^@type / { n = split(substr($0, 7), t, " "); for (k = 1; k <= n; k++) type(t[k]); next }
