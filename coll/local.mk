@@ -10,13 +10,14 @@ libmpixep_core_la_SOURCES += \
 	coll/host/bank.c coll/host/call.c coll/host/combine.c coll/host/context.c \
 	coll/host/dispatch.c coll/host/engine.c coll/host/forward.c coll/host/forward_blame.c \
 	coll/host/forward_combine.c coll/host/forward_dispatch.c coll/host/plan.c coll/host/pool.c \
-	coll/host/region.c coll/host/remote.c coll/host/remote_batch.c coll/host/remote_room.c \
-	coll/host/route.c coll/host/watch.c coll/host/words.c
+	coll/host/region.c coll/host/remote.c coll/host/remote_batch.c coll/host/remote_create.c \
+	coll/host/remote_room.c coll/host/route.c coll/host/watch.c coll/host/words.c
 
 # Host memory, low latency.
 libmpixep_core_la_SOURCES += \
-	coll/host_ll/ll.h \
-	coll/host_ll/batch.c coll/host_ll/combine.c coll/host_ll/context.c coll/host_ll/dispatch.c
+	coll/host_ll/combine.h coll/host_ll/ll.h \
+	coll/host_ll/batch.c coll/host_ll/combine.c coll/host_ll/combine_begin.c \
+	coll/host_ll/context.c coll/host_ll/dispatch.c coll/host_ll/learn.c
 
 # GPU memory: the host's side.
 libmpixep_core_la_SOURCES += \

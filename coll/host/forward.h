@@ -46,6 +46,10 @@
 #include "coll/ep.h"
 #include "coll/record.h"
 
+/* Counters of a handle, before those of offers and batches: two banks of counts, and the places
+ * that are answered to them. */
+static inline int mpix_ep_remote_route_counters(const mpix_ep *ep) { return ep->answered ? 3 : 2; }
+
 enum { MPIX_EP_FORWARD_COUNTERS = MPIX_EP_MAX_FORWARD_CHUNKS + 2 };
 
 enum { MPIX_EP_FORWARD_HEADER = sizeof(mpix_ep_forward_head) };

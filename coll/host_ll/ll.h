@@ -133,6 +133,15 @@ static inline const mpix_ep_ll_head *mpix_ep_ll_head_of(const mpix_ep_ll_part *p
     return &((const mpix_ep_ll_batch *)(const void *)part->from)->head;
 }
 
+static inline int mpix_ep_ll_is_expert(const mpix_ep_call *call) {
+    return call->ep->config.layout == MPIX_EP_EXPERT;
+}
+
+/* The i-th record of the peer's batch of dispatch. */
+static inline const void *mpix_ep_ll_record_of(const mpix_ep_ll_part *part, int64_t i) {
+    return part->from + part->in.records_at + (size_t)i * part->in.record;
+}
+
 static inline size_t mpix_ep_up64(size_t n) { return (n + 63) & ~(size_t)63; }
 
 /* host_ll/context.c: sizes, creation, stores, handles */
@@ -185,6 +194,10 @@ int mpix_ep_ll_peer_took(mpix_ep_call *call, int peer, uint64_t epoch);
 /* Differences between this rank's batch and a peer's make the call fail. */
 void mpix_ep_ll_compare(mpix_ep_call *call, int peer, const mpix_ep_ll_head *head, int64_t hidden,
                         int dtype, int scale_kind, const char *name);
+
+/* host_ll/learn.c: what batches of a dispatch tell of the routing */
+int mpix_ep_ll_heads_take(mpix_ep_call *call); /* notes the heads that have come; 1: all */
+void mpix_ep_ll_routing_learn(mpix_ep_call *call);
 
 /* host_ll/dispatch.c, host_ll/combine.c */
 int mpix_ep_ll_dispatch_step(mpix_ep_call *call, int *banks_open);
