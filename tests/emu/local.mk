@@ -42,7 +42,7 @@ tests/emu/bulk/libemu.so: $(emu_units) $(emu_bulk) $(emu_own)
 	  -Wl,-soname,libemu.so -o $@ $(emu_bulk) $(emu_others) $(emu_own)
 
 EXTRA_PROGRAMS += tests/emu/alloc_gpu tests/emu/ep_expert tests/emu/ep_gpu tests/emu/ep_ll \
-	tests/emu/gpu_edges
+	tests/emu/ep_paths tests/emu/gpu_edges
 # Like tests/faults/alloc_ep, with the calls of the library wrapped.
 tests_emu_alloc_gpu_SOURCES = tests/faults/alloc_gpu.c $(ALLOC_COMMON)
 tests_emu_alloc_gpu_CPPFLAGS = $(MPI_TEST_CPPFLAGS) $(GPU_CPPFLAGS)
@@ -50,6 +50,10 @@ tests_emu_alloc_gpu_LDFLAGS = $(LDFLAGS_OF_INJECTED)
 tests_emu_alloc_gpu_LDADD = tests/common/libharness.la libmpixep_core.la $(MPI_LIBS) \
 	$(abs_builddir)/tests/emu/libemu.so -lm
 EMU_LIBS = libmpixep.la $(MPI_LIBS) $(abs_builddir)/tests/emu/libemu.so -lm
+tests_emu_ep_paths_SOURCES = tests/common/cells.c tests/common/cells.h \
+	tests/gpu/ep_paths.c $(GPU_BATCH)
+tests_emu_ep_paths_CPPFLAGS = $(GPU_CPPFLAGS) -D_GNU_SOURCE -I$(top_srcdir)/tests/common
+tests_emu_ep_paths_LDADD = tests/common/libharness.la $(EMU_LIBS)
 tests_emu_ep_expert_SOURCES = tests/gpu/ep_expert.c $(GPU_BATCH)
 tests_emu_ep_expert_CPPFLAGS = $(GPU_CPPFLAGS) -D_GNU_SOURCE -I$(top_srcdir)/tests/common
 tests_emu_ep_expert_LDADD = tests/common/libharness.la $(EMU_LIBS)
@@ -73,7 +77,7 @@ CLEANFILES += $(emu_units) $(emu_bulk) $(emu_own) tests/emu/libemu.so tests/emu/
 
 check-emu: libmpixep.la tests/emu/libemu.so tests/emu/bulk/libemu.so
 	@$(MAKE) $(AM_MAKEFLAGS) tests/emu/ep_expert tests/emu/ep_gpu tests/emu/ep_ll tests/emu/alloc_gpu \
-	  tests/emu/gpu_edges tests/emu/gpu_device tests/faults/life_places tests/probe_size
+	  mpix_ep_info tests/emu/ep_paths tests/emu/gpu_edges tests/emu/gpu_device tests/faults/life_places tests/probe_size
 	@$(AM_TESTS_ENVIRONMENT) $(top_srcdir)/tests/emu/check
 else
 check-emu:

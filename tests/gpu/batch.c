@@ -263,7 +263,7 @@ static void dispatch_fill(batch *b, int i) {
     q->out.src_rank = AT(b->sr);
     q->out.src_token = AT(b->st);
     q->out.topk_weights = s->weights ? AT(b->ow) : NULL;
-    q->out.cumulative = ll ? AT(b->cum) : NULL;
+    q->out.cumulative = ll && s->form != GRAPH ? AT(b->cum) : NULL; /* a graph runs thrice */
     if (counted(b, i)) {
         q->out.recv_per_rank = counts_of(b, i, RECV_RANK, ~0u);
         q->out.recv_per_expert = counts_of(b, i, RECV_EXPERT, ~0u);

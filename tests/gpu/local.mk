@@ -1,6 +1,6 @@
 # tests/gpu/ - `make check-gpu`: what needs a GPU, wherever one is; a line that says so elsewhere. The programs use the CUDA runtime to
 # allocate and copy, nothing of the library's inside.
-EXTRA_DIST += tests/gpu/batch.c tests/gpu/batch.h tests/gpu/sides.c tests/gpu/ep_expert.c tests/gpu/ep_gpu.c tests/gpu/ep_ll.c tests/gpu/ep_streams.c tests/gpu/ep_streams_lane.c \
+EXTRA_DIST += tests/gpu/batch.c tests/gpu/batch.h tests/gpu/sides.c tests/gpu/ep_expert.c tests/gpu/ep_gpu.c tests/gpu/ep_ll.c tests/gpu/ep_paths.c tests/gpu/ep_streams.c tests/gpu/ep_streams_lane.c \
 	tests/gpu/ep_streams.h tests/gpu/ep_nccl.c tests/gpu/gpu.h tests/gpu/p2p_gpu.c tests/gpu/p2p_device.c tests/gpu/p2p_device_kernels.h tests/gpu/p2p_device_kernels.cu tests/gpu/run.sh tests/gpu/figures
 if HAVE_CUDA
 GPU_CPPFLAGS = $(AM_CPPFLAGS) -isystem $(CUDA_HOME_USED)/include
