@@ -103,6 +103,19 @@ mpix_net_op fix_word(int peer, int lane, uint64_t roff, uint64_t value) {
                          .counter = -1};
 }
 
+void fix_devices(const char *list) {
+    snprintf(fix.params.net_devices, sizeof fix.params.net_devices, "%s", list);
+}
+void fix_open_one(void) {
+    mock_add("mlx5_0", 1);
+    fix_reopen();
+}
+
+mpix_net_done fix_done[64];
+int fix_post(const mpix_net_op *ops, int n) { return mpix_net_verbs.post(fix.net, ops, n); }
+int fix_poll(void) { return mpix_net_verbs.poll(fix.net, fix_done, 64); }
+mock_qp *fix_qp(int peer, int lane) { return (mock_qp *)verbs_lane_of(fix.v, peer, lane)->qp; }
+
 void fix_error(int kind, int expected, ...) {
     const char *text = mpix_error_tls()->text, *word;
     va_list args;

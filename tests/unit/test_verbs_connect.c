@@ -10,10 +10,6 @@
 #include "base/log.h"
 #include "tests/unit/verbs_fixture.h"
 
-static void devices(const char *list) {
-    snprintf(fix.params.net_devices, sizeof fix.params.net_devices, "%s", list);
-}
-
 /* ---- limits ---------------------------------------------------------------------------------- */
 
 START_TEST(depth_by_limits) {
@@ -179,7 +175,7 @@ END_TEST
 START_TEST(order_is_what_all_have) {
     mock_add("mlx5_0", 1);
     mock.device[mock_add("efa0", 2)].attr.vendor_id = 0x1d0f;
-    devices(_i ? "efa0,mlx5_0" : "mlx5_0,efa0");
+    fix_devices(_i ? "efa0,mlx5_0" : "mlx5_0,efa0");
     fix.params.lanes = 2;
     ck_assert_int_eq(fix_open(), 0);
     ck_assert_int_eq(fix.net->caps.ordered, 0);

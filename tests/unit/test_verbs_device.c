@@ -10,10 +10,6 @@
 #include "base/topo.h"
 #include "tests/unit/verbs_fixture.h"
 
-static void devices(const char *list) {
-    snprintf(fix.params.net_devices, sizeof fix.params.net_devices, "%s", list);
-}
-
 /* ---- devices and ports ----------------------------------------------------------------------- */
 
 START_TEST(no_device) {
@@ -44,7 +40,7 @@ START_TEST(port_down) {
     mock.device[d].port[1].state = IBV_PORT_DOWN;
     fix_error(fix_open(), MPIX_ERRK_UNSUPPORTED, "no usable port", "mlx5_0:1", "PORT_DOWN", NULL);
     ck_assert_int_eq(mock.live, 0);
-    devices("mlx5_0");
+    fix_devices("mlx5_0");
     fix_error(fix_open(), MPIX_ERRK_UNSUPPORTED, "mlx5_0 can't be used", "PORT_DOWN", NULL);
 }
 END_TEST
@@ -59,7 +55,7 @@ START_TEST(second_port) {
     ck_assert_str_eq(fix.net->caps.address, "gid[0] 10.1.0.1");
     mpix_net_verbs.close(fix.net);
     fix.net = NULL;
-    devices("mlx4_0:1");
+    fix_devices("mlx4_0:1");
     fix_error(fix_open(), MPIX_ERRK_UNSUPPORTED, "mlx4_0 can't be used", NULL);
 }
 END_TEST
@@ -181,7 +177,7 @@ START_TEST(named_devices) {
     mock_add("mlx5_1", 2);
     mock_add("mlx5_10", 3);
     fix.params.lanes = 4;
-    devices("mlx5_10,mlx5_0:1");
+    fix_devices("mlx5_10,mlx5_0:1");
     fix.boot.local_rank = 1;
     ck_assert_int_eq(fix_open(), 0);
     ck_assert_str_eq(fix.net->caps.device, "mlx5_10:1,mlx5_0:1");
@@ -216,7 +212,7 @@ START_TEST(names_that_are_wrong) {
                  {"a,b,c,d,e", MPIX_ERRK_ARG, "too many"},
                  {"mlx5_0:2", MPIX_ERRK_UNSUPPORTED, "mlx5_0"}};
     mock_add("mlx5_0", 1);
-    devices(cases[_i].list);
+    fix_devices(cases[_i].list);
     fix_error(fix_open(), cases[_i].kind, cases[_i].word, NULL);
     ck_assert_str_eq(mpix_error_tls()->arg, "mpix_ep_net_devices");
     ck_assert_int_eq(mock.live, 0);

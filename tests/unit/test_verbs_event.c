@@ -10,13 +10,6 @@
 
 #include "tests/unit/verbs_fixture.h"
 
-static mpix_net_done done[64];
-
-static int poll_all(void) { return mpix_net_verbs.poll(fix.net, done, 64); }
-static mock_qp *qp_of(int peer, int lane) {
-    return (mock_qp *)verbs_lane_of(fix.v, peer, lane)->qp;
-}
-
 static void open_two(void) {
     mock_add("mlx5_0", 1);
     mock_add("mlx5_1", 2);
@@ -30,7 +23,7 @@ static void look(int by_polling) {
     int fd;
     if (by_polling) {
         for (int i = 0; i < VERBS_LOOK_PERIOD - 1; i++)
-            ck_assert_int_eq(poll_all(), 0);
+            ck_assert_int_eq(fix_poll(), 0);
     } else {
         ck_assert_int_eq(mpix_net_verbs.arm(fix.net, &fd), 0);
     }
@@ -43,15 +36,15 @@ START_TEST(device_events) {
     open_two();
     mock_event(1, types[_i], 0, NULL);
     look(_i == 1);
-    ck_assert_int_eq(poll_all(), 3); /* lane 1 of each peer is on the second device */
+    ck_assert_int_eq(fix_poll(), 3); /* lane 1 of each peer is on the second device */
     for (int k = 0; k < 3; k++) {
-        ck_assert_int_eq(done[k].peer, k + 1);
-        ck_assert_int_eq(done[k].lane, 1);
-        ck_assert_int_eq(done[k].kind, MPIX_ERRK_TRANSPORT);
-        ck_assert_ptr_nonnull(strstr(done[k].text, "mlx5_1:1"));
-        ck_assert_ptr_nonnull(strstr(done[k].text, ibv_event_type_str(types[_i])));
+        ck_assert_int_eq(fix_done[k].peer, k + 1);
+        ck_assert_int_eq(fix_done[k].lane, 1);
+        ck_assert_int_eq(fix_done[k].kind, MPIX_ERRK_TRANSPORT);
+        ck_assert_ptr_nonnull(strstr(fix_done[k].text, "mlx5_1:1"));
+        ck_assert_ptr_nonnull(strstr(fix_done[k].text, ibv_event_type_str(types[_i])));
     }
-    ck_assert_int_eq(poll_all(), 0);
+    ck_assert_int_eq(fix_poll(), 0);
     ck_assert_int_eq(mock.acked_events, 1);
     op = fix_word(1, 0, 8, 1);
     ck_assert_int_eq(mpix_net_verbs.post(fix.net, &op, 1), 1);
@@ -64,12 +57,12 @@ START_TEST(queue_pair_events) {
     static const enum ibv_event_type types[] = {IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR,
                                                 IBV_EVENT_QP_ACCESS_ERR};
     open_two();
-    mock_event(0, types[_i], 0, &qp_of(2, 0)->qp);
+    mock_event(0, types[_i], 0, &fix_qp(2, 0)->qp);
     look(0);
-    ck_assert_int_eq(poll_all(), 1);
-    ck_assert_int_eq(done[0].peer, 2);
-    ck_assert_int_eq(done[0].lane, 0);
-    ck_assert_int_eq(done[0].kind, MPIX_ERRK_PEER);
+    ck_assert_int_eq(fix_poll(), 1);
+    ck_assert_int_eq(fix_done[0].peer, 2);
+    ck_assert_int_eq(fix_done[0].lane, 0);
+    ck_assert_int_eq(fix_done[0].kind, MPIX_ERRK_PEER);
 }
 END_TEST
 
@@ -80,7 +73,7 @@ START_TEST(harmless_events) {
     open_two();
     mock_event(0, types[_i], 0, NULL);
     look(0);
-    ck_assert_int_eq(poll_all(), 0);
+    ck_assert_int_eq(fix_poll(), 0);
     ck_assert_int_eq(mock.acked_events, 1);
 }
 END_TEST
@@ -97,20 +90,20 @@ START_TEST(port_down) {
     mock_event(0, IBV_EVENT_PORT_ERR, 2, NULL);
     mock_event(0, IBV_EVENT_PORT_ERR, 1, NULL);
     look(0);
-    ck_assert_int_eq(poll_all(), 0);
+    ck_assert_int_eq(fix_poll(), 0);
     if (_i)
         mock_event(0, IBV_EVENT_PORT_ACTIVE, 1, NULL);
     look(0);
     usleep(60000 * slowness());
     look(0);
     if (_i) {
-        ck_assert_int_eq(poll_all(), 0);
+        ck_assert_int_eq(fix_poll(), 0);
         return;
     }
-    ck_assert_int_eq(poll_all(), 3);
-    ck_assert_int_eq(done[0].kind, MPIX_ERRK_TRANSPORT);
-    ck_assert_int_eq(done[0].lane, 0);
-    ck_assert_ptr_nonnull(strstr(done[0].text, "mlx5_0:1: port is down"));
+    ck_assert_int_eq(fix_poll(), 3);
+    ck_assert_int_eq(fix_done[0].kind, MPIX_ERRK_TRANSPORT);
+    ck_assert_int_eq(fix_done[0].lane, 0);
+    ck_assert_ptr_nonnull(strstr(fix_done[0].text, "mlx5_0:1: port is down"));
 }
 END_TEST
 
@@ -124,9 +117,9 @@ START_TEST(silent_peers) {
     open_two();
     op = fix_word(1, 0, 8, 1);
     ck_assert_int_eq(mpix_net_verbs.post(fix.net, &op, 1), 1);
-    mock_finish(qp_of(1, 0), 1);
-    ck_assert_int_eq(poll_all(), 1);
-    ck_assert_int_eq(done[0].n, 1);
+    mock_finish(fix_qp(1, 0), 1);
+    ck_assert_int_eq(fix_poll(), 1);
+    ck_assert_int_eq(fix_done[0].n, 1);
     before = mock.nwrs;
     look(0);
     ck_assert_int_eq(mock.nwrs, before); /* not yet */
@@ -135,7 +128,7 @@ START_TEST(silent_peers) {
     /* three peers on two devices; lane 0 of peer 1 has sent something */
     ck_assert_int_eq(mock.nwrs, before + 5);
     for (int i = before; i < mock.nwrs; i++) {
-        ck_assert(mock.wr[i].qp != qp_of(1, 0));
+        ck_assert(mock.wr[i].qp != fix_qp(1, 0));
         ck_assert_int_eq((int)mock.wr[i].wr.opcode, IBV_WR_RDMA_WRITE);
         ck_assert_int_eq(mock.wr[i].wr.num_sge, 0);
         ck_assert_uint_ne(mock.wr[i].wr.send_flags & IBV_SEND_SIGNALED, 0);
@@ -146,17 +139,17 @@ START_TEST(silent_peers) {
     for (int p = 1; p <= 3; p++)
         for (int l = 0; l < 2; l++)
             if (p != 2 || l != 1)
-                mock_finish(qp_of(p, l), 1);
-    ck_assert_int_eq(poll_all(), 0);
+                mock_finish(fix_qp(p, l), 1);
+    ck_assert_int_eq(fix_poll(), 0);
     op = fix_word(2, 1, 8, 1);
     ck_assert_int_eq(mpix_net_verbs.post(fix.net, &op, 1), 1);
-    mock_break(qp_of(2, 1), IBV_WC_RETRY_EXC_ERR, 0);
-    ck_assert_int_eq(poll_all(), 1);
-    ck_assert_int_eq(done[0].peer, 2);
-    ck_assert_int_eq(done[0].lane, 1);
-    ck_assert_int_eq(done[0].n, 0);
-    ck_assert_int_eq(done[0].kind, MPIX_ERRK_PEER);
-    ck_assert_ptr_nonnull(strstr(done[0].text, "peer or network gone"));
+    mock_break(fix_qp(2, 1), IBV_WC_RETRY_EXC_ERR, 0);
+    ck_assert_int_eq(fix_poll(), 1);
+    ck_assert_int_eq(fix_done[0].peer, 2);
+    ck_assert_int_eq(fix_done[0].lane, 1);
+    ck_assert_int_eq(fix_done[0].n, 0);
+    ck_assert_int_eq(fix_done[0].kind, MPIX_ERRK_PEER);
+    ck_assert_ptr_nonnull(strstr(fix_done[0].text, "peer or network gone"));
     usleep(160000 * slowness());
     before = mock.nwrs;
     look(0);
@@ -171,9 +164,9 @@ START_TEST(port_down_in_completion) {
     look(0);
     op = fix_word(1, 0, 8, 1);
     ck_assert_int_eq(mpix_net_verbs.post(fix.net, &op, 1), 1);
-    mock_break(qp_of(1, 0), IBV_WC_RETRY_EXC_ERR, 0);
-    ck_assert_int_eq(poll_all(), 1);
-    ck_assert_ptr_nonnull(strstr(done[0].text, "port is down"));
+    mock_break(fix_qp(1, 0), IBV_WC_RETRY_EXC_ERR, 0);
+    ck_assert_int_eq(fix_poll(), 1);
+    ck_assert_ptr_nonnull(strstr(fix_done[0].text, "port is down"));
 }
 END_TEST
 
@@ -183,10 +176,10 @@ START_TEST(queues_can_not_be_read) {
     mock.poll_breaks = 1;
     if (_i)
         ck_assert_int_eq(mpix_net_verbs.poll_arrivals(fix.net, arrivals, 4), 0);
-    ck_assert_int_eq(poll_all(), 6);
-    ck_assert_int_eq(done[0].kind, MPIX_ERRK_TRANSPORT);
-    ck_assert_ptr_nonnull(strstr(done[0].text, "completion queue"));
-    ck_assert_int_eq(poll_all(), 0);
+    ck_assert_int_eq(fix_poll(), 6);
+    ck_assert_int_eq(fix_done[0].kind, MPIX_ERRK_TRANSPORT);
+    ck_assert_ptr_nonnull(strstr(fix_done[0].text, "completion queue"));
+    ck_assert_int_eq(fix_poll(), 0);
 }
 END_TEST
 
@@ -217,17 +210,17 @@ START_TEST(sleeping) {
     ck_assert_int_ge(fd, 0);
     ck_assert(!readable(fd));
     if (_i % 2)
-        mock_arrive(qp_of(2, lane), 4, IBV_WC_SUCCESS);
+        mock_arrive(fix_qp(2, lane), 4, IBV_WC_SUCCESS);
     else
-        mock_finish(qp_of(1, lane), 1);
+        mock_finish(fix_qp(1, lane), 1);
     ck_assert(readable(fd));
     mpix_net_verbs.ack(fix.net);
     ck_assert(!readable(fd));
     if (_i % 2)
         ck_assert_int_eq(mpix_net_verbs.poll_arrivals(fix.net, arrivals, 4), 1);
     else
-        ck_assert_int_eq(poll_all(), 1);
-    mock_arrive(qp_of(2, lane), 4, IBV_WC_SUCCESS);
+        ck_assert_int_eq(fix_poll(), 1);
+    mock_arrive(fix_qp(2, lane), 4, IBV_WC_SUCCESS);
     mpix_net_verbs.arm(fix.net, &fd);
     ck_assert(!readable(fd) || _i % 2 == 0);
     ck_assert_int_eq(mpix_net_verbs.poll_arrivals(fix.net, arrivals, 4),
@@ -253,7 +246,7 @@ START_TEST(close_with_everything_open) {
     op = fix_write(1, 0, 0, 0, 4096);
     ck_assert_int_eq(mpix_net_verbs.post(fix.net, &op, 1), 1);
     ck_assert_int_eq(mpix_net_verbs.arm(fix.net, &fd), 0);
-    mock_finish(qp_of(1, 0), 1);
+    mock_finish(fix_qp(1, 0), 1);
     mock_event(0, IBV_EVENT_DEVICE_FATAL, 0, NULL);
 }
 END_TEST

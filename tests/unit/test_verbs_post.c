@@ -7,29 +7,17 @@
 
 #include "tests/unit/verbs_fixture.h"
 
-static mpix_net_done done[64];
-
-static int post(const mpix_net_op *ops, int n) { return mpix_net_verbs.post(fix.net, ops, n); }
-static int poll_all(void) { return mpix_net_verbs.poll(fix.net, done, 64); }
-static mock_qp *qp_of(int peer, int lane) {
-    return (mock_qp *)verbs_lane_of(fix.v, peer, lane)->qp;
-}
 static int is_signalled(int i) { return (mock.wr[i].wr.send_flags & IBV_SEND_SIGNALED) != 0; }
-
-static void open_one(void) {
-    mock_add("mlx5_0", 1);
-    fix_reopen();
-}
 
 /* ---- work requests --------------------------------------------------------------------------- */
 
 START_TEST(write_arguments) {
     mpix_net_op op;
-    open_one();
+    fix_open_one();
     op = fix_write(2, 0, 100, 333, 5000);
-    ck_assert_int_eq(post(&op, 1), 1);
+    ck_assert_int_eq(fix_post(&op, 1), 1);
     ck_assert_int_eq(mock.nwrs, 1);
-    ck_assert_ptr_eq(mock.wr[0].qp, qp_of(2, 0));
+    ck_assert_ptr_eq(mock.wr[0].qp, fix_qp(2, 0));
     ck_assert_int_eq(mock.wr[0].wr.opcode, IBV_WR_RDMA_WRITE);
     ck_assert_uint_eq(mock.wr[0].wr.send_flags, IBV_SEND_SIGNALED);
     ck_assert_uint_eq(mock.wr[0].wr.wr.rdma.remote_addr, (uintptr_t)fix.memory + 333);
@@ -42,13 +30,13 @@ END_TEST
 
 START_TEST(small_writes_are_inline) {
     mpix_net_op ops[3];
-    open_one();
+    fix_open_one();
     for (int i = 0; i < 64; i++)
         fix.memory[i] = (unsigned char)(i + 1);
     ops[0] = fix_write(1, 0, 0, 0, 64);
     ops[1] = fix_write(1, 0, 0, 0, 65);
     ops[2] = fix_write(1, 0, 0, 0, 0);
-    ck_assert_int_eq(post(ops, 3), 3);
+    ck_assert_int_eq(fix_post(ops, 3), 3);
     ck_assert_uint_eq(mock.wr[0].wr.send_flags, IBV_SEND_INLINE);
     ck_assert_mem_eq(mock.wr[0].data, fix.memory, 64);
     ck_assert_uint_eq(mock.wr[1].wr.send_flags, 0);
@@ -60,10 +48,10 @@ END_TEST
 
 START_TEST(counted_write) {
     mpix_net_op op;
-    open_one();
+    fix_open_one();
     op = fix_write(1, 0, 0, 0, _i ? 0 : 100);
     op.counter = 65000;
-    ck_assert_int_eq(post(&op, 1), 1);
+    ck_assert_int_eq(fix_post(&op, 1), 1);
     ck_assert_int_eq(mock.wr[0].wr.opcode, IBV_WR_RDMA_WRITE_WITH_IMM);
     ck_assert_uint_eq(ntohl(mock.wr[0].wr.imm_data), 65000);
     ck_assert_uint_eq(mock.wr[0].wr.send_flags & IBV_SEND_SOLICITED, 0);
@@ -73,9 +61,9 @@ END_TEST
 START_TEST(word_inline) {
     mpix_net_op op;
     uint64_t value;
-    open_one();
+    fix_open_one();
     op = fix_word(3, 0, 512, 0x0123456789abcdefu);
-    ck_assert_int_eq(post(&op, 1), 1);
+    ck_assert_int_eq(fix_post(&op, 1), 1);
     ck_assert_int_eq(mock.wr[0].wr.opcode, IBV_WR_RDMA_WRITE);
     ck_assert_uint_eq(mock.wr[0].wr.send_flags, IBV_SEND_INLINE | IBV_SEND_SIGNALED);
     ck_assert_uint_eq(mock.wr[0].sge.length, 8);
@@ -92,12 +80,12 @@ START_TEST(word_from_the_ring) {
     const uint64_t *slot[128];
     mock.inline_limit = 0;
     fix.params.net_depth = 16;
-    open_one();
+    fix_open_one();
     for (int k = 0; k < 100; k++) {
         op = fix_word(1 + k % 2, 0, 8, 1000u + (unsigned)k);
-        while (post(&op, 1) == 0) {
-            mock_finish(qp_of(1 + k % 2, 0), 1);
-            ck_assert_int_eq(poll_all(), 1);
+        while (fix_post(&op, 1) == 0) {
+            mock_finish(fix_qp(1 + k % 2, 0), 1);
+            ck_assert_int_eq(fix_poll(), 1);
         }
         slot[k] = (const uint64_t *)(uintptr_t)mock.wr[k].sge.addr;
         ck_assert_uint_eq(mock.wr[k].wr.send_flags & IBV_SEND_INLINE, 0);
@@ -115,13 +103,13 @@ END_TEST
 
 START_TEST(read_and_add) {
     mpix_net_op ops[2];
-    open_one();
+    fix_open_one();
     ops[0] = fix_write(1, 0, 64, 128, 5);
     ops[0].op = MPIX_NET_READ;
     ops[1] = fix_write(1, 0, 4096, 256, 8);
     ops[1].op = MPIX_NET_ADD;
     ops[1].value = 77;
-    ck_assert_int_eq(post(ops, 2), 2);
+    ck_assert_int_eq(fix_post(ops, 2), 2);
     ck_assert_int_eq(mock.wr[0].wr.opcode, IBV_WR_RDMA_READ);
     ck_assert_uint_eq(mock.wr[0].wr.send_flags, 0); /* inline is for what leaves */
     ck_assert_uint_eq(mock.wr[0].sge.addr, (uintptr_t)fix.memory + 64);
@@ -137,7 +125,7 @@ END_TEST
 
 START_TEST(mistakes_of_the_caller) {
     mpix_net_op op;
-    open_one();
+    fix_open_one();
     op = fix_write(1, 0, 0, 0, 16);
     switch (_i) {
     case 0: op.roff = sizeof fix.memory - 15; break;
@@ -149,10 +137,10 @@ START_TEST(mistakes_of_the_caller) {
     case 6: op.op = MPIX_NET_ADD, op.roff = 3; break;
     default: op.len = (1u << 30) + 1; break;
     }
-    fix_error(-post(&op, 1), MPIX_ERRK_INTERNAL, "rank 1", NULL);
+    fix_error(-fix_post(&op, 1), MPIX_ERRK_INTERNAL, "rank 1", NULL);
     ck_assert_int_eq(mock.doorbells, 0);
     op = fix_write(1, 0, 0, 0, 16);
-    ck_assert_int_eq(post(&op, 1), 1);
+    ck_assert_int_eq(fix_post(&op, 1), 1);
 }
 END_TEST
 
@@ -163,7 +151,7 @@ START_TEST(add_without_atomics) {
     fix_reopen();
     op = fix_write(1, 0, 0, 0, 8);
     op.op = MPIX_NET_ADD;
-    fix_error(-post(&op, 1), MPIX_ERRK_UNSUPPORTED, "x:1", "atomic", NULL);
+    fix_error(-fix_post(&op, 1), MPIX_ERRK_UNSUPPORTED, "x:1", "atomic", NULL);
 }
 END_TEST
 
@@ -196,7 +184,7 @@ START_TEST(keys_of_lanes) {
     ck_assert_int_eq(mpix_net_verbs.mem_reg(fix.net, fix.memory, sizeof fix.memory, &fix.mem), 0);
     for (int l = 0; l < 3; l++) {
         op = fix_write(1, l, 0, 0, 100);
-        ck_assert_int_eq(post(&op, 1), 1);
+        ck_assert_int_eq(fix_post(&op, 1), 1);
         ck_assert_uint_eq(mock.wr[l].wr.wr.rdma.rkey, 11u * (unsigned)(l + 1));
         ck_assert_uint_eq(mock.wr[l].sge.lkey, fix.mem->mr[l % 2][0]->lkey);
     }
@@ -223,7 +211,7 @@ START_TEST(cut_at_pieces) {
     fix_reopen();
     op = fix_write(1, 0, cases[_i].loff, cases[_i].roff, cases[_i].len);
     op.counter = 5;
-    ck_assert_int_eq(post(&op, 1), 1);
+    ck_assert_int_eq(fix_post(&op, 1), 1);
     ck_assert_int_eq(mock.nwrs, cases[_i].n);
     ck_assert_int_eq(mock.doorbells, 1);
     for (int i = 0; i < cases[_i].n; i++) {
@@ -239,9 +227,9 @@ START_TEST(cut_at_pieces) {
         ck_assert_int_eq(is_signalled(i), last);
         at += cases[_i].lens[i];
     }
-    mock_finish(qp_of(1, 0), cases[_i].n);
-    ck_assert_int_eq(poll_all(), 1);
-    ck_assert_int_eq(done[0].n, 1);
+    mock_finish(fix_qp(1, 0), cases[_i].n);
+    ck_assert_int_eq(fix_poll(), 1);
+    ck_assert_int_eq(fix_done[0].n, 1);
 }
 END_TEST
 
@@ -250,15 +238,15 @@ END_TEST
 START_TEST(one_doorbell_per_lane) {
     mpix_net_op ops[12];
     fix.params.lanes = 2;
-    open_one();
+    fix_open_one();
     for (int i = 0; i < 12; i++)
         ops[i] = fix_word(1 + i % 3, i / 6, 8, (uint64_t)i);
-    ck_assert_int_eq(post(ops, 12), 12);
+    ck_assert_int_eq(fix_post(ops, 12), 12);
     ck_assert_int_eq(mock.doorbells, 6);
     ck_assert_int_eq(mock.nwrs, 12);
     for (int p = 1; p < FIX_RANKS; p++)
         for (int l = 0; l < 2; l++)
-            ck_assert_int_eq(qp_of(p, l)->posted, 2);
+            ck_assert_int_eq(fix_qp(p, l)->posted, 2);
     for (int i = 0; i < 12; i++)
         ck_assert_int_eq(is_signalled(i), mock.wr[i].index == 1); /* the second of each lane */
 }
@@ -267,24 +255,24 @@ END_TEST
 START_TEST(few_are_signalled) {
     mpix_net_op ops[100];
     int signalled = 0;
-    open_one(); /* depth 128: every 32nd, and the last */
+    fix_open_one(); /* depth 128: every 32nd, and the last */
     for (int i = 0; i < 100; i++)
         ops[i] = fix_word(1, 0, 8, (uint64_t)i);
-    ck_assert_int_eq(post(ops, 100), 100);
+    ck_assert_int_eq(fix_post(ops, 100), 100);
     ck_assert_int_eq(mock.doorbells, 1);
     for (int i = 0; i < 100; i++) {
         ck_assert_int_eq(is_signalled(i), i % 32 == 31 || i == 99);
         signalled += is_signalled(i);
     }
     ck_assert_int_eq(signalled, 4);
-    mock_finish(qp_of(1, 0), 63);
-    ck_assert_int_eq(poll_all(), 1);
-    ck_assert_int_eq(done[0].n, 32);
-    mock_finish(qp_of(1, 0), 37);
-    ck_assert_int_eq(poll_all(), 1); /* two completions of one lane, told as one */
-    ck_assert_int_eq(done[0].n, 68);
-    ck_assert_int_eq(done[0].peer, 1);
-    ck_assert_int_eq(done[0].kind, 0);
+    mock_finish(fix_qp(1, 0), 63);
+    ck_assert_int_eq(fix_poll(), 1);
+    ck_assert_int_eq(fix_done[0].n, 32);
+    mock_finish(fix_qp(1, 0), 37);
+    ck_assert_int_eq(fix_poll(), 1); /* two completions of one lane, told as one */
+    ck_assert_int_eq(fix_done[0].n, 68);
+    ck_assert_int_eq(fix_done[0].peer, 1);
+    ck_assert_int_eq(fix_done[0].kind, 0);
 }
 END_TEST
 
@@ -293,40 +281,40 @@ START_TEST(long_calls) {
     enum { N = 300 };
     static mpix_net_op ops[N];
     fix.params.net_depth = 512;
-    open_one();
+    fix_open_one();
     for (int i = 0; i < N; i++)
         ops[i] = fix_word(1, 0, 8, (uint64_t)i);
-    ck_assert_int_eq(post(ops, N), N);
+    ck_assert_int_eq(fix_post(ops, N), N);
     ck_assert_int_eq(mock.doorbells, 3);
     for (int i = 0; i < N; i++) {
         uint64_t value;
         memcpy(&value, mock.wr[i].data, 8);
         ck_assert_uint_eq(value, (uint64_t)i);
     }
-    mock_finish(qp_of(1, 0), N);
-    ck_assert_int_eq(poll_all(), 1);
-    ck_assert_int_eq(done[0].n, N);
+    mock_finish(fix_qp(1, 0), N);
+    ck_assert_int_eq(fix_poll(), 1);
+    ck_assert_int_eq(fix_done[0].n, N);
 }
 END_TEST
 
 START_TEST(full_lane) {
     mpix_net_op ops[20];
     fix.params.net_depth = 16;
-    open_one();
+    fix_open_one();
     for (int i = 0; i < 20; i++)
         ops[i] = fix_word(i == 19 ? 2 : 1, 0, 8, (uint64_t)i);
-    ck_assert_int_eq(post(ops, 20), 16);
-    ck_assert_int_eq(post(ops + 16, 4), 0); /* in order: also the one to another peer waits */
-    ck_assert_int_eq(post(ops + 19, 1), 1);
-    mock_finish(qp_of(1, 0), 3);
-    ck_assert_int_eq(poll_all(), 0); /* the third is not a signalled one */
-    mock_finish(qp_of(1, 0), 1);
-    ck_assert_int_eq(poll_all(), 1);
-    ck_assert_int_eq(done[0].n, 4);
-    ck_assert_int_eq(post(ops + 16, 3), 3);
-    mock_finish(qp_of(1, 0), 15);
-    ck_assert_int_eq(poll_all(), 1);
-    ck_assert_int_eq(done[0].n, 15);
+    ck_assert_int_eq(fix_post(ops, 20), 16);
+    ck_assert_int_eq(fix_post(ops + 16, 4), 0); /* in order: also the one to another peer waits */
+    ck_assert_int_eq(fix_post(ops + 19, 1), 1);
+    mock_finish(fix_qp(1, 0), 3);
+    ck_assert_int_eq(fix_poll(), 0); /* the third is not a signalled one */
+    mock_finish(fix_qp(1, 0), 1);
+    ck_assert_int_eq(fix_poll(), 1);
+    ck_assert_int_eq(fix_done[0].n, 4);
+    ck_assert_int_eq(fix_post(ops + 16, 3), 3);
+    mock_finish(fix_qp(1, 0), 15);
+    ck_assert_int_eq(fix_poll(), 1);
+    ck_assert_int_eq(fix_done[0].n, 15);
 }
 END_TEST
 
@@ -335,20 +323,20 @@ START_TEST(sequence_wraps) {
     mpix_net_op op;
     int completed = 0;
     verbs_lane *lane;
-    open_one();
+    fix_open_one();
     lane = verbs_lane_of(fix.v, 1, 0);
     lane->op_seq = lane->op_done = lane->wr_seq = lane->wr_done = UINT32_MAX - 150;
     for (int k = 0; k < 400; k++) {
         op = fix_word(1, 0, 8, (uint64_t)k);
-        while (post(&op, 1) == 0) {
-            mock_finish(qp_of(1, 0), 50);
-            ck_assert_int_eq(poll_all(), 1);
-            completed += done[0].n;
+        while (fix_post(&op, 1) == 0) {
+            mock_finish(fix_qp(1, 0), 50);
+            ck_assert_int_eq(fix_poll(), 1);
+            completed += fix_done[0].n;
         }
     }
-    mock_finish(qp_of(1, 0), 400 - completed);
-    ck_assert_int_eq(poll_all(), 1);
-    ck_assert_int_eq(completed + done[0].n, 400);
+    mock_finish(fix_qp(1, 0), 400 - completed);
+    ck_assert_int_eq(fix_poll(), 1);
+    ck_assert_int_eq(completed + fix_done[0].n, 400);
 }
 END_TEST
 
@@ -365,7 +353,7 @@ START_TEST(peers_credit_is_kept) {
     ck_assert_int_eq(mpix_net_verbs.rmem_open(fix.net, 1, &key, &fix.rmem[1]), 0);
     for (int i = 0; i < 20; i++)
         ops[i] = fix_word(1, 0, 8, (uint64_t)i);
-    ck_assert_int_eq(post(ops, 20), 8);
+    ck_assert_int_eq(fix_post(ops, 20), 8);
 }
 END_TEST
 

@@ -28,14 +28,20 @@ extern fixture fix;
 void fix_setup(void);    /* rank 0 of 4, wants all others; no device yet */
 void fix_teardown(void); /* closes what is open; nothing may be left behind */
 int fix_open(void);
-void fix_reopen(
-    void); /* open must succeed; connects all peers as if each had the same devices, registers
-            * memory and opens keys */
+void fix_devices(const char *list); /* the parameter net_devices */
+/* Open must succeed; connects, registers memory and opens keys. open_one: of one device, mlx5_0. */
+void fix_reopen(void);
+void fix_open_one(void);
+/* Connects all peers as if each had the same devices. */
 void fix_connect(void);
 /* The blob a peer would send, if it were made as this rank is. */
 void fix_blob(int peer, verbs_blob *blob);
 mpix_net_op fix_write(int peer, int lane, uint64_t loff, uint64_t roff, uint64_t len);
 mpix_net_op fix_word(int peer, int lane, uint64_t roff, uint64_t value);
+extern mpix_net_done fix_done[64]; /* what the last poll gave */
+int fix_post(const mpix_net_op *ops, int n);
+int fix_poll(void);
+mock_qp *fix_qp(int peer, int lane);
 /* The last error of this thread is of that kind and says all of the words (NULL at the end). */
 void fix_error(int kind, int expected, ...);
 
