@@ -3,6 +3,7 @@
 #include "config.h"
 
 #include "coll/ep.h"
+#include "coll/host/remote.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -6,7 +6,7 @@ libmpixep_core_la_SOURCES += \
 
 # Host memory, high throughput: mapped and proxied peers, two hops.
 libmpixep_core_la_SOURCES += \
-	coll/host/engine.h coll/host/forward.h coll/host/host.h coll/host/plan.h \
+	coll/host/engine.h coll/host/forward.h coll/host/host.h coll/host/plan.h coll/host/remote.h \
 	coll/host/bank.c coll/host/call.c coll/host/combine.c coll/host/context.c \
 	coll/host/dispatch.c coll/host/engine.c coll/host/forward.c coll/host/forward_blame.c \
 	coll/host/forward_combine.c coll/host/forward_dispatch.c coll/host/plan.c coll/host/pool.c \
@@ -22,5 +22,5 @@ libmpixep_core_la_SOURCES += \
 # GPU memory: the host's side.
 libmpixep_core_la_SOURCES += \
 	coll/gpu/gpu.h src/gpu/cuda_module.h \
-	coll/gpu/call.c coll/gpu/context.c coll/gpu/copy_engine.c coll/gpu/ll.c coll/gpu/remote.c \
-	coll/gpu/stream.c
+	coll/gpu/call.c coll/gpu/context.c coll/gpu/copy_engine.c coll/gpu/handle.c coll/gpu/ll.c \
+	coll/gpu/remote.c coll/gpu/stream.c

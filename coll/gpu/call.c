@@ -299,6 +299,29 @@ static int combine_hops(const mpix_ep *ep, const MPIX_Ep_combine_in *in, mpix_cu
     return 0;
 }
 
+/* The biases; and the GPU can reach what the call reads and writes. */
+static int combine_check(mpix_ep *ep, const MPIX_Ep_combine_in *in, const MPIX_Ep_combine_out *out,
+                         int64_t rows, mpix_cuda_combine *c) {
+    int64_t tokens = c->tokens;
+    int kind;
+    for (int b = 0; b < in->num_bias; b++) {
+        c->bias[b] = in->bias[b].data;
+        c->bias_stride[b] = in->bias[b].stride;
+        if (tokens > 0 && (kind = mpix_ep_gpu_check(ep, in->bias[b].data,
+                                                    b ? "in.bias[1].data" : "in.bias[0].data")))
+            return kind;
+    }
+    if ((rows > 0 && ((kind = mpix_ep_gpu_check(ep, in->x.data, "in.x.data")) ||
+                      (kind = mpix_ep_gpu_check(ep, in->x.scales, "in.x.scales")) ||
+                      (kind = mpix_ep_gpu_check(ep, in->row_weights, "in.row_weights")) ||
+                      (kind = mpix_ep_gpu_check(ep, in->slot_values, "in.slot_values")))) ||
+        (tokens > 0 && (kind = mpix_ep_gpu_check(ep, out->y.data, "out.y.data"))) ||
+        (kind = mpix_ep_gpu_check(ep, out->slot_values, "out.slot_values")) ||
+        (kind = mpix_ep_gpu_check(ep, out->wait_ns, "out.wait_ns")))
+        return kind;
+    return 0;
+}
+
 static int combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in,
                         MPIX_Ep_combine_out *out, mpix_cuda_combine *c) {
     mpix_ep *ep = handle->ep;
@@ -379,22 +402,7 @@ static int combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in,
                 (kind = place_rows(ep, in->slot_values, n * slot, slot, "in.slot_values",
                                    MPIX_EP_CAN_ANY_INPUT, &c->offer.at[MPIX_EP_PLACE_SLOTS]))))
         return kind;
-    for (int b = 0; b < in->num_bias; b++) {
-        c->bias[b] = in->bias[b].data;
-        c->bias_stride[b] = in->bias[b].stride;
-        if (tokens > 0 && (kind = mpix_ep_gpu_check(ep, in->bias[b].data,
-                                                    b ? "in.bias[1].data" : "in.bias[0].data")))
-            return kind;
-    }
-    if ((rows > 0 && ((kind = mpix_ep_gpu_check(ep, in->x.data, "in.x.data")) ||
-                      (kind = mpix_ep_gpu_check(ep, in->x.scales, "in.x.scales")) ||
-                      (kind = mpix_ep_gpu_check(ep, in->row_weights, "in.row_weights")) ||
-                      (kind = mpix_ep_gpu_check(ep, in->slot_values, "in.slot_values")))) ||
-        (tokens > 0 && (kind = mpix_ep_gpu_check(ep, out->y.data, "out.y.data"))) ||
-        (kind = mpix_ep_gpu_check(ep, out->slot_values, "out.slot_values")) ||
-        (kind = mpix_ep_gpu_check(ep, out->wait_ns, "out.wait_ns")))
-        return kind;
-    return 0;
+    return combine_check(ep, in, out, rows, c);
 }
 
 int mpix_ep_gpu_combine_by(struct mpix_ep_handle *handle, const MPIX_Ep_combine_in *in,

@@ -171,6 +171,11 @@ int mpix_ep_gpu_count_output(mpix_ep *ep, MPI_Count *to, const int64_t *from, in
 int mpix_ep_gpu_find(mpix_ep *ep, const void *p, size_t bytes, uint64_t stride,
                      mpix_ep_place *place);
 int mpix_ep_gpu_window_create(mpix_ep *ep, size_t bytes, mpix_ep_gpu_window *window);
+/* Windows that are given back later, when nothing may fail. */
+int mpix_ep_gpu_keep_room(mpix_ep_gpu *gpu);
+void mpix_ep_gpu_window_made(mpix_ep_gpu *gpu, mpix_ep_gpu_window *window);
+void mpix_ep_gpu_window_back(mpix_ep *ep, mpix_ep_gpu_window *window);
+int mpix_ep_gpu_windows_collect(mpix_ep *ep);
 void mpix_ep_gpu_window_free(mpix_ep *ep, mpix_ep_gpu_window *window);
 
 /* gpu/call.c: dispatch and combine whose arguments for the module are filled by fill. */

@@ -24,6 +24,37 @@
 
 /* ---- what kernels report --------------------------------------------------------------------- */
 
+/* What ranks give differs, or a peer gave nothing. */
+static int report_differs(const mpix_cuda_status *s, int p, const char *host) {
+    long long a = s->a, b = s->b;
+    switch (s->code) {
+    case MPIX_CUDA_TOPK:
+        return mpix_fail_peer(MPIX_ERRK_ARG, p, host,
+                              "routing.topk = %lld on rank %d differs from %lld", a, p, b);
+    case MPIX_CUDA_HIDDEN:
+        return mpix_fail_peer(MPIX_ERRK_ARG, p, host,
+                              "in.hidden = %lld on rank %d differs from %lld here", a, p, b);
+    case MPIX_CUDA_DTYPE:
+        return mpix_fail_peer(MPIX_ERRK_ARG, p, host,
+                              "in.x.dtype = %lld on rank %d differs from %lld here", a, p, b);
+    case MPIX_CUDA_SCALES:
+        return mpix_fail_peer(MPIX_ERRK_ARG, p, host,
+                              "in.x.scale_kind = %lld on rank %d differs from %lld here", a, p, b);
+    case MPIX_CUDA_WEIGHTS:
+        return mpix_fail_peer(MPIX_ERRK_ARG, p, host,
+                              "weights are wanted, but rank %d gave no in.topk_weights", p);
+    case MPIX_CUDA_SLOTS:
+        return mpix_fail_peer(MPIX_ERRK_ARG, p, host,
+                              "out.slot_values is wanted, but rank %d gave no in.slot_values", p);
+    case MPIX_CUDA_ANSWERS:
+        return mpix_fail_peer(
+            MPIX_ERRK_ARG, p, host,
+            "rank %d answers %lld tokens of %lld: its last dispatch was another routing's", p, a,
+            b);
+    default: return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "a kernel reported code %d", s->code);
+    }
+}
+
 static int report_fail(mpix_ep *ep, const mpix_cuda_status *s) {
     int p = s->peer >= 0 && s->peer < ep->size ? s->peer : ep->rank;
     const char *host = ep->boot->hostnames[p];
@@ -51,9 +82,6 @@ static int report_fail(mpix_ep *ep, const mpix_cuda_status *s) {
             MPIX_ERRK_ARG, "routing.ids",
             "routing.ids: token %lld has expert %lld twice; a token may choose an expert once", a,
             b);
-    case MPIX_CUDA_TOPK:
-        return mpix_fail_peer(MPIX_ERRK_ARG, p, host,
-                              "routing.topk = %lld on rank %d differs from %lld", a, p, b);
     case MPIX_CUDA_ROWS_LIMIT:
         return mpix_fail(MPIX_ERRK_TRUNCATE, "config.max_recv_rows",
                          "this rank would receive %lld rows, config.max_recv_rows is %lld", a, b);
@@ -69,31 +97,11 @@ static int report_fail(mpix_ep *ep, const mpix_cuda_status *s) {
                          "the handle's routing has %lld tokens or another topk; this call was "
                          "captured for one of %lld",
                          a, b);
-    case MPIX_CUDA_HIDDEN:
-        return mpix_fail_peer(MPIX_ERRK_ARG, p, host,
-                              "in.hidden = %lld on rank %d differs from %lld here", a, p, b);
-    case MPIX_CUDA_DTYPE:
-        return mpix_fail_peer(MPIX_ERRK_ARG, p, host,
-                              "in.x.dtype = %lld on rank %d differs from %lld here", a, p, b);
-    case MPIX_CUDA_SCALES:
-        return mpix_fail_peer(MPIX_ERRK_ARG, p, host,
-                              "in.x.scale_kind = %lld on rank %d differs from %lld here", a, p, b);
-    case MPIX_CUDA_WEIGHTS:
-        return mpix_fail_peer(MPIX_ERRK_ARG, p, host,
-                              "weights are wanted, but rank %d gave no in.topk_weights", p);
-    case MPIX_CUDA_SLOTS:
-        return mpix_fail_peer(MPIX_ERRK_ARG, p, host,
-                              "out.slot_values is wanted, but rank %d gave no in.slot_values", p);
     case MPIX_CUDA_NO_DISPATCH:
         return mpix_fail(MPIX_ERRK_ARG, "handle",
                          "no dispatch has told this rank what it sends back: in MPIX_EP_LL a "
                          "combine follows a dispatch of the "
                          "same routing (the last one failed, or there was none)");
-    case MPIX_CUDA_ANSWERS:
-        return mpix_fail_peer(
-            MPIX_ERRK_ARG, p, host,
-            "rank %d answers %lld tokens of %lld: its last dispatch was another routing's", p, a,
-            b);
     case MPIX_CUDA_LOST: {
         MPIX_Error error;
         if (ep->remote && mpix_proxy_failed(ep->remote->proxy, p, &error))
@@ -108,7 +116,7 @@ static int report_fail(mpix_ep *ep, const mpix_cuda_status *s) {
         return mpix_fail(
             MPIX_ERRK_ARG, "in.x.data",
             "in.x.data or scales are NULL, dispatch gave this rank rows of %lld tokens", a);
-    default: return mpix_fail(MPIX_ERRK_INTERNAL, NULL, "a kernel reported code %d", s->code);
+    default: return report_differs(s, p, host);
     }
 }
 

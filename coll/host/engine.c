@@ -10,6 +10,7 @@
 #include "base/thread.h"
 #include "base/trace.h"
 #include "coll/host/engine.h"
+#include "coll/host/remote.h"
 
 #include <errno.h>
 #include <sched.h>

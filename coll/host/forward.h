@@ -43,7 +43,7 @@
  */
 #ifndef MPIX_COLL_EP_FORWARD_H
 #define MPIX_COLL_EP_FORWARD_H
-#include "coll/ep.h"
+#include "coll/host/remote.h"
 #include "coll/record.h"
 
 /* Counters of a handle, before those of offers and batches: two banks of counts, and the places

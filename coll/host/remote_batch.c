@@ -11,6 +11,7 @@
 #include "config.h"
 
 #include "coll/ep.h"
+#include "coll/host/remote.h"
 #include "coll/record.h"
 
 #define PIECE_BYTES (4u << 20) /* packed per step */

@@ -3,6 +3,7 @@
 #include "config.h"
 
 #include "coll/host_ll/ll.h"
+#include "coll/host/remote.h"
 
 static int is_combine(const mpix_ep_call *call) { return call->type == MPIX_EP_COMBINE; }
 

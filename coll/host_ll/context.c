@@ -3,6 +3,7 @@
 #include "config.h"
 
 #include "coll/host/host.h"
+#include "coll/host/remote.h"
 #include "coll/host_ll/ll.h"
 #include "mem/claim.h"
 
