@@ -100,12 +100,16 @@ enum {
 
 /* ---- offers ---------------------------------------------------------------------------------- */
 
-/* flags, host memory */
+/* flags */
 enum {
-    MPIX_EP_WANTS_WEIGHTS = 1,
-    MPIX_EP_HAS_ROW_WEIGHTS = 2,
-    MPIX_EP_HAS_SLOTS = 4,
-    MPIX_EP_WANTS_SLOTS = 8
+    MPIX_EP_OFFER_RECORDS = 1,       /* dispatch, GPU memory: records are wanted */
+    MPIX_EP_OFFER_WANTS_WEIGHTS = 2, /* dispatch */
+    MPIX_EP_OFFER_HAS_WEIGHTS = 4,   /* dispatch, GPU memory: of choices; combine, host memory:
+                                      * of rows */
+    MPIX_EP_OFFER_HAS_SLOTS = 8,     /* combine: slot values */
+    MPIX_EP_OFFER_EXACT = 16,        /* combine, GPU memory, EXPERT: partial sums in float */
+    MPIX_EP_OFFER_CHOICES = 32,      /* combine, GPU memory, EXPERT: weights of choices come */
+    MPIX_EP_OFFER_WANTS_SLOTS = 64   /* combine, host memory */
 };
 
 typedef struct mpix_ep_offer {
@@ -122,17 +126,6 @@ typedef struct mpix_ep_offer {
 MPIX_WIRE_SIZE(mpix_ep_offer, 192);
 MPIX_WIRE_AT(mpix_ep_offer, hidden, 24);
 MPIX_WIRE_AT(mpix_ep_offer, place, 56);
-
-/* flags, GPU memory */
-enum {
-    MPIX_CUDA_OFFER_RECORDS = 1,
-    MPIX_CUDA_OFFER_WEIGHTS = 2,
-    MPIX_CUDA_OFFER_GIVES = 4,
-    MPIX_CUDA_OFFER_SLOTS = 8,
-    /* combine in EXPERT: partial sums in float; weights of choices come */
-    MPIX_CUDA_OFFER_EXACT = 16,
-    MPIX_CUDA_OFFER_CHOICES = 32
-};
 
 typedef struct mpix_cuda_offer {
     int32_t status, flags;

@@ -197,10 +197,10 @@ static int dispatch_fill(struct mpix_ep_handle *handle, MPIX_Ep_dispatch_in *in,
                                  .rows = out->capacity_rows};
     if (c->offer.rows > ep->max_rows)
         c->offer.rows = ep->max_rows;
-    c->offer.flags =
-        (out->local_ids || out->src_token || out->topk_weights ? MPIX_CUDA_OFFER_RECORDS : 0) |
-        (out->topk_weights ? MPIX_CUDA_OFFER_WEIGHTS : 0) |
-        (in->topk_weights || tokens == 0 ? MPIX_CUDA_OFFER_GIVES : 0);
+    c->offer.flags = (out->local_ids || out->src_token || out->topk_weights ? MPIX_EP_OFFER_RECORDS
+                                                                            : 0) |
+                     (out->topk_weights ? MPIX_EP_OFFER_WANTS_WEIGHTS : 0) |
+                     (in->topk_weights || tokens == 0 ? MPIX_EP_OFFER_HAS_WEIGHTS : 0);
     for (int i = 0; i < MPIX_EP_PLACES; i++)
         c->offer.at[i].window = -1;
     if (n > 0) {
@@ -381,9 +381,9 @@ static int combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in,
     if (expert) {
         c->choice_weights = in->topk_weights;
         c->offer.flags =
-            (in->wire == MPIX_EP_F32 && in->x.dtype != MPIX_EP_F32 ? MPIX_CUDA_OFFER_EXACT : 0) |
-            (in->topk_weights && tokens > 0 ? MPIX_CUDA_OFFER_CHOICES : 0) |
-            (in->slot_values ? MPIX_CUDA_OFFER_SLOTS : 0);
+            (in->wire == MPIX_EP_F32 && in->x.dtype != MPIX_EP_F32 ? MPIX_EP_OFFER_EXACT : 0) |
+            (in->topk_weights && tokens > 0 ? MPIX_EP_OFFER_CHOICES : 0) |
+            (in->slot_values ? MPIX_EP_OFFER_HAS_SLOTS : 0);
         if (tokens == 0)
             c->choice_weights = NULL;
         if ((kind = mpix_ep_gpu_check(ep, c->choice_weights, "in.topk_weights")))

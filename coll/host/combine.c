@@ -118,9 +118,9 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
                              .hidden = (uint64_t)in->hidden,
                              .rows = n};
     offer->wire = call->two_hops ? mpix_ep_forward_wire(call) : 0;
-    offer->flags = (call->combine.out.slot_values ? MPIX_EP_WANTS_SLOTS : 0u) |
-                   (in->row_weights ? MPIX_EP_HAS_ROW_WEIGHTS : 0u) |
-                   (in->slot_values ? MPIX_EP_HAS_SLOTS : 0u);
+    offer->flags = (call->combine.out.slot_values ? MPIX_EP_OFFER_WANTS_SLOTS : 0u) |
+                   (in->row_weights ? MPIX_EP_OFFER_HAS_WEIGHTS : 0u) |
+                   (in->slot_values ? MPIX_EP_OFFER_HAS_SLOTS : 0u);
     mpix_ep_place *place = offer->place;
     size_t row_pitch = row % 64 ? mpix_ep_up16(row) : row, scale_pitch = mpix_ep_up16(scales),
            slot = mpix_ep_slot_bytes(call);
@@ -192,7 +192,7 @@ static void combine_check(mpix_ep_call *call) {
             call->remote[peer].rows = (int64_t)o->rows;
         }
         if (!call->kind && o->rows > 0 && call->combine.out.slot_values &&
-            !(o->flags & MPIX_EP_HAS_SLOTS))
+            !(o->flags & MPIX_EP_OFFER_HAS_SLOTS))
             mpix_ep_call_fail(
                 call,
                 mpix_fail(MPIX_ERRK_ARG, "out.slot_values",
@@ -235,7 +235,7 @@ static void remote_term(mpix_ep_call *call, const mpix_ep_entry *e, mpix_row_ter
     remote_places(call, e, &row, &scales, &record);
     term->x = row;
     term->scales = call->combine.in.x.scale_kind ? scales : NULL;
-    if (call->remote[e->rank].flags & MPIX_EP_HAS_ROW_WEIGHTS)
+    if (call->remote[e->rank].flags & MPIX_EP_OFFER_HAS_WEIGHTS)
         memcpy(&term->w[term->nw++], record, sizeof(float));
 }
 

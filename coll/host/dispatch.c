@@ -75,7 +75,7 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
                              .scale_kind = out->x.scale_kind,
                              .hidden = (uint64_t)in->hidden,
                              .rows = n};
-    offer->flags = out->topk_weights ? MPIX_EP_WANTS_WEIGHTS : 0;
+    offer->flags = out->topk_weights ? MPIX_EP_OFFER_WANTS_WEIGHTS : 0;
     if (n == 0)
         return 1;
     mpix_ep_place *x = &offer->place[MPIX_EP_PLACE_X], *s = &offer->place[MPIX_EP_PLACE_SCALES];
@@ -133,8 +133,8 @@ static void dispatch_check(mpix_ep_call *call) {
                                mpix_ep_converts(call) ? "out.x" : "in.x", 0);
     int go = !call->kind;
     for (int peer = 0; peer < ep->size && !call->kind; peer++)
-        if ((mpix_ep_my_offer(call, peer)->flags & MPIX_EP_WANTS_WEIGHTS) && !in->topk_weights &&
-            call->handle->plan->tokens * call->handle->plan->topk > 0)
+        if ((mpix_ep_my_offer(call, peer)->flags & MPIX_EP_OFFER_WANTS_WEIGHTS) &&
+            !in->topk_weights && call->handle->plan->tokens * call->handle->plan->topk > 0)
             mpix_ep_call_fail(
                 call,
                 mpix_fail(

@@ -128,7 +128,7 @@ static size_t chunk_sum(mpix_ep_call *call, int source, const mpix_ep_forward_he
     mpix_ep *ep = call->ep;
     mpix_ep_forward *forward = ep->forward;
     mpix_ep_remote_call *f = &call->remote[source];
-    int slots = (f->flags & MPIX_EP_WANTS_SLOTS) != 0,
+    int slots = (f->flags & MPIX_EP_OFFER_WANTS_SLOTS) != 0,
         lane = (int)(f->forward_done % ep->remote->lanes);
     size_t bytes = mpix_ep_forward_sum_size(call, slots),
            record = mpix_ep_forward_record_size(call);

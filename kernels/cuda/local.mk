@@ -19,13 +19,15 @@ cuda_headers = \
 	kernels/cuda/expert/expert.cuh kernels/cuda/expert/expert_combine.cuh \
 	kernels/cuda/expert/expert_route.cuh kernels/cuda/expert/expert_rows.cuh \
 	kernels/cuda/expert/expert_sum.cuh \
-	kernels/cuda/remote/remote.cuh kernels/cuda/remote/remote_expert.cuh kernels/cuda/remote/forward.cuh \
+	kernels/cuda/remote/forward.cuh kernels/cuda/remote/remote.cuh \
+	kernels/cuda/remote/remote_expert.cuh \
 	kernels/cuda/ll/ll.cuh kernels/cuda/ll/ll_answers.cuh kernels/cuda/ll/ll_block.cuh \
 	kernels/cuda/ll/ll_call.cuh kernels/cuda/ll/ll_room.cuh kernels/cuda/ll/ll_route.cuh \
 	kernels/cuda/ll/ll_rows.cuh kernels/cuda/ll/ll_sum.cuh kernels/cuda/ll/ll_team.cuh \
 	kernels/cuda/ll/ll_tokens.cuh \
 	kernels/cuda/copy_engine/copy_engine.cuh kernels/cuda/copy_engine/copy_engine_kernels.cuh
-cuda_deps = src/gpu/cuda_module.h src/gpu/module.h coll/wire.h coll/record.h src/base/kind.h include/mpix_device.cuh include/mpix_device.h $(cuda_headers)
+cuda_deps = src/gpu/cuda_module.h src/gpu/module.h src/base/kind.h coll/record.h coll/wire.h \
+	include/mpix_device.cuh include/mpix_device.h $(cuda_headers)
 EXTRA_DIST += $(cuda_units) $(cuda_headers) src/gpu/module.h
 CLEANFILES += libmpixep_cuda.so $(cuda_units:.cu=.nv.o)
 
@@ -54,7 +56,8 @@ src/gpu/module_memory.nv.o: src/gpu/module_memory.cu
 src/gpu/module_share.nv.o: src/gpu/module_share.cu
 src/gpu/module_stream.nv.o: src/gpu/module_stream.cu
 CUDA_COMPILE = $(NVCC) -std=c++17 $(NVCCFLAGS) $(NVCC_GENCODE) -I$(top_srcdir)/include \
-	-I$(top_srcdir)/src -I$(top_srcdir) -I$(top_srcdir)/kernels/cuda -Xcompiler -fPIC,-fvisibility=default
+	-I$(top_srcdir)/src -I$(top_srcdir) -I$(top_srcdir)/kernels/cuda \
+	-Xcompiler -fPIC,-fvisibility=default
 $(cuda_units:.cu=.nv.o): $(cuda_deps)
 	$(AM_V_GEN)$(MKDIR_P) `dirname $@` && \
 	  $(CUDA_COMPILE) -c -o $@ $(top_srcdir)/`echo $@ | sed 's/nv[.]o$$/cu/'`

@@ -153,7 +153,7 @@ static void forge_offer(fuzz_bytes *in, mpix_ep_call *call, int wire) {
     right.hidden = HIDDEN;
     right.rows = (uint64_t)fuzz_range(in, 0, TOKENS * TOPK * 2);
     right.wire = wire;
-    right.flags = fuzz_u8(in) & 15;
+    right.flags = fuzz_u8(in) & 127;
     for (int i = 0; i < MPIX_EP_PLACES; i++)
         right.place[i] = (mpix_ep_place){call->ep->banks_at + (uint64_t)fuzz_range(in, 0, 64) * 16,
                                          ROW, 0, (uint32_t)fuzz_range(in, 0, 3) > 0};

@@ -252,7 +252,7 @@ __device__ inline int offers_wait(const mpix_cuda_handle &h, const mpix_cuda_off
     }
     if (__any_sync(~0u, bad))
         return 1;
-    bool wanted = __any_sync(~0u, lane < h.size && (o->flags & MPIX_CUDA_OFFER_WEIGHTS));
+    bool wanted = __any_sync(~0u, lane < h.size && (o->flags & MPIX_EP_OFFER_WANTS_WEIGHTS));
     if (lane < h.size) {
         if (o->hidden != mine.hidden)
             bad = 1, report(h, MPIX_CUDA_HIDDEN, 0, lane, o->hidden, mine.hidden);
@@ -260,7 +260,7 @@ __device__ inline int offers_wait(const mpix_cuda_handle &h, const mpix_cuda_off
             bad = 1, report(h, MPIX_CUDA_DTYPE, 0, lane, o->dtype, mine.dtype);
         else if (o->scale_kind != mine.scale_kind)
             bad = 1, report(h, MPIX_CUDA_SCALES, 0, lane, o->scale_kind, mine.scale_kind);
-        else if (wanted && !(o->flags & MPIX_CUDA_OFFER_GIVES))
+        else if (wanted && !(o->flags & MPIX_EP_OFFER_HAS_WEIGHTS))
             bad = 1, report(h, MPIX_CUDA_WEIGHTS, 0, lane, 0, 0);
     }
     return __any_sync(~0u, bad) ? 1 : 0;

@@ -237,7 +237,7 @@ static void dispatch_begin(const mpix_cuda_device *d, const mpix_cuda_handle *h,
         if (c->scale_row > 0)
             w->shared(i - 1, c->out_scales + a.first * stride, stride, from + at.scales,
                       c->scale_row, c->scale_row, a.room);
-        if (c->offer.flags & MPIX_CUDA_OFFER_RECORDS)
+        if (c->offer.flags & MPIX_EP_OFFER_RECORDS)
             w->shared(i - 1, h->window[h->rank] + h->records + a.first * record, record,
                       from + at.records, record, record, a.room);
     }

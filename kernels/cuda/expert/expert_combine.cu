@@ -99,7 +99,7 @@ __device__ static bool choices_wait(const mpix_cuda_handle &h, const mpix_cuda_c
     int bad = 0;
     for (int s = threadIdx.x / 32; s < h.size; s += blockDim.x / 32)
         for (int i = threadIdx.x % 32;
-             s != h.rank && (g.offers[s].flags & MPIX_CUDA_OFFER_CHOICES) && i < g.offers[s].blocks;
+             s != h.rank && (g.offers[s].flags & MPIX_EP_OFFER_CHOICES) && i < g.offers[s].blocks;
              i += 32)
             bad |= !word_wait(h, &words_of(h, h.rank, s)->read_done[i], epoch, s, c.report);
     return !__syncthreads_or(bad);
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(THREADS)
         /* the sums go on: peers' pushes wait for them to be used */
         for (int r = 0; r < h.size; r++)
             if (c.out_slots && g.offers[r].rows > 0 &&
-                !(g.offers[r].flags & MPIX_CUDA_OFFER_SLOTS)) {
+                !(g.offers[r].flags & MPIX_EP_OFFER_HAS_SLOTS)) {
                 values = nullptr;
                 if (threadIdx.x == 0)
                     report(h, MPIX_CUDA_SLOTS, 0, r, 0, 0);

@@ -94,7 +94,7 @@ __device__ __forceinline__ pair_part pair_ask(const mpix_cuda_handle &h, const c
     p.token = *rec.token;
     if (lane < width) {
         p.row = rec.rows[lane];
-        if (g.offers[p.at.source].flags & MPIX_CUDA_OFFER_CHOICES)
+        if (g.offers[p.at.source].flags & MPIX_EP_OFFER_CHOICES)
             p.choice = *(const volatile float *)&rec.returned[lane];
     }
     return p;

@@ -106,7 +106,7 @@ __device__ static void scales_weights_send(const mpix_cuda_handle &h, const mpix
         bits |= to[r].rows > 0 && r != h.rank
                     ? (uint64_t)to[r].scales | (uint64_t)to[r].scale_stride
                     : 0;
-        weights |= (to[r].flags & MPIX_CUDA_OFFER_WEIGHTS) && r != h.rank;
+        weights |= (to[r].flags & MPIX_EP_OFFER_WANTS_WEIGHTS) && r != h.rank;
     }
     int access = access_of(bits);
     each_of(c.quant ? 0 : c.tokens, (int)(c.scale_row / access), begin, step,
@@ -122,7 +122,7 @@ __device__ static void scales_weights_send(const mpix_cuda_handle &h, const mpix
         float w = c.weights[t * c.topk + k];
         for (uint32_t m = h.bitmap[t] & ~(1u << h.rank); m; m &= m - 1) {
             int r = __ffs(m) - 1;
-            if (to[r].flags & MPIX_CUDA_OFFER_WEIGHTS)
+            if (to[r].flags & MPIX_EP_OFFER_WANTS_WEIGHTS)
                 record_of(h, r, row_of(h, t, r)).weights[k] = w;
         }
     });

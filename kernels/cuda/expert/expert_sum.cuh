@@ -275,7 +275,7 @@ __device__ static bool push_all(const mpix_cuda_handle &h, const mpix_cuda_combi
             unit = atomicAdd(taken, 1);
         int s = p.at.source, chunk = p.at.chunk, piece = (int)(now % c.pieces);
         rows_of terms = rows_make(c, rows, p.row, p.choice,
-                                  g.offers[s].flags & MPIX_CUDA_OFFER_CHOICES);
+                                  g.offers[s].flags & MPIX_EP_OFFER_CHOICES);
         if (!chunk_free(h, c, g, epoch, s, chunk))
             return false;
         next = __shfl_sync(~0u, unit, 0);
@@ -296,7 +296,7 @@ __device__ static void form_choose(const mpix_cuda_handle &h, const mpix_cuda_co
                                    common &g) {
     int exact = 0, small = c.xdtype == BF16 || c.xdtype == F16;
     for (int r = 0; r < h.size; r++)
-        exact |= g.offers[r].flags & MPIX_CUDA_OFFER_EXACT;
+        exact |= g.offers[r].flags & MPIX_EP_OFFER_EXACT;
     g.wide = small && exact;
     g.pdtype = c.xdtype == F64 ? F64 : small && !exact ? c.xdtype : F32;
     g.prow = (c.hidden * (g.pdtype == F64 ? 8 : g.pdtype == F32 ? 4 : 2) + 15) / 16 * 16;

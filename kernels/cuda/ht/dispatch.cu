@@ -251,14 +251,14 @@ __device__ static void records_send(const mpix_cuda_handle &h, const mpix_cuda_d
                 owner = id >= 0 ? h.owner[id] : -1, local = id >= 0 ? h.local[id] : -1;
         for (int r = 0; r < h.size; r++) {
             int64_t row = row_of(h, t, r);
-            if (row < 0 || row >= to[r].rows || !(to[r].flags & MPIX_CUDA_OFFER_RECORDS))
+            if (row < 0 || row >= to[r].rows || !(to[r].flags & MPIX_EP_OFFER_RECORDS))
                 continue;
             char *rec = h.window[r] + h.records + row * h.record_bytes;
             if (k == 0)
                 *(int64_t *)rec = t;
             *mpix_record_int(rec, MPIX_RECORD_GPU, MPIX_RECORD_ROW_LOCAL, h.max_topk,
                              k) = owner == r ? local : -1;
-            if (to[r].flags & MPIX_CUDA_OFFER_WEIGHTS)
+            if (to[r].flags & MPIX_EP_OFFER_WANTS_WEIGHTS)
                 *mpix_record_float(rec, MPIX_RECORD_GPU, MPIX_RECORD_ROW_WEIGHT, h.max_topk,
                                    k) = c.weights[t * c.topk + k];
         }
@@ -296,7 +296,7 @@ __device__ static int scales_records_send(const mpix_cuda_handle &h, const mpix_
         return 2;
     if (bad)
         return bad;
-    bool records = __any_sync(~0u, mine.flags & MPIX_CUDA_OFFER_RECORDS);
+    bool records = __any_sync(~0u, mine.flags & MPIX_EP_OFFER_RECORDS);
     uint64_t bits = (uint64_t)c.scales | (uint64_t)c.scale_stride | (uint64_t)c.scale_row;
     bits |= mine.rows > 0 ? (uint64_t)mine.scales | (uint64_t)mine.scale_stride : 0;
     if (c.quant) /* scales come with the rows */

@@ -39,7 +39,7 @@ __device__ static remote_place place_of(const mpix_cuda_handle &h, const mpix_cu
         if (c.scale_row > 0)
             p.scales = place_at(h, lane, o.at[MPIX_EP_PLACE_SCALES]) +
                        row * (int64_t)o.at[MPIX_EP_PLACE_SCALES].stride;
-        if (o.flags & MPIX_CUDA_OFFER_RECORDS)
+        if (o.flags & MPIX_EP_OFFER_RECORDS)
             p.record = h.window[lane] + h.records + row * h.record_bytes;
     }
     return p;
@@ -119,7 +119,7 @@ __device__ static int rows_place(const mpix_cuda_handle &h, const mpix_cuda_disp
                 warp_copy_any(item + c.batch.scales,
                               lane == 0 ? c.out_scales + row * scale_stride : nullptr, c.scale_row,
                               lane);
-            if (c.offer.flags & MPIX_CUDA_OFFER_RECORDS)
+            if (c.offer.flags & MPIX_EP_OFFER_RECORDS)
                 warp_copy_any(item + c.batch.record,
                               lane == 0
                                   ? h.window[h.rank] + h.records + row * (int64_t)h.record_bytes

@@ -61,7 +61,7 @@ __device__ static bool pairs_serve(const mpix_cuda_handle &h, const mpix_cuda_co
         if (!remote_chunks_wait(h, REMOTE_ASK, true, u.r,
                                 remote_chunk_word(epoch, (u.end - 1) / c.ask_batch.per_chunk)))
             return false;
-        bool choices = g.offers[u.r].flags & MPIX_CUDA_OFFER_CHOICES;
+        bool choices = g.offers[u.r].flags & MPIX_EP_OFFER_CHOICES;
         for (int64_t i = u.first; i < u.end; i++) {
             remote_record p = remote_record_at(h, h.remote.window + ask_land(h, u.r) +
                                                       i * (int64_t)c.ask_batch.item);
@@ -235,7 +235,7 @@ __device__ static bool choices_here(const mpix_cuda_handle &h, const mpix_cuda_c
     int bad = 0;
     for (int s = threadIdx.x / 32; s < h.size; s += blockDim.x / 32)
         for (int i = threadIdx.x % 32;
-             mapped_is(h, s) && s != h.rank && (g.offers[s].flags & MPIX_CUDA_OFFER_CHOICES) &&
+             mapped_is(h, s) && s != h.rank && (g.offers[s].flags & MPIX_EP_OFFER_CHOICES) &&
              i < g.offers[s].blocks;
              i += 32)
             bad |= !word_wait(h, &words_of(h, h.rank, s)->read_done[i], epoch, s, c.report);
@@ -259,7 +259,7 @@ __device__ static float *values_find(const mpix_cuda_handle &h, const mpix_cuda_
                                      const common &g) {
     float *values = c.out_slots;
     for (int r = 0; r < h.size; r++)
-        if (c.out_slots && g.offers[r].rows > 0 && !(g.offers[r].flags & MPIX_CUDA_OFFER_SLOTS)) {
+        if (c.out_slots && g.offers[r].rows > 0 && !(g.offers[r].flags & MPIX_EP_OFFER_HAS_SLOTS)) {
             values = nullptr;
             if (threadIdx.x == 0)
                 report(h, MPIX_CUDA_SLOTS, 0, r, 0, 0);

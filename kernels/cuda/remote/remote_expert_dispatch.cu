@@ -78,7 +78,7 @@ __device__ static int tokens_send(const mpix_cuda_handle &h, const mpix_cuda_dis
         row_store(c, t, p);
         float w = c.weights && lane < c.topk ? c.weights[t * c.topk + lane] : 0.0f;
         for (uint32_t m = __ballot_sync(~0u, c.weights && mapped && needs &&
-                                                 (to.flags & MPIX_CUDA_OFFER_WEIGHTS));
+                                                 (to.flags & MPIX_EP_OFFER_WANTS_WEIGHTS));
              m; m &= m - 1) {
             int r = __ffs(m) - 1;
             if (lane < c.topk)
