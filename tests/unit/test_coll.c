@@ -6,10 +6,12 @@
 #include "base/wait.h"
 #include "coll/host/host.h"
 #include "coll/path.h"
+#include "coll/record.h"
 
 #include <check.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 static uint64_t seed = 88172645463325252u;
@@ -408,6 +410,54 @@ START_TEST(test_paths) {
 }
 END_TEST
 
+/* What stands at which byte, by numbers: peers of one context read it. */
+START_TEST(test_records) {
+    enum { WIDTH = 3, RANK = 1 };
+    const int owner[] = {0, 1, 1, 0}, local[] = {0, 0, 1, 1};
+    const int32_t ids[WIDTH] = {2, -1, 3};
+    const float weights[WIDTH] = {0.5f, 2.0f, -4.0f};
+    const mpix_ep_record r = {7, WIDTH, ids, weights};
+    int32_t words[16], expected[] = {7, 1, -1, -1};
+    float w[WIDTH];
+    memset(words, 0x55, sizeof words);
+    mpix_record_row_write(words, &r, owner, local, RANK);
+    ck_assert_mem_eq(words, expected, sizeof expected);
+    memcpy(w, &words[4], sizeof w);
+    ck_assert_mem_eq(w, weights, sizeof w);
+    ck_assert_int_eq(words[7], 0x55555555);
+    ck_assert_uint_eq(mpix_record_bytes(MPIX_RECORD_HOST, MPIX_RECORD_ROW, WIDTH), 28);
+
+    MPI_Count token[2] = {-1, -1};
+    int ids_out[2 * WIDTH] = {0};
+    float weights_out[2 * WIDTH] = {0};
+    MPIX_Ep_dispatch_out out = {.src_token = token, .local_ids = ids_out};
+    out.topk_weights = weights_out;
+    mpix_record_row_read(words, WIDTH, -1, &out, 1);
+    ck_assert_int_eq(token[1], 7);
+    ck_assert_int_eq(token[0], -1);
+    ck_assert_mem_eq(&ids_out[WIDTH], &expected[1], sizeof w);
+    ck_assert_mem_eq(&weights_out[WIDTH], weights, sizeof w);
+    mpix_record_row_read(words, WIDTH, 2, &out, 0);
+    ck_assert(weights_out[0] == -4.0f); /* the row's own */
+
+    mpix_record_choice_write(words, &r, 1);
+    out.local_ids = NULL;
+    mpix_record_choice_read(words, &out, 0);
+    ck_assert(words[0] == 7 && weights_out[0] == 2.0f && token[0] == 7);
+
+    for (int i = 0; i < 16; i++)
+        words[i] = i;
+    mpix_ep_forward_record f = mpix_record_forward_read(words, WIDTH);
+    ck_assert(f.token == 0 && f.ids[0] == 1 && f.rows[0] == 4);
+    ck_assert(f.ids[2] == 3 && f.rows[2] == 6);
+    ck_assert_ptr_eq(f.weights, (const float *)(const void *)&words[7]);
+    /* GPU memory: a head of 8 bytes */
+    ck_assert_ptr_eq(mpix_record_int(words, MPIX_RECORD_GPU, MPIX_RECORD_FORWARD_ROW, 8, 2),
+                     &words[2 + 8 + 2]);
+    ck_assert_int_eq(mpix_record_word(MPIX_RECORD_LL_WEIGHT, 8, 3), 1 + 16 + 3);
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("coll");
     TCase *plan = tcase_create("plan"), *wait = tcase_create("wait");
@@ -417,6 +467,7 @@ int main(void) {
     tcase_add_test(plan, test_worst_rows);
     tcase_add_test(plan, test_ctl_layout);
     tcase_add_test(plan, test_paths);
+    tcase_add_test(plan, test_records);
     tcase_add_test(wait, test_wait_no_lost_wakeup);
     tcase_add_test(wait, test_wait_sleeps);
     tcase_set_timeout(wait, 60);
