@@ -3,9 +3,9 @@
  * receiver has to know. One description of every form, for C and for CUDA.
  *
  * A record is a head, the token's number in 4 or 8 bytes, and behind it arrays of 4 bytes for each
- * choice. Host memory has heads of 4 bytes and arrays as wide as the routing; GPU memory arrays of
- * max_topk elements, so that a place needs no routing, and heads of 8 bytes where nothing but rows
- * of 16 bytes' alignment follows.
+ * choice. In host memory the head has 4 bytes, and arrays are as wide as the routing. In GPU memory
+ * arrays have max_topk elements, so that a place needs no routing; the head has 8 bytes, as the
+ * output's numbers of tokens do, but 4 in LL.
  *
  *   form      head  arrays                                 where
  *   row       4, 8  local expert at the receiver or -1,    COMPACT, mapped and proxied; in host
