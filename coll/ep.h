@@ -82,8 +82,6 @@ typedef struct mpix_ep {
     int64_t max_rows;                /* this rank can receive in a batch */
     size_t stage_bytes;
     int packs; /* batches for proxied peers are packed by host/remote.c, in the staging window */
-    size_t bank_bytes, banks_at; /* the banks begin there in the staging window */
-    mpix_ep_bank *banks;         /* [config.depth] */
     mpix_ep_region *regions;
     int nregions;
     mpix_ep_registration *registrations;
@@ -92,7 +90,6 @@ typedef struct mpix_ep {
     uint64_t *indices_used;                  /* bitmap of max_handles */
     uint64_t (*index_epochs)[MPIX_EP_TYPES]; /* where a reused index goes on counting */
     size_t ctl_committed;
-    int answered; /* route: places are answered (host/route.c) */
     const mpix_rows_ops *rows;
     size_t stream_bytes; /* calls that write more use streaming stores */
     size_t stream_peers; /* the same for what is written for other ranks' processors */
@@ -102,18 +99,16 @@ typedef struct mpix_ep {
     pthread_mutex_t lock;       /* calls below, banks, handles' epochs */
     mpix_ep_call *first, *last; /* in flight, in order of start */
     mpix_ep_call *pool;
-    mpix_ep_call *spare; /* for a call that gets no memory: it takes part with an
+    mpix_ep_call *spare;  /* for a call that gets no memory: it takes part with an
                           * empty, failed batch */
-    int users;           /* transfers that the caller holds, complete or not */
-    mpix_ep_call *held;  /* those */
-    void **dst;          /* [2 * max_topk + 2] scratch of the engine */
-    char *converted;     /* [max_row_bytes] a row and its scales; scratch of the engine, from the
+    int users;            /* transfers that the caller holds, complete or not */
+    mpix_ep_call *held;   /* those */
+    void **dst;           /* [2 * max_topk + 2] scratch of the engine */
+    char *converted;      /* [max_row_bytes] a row and its scales; scratch of the engine, from the
                           * first call on that converts */
-    struct mpix_ep_target *targets; /* [ranks] scratch of the engine */
-    mpix_row_term *terms;           /* [max_topk + 1] */
-    mpix_row_term *sums;            /* low latency: the same, of the token's owner */
-    int failed;                     /* kind, 0: fine */
-    int unsafe;                     /* at the end: a stopped peer may still write windows, which
+    mpix_row_term *terms; /* [max_topk + 1] */
+    int failed;           /* kind, 0: fine */
+    int unsafe;           /* at the end: a stopped peer may still write windows, which
                                      * then stay mapped */
     MPIX_Error failure;
     MPIX_Error passing;  /* the last error of whoever makes progress, see mpix_error_divert */
@@ -130,7 +125,16 @@ typedef struct mpix_ep {
     _Atomic int flying;      /* calls in flight, for who has not got the lock */
     struct mpix_ep_gpu *gpu; /* gpu/gpu.h; NULL in host memory */
     struct mpix_ep_ll *ll;   /* host_ll/ll.h; NULL in mode HT */
+    struct mpix_ep_ht *ht;   /* NULL but on the path host-ht */
 } mpix_ep;
+
+/* Of a context on the path host-ht. */
+typedef struct mpix_ep_ht {
+    size_t bank_bytes, banks_at;    /* the banks begin there in the staging window */
+    mpix_ep_bank *banks;            /* [config.depth] */
+    int answered;                   /* route: places are answered (host/route.c) */
+    struct mpix_ep_target *targets; /* [ranks] scratch of the engine */
+} mpix_ep_ht;
 
 /* One piece of the send buffer. */
 typedef struct mpix_ep_chunk {
@@ -212,6 +216,25 @@ typedef struct mpix_ep_target {
     int64_t rows;
 } mpix_ep_target;
 
+/* Of a call in mode HT. */
+typedef struct mpix_ep_ht_call {
+    /* offsets in the staging window, SIZE_MAX: not staged; set when its offer is made */
+    size_t x_stage, s_stage, records_stage, slot_stage;
+    int remote_peer, remote_segment; /* combine: where packing is */
+    int64_t remote_row;
+    int two_hops;          /* it takes two hops (host/forward.h) */
+    int forward_go;        /* no rank has refused: batches are sent */
+    int64_t forward_entry; /* packing: where in token `at` */
+} mpix_ep_ht_call;
+
+/* Of a call in mode LL. */
+typedef struct mpix_ep_ll_call {
+    int64_t rows;              /* of the layout that exist here, others are dropped */
+    int heads, limited, width; /* dispatch: heads seen, rows set, choices per token + 1 */
+    int streaming;             /* what is written for peers bypasses the caches */
+    int pulled;                /* combine: peers that read this rank's rows */
+} mpix_ep_ll_call;
+
 struct mpix_ep_call {
     struct mpix_xfer xfer; /* first */
     mpix_ep *ep;
@@ -229,21 +252,15 @@ struct mpix_ep_call {
     uint64_t wait_ns;            /* when the call began to wait for peers */
     unsigned char *seen;         /* [ranks] */
     mpix_ep_remote_call *remote; /* [ranks], NULL without proxied peers */
-    int remote_peer, remote_segment; /* combine: where packing is */
-    int64_t remote_row;
-    int two_hops;          /* this call takes two hops (host/forward.h) */
-    int forward_go;        /* no rank has refused: batches are sent */
-    int64_t forward_entry; /* packing: where in token `at` */
-    int nseen, waiting;    /* waiting: the current state needs peers that are not in seen */
-    int64_t at;            /* progress inside a pass over tokens */
+    int nseen, waiting;          /* waiting: the current state needs peers that are not in seen */
+    int64_t at;                  /* progress inside a pass over tokens */
     int streaming;
-    mpix_ep_plan *plan;                 /* route: the new one */
-    struct mpix_ep_ll_part *ll;         /* low latency: [ranks] */
-    int64_t ll_rows;                    /* rows of the layout that exist here, others are dropped */
-    int ll_heads, ll_limited, ll_width; /* dispatch: heads seen, ll_rows set, choices
-                                         * per token + 1 */
-    int ll_streaming;                   /* what is written for peers bypasses the caches */
-    int ll_pulled;                      /* combine: peers that read this rank's rows */
+    mpix_ep_plan *plan; /* route: the new one */
+    void *parts;        /* [ranks] of path->call_bytes: the path's own */
+    union {             /* of its path */
+        mpix_ep_ht_call ht;
+        mpix_ep_ll_call ll;
+    };
     union {
         struct {
             MPIX_Ep_counts counts;
@@ -258,8 +275,6 @@ struct mpix_ep_call {
             int64_t capacity;
         } combine;
     };
-    /* offsets in the staging window, SIZE_MAX: not staged */
-    size_t x_stage, s_stage, records_stage, slot_stage;
     mpix_ep_call *next, *held_next;
 };
 

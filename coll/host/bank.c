@@ -34,24 +34,25 @@ int mpix_ep_call_ready(mpix_ep_call *call) {
 int mpix_ep_bank_take(mpix_ep_call *call, size_t bytes) {
     mpix_ep *ep = call->ep;
     int b = 0;
-    while (b < ep->config.depth && ep->banks[b].busy)
+    while (b < ep->config.depth && ep->ht->banks[b].busy)
         b++;
     if (b == ep->config.depth)
         return 0;
-    mpix_ep_bank *bank = &ep->banks[b];
-    if (bytes > ep->bank_bytes) {
+    mpix_ep_bank *bank = &ep->ht->banks[b];
+    if (bytes > ep->ht->bank_bytes) {
         mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_INTERNAL, NULL,
                                           "a batch needs %zu bytes of staging, a bank has %zu",
-                                          bytes, ep->bank_bytes));
+                                          bytes, ep->ht->bank_bytes));
         return 1;
     }
     if (bytes > bank->committed) {
         size_t upto = (bytes + 4095) & ~(size_t)4095;
-        if (upto > ep->bank_bytes)
-            upto = ep->bank_bytes;
-        int kind = mpix_win_commit(ep->stage,
-                                   ep->banks_at + (size_t)b * ep->bank_bytes + bank->committed,
-                                   upto - bank->committed);
+        if (upto > ep->ht->bank_bytes)
+            upto = ep->ht->bank_bytes;
+        int kind =
+            mpix_win_commit(ep->stage,
+                            ep->ht->banks_at + (size_t)b * ep->ht->bank_bytes + bank->committed,
+                            upto - bank->committed);
         if (kind) {
             mpix_ep_call_fail(call, kind);
             return 1;
@@ -65,6 +66,6 @@ int mpix_ep_bank_take(mpix_ep_call *call, size_t bytes) {
 
 void mpix_ep_bank_give(mpix_ep_call *call) {
     if (call->bank >= 0)
-        call->ep->banks[call->bank].busy = 0;
+        call->ep->ht->banks[call->bank].busy = 0;
     call->bank = -1;
 }

@@ -70,7 +70,7 @@ static int hops_check(mpix_ep_call *call) {
     const MPIX_Ep_combine_in *in = &call->combine.in;
     int fits = ep->forward && (int64_t)mpix_dtype_size(mpix_ep_forward_wire(call)) <=
                                   ep->config.max_row_bytes / in->hidden;
-    call->two_hops = call->handle->plan->two_hops && fits;
+    call->ht.two_hops = call->handle->plan->two_hops && fits;
     if (call->handle->plan->two_hops && !fits && ep->params.two_hops == MPIX_HOPS_ON)
         mpix_ep_call_fail(call,
                           mpix_fail(MPIX_ERRK_ARG, "in.wire",
@@ -92,7 +92,7 @@ static void stage_rows(mpix_ep_call *call, size_t stage, const char *from, int64
     for (int64_t i = 0; i < plan->nsegments; i++) {
         const mpix_ep_segment *s = &plan->segments[i];
         for (int64_t r = s->row;
-             s->source != ep->rank && (call->two_hops || !mpix_ep_is_remote(ep, s->source)) &&
+             s->source != ep->rank && (call->ht.two_hops || !mpix_ep_is_remote(ep, s->source)) &&
              r < s->row + s->n && r < rows;
              r++) {
             void *dst = to + (size_t)r * pitch;
@@ -117,7 +117,7 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
                              .scale_kind = in->x.scale_kind,
                              .hidden = (uint64_t)in->hidden,
                              .rows = n};
-    offer->wire = call->two_hops ? mpix_ep_forward_wire(call) : 0;
+    offer->wire = call->ht.two_hops ? mpix_ep_forward_wire(call) : 0;
     offer->flags = (call->combine.out.slot_values ? MPIX_EP_OFFER_WANTS_SLOTS : 0u) |
                    (in->row_weights ? MPIX_EP_OFFER_HAS_WEIGHTS : 0u) |
                    (in->slot_values ? MPIX_EP_OFFER_HAS_SLOTS : 0u);
@@ -127,27 +127,27 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
     int others = n > 0 && mpix_ep_mapped_rows(call) > 0;
     if (others && !mpix_ep_find(ep, in->x.data, (n - 1) * (size_t)in->x.stride + row,
                                 (uint64_t)in->x.stride, &place[MPIX_EP_PLACE_X])) {
-        call->x_stage = stage;
+        call->ht.x_stage = stage;
         stage += n * row_pitch;
     }
     if (others && scales &&
         !mpix_ep_find(ep, in->x.scales, (n - 1) * (size_t)in->x.scale_stride + scales,
                       (uint64_t)in->x.scale_stride, &place[MPIX_EP_PLACE_SCALES])) {
-        call->s_stage = stage;
+        call->ht.s_stage = stage;
         stage += n * scale_pitch;
     }
     if (others && in->row_weights &&
         !mpix_ep_find(ep, in->row_weights, n * sizeof(float), sizeof(float),
                       &place[MPIX_EP_PLACE_RECORDS])) {
-        call->records_stage = stage = mpix_ep_up16(stage);
+        call->ht.records_stage = stage = mpix_ep_up16(stage);
         stage += n * sizeof(float);
     }
     if (others && in->slot_values &&
         !mpix_ep_find(ep, in->slot_values, n * slot, slot, &place[MPIX_EP_PLACE_SLOTS])) {
-        call->slot_stage = stage = mpix_ep_up16(stage);
+        call->ht.slot_stage = stage = mpix_ep_up16(stage);
         stage += n * slot;
     }
-    if (call->two_hops) {
+    if (call->ht.two_hops) {
         stage = mpix_ep_forward_sum_regions(call, stage);
     } else if (ep->remote) {
         mpix_ep_geometry g = mpix_ep_remote_combine_geometry(call);
@@ -157,23 +157,23 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
         return 0;
     if (call->kind)
         return 1;
-    if (call->x_stage != SIZE_MAX) {
-        place[MPIX_EP_PLACE_X] = mpix_ep_stage_place(call, call->x_stage, row_pitch);
-        stage_rows(call, call->x_stage, in->x.data, in->x.stride, row, row_pitch, rows);
+    if (call->ht.x_stage != SIZE_MAX) {
+        place[MPIX_EP_PLACE_X] = mpix_ep_stage_place(call, call->ht.x_stage, row_pitch);
+        stage_rows(call, call->ht.x_stage, in->x.data, in->x.stride, row, row_pitch, rows);
     }
-    if (call->s_stage != SIZE_MAX) {
-        place[MPIX_EP_PLACE_SCALES] = mpix_ep_stage_place(call, call->s_stage, scale_pitch);
-        stage_rows(call, call->s_stage, in->x.scales, in->x.scale_stride, scales, scale_pitch,
+    if (call->ht.s_stage != SIZE_MAX) {
+        place[MPIX_EP_PLACE_SCALES] = mpix_ep_stage_place(call, call->ht.s_stage, scale_pitch);
+        stage_rows(call, call->ht.s_stage, in->x.scales, in->x.scale_stride, scales, scale_pitch,
                    rows);
     }
-    if (call->records_stage != SIZE_MAX) {
-        place[MPIX_EP_PLACE_RECORDS] = mpix_ep_stage_place(call, call->records_stage,
+    if (call->ht.records_stage != SIZE_MAX) {
+        place[MPIX_EP_PLACE_RECORDS] = mpix_ep_stage_place(call, call->ht.records_stage,
                                                            sizeof(float));
-        memcpy(mpix_ep_stage_at(call, call->records_stage), in->row_weights, n * sizeof(float));
+        memcpy(mpix_ep_stage_at(call, call->ht.records_stage), in->row_weights, n * sizeof(float));
     }
-    if (call->slot_stage != SIZE_MAX) {
-        place[MPIX_EP_PLACE_SLOTS] = mpix_ep_stage_place(call, call->slot_stage, slot);
-        memcpy(mpix_ep_stage_at(call, call->slot_stage), in->slot_values, n * slot);
+    if (call->ht.slot_stage != SIZE_MAX) {
+        place[MPIX_EP_PLACE_SLOTS] = mpix_ep_stage_place(call, call->ht.slot_stage, slot);
+        memcpy(mpix_ep_stage_at(call, call->ht.slot_stage), in->slot_values, n * slot);
     }
     return 1;
 }
@@ -183,7 +183,7 @@ static void combine_check(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     if (!call->kind || call->kind == MPIX_ERRK_REMOTE)
         mpix_ep_offers_compare(call, in->hidden, &in->x, "in.x",
-                               call->two_hops ? mpix_ep_forward_wire(call) : 0);
+                               call->ht.two_hops ? mpix_ep_forward_wire(call) : 0);
     int go = !call->kind;
     for (int peer = 0; peer < ep->size; peer++) {
         const mpix_ep_offer *o = mpix_ep_my_offer(call, peer);
@@ -198,7 +198,7 @@ static void combine_check(mpix_ep_call *call) {
                 mpix_fail(MPIX_ERRK_ARG, "out.slot_values",
                           "out.slot_values is wanted, but rank %d gave no in.slot_values", peer));
     }
-    if (call->two_hops)
+    if (call->ht.two_hops)
         mpix_ep_forward_begin(call, go);
 }
 
@@ -208,7 +208,7 @@ void mpix_ep_combine_targets(mpix_ep_call *call) {
     mpix_ep_targets_fill(call, mpix_ep_row_bytes(&in->x, in->hidden),
                          mpix_ep_scale_bytes(&in->x, in->hidden), sizeof(float),
                          mpix_ep_slot_bytes(call));
-    mpix_ep_target *self = &call->ep->targets[call->ep->rank];
+    mpix_ep_target *self = &call->ep->ht->targets[call->ep->rank];
     self->x = in->x.data;
     self->x_stride = (uint64_t)in->x.stride;
     self->scales = in->x.scales;
@@ -244,12 +244,13 @@ static void token_sum(mpix_ep_call *call, int64_t t) {
     const mpix_ep_plan *plan = call->handle->plan;
     const MPIX_Ep_combine_in *in = &call->combine.in;
     const MPIX_Ep_combine_out *out = &call->combine.out;
+    const mpix_ep_target *targets = ep->ht->targets;
     mpix_row_sum sum = {.y = (char *)out->y.data + t * out->y.stride,
                         .bias = {bias_row(in, 0, t), bias_row(in, 1, t)},
                         .terms = ep->terms};
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
         const mpix_ep_entry *e = &plan->entries[i];
-        const mpix_ep_target *from = &ep->targets[e->rank];
+        const mpix_ep_target *from = &targets[e->rank];
         mpix_row_term *term = &ep->terms[sum.nterms];
         if (e->row >= from->rows)
             continue; /* dropped */
@@ -281,8 +282,8 @@ static void token_slots(mpix_ep_call *call, int64_t t) {
     memset(to, 0, (size_t)plan->topk * sizeof *to);
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
         const mpix_ep_entry *e = &plan->entries[i];
-        const mpix_ep_target *from = &ep->targets[e->rank];
-        if (e->row >= from->rows || (call->two_hops && mpix_ep_is_remote(ep, e->rank)))
+        const mpix_ep_target *from = &ep->ht->targets[e->rank];
+        if (e->row >= from->rows || (call->ht.two_hops && mpix_ep_is_remote(ep, e->rank)))
             continue; /* dropped, or with the host's sum */
         const float *values;
         if (mpix_ep_is_remote(ep, e->rank)) {
@@ -314,9 +315,9 @@ static int combine_sum(mpix_ep_call *call) {
     call->streaming = (size_t)plan->tokens * y > call->ep->stream_bytes;
     int64_t t = call->at, end = t + (int64_t)(PIECE_BYTES / (row + 1)) / 2 + 16;
     for (; t < plan->tokens && t < end; t++) {
-        if (call->two_hops && out->slot_values)
+        if (call->ht.two_hops && out->slot_values)
             token_slots(call, t);
-        if (call->two_hops) {
+        if (call->ht.two_hops) {
             mpix_ep_forward_token_sum(call, t);
             continue;
         }
@@ -345,14 +346,14 @@ int mpix_ep_combine_step(mpix_ep_call *call, int *banks_open) {
         call->state = COMBINE_TURN;
         /* fall through */
     case COMBINE_TURN:
-        if (call->two_hops)
+        if (call->ht.two_hops)
             did = mpix_ep_forward_combine_serve(call);
         if (handle->signalled[MPIX_EP_COMBINE] + 1 != call->epoch)
             return did;
         call->state = COMBINE_PACK;
         /* fall through */
     case COMBINE_PACK:
-        if (call->two_hops) {
+        if (call->ht.two_hops) {
             int served = mpix_ep_forward_combine_serve(call);
             did = mpix_ep_forward_combine_pack(call);
             if (did != MPIX_EP_STEP_COMPLETE || !mpix_ep_forward_served(call)) {

@@ -108,23 +108,26 @@ void mpix_ep_host_free(mpix_ep *ep) {
 }
 
 int mpix_ep_ht_layout(mpix_ep *ep, int proxied_peers) {
-    int kind = mpix_ep_forward_create(ep), depth = ep->config.depth;
+    int depth = ep->config.depth;
+    ep->ht = calloc(1, sizeof *ep->ht);
+    int kind = ep->ht ? mpix_ep_forward_create(ep) /* whose rings come before the banks */
+                      : mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a context");
     if (kind)
         return kind;
     ep->packs = 1;
     int hosts = ep->forward && ep->params.two_hops == MPIX_HOPS_ON ? ep->boot->nhosts - 1 : 0;
-    ep->bank_bytes = mpix_ep_bank_size(&ep->config, ep->max_rows, proxied_peers, hosts);
-    if (ep->bank_bytes == SIZE_MAX)
+    ep->ht->bank_bytes = mpix_ep_bank_size(&ep->config, ep->max_rows, proxied_peers, hosts);
+    if (ep->ht->bank_bytes == SIZE_MAX)
         return mpix_fail(MPIX_ERRK_NO_MEM, "config.max_recv_rows",
                          "a batch in the worst case exceeds 2^46 bytes: set config.max_recv_rows");
-    ep->stage_bytes = ep->banks_at + ep->bank_bytes * (size_t)depth;
+    ep->stage_bytes = ep->ht->banks_at + ep->ht->bank_bytes * (size_t)depth;
     int64_t answered = answered_of(&ep->params, &ep->placement);
-    ep->answered = answered >= 0;
+    ep->ht->answered = answered >= 0;
     mpix_ep_ctl_layout_init(&ep->layout, ep->size, ep->config.num_experts, depth,
                             ep->params.max_handles, answered);
-    ep->banks = calloc((size_t)depth, sizeof *ep->banks);
-    ep->targets = malloc((size_t)ep->size * sizeof *ep->targets);
-    if (!ep->banks || !ep->targets)
+    ep->ht->banks = calloc((size_t)depth, sizeof *ep->ht->banks);
+    ep->ht->targets = malloc((size_t)ep->size * sizeof *ep->ht->targets);
+    if (!ep->ht->banks || !ep->ht->targets)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for a context of %d ranks", ep->size);
     return mpix_ep_host_scratch(ep);
 }
@@ -133,8 +136,11 @@ void mpix_ep_ht_free(mpix_ep *ep) {
     mpix_ep_remote_free(ep); /* first: a device may still read the buffers of two hops */
     mpix_ep_forward_free(ep);
     mpix_ep_host_free(ep);
-    free(ep->banks);
-    free(ep->targets);
+    if (!ep->ht)
+        return;
+    free(ep->ht->banks);
+    free(ep->ht->targets);
+    free(ep->ht);
 }
 
 void mpix_ep_ht_handle_free(struct mpix_ep_handle *handle, int with_context) {

@@ -66,7 +66,7 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
     size_t row = mpix_ep_row_bytes(&out->x, in->hidden),
            scales = mpix_ep_scale_bytes(&out->x, in->hidden), record = mpix_ep_record_bytes(call);
-    call->two_hops = call->handle->plan->two_hops;
+    call->ht.two_hops = call->handle->plan->two_hops;
     int64_t rows = rows_taken(call);
     size_t n = (size_t)rows, stage = 0;
     if (call->kind)
@@ -84,21 +84,21 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
     if (!mpix_ep_find(ep, out->x.data, (n - 1) * (size_t)out->x.stride + row,
                       (uint64_t)out->x.stride, x) &&
         others) {
-        call->x_stage = stage;
+        call->ht.x_stage = stage;
         stage += n * row_pitch;
     }
     if (scales &&
         !mpix_ep_find(ep, out->x.scales, (n - 1) * (size_t)out->x.scale_stride + scales,
                       (uint64_t)out->x.scale_stride, s) &&
         others) {
-        call->s_stage = stage;
+        call->ht.s_stage = stage;
         stage += n * scale_pitch;
     }
     if (wants_records(out)) {
-        call->records_stage = stage = mpix_ep_up16(stage);
+        call->ht.records_stage = stage = mpix_ep_up16(stage);
         stage += n * record;
     }
-    if (ep->remote && !call->two_hops) {
+    if (ep->remote && !call->ht.two_hops) {
         mpix_ep_geometry g = mpix_ep_remote_dispatch_geometry(call);
         stage = mpix_ep_remote_regions(call, &g, call->handle->plan->recv_tokens, stage);
         mpix_ep_remote_dispatch_grant(call, &g, n);
@@ -107,12 +107,12 @@ static int offer_make(mpix_ep_call *call, mpix_ep_offer *offer) {
         return 0;
     if (call->kind)
         return 1;
-    if (call->x_stage != SIZE_MAX)
-        *x = mpix_ep_stage_place(call, call->x_stage, row_pitch);
-    if (call->s_stage != SIZE_MAX)
-        *s = mpix_ep_stage_place(call, call->s_stage, scale_pitch);
-    if (call->records_stage != SIZE_MAX)
-        offer->place[MPIX_EP_PLACE_RECORDS] = mpix_ep_stage_place(call, call->records_stage,
+    if (call->ht.x_stage != SIZE_MAX)
+        *x = mpix_ep_stage_place(call, call->ht.x_stage, row_pitch);
+    if (call->ht.s_stage != SIZE_MAX)
+        *s = mpix_ep_stage_place(call, call->ht.s_stage, scale_pitch);
+    if (call->ht.records_stage != SIZE_MAX)
+        offer->place[MPIX_EP_PLACE_RECORDS] = mpix_ep_stage_place(call, call->ht.records_stage,
                                                                   record);
     return 1;
 }
@@ -141,7 +141,7 @@ static void dispatch_check(mpix_ep_call *call) {
                     MPIX_ERRK_ARG, "in.topk_weights",
                     "in.topk_weights is NULL, but rank %d asks for weights (out.topk_weights)",
                     peer));
-    if (call->two_hops) {
+    if (call->ht.two_hops) {
         call->streaming = streams(call);
         mpix_ep_forward_begin(call, go);
     }
@@ -153,7 +153,7 @@ void mpix_ep_dispatch_targets(mpix_ep_call *call) {
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
     mpix_ep_targets_fill(call, mpix_ep_row_bytes(&out->x, in->hidden),
                          mpix_ep_scale_bytes(&out->x, in->hidden), mpix_ep_record_bytes(call), 0);
-    mpix_ep_target *self = &call->ep->targets[call->ep->rank];
+    mpix_ep_target *self = &call->ep->ht->targets[call->ep->rank];
     self->x = out->x.data;
     self->x_stride = (uint64_t)out->x.stride;
     self->scales = out->x.scales;
@@ -198,10 +198,11 @@ static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales)
     void **dst = ep->dst, **sdst = ep->dst + ep->config.max_topk + 1;
     const mpix_ep_record record = {(int32_t)t, plan->topk, plan->ids + t * plan->topk,
                                    in->topk_weights ? in->topk_weights + t * plan->topk : NULL};
+    const mpix_ep_target *targets = ep->ht->targets;
     int n = 0;
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
         const mpix_ep_entry *e = &plan->entries[i];
-        const mpix_ep_target *to = &ep->targets[e->rank];
+        const mpix_ep_target *to = &targets[e->rank];
         if (e->row >= to->rows || mpix_ep_is_remote(ep, e->rank))
             continue; /* dropped, or sent in a packed batch */
         dst[n] = to->x + (uint64_t)e->row * to->x_stride;
@@ -284,23 +285,24 @@ static void segment_take(mpix_ep_call *call, const mpix_ep_segment *seg, int64_t
         return;
     /* What this rank forwarded to itself went to the caller's buffer at once. */
     int staged = seg->source != ep->rank &&
-                 !(call->two_hops && mpix_ep_forward_mine(call, seg->source));
-    if (staged && call->x_stage != SIZE_MAX) {
+                 !(call->ht.two_hops && mpix_ep_forward_mine(call, seg->source));
+    if (staged && call->ht.x_stage != SIZE_MAX) {
         size_t pitch = own->place[MPIX_EP_PLACE_X].stride;
         rows_copy(ep, (char *)out->x.data + row * out->x.stride, (size_t)out->x.stride,
-                  mpix_ep_stage_at(call, call->x_stage) + (size_t)row * pitch, pitch, bytes, n,
+                  mpix_ep_stage_at(call, call->ht.x_stage) + (size_t)row * pitch, pitch, bytes, n,
                   call->streaming);
     }
-    if (staged && call->s_stage != SIZE_MAX) {
+    if (staged && call->ht.s_stage != SIZE_MAX) {
         size_t pitch = own->place[MPIX_EP_PLACE_SCALES].stride;
         rows_copy(ep, (char *)out->x.scales + row * out->x.scale_stride,
                   (size_t)out->x.scale_stride,
-                  mpix_ep_stage_at(call, call->s_stage) + (size_t)row * pitch, pitch, scales, n, 0);
+                  mpix_ep_stage_at(call, call->ht.s_stage) + (size_t)row * pitch, pitch, scales, n,
+                  0);
     }
     for (int64_t i = row; out->src_rank && i < row + n; i++)
         out->src_rank[i] = seg->source;
-    if (call->records_stage != SIZE_MAX)
-        records_read(call, row, n, mpix_ep_stage_at(call, call->records_stage));
+    if (call->ht.records_stage != SIZE_MAX)
+        records_read(call, row, n, mpix_ep_stage_at(call, call->ht.records_stage));
 }
 
 static void padding_fill(mpix_ep_call *call, int64_t row, int64_t end) {
@@ -342,9 +344,9 @@ static void dispatch_finish(mpix_ep_call *call) {
     int64_t rows = (int64_t)mpix_ep_my_offer(call, ep->rank)->rows,
             nlocal = ep->placement.nlocal[ep->rank];
     for (int64_t i = 0; i < plan->nsegments; i++)
-        if (call->two_hops || !mpix_ep_is_remote(ep, plan->segments[i].source))
+        if (call->ht.two_hops || !mpix_ep_is_remote(ep, plan->segments[i].source))
             segment_take(call, &plan->segments[i], rows);
-    if (ep->remote && !call->two_hops)
+    if (ep->remote && !call->ht.two_hops)
         mpix_ep_remote_dispatch_take(call, rows);
     for (int64_t e = 0; ep->config.layout == MPIX_EP_EXPERT && e < nlocal; e++) {
         int64_t end = plan->offset[e + 1] < rows ? plan->offset[e + 1] : rows;
@@ -372,14 +374,14 @@ int mpix_ep_dispatch_step(mpix_ep_call *call, int *banks_open) {
         call->state = DISPATCH_TURN;
         /* fall through */
     case DISPATCH_TURN:
-        if (call->two_hops)
+        if (call->ht.two_hops)
             did = mpix_ep_forward_dispatch_serve(call);
         if (handle->signalled[MPIX_EP_DISPATCH] + 1 != call->epoch)
             return did;
         call->state = DISPATCH_PACK;
         /* fall through */
     case DISPATCH_PACK:
-        if (call->two_hops) {
+        if (call->ht.two_hops) {
             int served = mpix_ep_forward_dispatch_serve(call);
             did = mpix_ep_forward_dispatch_pack(call);
             if (did != MPIX_EP_STEP_COMPLETE) {
@@ -397,14 +399,14 @@ int mpix_ep_dispatch_step(mpix_ep_call *call, int *banks_open) {
         /* fall through */
     case DISPATCH_SEND:
         if (!call->kind && !dispatch_send(call)) {
-            if (call->two_hops)
+            if (call->ht.two_hops)
                 mpix_ep_forward_dispatch_serve(call);
             return MPIX_EP_STEP_WORKED;
         }
         call->state = DISPATCH_SERVE;
         /* fall through */
     case DISPATCH_SERVE:
-        if (call->two_hops) {
+        if (call->ht.two_hops) {
             did = mpix_ep_forward_dispatch_serve(call);
             if (!mpix_ep_forward_served(call)) {
                 mpix_ep_forward_mark(call);

@@ -132,7 +132,7 @@ int mpix_ep_forward_create(mpix_ep *ep) {
     size_t chunk = mpix_ep_remote_chunks(&ep->config, &ep->params, ep->size, &unused);
     int kind = forward_alloc(ep, ep->forward, chunk);
     if (!kind)
-        ep->banks_at =
+        ep->ht->banks_at =
             (chunk * (size_t)ep->forward->chunks * (size_t)ep->forward->nsources + 4095) / 4096 *
             4096;
     return kind;
@@ -329,16 +329,16 @@ static void item_packed(mpix_ep_call *call, int peer, size_t bytes, int last) {
 int mpix_ep_forward_pack(mpix_ep_call *call, size_t bytes, mpix_ep_forward_write *write,
                          const void *how) {
     const mpix_ep_plan *plan = call->handle->plan;
-    if (!call->forward_go || call->kind)
+    if (!call->ht.forward_go || call->kind)
         return MPIX_EP_STEP_COMPLETE;
     if (!mpix_ep_remote_begin(call))
         return MPIX_EP_STEP_WAITING;
     size_t packed = 0;
-    for (; call->at < plan->tokens; call->at++, call->forward_entry = 0) {
-        int64_t t = call->at, i = plan->first[t] + call->forward_entry;
+    for (; call->at < plan->tokens; call->at++, call->ht.forward_entry = 0) {
+        int64_t t = call->at, i = plan->first[t] + call->ht.forward_entry;
         for (int host; (host = mpix_ep_forward_next(call, t, &i)) >= 0; i++) {
             int peer = call->ep->forward->forwarder[host];
-            call->forward_entry = i - plan->first[t];
+            call->ht.forward_entry = i - plan->first[t];
             char *to = packed > MPIX_EP_FORWARD_PIECE ? NULL : item_place(call, peer, bytes);
             if (!to)
                 return packed ? MPIX_EP_STEP_WORKED : MPIX_EP_STEP_WAITING;
@@ -387,7 +387,7 @@ void mpix_ep_forward_record_write(const mpix_ep_call *call, int64_t t, int host,
 
 void mpix_ep_forward_begin(mpix_ep_call *call, int go) {
     mpix_ep *ep = call->ep;
-    call->forward_go = go;
+    call->ht.forward_go = go;
     for (int s = 0; s < ep->size; s++) {
         mpix_ep_remote_call *f = &call->remote[s];
         const mpix_ep_offer *o = mpix_ep_my_offer(call, s);
@@ -396,7 +396,7 @@ void mpix_ep_forward_begin(mpix_ep_call *call, int go) {
         f->forward_place = o->place[MPIX_EP_PLACE_X].off;
         f->forward_blocked = 0;
     }
-    call->at = call->forward_entry = 0;
+    call->at = call->ht.forward_entry = 0;
 }
 
 /* A source that failed after all offers were here sends nothing, and says so. */

@@ -48,7 +48,9 @@
 
 /* Counters of a handle, before those of offers and batches: two banks of counts, and the places
  * that are answered to them. */
-static inline int mpix_ep_remote_route_counters(const mpix_ep *ep) { return ep->answered ? 3 : 2; }
+static inline int mpix_ep_remote_route_counters(const mpix_ep *ep) {
+    return ep->ht->answered ? 3 : 2;
+}
 
 enum { MPIX_EP_FORWARD_COUNTERS = MPIX_EP_MAX_FORWARD_CHUNKS + 2 };
 

@@ -71,7 +71,7 @@ static void slots_gather(const mpix_ep_call *call, const mpix_ep_forward_record 
     memset(to, 0, (size_t)width * sizeof *to);
     for (int i = 0; i < n; i++) {
         int k = ep->forward->order[i], rank = ep->placement.owner[r->ids[k]];
-        const mpix_ep_target *from = &ep->targets[rank];
+        const mpix_ep_target *from = &ep->ht->targets[rank];
         if (r->rows[k] >= from->rows || !from->slots)
             continue;
         const float *values =
@@ -93,7 +93,7 @@ static void item_sum(mpix_ep_call *call, const char *item, int weighted, int slo
     int n = choices_order(call, &r);
     for (int i = 0; i < n; i++) {
         int k = ep->forward->order[i], rank = ep->placement.owner[r.ids[k]];
-        const mpix_ep_target *from = &ep->targets[rank];
+        const mpix_ep_target *from = &ep->ht->targets[rank];
         if (r.rows[k] >= from->rows || !from->x)
             continue; /* dropped */
         mpix_row_term *term = &ep->terms[sum.nterms++];
@@ -185,7 +185,7 @@ static int own_terms(mpix_ep_call *call, int64_t t, mpix_row_term *terms) {
     int n = 0;
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
         const mpix_ep_entry *e = &plan->entries[i];
-        const mpix_ep_target *from = &ep->targets[e->rank];
+        const mpix_ep_target *from = &ep->ht->targets[e->rank];
         if (mpix_ep_is_remote(ep, e->rank) || e->row >= from->rows)
             continue;
         mpix_row_term *term = &terms[n++];
@@ -205,7 +205,8 @@ static int any_row(const mpix_ep_call *call, int64_t t, int host) {
     const mpix_ep_plan *plan = call->handle->plan;
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
         const mpix_ep_entry *e = &plan->entries[i];
-        if (call->ep->boot->host_of[e->rank] == host && e->row < call->ep->targets[e->rank].rows)
+        if (call->ep->boot->host_of[e->rank] == host &&
+            e->row < call->ep->ht->targets[e->rank].rows)
             return 1;
     }
     return 0;

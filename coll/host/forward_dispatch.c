@@ -49,7 +49,7 @@ static void item_forward(mpix_ep_call *call, const char *item, const item_shape 
             r.rows[k] == MPIX_RECORD_NO_ROW)
             continue;
         int rank = ep->placement.owner[r.ids[k]];
-        const mpix_ep_target *to = &ep->targets[rank];
+        const mpix_ep_target *to = &ep->ht->targets[rank];
         if (r.rows[k] >= to->rows || !to->x)
             continue; /* dropped */
         dst[n] = to->x + (uint64_t)r.rows[k] * to->x_stride;

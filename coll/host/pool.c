@@ -66,7 +66,7 @@ static mpix_ep_call *call_new(struct mpix_ep_handle *handle, int type) {
     size_t remote = remote_bytes(ep), parts = path_bytes(ep);
     memset(call, 0, sizeof *call + remote);
     call->remote = remote ? (mpix_ep_remote_call *)(call + 1) : NULL;
-    call->ll = parts ? (void *)((char *)(call + 1) + remote) : NULL;
+    call->parts = parts ? (void *)((char *)(call + 1) + remote) : NULL;
     call->seen = (unsigned char *)(call + 1) + remote + parts;
     for (int p = 0; remote && p < ep->size; p++) {
         call->remote[p].rx = UINT64_MAX;
@@ -76,7 +76,6 @@ static mpix_ep_call *call_new(struct mpix_ep_handle *handle, int type) {
     call->handle = handle;
     call->type = type;
     call->bank = -1;
-    call->x_stage = call->s_stage = call->records_stage = call->slot_stage = SIZE_MAX;
     if (spare)
         mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_NO_MEM, NULL, "%s", text));
     return call;

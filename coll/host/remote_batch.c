@@ -37,7 +37,7 @@ int64_t mpix_ep_mapped_rows(const mpix_ep_call *call) {
     const mpix_ep *ep = call->ep;
     int64_t rows = 0;
     for (int s = 0; s < ep->size; s++)
-        if (s != ep->rank && (call->two_hops || !mpix_ep_is_remote(ep, s)))
+        if (s != ep->rank && (call->ht.two_hops || !mpix_ep_is_remote(ep, s)))
             rows += call->handle->plan->recv_rank[s];
     return rows;
 }
@@ -262,17 +262,18 @@ static int peer_pack(mpix_ep_call *call, int peer, int64_t valid, const mpix_ep_
                      size_t *packed) {
     const mpix_ep_plan *plan = call->handle->plan;
     mpix_ep_remote_rows rows, *own = rows_lie(call, peer, valid, g, &rows) ? &rows : NULL;
-    for (; call->remote_segment < plan->nsegments; call->remote_segment++, call->remote_row = 0) {
-        const mpix_ep_segment *s = &plan->segments[call->remote_segment];
-        for (; s->source == peer && call->remote_row < s->n; call->remote_row++) {
+    for (; call->ht.remote_segment < plan->nsegments;
+         call->ht.remote_segment++, call->ht.remote_row = 0) {
+        const mpix_ep_segment *s = &plan->segments[call->ht.remote_segment];
+        for (; s->source == peer && call->ht.remote_row < s->n; call->ht.remote_row++) {
             if (*packed > PIECE_BYTES || !mpix_ep_remote_room(call, peer))
                 return 0;
-            int64_t r = s->row + call->remote_row;
+            int64_t r = s->row + call->ht.remote_row;
             row_pack(call, peer, r, r < valid, g, own);
             *packed += own ? g->record : g->item;
         }
     }
-    call->remote_segment = 0;
+    call->ht.remote_segment = 0;
     return 1;
 }
 
@@ -283,8 +284,9 @@ int mpix_ep_remote_combine_pack(mpix_ep_call *call) {
     mpix_ep_geometry g = mpix_ep_remote_combine_geometry(call);
     int64_t valid = mpix_ep_combine_rows(call);
     size_t packed = 0;
-    for (; call->remote_peer < ep->size; call->remote_peer++) {
-        int peer = (ep->rank + call->remote_peer) % ep->size; /* every rank begins with another */
+    for (; call->ht.remote_peer < ep->size; call->ht.remote_peer++) {
+        int peer = (ep->rank + call->ht.remote_peer) %
+                   ep->size; /* every rank begins with another */
         if (mpix_ep_is_remote(ep, peer) && call->remote[peer].total > 0 &&
             !peer_pack(call, peer, valid, &g, &packed))
             return packed > PIECE_BYTES ? MPIX_EP_STEP_WORKED : MPIX_EP_STEP_WAITING;

@@ -114,13 +114,13 @@ int mpix_ep_remote_windows(mpix_ep *ep) {
     if (!remote)
         return 0;
     /* What a device reads and writes is pinned, hence committed. */
-    size_t stage = ep->banks_at + ep->bank_bytes * (size_t)ep->config.depth;
+    size_t stage = ep->stage_bytes;
     int packs = ep->packs,
         kind = mpix_mem_together(ep->boot, (packs ? stage : 0) + ep->layout.total, "window memory");
     if (!kind && packs)
         kind = mpix_win_commit(ep->stage, 0, stage);
     for (int b = 0; !kind && packs && b < ep->config.depth; b++)
-        ep->banks[b].committed = ep->bank_bytes;
+        ep->ht->banks[b].committed = ep->ht->bank_bytes;
     if (!kind)
         kind = mpix_win_commit(ep->ctl, 0, ep->layout.total);
     kind = mpix_boot_agree(ep->boot, kind);

@@ -59,7 +59,7 @@ static void counts_send(mpix_ep_call *call) {
     int64_t flat = 0, forwarded = 0;
     if (plan)
         pairs_count(call, &flat, &forwarded);
-    if (plan && ep->answered)
+    if (plan && ep->ht->answered)
         counts_answered_fill(call);
     for (int i = 0; i < ep->size; i++) {
         int peer = (ep->rank + i) % ep->size;
@@ -70,7 +70,7 @@ static void counts_send(mpix_ep_call *call) {
             c->tokens = plan->tokens;
             c->flat = flat;
             c->forwarded = forwarded;
-            if (!ep->answered)
+            if (!ep->ht->answered)
                 counts_fill(ep, plan, c->n);
         }
         mpix_ep_publish(call, peer, c, ep->layout.counts_bytes,
@@ -323,7 +323,7 @@ int mpix_ep_route_step(mpix_ep_call *call, int *banks_open) {
         if (!call->kind)
             agree_topk(call);
         /* an error up to here is one on all ranks: nobody answers, nobody waits */
-        if (call->kind || !call->ep->answered) {
+        if (call->kind || !call->ep->ht->answered) {
             plan_complete(call);
             route_finish(call);
             return MPIX_EP_STEP_COMPLETE;

@@ -141,7 +141,7 @@ void mpix_ep_offer_send(mpix_ep_call *call, const mpix_ep_offer *offer) {
         memcpy((char *)o + head, (const char *)offer + head, bytes);
         if (mpix_ep_is_remote(ep, peer)) {
             memset(o->place, 0, sizeof o->place);
-            o->pairs = call->two_hops ? (uint64_t)mpix_ep_forward_pairs(call, peer) : 0;
+            o->pairs = call->ht.two_hops ? (uint64_t)mpix_ep_forward_pairs(call, peer) : 0;
             if (call->remote[peer].rx != UINT64_MAX)
                 o->place[MPIX_EP_PLACE_X] = mpix_ep_stage_place(call, call->remote[peer].rx, 0);
             if (call->remote[peer].direct)
@@ -161,8 +161,8 @@ int mpix_ep_offer_start(mpix_ep_call *call, int *banks_open,
     if (!call->kind && !call->handle->plan)
         mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "handle",
                                           "the handle has no routing: its last route failed"));
+    call->ht.x_stage = call->ht.s_stage = call->ht.records_stage = call->ht.slot_stage = SIZE_MAX;
     if (!call->kind && !make(call, &offer)) {
-        call->x_stage = call->s_stage = call->records_stage = call->slot_stage = SIZE_MAX;
         *banks_open = 0;
         return 0;
     }
@@ -296,7 +296,7 @@ void mpix_ep_targets_fill(mpix_ep_call *call, size_t x_bytes, size_t scale_bytes
                           size_t record_bytes, size_t slot_bytes) {
     for (int peer = 0; peer < call->ep->size; peer++) {
         const mpix_ep_offer *o = mpix_ep_my_offer(call, peer);
-        mpix_ep_target *t = &call->ep->targets[peer];
+        mpix_ep_target *t = &call->ep->ht->targets[peer];
         t->rows = o->rows < INT64_MAX ? (int64_t)o->rows : 0;
         t->x = t->scales = t->records = t->slots = NULL;
         if (mpix_ep_is_remote(call->ep, peer)) { /* its rows travel in a packed batch */
@@ -318,11 +318,12 @@ void mpix_ep_targets_fill(mpix_ep_call *call, size_t x_bytes, size_t scale_bytes
 }
 
 mpix_ep_place mpix_ep_stage_place(mpix_ep_call *call, size_t off, size_t stride) {
-    return (mpix_ep_place){call->ep->banks_at + (size_t)call->bank * call->ep->bank_bytes + off,
+    return (mpix_ep_place){call->ep->ht->banks_at + (size_t)call->bank * call->ep->ht->bank_bytes +
+                               off,
                            stride, 0, 1};
 }
 
 char *mpix_ep_stage_at(mpix_ep_call *call, size_t off) {
-    return (char *)call->ep->stage->base + call->ep->banks_at +
-           (size_t)call->bank * call->ep->bank_bytes + off;
+    return (char *)call->ep->stage->base + call->ep->ht->banks_at +
+           (size_t)call->bank * call->ep->ht->bank_bytes + off;
 }

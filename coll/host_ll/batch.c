@@ -100,7 +100,7 @@ static void remote_signal(mpix_ep_call *call, int peer, int taken, uint64_t valu
 /* One put and one signal, whatever the number of tokens. */
 static void remote_send(mpix_ep_call *call, int peer) {
     mpix_ep *ep = call->ep;
-    const mpix_ep_ll_part *part = &call->ll[peer];
+    const mpix_ep_ll_part *part = &mpix_ep_ll_parts(call)[peer];
     const mpix_ep_ll_store *store = &ep->ll->stores[call->handle->index];
     uint64_t place = is_combine(call) ? call->handle->ll->reply[peer]
                                       : ep->ll->region * (uint64_t)ep->rank;
@@ -154,7 +154,7 @@ int mpix_ep_ll_peer_took(mpix_ep_call *call, int peer, uint64_t epoch) {
 }
 
 void mpix_ep_ll_head_send(mpix_ep_call *call, int peer, const mpix_ep_ll_head *head) {
-    mpix_ep_ll_batch *to = (mpix_ep_ll_batch *)(void *)call->ll[peer].to;
+    mpix_ep_ll_batch *to = (mpix_ep_ll_batch *)(void *)mpix_ep_ll_parts(call)[peer].to;
     to->head = *head;
     atomic_store_explicit(&to->epoch, mpix_ep_ll_mark(call->epoch), memory_order_release);
 }
@@ -166,12 +166,12 @@ int mpix_ep_ll_streams(const mpix_ep *ep, size_t bytes) {
 
 void mpix_ep_ll_row_sent(mpix_ep_call *call, int peer) {
     mpix_ep *ep = call->ep;
-    mpix_ep_ll_part *part = &call->ll[peer];
+    mpix_ep_ll_part *part = &mpix_ep_ll_parts(call)[peer];
     part->sent++;
     if (peer == ep->rank || mpix_ep_is_remote(ep, peer) ||
         (part->sent % MPIX_EP_LL_BLOCK && part->sent < part->total))
         return;
-    if (call->ll_streaming)
+    if (call->ll.streaming)
         ep->rows->fence(); /* a release store does not order streaming stores */
     _Atomic uint64_t *flags = (_Atomic uint64_t *)(void *)(part->to + part->out.flags_at);
     atomic_store_explicit(&flags[(part->sent - 1) / MPIX_EP_LL_BLOCK],
@@ -182,7 +182,7 @@ void mpix_ep_ll_row_sent(mpix_ep_call *call, int peer) {
 
 void mpix_ep_ll_batches_end(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
-    if (ep->remote && call->ll_streaming)
+    if (ep->remote && call->ll.streaming)
         ep->rows->fence(); /* a device reads it: nothing may linger in write-combining buffers */
     for (int i = 1; i < ep->size; i++) {
         int peer = (ep->rank + i) % ep->size;
@@ -200,7 +200,7 @@ void mpix_ep_ll_fail_send(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     uint64_t value = call->epoch | (uint64_t)call->kind << STATUS_SHIFT;
     for (int p = 0; p < ep->size; p++) {
-        call->ll[p] = (mpix_ep_ll_part){.n = -1};
+        mpix_ep_ll_parts(call)[p] = (mpix_ep_ll_part){.n = -1};
         if (p == ep->rank)
             continue;
         if (mpix_ep_is_remote(ep, p)) {
@@ -217,7 +217,7 @@ void mpix_ep_ll_fail_send(mpix_ep_call *call) {
 
 const mpix_ep_ll_head *mpix_ep_ll_head_seen(mpix_ep_call *call, int peer, int32_t *status) {
     mpix_ep *ep = call->ep;
-    mpix_ep_ll_part *part = &call->ll[peer];
+    mpix_ep_ll_part *part = &mpix_ep_ll_parts(call)[peer];
     size_t place = is_combine(call) ? (size_t)call->handle->ll->answer[peer]
                                     : ep->ll->region * (size_t)peer;
     const mpix_ep_ll_batch *batch =
@@ -243,7 +243,7 @@ const mpix_ep_ll_head *mpix_ep_ll_head_seen(mpix_ep_call *call, int peer, int32_
 
 int64_t mpix_ep_ll_rows_seen(const mpix_ep_call *call, int peer) {
     const mpix_ep *ep = call->ep;
-    const mpix_ep_ll_part *part = &call->ll[peer];
+    const mpix_ep_ll_part *part = &mpix_ep_ll_parts(call)[peer];
     int64_t block = part->done / MPIX_EP_LL_BLOCK;
     if (part->n <= 0)
         return 0;
@@ -258,7 +258,7 @@ int64_t mpix_ep_ll_rows_seen(const mpix_ep_call *call, int peer) {
 }
 
 int mpix_ep_ll_row_direct(const mpix_ep_call *call, int peer, int64_t i) {
-    const mpix_ep_ll_part *part = &call->ll[peer];
+    const mpix_ep_ll_part *part = &mpix_ep_ll_parts(call)[peer];
     if (peer == call->ep->rank || mpix_ep_is_remote(call->ep, peer))
         return 0;
     _Atomic uint64_t *flags = (_Atomic uint64_t *)(uintptr_t)(part->from + part->in.flags_at);

@@ -49,13 +49,13 @@ static int terms_fill(const mpix_ep_call *call, int s, int64_t i) {
 /* Rows that dispatch left here, as in host/combine.c. */
 static void rows_limit(mpix_ep_call *call) {
     const MPIX_Ep_config *c = &call->ep->config;
-    call->ll_rows = call->handle->ll->total;
+    call->ll.rows = call->handle->ll->total;
     if (c->overflow != MPIX_EP_OVERFLOW_DROP)
         return;
-    if (call->combine.capacity >= 0 && call->combine.capacity < call->ll_rows)
-        call->ll_rows = call->combine.capacity;
-    if (c->max_recv_rows > 0 && c->max_recv_rows < call->ll_rows)
-        call->ll_rows = c->max_recv_rows;
+    if (call->combine.capacity >= 0 && call->combine.capacity < call->ll.rows)
+        call->ll.rows = call->combine.capacity;
+    if (c->max_recv_rows > 0 && c->max_recv_rows < call->ll.rows)
+        call->ll.rows = c->max_recv_rows;
 }
 
 /* ---- sending --------------------------------------------------------------------------------- */
@@ -64,7 +64,7 @@ static void rows_limit(mpix_ep_call *call) {
 static void row_send(mpix_ep_call *call, int s, int64_t i) {
     mpix_ep *ep = call->ep;
     const MPIX_Ep_combine_in *in = &call->combine.in;
-    const mpix_ep_ll_part *part = &call->ll[s];
+    const mpix_ep_ll_part *part = &mpix_ep_ll_parts(call)[s];
     int n = s == ep->rank ? 0 : terms_fill(call, s, i);
     void *dst = part->to + part->out.rows_at + (size_t)i * part->out.row;
     mpix_row_sum sum = {.y = dst, .nterms = n, .terms = ep->terms};
@@ -72,10 +72,10 @@ static void row_send(mpix_ep_call *call, int s, int64_t i) {
         return;
     if (is_plain(call) && n == 1)
         ep->rows->copy(ep->terms[0].x, mpix_ep_row_bytes(&in->x, in->hidden), &dst, 1,
-                       call->ll_streaming);
+                       call->ll.streaming);
     else
         ep->rows->sum(&sum, in->x.dtype, in->x.scale_kind, in->wire, (size_t)in->hidden,
-                      call->ll_streaming);
+                      call->ll.streaming);
 }
 
 /* One piece; 1: all is sent. */
@@ -84,15 +84,15 @@ static int rows_send(mpix_ep_call *call) {
     size_t row = mpix_ep_row_bytes(&call->combine.in.x, call->combine.in.hidden);
     int64_t left = (int64_t)(PIECE_BYTES / (row + 1)) / (rows_per_token(call) + 1) + 16;
     /* own rows last */
-    for (; call->remote_peer <= ep->size; call->remote_peer++, call->remote_row = 0) {
-        int s = (ep->rank + call->remote_peer) % ep->size;
-        const mpix_ep_ll_part *part = &call->ll[s];
+    for (; call->ht.remote_peer <= ep->size; call->ht.remote_peer++, call->ht.remote_row = 0) {
+        int s = (ep->rank + call->ht.remote_peer) % ep->size;
+        const mpix_ep_ll_part *part = &mpix_ep_ll_parts(call)[s];
         if (part->total > 0 && part->out.row == 0)
             continue; /* the peer reads them */
-        for (; call->remote_row < part->total; call->remote_row++) {
+        for (; call->ht.remote_row < part->total; call->ht.remote_row++) {
             if (left-- == 0)
                 return 0;
-            row_send(call, s, call->remote_row);
+            row_send(call, s, call->ht.remote_row);
             mpix_ep_ll_row_sent(call, s);
         }
         if (s != ep->rank && !mpix_ep_is_remote(ep, s))
@@ -106,7 +106,7 @@ static int rows_send(mpix_ep_call *call) {
 static void head_check(mpix_ep_call *call, int peer, const mpix_ep_ll_head *head) {
     mpix_ep *ep = call->ep;
     const MPIX_Ep_combine_in *in = &call->combine.in;
-    mpix_ep_ll_part *part = &call->ll[peer];
+    mpix_ep_ll_part *part = &mpix_ep_ll_parts(call)[peer];
     if (!call->kind || call->kind == MPIX_ERRK_REMOTE)
         mpix_ep_ll_compare(call, peer, head, in->hidden, in->wire, MPIX_EP_NO_SCALES, "in.wire");
     if (!call->kind && call->combine.out.slot_values && head->rows > 0 &&
@@ -135,7 +135,7 @@ static void head_check(mpix_ep_call *call, int peer, const mpix_ep_ll_head *head
 static int answers_take(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     for (int p = 0; p < ep->size; p++) {
-        mpix_ep_ll_part *part = &call->ll[p];
+        mpix_ep_ll_part *part = &mpix_ep_ll_parts(call)[p];
         if (call->seen[p])
             continue;
         if (part->n < 0) {
@@ -180,14 +180,14 @@ static int answers_take(mpix_ep_call *call) {
 }
 
 static const int32_t *record_of(const mpix_ep_call *call, const mpix_ep_entry *e) {
-    const mpix_ep_ll_part *part = &call->ll[e->rank];
+    const mpix_ep_ll_part *part = &mpix_ep_ll_parts(call)[e->rank];
     return (const int32_t *)(const void *)(part->from + part->in.records_at +
                                            (size_t)e->row * part->in.record);
 }
 
 /* Fills ep->terms with a token's rows at a rank where they are read; returns how many. */
 static int terms_pull(mpix_ep_call *call, const mpix_ep_entry *e) {
-    const mpix_ep_ll_part *part = &call->ll[e->rank];
+    const mpix_ep_ll_part *part = &mpix_ep_ll_parts(call)[e->rank];
     int n = 0, width = call->handle->plan->topk;
     const int32_t *rows = record_of(call, e) + 1 + (part->flags & MPIX_EP_LL_SLOTS ? width : 0);
     for (int k = 0; k < width; k++) {
@@ -213,7 +213,7 @@ static int terms_pull(mpix_ep_call *call, const mpix_ep_entry *e) {
  * is made here, alike but for the place. */
 static const void *answer_of(mpix_ep_call *call, const mpix_ep_entry *e, int64_t i) {
     mpix_ep *ep = call->ep;
-    const mpix_ep_ll_part *part = &call->ll[e->rank];
+    const mpix_ep_ll_part *part = &mpix_ep_ll_parts(call)[e->rank];
     const MPIX_Ep_combine_in *in = &call->combine.in;
     int own = e->rank == ep->rank;
     if (!own && part->pulled && !mpix_ep_ll_is_expert(call))
@@ -250,14 +250,14 @@ static void token_sum(mpix_ep_call *call, int64_t t) {
     const mpix_ep_plan *plan = call->handle->plan;
     const MPIX_Ep_combine_in *in = &call->combine.in;
     const MPIX_Ep_combine_out *out = &call->combine.out;
-    mpix_row_sum sum = {.y = (char *)out->y.data + t * out->y.stride, .terms = ep->sums};
+    mpix_row_sum sum = {.y = (char *)out->y.data + t * out->y.stride, .terms = ep->ll->sums};
     for (int i = 0; i < in->num_bias; i++)
         sum.bias[i] = (const char *)in->bias[i].data + t * in->bias[i].stride;
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
         const mpix_ep_entry *e = &plan->entries[i];
         if (record_of(call, e)[0] > 0) /* otherwise all its rows there were dropped */
-            ep->sums[sum.nterms++] = (mpix_row_term){.x = answer_of(call, e, i - plan->first[t]),
-                                                     .group = e->rank};
+            ep->ll->sums[sum.nterms++] =
+                (mpix_row_term){.x = answer_of(call, e, i - plan->first[t]), .group = e->rank};
     }
     ep->rows->sum(&sum, in->wire, MPIX_EP_NO_SCALES, out->y.dtype, (size_t)in->hidden,
                   call->streaming);
@@ -267,7 +267,7 @@ static void token_sum(mpix_ep_call *call, int64_t t) {
 static int token_ready(const mpix_ep_call *call, int64_t t) {
     const mpix_ep_plan *plan = call->handle->plan;
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
-        const mpix_ep_ll_part *part = &call->ll[plan->entries[i].rank];
+        const mpix_ep_ll_part *part = &mpix_ep_ll_parts(call)[plan->entries[i].rank];
         if (part->n < 0 || part->done <= plan->entries[i].row)
             return 0;
     }
@@ -361,7 +361,7 @@ int mpix_ep_ll_combine_step(mpix_ep_call *call, int *banks_open) {
         /* fall through */
     case LL_SUM: {
         int did = receive(call);
-        if (did != MPIX_EP_STEP_COMPLETE || !call->ll_pulled)
+        if (did != MPIX_EP_STEP_COMPLETE || !call->ll.pulled)
             return did;
         mpix_ep_peers_reset(call);
         call->state = LL_READ;

@@ -9,7 +9,7 @@ static inline int64_t row_at(const mpix_ep_call *call, int s, int64_t i, int k) 
     const mpix_ep_ll_handle *h = call->handle->ll;
     int64_t row = mpix_ep_ll_is_expert(call) ? h->rows[(h->first[s] + i) * h->width + k]
                                              : (int64_t)s * call->ep->config.max_tokens + i;
-    return row < call->ll_rows ? row : -1;
+    return row < call->ll.rows ? row : -1;
 }
 
 static inline int rows_per_token(const mpix_ep_call *call) {

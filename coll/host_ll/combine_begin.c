@@ -29,11 +29,11 @@ void mpix_ep_ll_combine_check(mpix_ep_call *call) {
  * handle's own buffer, or from MPIX_Ep_alloc). */
 static int pull_place(mpix_ep_call *call, mpix_ep_place *place) {
     const MPIX_Ep_combine_in *in = &call->combine.in;
-    size_t rows = (size_t)call->ll_rows;
+    size_t rows = (size_t)call->ll.rows;
     if (rows == 0 || in->wire != in->x.dtype || in->x.scale_kind || in->x.stride > UINT32_MAX)
         return 0;
     /* own ones that were dropped count, too */
-    int64_t others = call->ll_rows - call->handle->ll->recv_rank[call->ep->rank];
+    int64_t others = call->ll.rows - call->handle->ll->recv_rank[call->ep->rank];
     size_t bytes = others > 0 ? (size_t)others * mpix_ep_row_bytes(&in->x, in->hidden) : 0;
     if (mpix_ep_ll_is_expert(call) ? bytes <= call->ep->params.ll_pull_bytes : !is_plain(call))
         return 0;
@@ -48,7 +48,7 @@ static int pull_place(mpix_ep_call *call, mpix_ep_place *place) {
 }
 
 static void record_write(mpix_ep_call *call, int s, int64_t i) {
-    const mpix_ep_ll_part *part = &call->ll[s];
+    const mpix_ep_ll_part *part = &mpix_ep_ll_parts(call)[s];
     const mpix_ep_ll_handle *h = call->handle->ll;
     const float *values = call->combine.in.slot_values;
     int32_t *record =
@@ -95,7 +95,7 @@ void mpix_ep_ll_combine_begin(mpix_ep_call *call) {
              pulls = flags | MPIX_EP_LL_PULL |
                      (mpix_ep_ll_is_expert(call) && in->row_weights ? MPIX_EP_LL_WEIGHTS : 0);
     for (int s = 0; s < ep->size; s++) {
-        mpix_ep_ll_part *part = &call->ll[s];
+        mpix_ep_ll_part *part = &mpix_ep_ll_parts(call)[s];
         int remote = mpix_ep_is_remote(ep, s), pulled = pull && !remote && s != ep->rank;
         *part = (mpix_ep_ll_part){.n = -1, .total = h->n[s]};
         part->out = mpix_ep_ll_shape_of(part->total,
@@ -105,7 +105,7 @@ void mpix_ep_ll_combine_begin(mpix_ep_call *call) {
         part->to = remote ? ep->ll->stores[call->handle->index].tx + tx
                           : mpix_ep_ll_bank(call, s) + h->reply[s];
         tx += remote ? mpix_ep_up64(part->out.bytes) : 0;
-        call->ll_pulled += pulled && part->total > 0;
+        call->ll.pulled += pulled && part->total > 0;
         for (int64_t i = 0; i < part->total; i++)
             record_write(call, s, i);
     }
@@ -113,24 +113,25 @@ void mpix_ep_ll_combine_begin(mpix_ep_call *call) {
         int s = (ep->rank + i) % ep->size;
         mpix_ep_ll_head head = {.width = (uint32_t)h->width,
                                 .flags = flags,
-                                .rows = (uint32_t)call->ll[s].total,
+                                .rows = (uint32_t)mpix_ep_ll_parts(call)[s].total,
                                 .dtype = in->wire,
                                 .hidden = in->hidden};
         if (pull && s != ep->rank && !mpix_ep_is_remote(ep, s)) {
             int64_t first = mpix_ep_ll_is_expert(call) ? 0 : (int64_t)s * ep->config.max_tokens,
-                    exist = call->ll_rows - first;
+                    exist = call->ll.rows - first;
             head.flags = pulls;
             head.window = place.window;
             head.exist = (uint32_t)(exist < 0 ? 0
-                                    : mpix_ep_ll_is_expert(call) || exist < call->ll[s].total
+                                    : mpix_ep_ll_is_expert(call) ||
+                                            exist < mpix_ep_ll_parts(call)[s].total
                                         ? exist
-                                        : call->ll[s].total);
+                                        : mpix_ep_ll_parts(call)[s].total);
             head.stride = (uint32_t)place.stride;
             head.reply = place.off + place.stride * (uint64_t)first;
         }
         mpix_ep_ll_head_send(call, s, &head);
     }
-    call->remote_peer = 1;
-    call->remote_row = 0;
-    call->ll_streaming = mpix_ep_ll_streams(ep, (size_t)h->first[ep->size] * row);
+    call->ht.remote_peer = 1;
+    call->ht.remote_row = 0;
+    call->ll.streaming = mpix_ep_ll_streams(ep, (size_t)h->first[ep->size] * row);
 }

@@ -99,8 +99,8 @@ int mpix_ep_ll_layout(mpix_ep *ep, int remote_peers) {
                          ep->params.max_handles);
     size_t parts = (size_t)(ep->size < ep->config.max_topk ? ep->size : ep->config.max_topk);
     ep->ll->parts = aligned_alloc(64, parts * mpix_ep_up64((size_t)ep->config.max_row_bytes));
-    ep->sums = malloc(((size_t)ep->config.max_topk + 1) * sizeof *ep->sums);
-    if (!ep->ll->parts || !ep->sums)
+    ep->ll->sums = malloc(((size_t)ep->config.max_topk + 1) * sizeof *ep->ll->sums);
+    if (!ep->ll->parts || !ep->ll->sums)
         return mpix_fail(MPIX_ERRK_NO_MEM, NULL, "no memory for %zu rows of %lld bytes", parts,
                          (long long)ep->config.max_row_bytes);
     ep->stage_bytes = ep->ll->store_bytes * (size_t)ep->params.max_handles;
@@ -186,12 +186,12 @@ void mpix_ep_ll_free(mpix_ep *ep) {
             store_close(ep, &ll->stores[s]);
         free(ll->stores);
         free(ll->parts);
+        free(ll->sums);
         free(ll);
         ep->ll = NULL;
     }
     mpix_ep_remote_free(ep);
     mpix_ep_host_free(ep);
-    free(ep->sums);
 }
 
 /* ---- handles --------------------------------------------------------------------------------- */

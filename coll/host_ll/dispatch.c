@@ -38,13 +38,13 @@ static void rows_limit(mpix_ep_call *call, int64_t total) {
                                           "this rank receives %lld rows, %s is %lld",
                                           (long long)total, arg, (long long)limit));
     }
-    call->ll_rows = total < limit ? total : limit;
+    call->ll.rows = total < limit ? total : limit;
 }
 
 static void record_write(const mpix_ep_call *call, int64_t t, const mpix_ep_entry *e) {
     const mpix_ep_plan *plan = call->handle->plan;
     const mpix_ep_placement *p = &call->ep->placement;
-    const mpix_ep_ll_part *part = &call->ll[e->rank];
+    const mpix_ep_ll_part *part = &mpix_ep_ll_parts(call)[e->rank];
     const float *weights = call->dispatch.in.topk_weights;
     mpix_record_row_write(part->to + part->out.records_at + (size_t)e->row * part->out.record,
                           &(mpix_ep_record){(int32_t)t, plan->topk, plan->ids + t * plan->topk,
@@ -63,7 +63,7 @@ static void batches_begin(mpix_ep_call *call) {
     size_t record = mpix_record_bytes(MPIX_RECORD_HOST, in->topk_weights ? MPIX_RECORD_ROW : 1,
                                       (size_t)plan->topk);
     for (int p = 0; p < ep->size; p++) {
-        mpix_ep_ll_part *part = &call->ll[p];
+        mpix_ep_ll_part *part = &mpix_ep_ll_parts(call)[p];
         int remote = mpix_ep_is_remote(ep, p);
         *part = (mpix_ep_ll_part){.n = -1, .total = plan->send_tokens[p]};
         part->out = mpix_ep_ll_shape_of(part->total, record, scales, row, !remote);
@@ -82,12 +82,12 @@ static void batches_begin(mpix_ep_call *call) {
                                      (plan->tokens ? MPIX_EP_LL_TOKENS : 0u)};
     for (int i = 1; i <= ep->size; i++) {
         int p = (ep->rank + i) % ep->size;
-        head.rows = (uint32_t)call->ll[p].total;
+        head.rows = (uint32_t)mpix_ep_ll_parts(call)[p].total;
         head.reply = call->handle->ll->answer[p];
         mpix_ep_ll_head_send(call, p, &head);
     }
     call->at = 0;
-    call->ll_streaming = mpix_ep_ll_streams(ep, (size_t)plan->first[plan->tokens] * row);
+    call->ll.streaming = mpix_ep_ll_streams(ep, (size_t)plan->first[plan->tokens] * row);
     call->streaming = (size_t)plan->first[plan->tokens] * row > ep->stream_bytes;
 }
 
@@ -96,7 +96,7 @@ static void offers_send(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     const MPIX_Ep_rows *x = &call->dispatch.out.x;
     size_t row = mpix_ep_row_bytes(x, call->dispatch.in.hidden),
-           scales = mpix_ep_scale_bytes(x, call->dispatch.in.hidden), n = (size_t)call->ll_rows;
+           scales = mpix_ep_scale_bytes(x, call->dispatch.in.hidden), n = (size_t)call->ll.rows;
     mpix_ep_place px, ps = {0};
     if (mpix_ep_ll_is_expert(call) || n == 0 ||
         !mpix_ep_find(ep, x->data, (n - 1) * (size_t)x->stride + row, (uint64_t)x->stride, &px) ||
@@ -104,7 +104,7 @@ static void offers_send(mpix_ep_call *call) {
                                  (uint64_t)x->scale_stride, &ps)))
         return;
     for (int p = 0; p < ep->size; p++) {
-        int64_t first = (int64_t)p * ep->config.max_tokens, left = call->ll_rows - first;
+        int64_t first = (int64_t)p * ep->config.max_tokens, left = call->ll.rows - first;
         if (p == ep->rank || mpix_ep_is_remote(ep, p) || left <= 0)
             continue;
         const mpix_ep_ll_offer offer = {.rows = (uint64_t)left,
@@ -121,7 +121,7 @@ static void offers_send(mpix_ep_call *call) {
 /* At the start of a block: whether the peer's output is known by now. What does not
  * resolve is not used. */
 static void direct_look(mpix_ep_call *call, int peer) {
-    mpix_ep_ll_part *part = &call->ll[peer];
+    mpix_ep_ll_part *part = &mpix_ep_ll_parts(call)[peer];
     const mpix_ep_ll_offer *offer = part->direct ? NULL : mpix_ep_ll_offer_seen(call, peer);
     if (offer) {
         const MPIX_Ep_rows *x = &call->dispatch.out.x;
@@ -158,10 +158,10 @@ static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales)
     int n = 0, converts = mpix_ep_converts(call), slots = !mpix_ep_ll_is_expert(call);
     for (int64_t i = plan->first[t]; i < plan->first[t + 1]; i++) {
         const mpix_ep_entry *e = &plan->entries[i];
-        const mpix_ep_ll_part *part = &call->ll[e->rank];
+        const mpix_ep_ll_part *part = &mpix_ep_ll_parts(call)[e->rank];
         if (e->rank == ep->rank && slots) { /* its place in the output is known */
             int64_t to = ep->rank * ep->config.max_tokens + e->row;
-            own = to < call->ll_rows ? (char *)out->data + to * out->stride : NULL;
+            own = to < call->ll.rows ? (char *)out->data + to * out->stride : NULL;
             own_scales = own && scales ? (char *)out->scales + to * out->scale_stride : NULL;
             continue;
         }
@@ -198,7 +198,7 @@ static void token_send(mpix_ep_call *call, int64_t t, size_t row, size_t scales)
         mpix_ep_token_convert(call, t, ep->converted, ep->converted + row);
     }
     if (n > 0)
-        ep->rows->copy(x, row, dst, n, call->ll_streaming);
+        ep->rows->copy(x, row, dst, n, call->ll.streaming);
     if (n > 0 && scales)
         ep->rows->copy(s, scales, sdst, n, 0);
     if (own) /* while it is in the cache */
@@ -229,7 +229,7 @@ static void row_take(mpix_ep_call *call, int s, int64_t i, size_t row_bytes, siz
     const MPIX_Ep_dispatch_in *in = &call->dispatch.in;
     const MPIX_Ep_dispatch_out *out = &call->dispatch.out;
     const mpix_ep_ll_handle *h = call->handle->ll;
-    const mpix_ep_ll_part *part = &call->ll[s];
+    const mpix_ep_ll_part *part = &mpix_ep_ll_parts(call)[s];
     const void *record = mpix_ep_ll_record_of(part, i);
     int width = (int)mpix_ep_ll_head_of(part)->width,
         own = s == ep->rank && !mpix_ep_converts(call), n = 0;
@@ -242,7 +242,7 @@ static void row_take(mpix_ep_call *call, int s, int64_t i, size_t row_bytes, siz
     const int32_t *rows = mpix_ep_ll_is_expert(call) ? h->rows + (h->first[s] + i) * width : NULL;
     for (int k = 0; k < (rows ? width : 1); k++) {
         int64_t row = rows ? rows[k] : (int64_t)s * ep->config.max_tokens + i;
-        if (row < 0 || row >= call->ll_rows)
+        if (row < 0 || row >= call->ll.rows)
             continue;
         ep->dst[n] = (char *)out->x.data + row * out->x.stride;
         ep->dst[ep->config.max_topk + 1 + n++] =
@@ -260,7 +260,7 @@ static void row_take(mpix_ep_call *call, int s, int64_t i, size_t row_bytes, siz
 
 /* Copies what has come of one source; whether it did anything. */
 static int source_take(mpix_ep_call *call, int s) {
-    mpix_ep_ll_part *part = &call->ll[s];
+    mpix_ep_ll_part *part = &mpix_ep_ll_parts(call)[s];
     size_t row = mpix_ep_row_bytes(&call->dispatch.out.x, call->dispatch.in.hidden);
     size_t scales = mpix_ep_scale_bytes(&call->dispatch.out.x, call->dispatch.in.hidden);
     int64_t end = mpix_ep_ll_rows_seen(call, s), before = part->done,
@@ -285,7 +285,7 @@ static void empties_fill(mpix_ep_call *call, int64_t row, int64_t end, int zero)
     size_t bytes = mpix_ep_row_bytes(&out->x, call->dispatch.in.hidden),
            scales = mpix_ep_scale_bytes(&out->x, call->dispatch.in.hidden);
     size_t width = mpix_ep_ll_is_expert(call) ? 1 : (size_t)call->handle->ll->width;
-    end = end < call->ll_rows ? end : call->ll_rows;
+    end = end < call->ll.rows ? end : call->ll.rows;
     for (; row < end; row++) {
         if (zero)
             ep->rows->zero((char *)out->x.data + row * out->x.stride, bytes, call->streaming);
@@ -322,17 +322,17 @@ static int receive(mpix_ep_call *call) {
     int all = mpix_ep_ll_heads_take(call), worked = 0;
     if (all && !call->kind && !h->valid)
         mpix_ep_ll_routing_learn(call);
-    if (all && !call->kind && mpix_ep_ll_is_expert(call) && !call->ll_limited) {
+    if (all && !call->kind && mpix_ep_ll_is_expert(call) && !call->ll.limited) {
         rows_limit(call, h->total);
-        call->ll_limited = 1;
+        call->ll.limited = 1;
         /* A row is written once for each of its experts here. */
-        call->streaming = (size_t)call->ll_rows *
+        call->streaming = (size_t)call->ll.rows *
                               mpix_ep_row_bytes(&call->dispatch.out.x, call->dispatch.in.hidden) >
                           ep->stream_bytes;
     }
     for (int i = 0; i < ep->size; i++) { /* own rows first */
         int s = (ep->rank + i) % ep->size;
-        if (!call->seen[s] && call->ll[s].n >= 0 &&
+        if (!call->seen[s] && mpix_ep_ll_parts(call)[s].n >= 0 &&
             (all || call->kind || !mpix_ep_ll_is_expert(call)))
             worked |= source_take(call, s);
     }
@@ -344,7 +344,7 @@ static int receive(mpix_ep_call *call) {
 }
 
 int mpix_ep_ll_dispatch_here(const mpix_ep_call *call, int peer) {
-    const mpix_ep_ll_part *part = &call->ll[peer];
+    const mpix_ep_ll_part *part = &mpix_ep_ll_parts(call)[peer];
     if (call->step != mpix_ep_ll_dispatch_step || call->state != LL_RECEIVE)
         return 0;
     return part->n >= 0 && mpix_ep_ll_rows_seen(call, peer) >= part->n;

@@ -28,12 +28,12 @@ static void head_fits(mpix_ep_call *call, int peer, const mpix_ep_ll_head *head)
     mpix_ep *ep = call->ep;
     const mpix_ep_ll_handle *h = call->handle->ll;
     if (head->flags & MPIX_EP_LL_TOKENS) {
-        if (call->ll_width > 0 && (int)head->width != call->ll_width - 1)
+        if (call->ll.width > 0 && (int)head->width != call->ll.width - 1)
             mpix_ep_call_fail(call, mpix_fail(MPIX_ERRK_ARG, "routing.topk",
                                               "routing.topk = %d on rank %d differs from %d "
                                               "on another",
-                                              (int)head->width, peer, call->ll_width - 1));
-        call->ll_width = (int)head->width + 1;
+                                              (int)head->width, peer, call->ll.width - 1));
+        call->ll.width = (int)head->width + 1;
     }
     if (head->flags & MPIX_EP_LL_TOKENS && h->valid && (int)head->width != h->width)
         mpix_ep_call_fail(
@@ -53,15 +53,15 @@ static void head_fits(mpix_ep_call *call, int peer, const mpix_ep_ll_head *head)
 /* Notes the heads that have come; 1: all. */
 int mpix_ep_ll_heads_take(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
-    if (call->ll_heads == ep->size)
+    if (call->ll.heads == ep->size)
         return 1;
     for (int p = 0; p < ep->size; p++) {
-        mpix_ep_ll_part *part = &call->ll[p];
+        mpix_ep_ll_part *part = &mpix_ep_ll_parts(call)[p];
         int32_t status = 0;
         const mpix_ep_ll_head *head = part->n < 0 ? mpix_ep_ll_head_seen(call, p, &status) : NULL;
         if (status) {
             part->n = 0;
-            call->ll_heads++;
+            call->ll.heads++;
             mpix_ep_ll_taken(call, p);
             mpix_ep_peer_seen(call, p, status, NULL);
         }
@@ -76,7 +76,7 @@ int mpix_ep_ll_heads_take(mpix_ep_call *call) {
                               head->flags & MPIX_EP_LL_WEIGHTS ? MPIX_RECORD_ROW : 1, head->width),
             mpix_ep_scale_bytes(&rows, head->hidden), mpix_ep_row_bytes(&rows, head->hidden),
             !mpix_ep_is_remote(ep, p));
-        call->ll_heads++;
+        call->ll.heads++;
         if (head->rows > (uint64_t)ep->config.max_tokens ||
             head->width > (uint32_t)ep->config.max_topk || part->in.bytes > ep->ll->region ||
             (head->rows > 0 && !(head->flags & MPIX_EP_LL_TOKENS))) {
@@ -91,7 +91,7 @@ int mpix_ep_ll_heads_take(mpix_ep_call *call) {
         if (p != ep->rank)
             head_check(call, p, head);
     }
-    return call->ll_heads == ep->size;
+    return call->ll.heads == ep->size;
 }
 
 static int64_t align_up(int64_t n, int64_t align) { return (n + align - 1) / align * align; }
@@ -116,7 +116,8 @@ static void rows_assign(mpix_ep_call *call) {
     int32_t *row = h->rows;
     for (int s = 0; s < ep->size; s++) /* sources ascending, tokens ascending */
         for (int64_t i = 0; i < h->n[s]; i++, row += h->width) {
-            const int32_t *local = mpix_record_local(mpix_ep_ll_record_of(&call->ll[s], i));
+            const int32_t *local =
+                mpix_record_local(mpix_ep_ll_record_of(&mpix_ep_ll_parts(call)[s], i));
             for (int k = 0; k < h->width; k++)
                 row[k] = local[k] < 0 ? -1
                                       : (int32_t)(h->offset[local[k]] + h->recv_expert[local[k]]++);
@@ -128,12 +129,12 @@ void mpix_ep_ll_routing_learn(mpix_ep_call *call) {
     mpix_ep *ep = call->ep;
     mpix_ep_ll_handle *h = call->handle->ll;
     int64_t nlocal = ep->placement.nlocal[ep->rank];
-    h->width = call->handle->plan->width = call->ll_width > 0 ? call->ll_width - 1
+    h->width = call->handle->plan->width = call->ll.width > 0 ? call->ll.width - 1
                                                               : call->handle->plan->topk;
     memset(h->recv_expert, 0, (size_t)nlocal * sizeof *h->recv_expert);
     h->first[0] = 0;
     for (int s = 0; s < ep->size; s++) {
-        const mpix_ep_ll_part *part = &call->ll[s];
+        const mpix_ep_ll_part *part = &mpix_ep_ll_parts(call)[s];
         h->n[s] = part->n;
         h->first[s + 1] = h->first[s] + part->n;
         h->reply[s] = mpix_ep_ll_head_of(part)->reply;

@@ -87,6 +87,7 @@ typedef struct mpix_ep_ll {
     size_t store_bytes;
     size_t tx_bytes[2];
     size_t committed;
+    mpix_row_term *sums;      /* [max_topk + 1] terms of the token's owner */
     mpix_ep_ll_store *stores; /* [max_handles], NULL without proxied peers */
     char *parts;              /* combine: sums of a token's rows at each of its ranks, made here
                                * instead of there; a place has mpix_ep_up64(max_row_bytes) */
@@ -142,6 +143,7 @@ static inline const void *mpix_ep_ll_record_of(const mpix_ep_ll_part *part, int6
     return part->from + part->in.records_at + (size_t)i * part->in.record;
 }
 
+static inline mpix_ep_ll_part *mpix_ep_ll_parts(const mpix_ep_call *call) { return call->parts; }
 static inline size_t mpix_ep_up64(size_t n) { return (n + 63) & ~(size_t)63; }
 
 /* host_ll/context.c: sizes, creation, stores, handles */

@@ -155,7 +155,7 @@ static void forge_offer(fuzz_bytes *in, mpix_ep_call *call, int wire) {
     right.wire = wire;
     right.flags = fuzz_u8(in) & 127;
     for (int i = 0; i < MPIX_EP_PLACES; i++)
-        right.place[i] = (mpix_ep_place){call->ep->banks_at + (uint64_t)fuzz_range(in, 0, 64) * 16,
+        right.place[i] = (mpix_ep_place){call->ep->ht->banks_at + (uint64_t)fuzz_range(in, 0, 64) * 16,
                                          ROW, 0, (uint32_t)fuzz_range(in, 0, 3) > 0};
     change(in, (char *)&right + head, sizeof right - head);
     memcpy((char *)o + head, (char *)&right + head, sizeof right - head);
@@ -168,7 +168,7 @@ static void forge_stage(fuzz_bytes *in, mpix_ep_call *call) {
     if (call->bank < 0 || ep->ll)
         return;
     char *at = mpix_ep_stage_at(call, 0);
-    size_t bytes = ep->banks[call->bank].committed;
+    size_t bytes = ep->ht->banks[call->bank].committed;
     uint32_t small = fuzz_u8(in) % 8;
     for (size_t i = 0; i + 4 <= bytes; i += 4)
         memcpy(at + i, &small, 4);
