@@ -3,7 +3,7 @@
  *
  * In a mixture-of-experts layer every token (a row of `hidden` values) chooses `topk` of
  * `num_experts` experts, and each expert lives on one rank. *Dispatch* sends each token once to
- * every rank that holds one of its experts; *combine* brings the experts' outputs back and sums
+ * every rank that holds one of its experts. *Combine* brings the experts' outputs back and sums
  * them for each token.
  *
  *     MPIX_Ep         context: sized once, collective
@@ -14,9 +14,9 @@
  * The rules of mpix_xfer.h hold. Further:
  *
  *  - Collective, and started in the same order on all ranks of the context: create, free,
- *    handle_create, alloc, register, route, dispatch, combine (nonblocking forms too). dealloc,
- *    deregister and handle_free must also be made by all ranks in the same order, but do not wait
- *    for one another.
+ *    handle_create, alloc, register, route, dispatch, combine (nonblocking forms too).
+ *  - All ranks also make dealloc, deregister and handle_free in the same order. These calls do not
+ *    wait for one another.
  *  - If one rank passes a wrong argument, nobody hangs. That rank returns its own error, all others
  *    MPIX_ERRK_REMOTE with its number, and the next call works. The outputs of a call that failed
  *    on any rank are undefined on all. A nonblocking call returns its own error at once and sets no
@@ -31,12 +31,11 @@
  *    environment variables are listed by `mpix_ep_info --params`. An info key that starts with
  *    mpix_ep_ and is unknown or does not parse is MPIX_ERRK_ARG.
  *
- * What each way of carrying out these calls supports is printed by `mpix_ep_info --paths`, and stands
- * in mpix-ep(7); all else returns MPIX_ERRK_UNSUPPORTED.
+ * `mpix_ep_info --paths` and mpix-ep(7) show what each way of carrying out these calls supports.
+ * All else returns MPIX_ERRK_UNSUPPORTED.
  *
- * Sources. Dispatch with one copy of a token per rank, handles and both layouts follow what DeepEP
- * and NCCL EP offer; the algorithms (direct placement, ready/signal words) are described in
- * doc/architecture.md.
+ * Sources. Dispatch with one copy of a token per rank, handles, COMPACT and EXPERT follow DeepEP
+ * and NCCL EP. doc/architecture.md describes the algorithms.
  */
 #ifndef MPIX_EP_H
 #define MPIX_EP_H
@@ -55,26 +54,26 @@ typedef struct mpix_ep_handle *MPIX_Ep_handle;
 /**
  * Mode: HT for large batches (high throughput), LL for decode-sized ones (low latency).
  *
- * LL: each handle has fixed banks for `depth` dispatches and `depth` combines in flight, so ranks
- * exchange no counts and grant nothing: a row travels once per rank, with its choices, as soon as
+ * LL: each handle has fixed banks for `depth` dispatches and `depth` combines in flight. So ranks
+ * exchange no counts and grant nothing. A row travels once per rank, with its choices, as soon as
  * dispatch is called. What differs from HT:
- *  - route is local. What this rank receives is told by dispatch (out.recv_per_rank,
- *    recv_per_expert, expert_offset).
+ *  - route is local. Dispatch tells what this rank receives (out.recv_per_rank, recv_per_expert,
+ *    expert_offset).
  *  - A combine needs a dispatch of the same routing before it on the handle.
  *  - Combine sums a token's rows on the experts' rank, with row_weights, and rounds that to the
  *    wire's dtype (MPIX_Ep_combine_in).
- *  - Layouts SLOTS and EXPERT. overflow, expert_align, max_recv_rows, num_bias, slot_values,
- *    conversion in dispatch mean what they mean in HT.
- *  - What a rank finds only when rows arrive (TRUNCATE in the EXPERT layout, weights that a peer
- *    did not give) is an error on that rank alone; the others' calls succeed, and learn of it when
- *    its next call fails.
+ *  - The layouts are SLOTS and EXPERT. overflow, expert_align, max_recv_rows, num_bias, slot_values
+ *    and conversion in dispatch mean what they mean in HT.
+ *  - Some errors show only when rows arrive: TRUNCATE in the EXPERT layout, and weights that a
+ *    peer did not give. They are errors on that rank alone. The others' calls succeed;
+ *    they learn of it when its next call fails.
  *  - Both halves of a call in host memory: MPIX_Ep_idispatch or icombine sends, the wait receives;
  *    in between no thread is held. In GPU memory: ..._begin_enqueue and ..._end_enqueue; in between
  *    no multiprocessor is held.
  *  - In GPU memory a handle's calls follow each other on the device. A call that waits holds
- *    its multiprocessors (config.num_sms): where ranks start calls of different handles in
- *    different orders, all of them must find room for a block. MPIX_Ep_combine_buffer always
- *    gives the same memory.
+ *    its multiprocessors (config.num_sms). If ranks start calls of different handles in different
+ *    orders, all of them must find room for a block. MPIX_Ep_combine_buffer always gives the same
+ *    memory.
  */
 enum { MPIX_EP_HT, MPIX_EP_LL };
 
@@ -82,10 +81,10 @@ enum { MPIX_EP_HT, MPIX_EP_LL };
  * Layout of the received rows.
  * COMPACT: one row per (token, this rank); sources ascending, tokens ascending.
  * EXPERT:  one row per (token, local expert); experts ascending, in each sources ascending, tokens
- *          ascending; each expert's rows begin at a multiple of expert_align rows, and the rows in
+ *          ascending. Each expert's rows begin at a multiple of expert_align rows. The rows in
  *          between are zero.
- * SLOTS:   (LL only) one row per (token, this rank) at a fixed place, no counts needed: the i-th
- *          token that rank s sends here, in the order of its tokens, is row s * max_tokens + i;
+ * SLOTS:   (LL only) one row per (token, this rank) at a fixed place, no counts needed. The i-th
+ *          token that rank s sends here, in the order of its tokens, is row s * max_tokens + i.
  *          capacity_rows is at least ranks * max_tokens. Places that no token has taken have
  *          src_rank, src_token and local_ids -1 and weights 0; their row is not touched.
  */
@@ -96,19 +95,20 @@ enum { MPIX_EP_COMPACT, MPIX_EP_EXPERT, MPIX_EP_SLOTS };
  * host memory too).
  *
  * MPIX_EP_CUDA: creating and freeing contexts and handles, MPIX_Ep_alloc and MPIX_Ep_dealloc wait
- * for all kernels of the device, of other contexts too. So all ranks make these calls and enqueued
- * calls of other contexts in the same order, or the two wait for each other.
+ * for all kernels of the device, of other contexts too. So all ranks must make these calls and
+ * enqueued calls of other contexts in the same order. Otherwise ranks wait for each other.
  */
 enum { MPIX_EP_HOST, MPIX_EP_CUDA };
 
 /**
- * config.num_sms: rows are moved by copy engines. Kernels only pack rows before dispatch and sum
- * them in combine, for a short time each and with all multiprocessors; between the halves of a call
- * (..._begin_enqueue, ..._end_enqueue) no kernel is there, once all ranks have packed. Copies need
- * their sizes from the host: the first dispatch or combine after a route waits for that route, also
- * when it is enqueued, so all ranks must make these calls in the same order on the host too. Calls
- * can't be captured (MPIX_ERRK_UNSUPPORTED). Each handle takes GPU memory for a batch to each other
- * rank and one from each. COMPACT only.
+ * config.num_sms: copy engines move the rows. COMPACT only. Kernels only pack rows before dispatch
+ * and sum them in combine, for a short time each and with all multiprocessors. Once all ranks have
+ * packed, no kernel runs between the halves of a call (..._begin_enqueue, ..._end_enqueue).
+ *
+ * Copies need their sizes from the host. So the first dispatch or combine after a route waits for
+ * that route, also when it is enqueued. All ranks must therefore make these calls in the same order
+ * on the host too. Calls can't be captured (MPIX_ERRK_UNSUPPORTED). Each handle takes GPU memory
+ * for a batch to each other rank and one from each.
  */
 enum { MPIX_EP_SMS_NONE = -1 };
 
@@ -152,9 +152,9 @@ typedef struct {
  * ranks.
  *
  * Defaults of num_sms. "half" is (all - 12) / 2 of the device's multiprocessors. Kernels whose
- * blocks all wait for peers take no more: so calls of two handles can wait at once, in whatever
- * order ranks start them. Whoever gives more starts calls of different handles in the same order on
- * all ranks.
+ * blocks all wait for peers take no more. So calls of two handles can wait at once, in whatever
+ * order ranks start them. A program that gives more must start calls of different handles in the
+ * same order on all ranks.
  *
  *     layout                  call                              default
  *     COMPACT                 dispatch, combine                 15, the fewest that were fastest
@@ -187,9 +187,9 @@ typedef struct {
     int masking;      /**< 1: go on without dead ranks (UNSUPPORTED in this version) */
     int check;        /**< of ids in route (range, and that a token has no expert twice): 1
                          yes, -1 no, 0: yes in host memory. Unchecked bad ids are undefined
-                         behaviour in host memory; in GPU memory ids out of range count as -1,
-                         and choices of one expert by one token share a row, which the token's
-                         sum has for each of them */
+                         behaviour in host memory. In GPU memory ids out of range count as -1.
+                         There, choices of one expert by one token share a row. The token's sum
+                         has that row for each of them */
     int pad;          /**< must be 0 */
     MPI_Count num_experts;   /**< experts of all ranks together, >= 0, < 2^31 */
     MPI_Count max_tokens;    /**< most tokens a rank sends in a batch, >= 0, < 2^31 */
@@ -236,16 +236,16 @@ typedef struct {
 } MPIX_Ep_counts;
 
 /**
- * Input of dispatch. Read until completion. Where the output's dtype is fp8 with scales and the
- * input's is not, each row is quantised in groups of 128 channels, once, on the sending rank. In
- * float, every operation rounded to nearest even:
+ * Input of dispatch. Read until completion. If the output's dtype is fp8 with scales and the
+ * input's is not, the sending rank quantises each row once, in groups of 128 channels. It computes
+ * in float and rounds every operation to nearest even:
  *
  *   amax = max(|x|, 2^-110), NaNs left out;  top = 448 (F8E4M3) or 57344 (F8E5M2)
  *   SCALES_F32:   scale = amax / top;  q = round(x * (top / amax))
  *   SCALES_UE8M0: scale = the smallest power of two not below amax / top;  q = round(x / scale)
  *
  * round: to nearest even, cut to top. A NaN becomes 0x7f. With an infinity in a group the scale is
- * an infinity (F32) or NaN (UE8M0), and every element of the group times the scale is NaN.
+ * an infinity (F32) or NaN (UE8M0). Then every element of the group times the scale is NaN.
  * max_row_bytes counts the row that travels.
  */
 typedef struct {
@@ -262,14 +262,14 @@ typedef struct {
 typedef struct {
     size_t struct_size;
     MPI_Count capacity_rows; /**< rows that every array below has room for */
-    MPIX_Ep_rows x;          /**< received rows; dtype 0 or the input's; or a narrower one, then
-                                rows are converted before they travel: F64 to F32, F16, BF16, F32 to
-                                F16, BF16 (to nearest even), and F32, F16, BF16 to fp8 with scales,
-                                as MPIX_Ep_dispatch_in says. Equal on all ranks, also on one that
-                                receives nothing */
+    MPIX_Ep_rows x;          /**< received rows; dtype 0, the input's, or a narrower one. The sender
+                                converts rows to a narrower one before they travel. F64 may become
+                                F32, F16 or BF16; F32 may become F16 or BF16, to nearest even. F32,
+                                F16 and BF16 may become fp8 with scales (MPIX_Ep_dispatch_in). Equal
+                                on all ranks, also on one that receives nothing */
     int *local_ids;          /**< COMPACT, SLOTS: [rows][topk] local expert of each choice or -1
                               * (another rank's, or no choice). topk is what the ranks with tokens
-                              * gave to route; if none has tokens, what this rank gave. EXPERT:
+                              * gave to route. If none has tokens it is what this rank gave. EXPERT:
                               * must be NULL (the row's place says it). NULL: not wanted */
     int *src_rank;           /**< [rows] rank that sent the row, -1 for padding; NULL: not wanted */
     MPI_Count *src_token;    /**< [rows] the token's index there, -1 for
@@ -301,24 +301,26 @@ typedef struct {
  * before they are added. Dropped rows are left out. A token without rows gives zero. The result is
  * bitwise repeatable for equal routing and shape.
  *
- * Two hops (several hosts with several ranks each, GPU memory: COMPACT; parameter two_hops): the
- * rows of another host are summed there, choices and ranks as above, rounded to the wire's dtype
- * (x's; of fp8 rows BF16; F32 if all ranks set wire = MPIX_EP_F32), and one such sum per host is
- * added behind the rows of the own host, hosts ascending:
+ * Two hops (several hosts with several ranks each, GPU memory: COMPACT; parameter two_hops). A
+ * rank of another host sums that host's rows, choices and ranks as above, and rounds to the wire's
+ * dtype. That is x's, BF16 of fp8 rows, and F32 if all ranks set wire = MPIX_EP_F32. The token's
+ * owner adds one such sum per host behind the rows of its own host, hosts ascending:
  *
  *   y[t] = (sum over own host's ranks)
  *          + wire(sum over the ranks of host h) + wire(sum over the ranks of host h') ... + bias
  *
  * So y differs from the sum without two hops by at most u * (sum over other hosts of |host's sum|),
- * u = 2^-8 (BF16), 2^-11 (F16), 0 (F32, F64, and any dtype where a host's rows are one row without
- * weights), apart from the order of float additions. What dispatch delivers is the same to the bit.
+ * apart from the order of float additions. Here u is 2^-8 (BF16), 2^-11 (F16) or 0 (F32, F64, and
+ * any dtype where a host's rows are one row without weights). What dispatch delivers is the same
+ * to the bit.
  *
- * EXPERT in GPU memory: the inner sums are made where the rows lie, and travel: in float (double
- * for F64) if x is F32, F64 or fp8, or if any rank sets wire = MPIX_EP_F32, and then the result is
- * bitwise that of a context in host memory; else, wire = 0 or x's dtype, rounded once to x's dtype,
- * except those of the token's own rank. In that case y differs from the exact sum by at most u *
- * (sum over other ranks of |inner sum| + |y|), u = 2^-8 (BF16) or 2^-11 (F16), apart from the
- * rounding of float.
+ * EXPERT in GPU memory: the inner sums are made where the rows lie, and travel.
+ *  - They travel in float (double for F64) if x is F32, F64 or fp8, or if any rank sets wire =
+ *    MPIX_EP_F32. Then the result is bitwise that of a context in host memory.
+ *  - Else (wire = 0 or x's dtype) they are rounded once to x's dtype, except those of the token's
+ *    own rank. Then y differs from the exact sum by at most
+ *    u * (sum over other ranks of |inner sum| + |y|), apart from the rounding of float. Here u is
+ *    2^-8 (BF16) or 2^-11 (F16).
  *
  * LL: the sum over a token's rows on one rank is rounded to in.wire there, and the token's
  * owner adds those:
@@ -327,8 +329,8 @@ typedef struct {
  *            wire( sum over t's rows on r, choices ascending, of  row_weights[row] * x[row] )
  *          + bias[0][t] + bias[1][t]
  *
- * the same to the bit for its own, mapped and proxied ranks. Each rounding adds at most half a unit
- * in the last place of wire.
+ * That is the same to the bit whether a rank is the owner itself, mapped or proxied. Each rounding
+ * adds at most half a unit in the last place of wire.
  */
 typedef struct {
     size_t struct_size;
@@ -370,7 +372,8 @@ typedef struct {
  * allocates or registers. Local, no communication, works before MPI_Init. Reserved memory is
  * committed when first needed.
  *
- *  - HT: `depth` staging banks of max_recv_rows rows each, and control words of max_handles handles.
+ *  - HT: `depth` staging banks of max_recv_rows rows each, and control words of max_handles
+ *    handles.
  *  - LL: the banks of one handle, which are committed when it is created, and control words. Each
  *    further handle takes as much again.
  *  - With ranks of other hosts: room for their batches and a send buffer too, all of it committed,
@@ -459,9 +462,9 @@ int MPIX_Ep_get_peer(MPIX_Ep ep, int rank, MPIX_Ep_peer *peer);
 /**
  * Allocates memory that peers reach directly: rows in it are written and read in place, anything
  * else is copied once more. Collective, blocking, ends in agreement. Page aligned, zeroed. With
- * ranks of other hosts it is registered with the network, hence pinned, if that takes it: HT,
- * COMPACT rows one after the other, of a multiple of 16 bytes, then go to and from it without a
- * copy on this side.
+ * ranks of other hosts it is registered with the network, hence pinned, if the network takes it. In
+ * HT, COMPACT rows then go to and from it without a copy on this side. These rows must lie one
+ * after the other, and each must be a multiple of 16 bytes.
  * @param[in]  bytes    0 .. 2^46; may differ between ranks
  * @param[in]  info     MPI_INFO_NULL; reserved
  * @param[out] baseptr  address of a pointer; with bytes = 0 a distinct address that only
@@ -473,8 +476,8 @@ int MPIX_Ep_alloc(MPIX_Ep ep, MPI_Count bytes, MPI_Info info, void *baseptr);
 /**
  * Frees memory from MPIX_Ep_alloc. By all ranks in the same order; waits for nobody: a
  * peer's mapping keeps the memory until the peer frees it. Transfers in flight:
- * MPIX_ERRK_ARG. Of a context that has failed the memory is kept until MPIX_Ep_free, since
- * the network may still use it.
+ * MPIX_ERRK_ARG. A context that has failed keeps the memory until MPIX_Ep_free, since the network
+ * may still use it.
  * @param[in] base  what MPIX_Ep_alloc gave
  */
 int MPIX_Ep_dealloc(MPIX_Ep ep, void *base);
@@ -496,7 +499,7 @@ int MPIX_Ep_register(MPIX_Ep ep, void *base, MPI_Count bytes, int *direct);
  */
 int MPIX_Ep_deregister(MPIX_Ep ep, void *base);
 
-/** Which ranks are taken part of. Local. @param[out] alive [ranks] 1 or 0; all 1
+/** Which ranks take part. Local. @param[out] alive [ranks] 1 or 0; all 1
  * without masking. */
 int MPIX_Ep_get_mask(MPIX_Ep ep, int alive[]);
 
@@ -565,12 +568,12 @@ int MPIX_Ep_combine(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in,
  *  device is told by MPIX_Ep_get_async_error; a time-out fails the context, the stream stays
  *  usable. UNSUPPORTED in host memory.
  *
- *  CUDA graphs. A stream that is being captured takes any number of these calls; all ranks must
- *  replay what they have captured in the same order, and replays and eager calls of a handle must
- *  be ordered by the caller's streams, as the library can't see a launch of a graph. Replays may be
- *  mixed with eager calls. A call whose arguments fail while its stream is captured (pageable
- *  counts, say) returns its error and adds nothing to the graph; the capture goes on, and the peers
- *  are not told. A replay whose routing has been replaced by one of another size fails with ARG on
+ *  CUDA graphs. A stream that is being captured takes any number of these calls. All ranks must
+ *  replay what they have captured in the same order. Replays may be mixed with eager calls. The
+ *  caller's streams must order the replays and eager calls of a handle, as the library can't see a
+ *  launch of a graph. A call whose arguments fail while its stream is captured (pageable counts,
+ *  say) returns its error and adds nothing to the graph. The capture goes on, and the peers are not
+ *  told. A replay whose routing has been replaced by one of another size fails with ARG on
  *  this rank and REMOTE on the others. Both halves of a call belong in one capture or in none. */
 int MPIX_Ep_route_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_routing *routing,
                           const MPIX_Ep_counts *counts, void *stream);
@@ -579,11 +582,11 @@ int MPIX_Ep_dispatch_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *i
 int MPIX_Ep_combine_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_combine_in *in,
                             const MPIX_Ep_combine_out *out, void *stream);
 
-/** Both halves of a call apart; between them no SM is held. begin of dispatch sends this rank's
- * rows and returns the SMs, end waits for
- *  the peers' rows; begin of combine lets the peers read in.x, end reads theirs and sums. Until end
- *  the handle takes no other call (MPIX_ERRK_ARG, on this rank alone), and no buffer of the call
- *  may be touched. After a begin that fails there is nothing to end. */
+/** Both halves of a call apart. Between them no SM is held.
+ *  Begin of dispatch sends this rank's rows and returns the SMs; end waits for the peers' rows.
+ *  Begin of combine lets the peers read in.x; end reads theirs and sums. Until end the handle takes
+ *  no other call (MPIX_ERRK_ARG, on this rank alone). Until then the caller touches no buffer of
+ *  the call. After a begin that fails there is nothing to end. */
 int MPIX_Ep_dispatch_begin_enqueue(MPIX_Ep_handle handle, const MPIX_Ep_dispatch_in *in,
                                    const MPIX_Ep_dispatch_out *out, void *stream);
 int MPIX_Ep_dispatch_end_enqueue(MPIX_Ep_handle handle, void *stream);
@@ -593,13 +596,17 @@ int MPIX_Ep_combine_end_enqueue(MPIX_Ep_handle handle, void *stream);
 
 /**
  * Rows into which experts may write their output so that combine copies nothing: mapped peers read
- * them there (in GPU memory combine's kernel stores them to their owners from there, as from any
- * memory: that takes half as many trips between GPUs). LL, SLOTS layout only (EXPERT: UNSUPPORTED,
- * as combine writes a token's sum to its owner without a copy from any memory; HT: UNSUPPORTED, use
- * memory from MPIX_Ep_alloc, which combine reads in place). The first call on a handle is
- * collective and allocates depth * ranks * max_tokens rows; later ones are local. To be called for
- * each combine: the memory is that of the handle's next one, which takes it as in.x with this
- * stride. With row_weights, scales or another wire dtype the rows are copied all the same.
+ * them there. In GPU memory combine's kernel stores them to their owners from there, as from any
+ * memory: that takes half as many trips between GPUs. With row_weights, scales or another wire
+ * dtype the rows are copied all the same.
+ *
+ * LL, SLOTS layout only. EXPERT is UNSUPPORTED, as combine writes a token's sum to its owner
+ * without a copy from any memory. HT is UNSUPPORTED: use memory from MPIX_Ep_alloc, which combine
+ * reads in place.
+ *
+ * The first call on a handle is collective and allocates depth * ranks * max_tokens rows. Later
+ * ones are local. Call it for each combine: the memory is that of the handle's next one, which
+ * takes it as in.x with this stride.
  * @param[out] rows  data and stride; dtype and the rest are 0, the caller sets them
  */
 int MPIX_Ep_combine_buffer(MPIX_Ep_handle handle, MPIX_Ep_rows *rows);
