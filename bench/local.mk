@@ -1,6 +1,6 @@
 # bench/ - mpix_ep_bench: the benchmark of MPIX_Ep_*, a user of the installed headers and library only.
 bin_PROGRAMS += mpix_ep_bench
-mpix_ep_bench_SOURCES = bench/bench.h bench/ep_bench.c bench/options.c bench/npy.c bench/routing.c bench/content.c bench/ours.c \
+mpix_ep_bench_SOURCES = bench/bench.h bench/ep_bench.c bench/options.c bench/usage.c bench/npy.c bench/routing.c bench/content.c bench/ours.c \
     bench/baseline_mpi.c bench/reduce.c bench/copy.c bench/measure.c bench/nccl.c bench/nccl.h bench/overlap.c bench/ll.c bench/stats.c bench/stats.h bench/verify.c bench/report.c bench/json.c bench/curves.c bench/plot.c bench/plot.h bench/cuda.c bench/cuda_run.c bench/cuda_ll.c bench/cuda_base.c bench/cuda_bounds.c bench/cuda_overlap.c bench/cuda.h bench/cuda_kernels.h
 mpix_ep_bench_CPPFLAGS = $(AM_CPPFLAGS) $(JANSSON_CFLAGS)
 EXTRA_DIST += bench/cuda_kernels.cu

@@ -322,18 +322,21 @@ static int combine_check(mpix_ep *ep, const MPIX_Ep_combine_in *in, const MPIX_E
     return 0;
 }
 
+/* How many rows there are is known on the device only; the capacity of the last dispatch bounds
+ * them, or the memory behind x. */
+static int64_t combine_rows(const struct mpix_ep_handle *handle, const MPIX_Ep_combine_in *in) {
+    mpix_ep *ep = handle->ep;
+    int64_t rows = handle->capacity >= 0 ? handle->capacity : rows_behind(ep, &in->x, in->hidden);
+    if (rows > ep->max_rows)
+        rows = ep->max_rows;
+    return in->x.data ? rows : 0;
+}
+
 static int combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in,
                         MPIX_Ep_combine_out *out, mpix_cuda_combine *c) {
     mpix_ep *ep = handle->ep;
     int kind, alone = ep->size == 1, expert = ep->config.layout == MPIX_EP_EXPERT;
-    /* How many rows there are is known on the device only; the capacity of the last dispatch bounds
-     * them, or the memory behind x. */
-    int64_t rows = handle->capacity >= 0 ? handle->capacity : rows_behind(ep, &in->x, in->hidden),
-            tokens = handle->tokens;
-    if (rows > ep->max_rows)
-        rows = ep->max_rows;
-    if (!in->x.data)
-        rows = 0;
+    int64_t rows = combine_rows(handle, in), tokens = handle->tokens;
     size_t row = mpix_ep_row_bytes(&in->x, in->hidden),
            scale = mpix_ep_scale_bytes(&in->x, in->hidden), n = (size_t)rows;
     *c = (mpix_cuda_combine){.x = in->x.data,

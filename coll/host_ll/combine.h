@@ -1,4 +1,4 @@
-/* combine.h - low-latency combine: what is asked of each token, for combine.c and combine_begin.c. */
+/* combine.h - low-latency combine: what combine.c and combine_begin.c ask of each token. */
 #ifndef MPIX_COLL_HOST_LL_COMBINE_H
 #define MPIX_COLL_HOST_LL_COMBINE_H
 #include "coll/host_ll/ll.h"

@@ -184,10 +184,25 @@ static void case_rows(void) {
 
 /* ---- a token that has an expert twice -------------------------------------------------------- */
 
+enum { TWICE_K = 3 };
+
+/* Each third token has its first expert twice. */
+static void twice_fill(int32_t *ids, uint16_t *x, int64_t tokens, int experts, int check) {
+    for (int64_t t = 0; t < tokens; t++) {
+        ids[t * TWICE_K] = (int)(t % experts);
+        ids[t * TWICE_K + 1] = (int)((t + 1) % experts);
+        ids[t * TWICE_K + 2] = t % 3 == 0 && (!check || rank == 0) ? ids[t * TWICE_K]
+                               : t % 3 == 1                        ? -1
+                                                                   : (int)((t + 2) % experts);
+        for (int j = 0; j < H; j++)
+            x[t * H + j] = small((int)(t % 30) + 1 + rank);
+    }
+}
+
 /* Where ids are not checked, both choices have one row: all rows are written, and the sum has that
  * row for each. */
 static void twice(int mode, int64_t tokens, int check) {
-    enum { K = 3 };
+    enum { K = TWICE_K };
     int experts = 4 * size, ll = mode == MPIX_EP_LL;
     ep e;
     MPIX_Ep_config c;
@@ -202,15 +217,7 @@ static void twice(int mode, int64_t tokens, int check) {
     c.max_row_bytes = H * 2;
     c.check = check ? 1 : -1;
     ep_make(&e, &c);
-    for (int64_t t = 0; t < tokens; t++) {
-        ids[t * K] = (int)(t % experts);
-        ids[t * K + 1] = (int)((t + 1) % experts);
-        ids[t * K + 2] = t % 3 == 0 && (!check || rank == 0) ? ids[t * K]
-                         : t % 3 == 1                        ? -1
-                                                             : (int)((t + 2) % experts);
-        for (int j = 0; j < H; j++)
-            x[t * H + j] = small((int)(t % 30) + 1 + rank);
-    }
+    twice_fill(ids, x, tokens, experts, check);
     e.r.num_tokens = tokens;
     e.r.topk = K;
     e.r.idx_bits = 32;

@@ -9,7 +9,7 @@ MAIN_OF_FUZZ = tests/fuzz/replay.c tests/fuzz/fuzz.h
 LDFLAGS_OF_FUZZ = $(AM_LDFLAGS)
 endif
 
-tests_fuzz_options_SOURCES = tests/fuzz/options.c bench/options.c bench/content.c bench/bench.h $(MAIN_OF_FUZZ)
+tests_fuzz_options_SOURCES = tests/fuzz/options.c bench/options.c bench/usage.c bench/content.c bench/bench.h $(MAIN_OF_FUZZ)
 tests_fuzz_options_LDFLAGS = $(LDFLAGS_OF_FUZZ)
 tests_fuzz_options_LDADD = libmpixep_core.la -lm
 tests_fuzz_npy_SOURCES = tests/fuzz/npy.c bench/npy.c bench/bench.h $(MAIN_OF_FUZZ)

@@ -52,12 +52,33 @@ static int nccl_load(void) {
            find(lib, "ncclCommDestroy", &nccl.destroy) && find(lib, "ncclAllReduce", &nccl.reduce);
 }
 
-/* sms: of our context. */
-static void run(ncclComm_t comm, int sms, int iterations) {
+/* A token's sum is its row times the ranks that it went to; NCCL's is known as well. */
+static void check_sums(const int32_t *ids, const float *x, float *y, const float *dy,
+                       const float *dsum, int sms, int i) {
+    float *got = malloc(FLOATS * 4);
+    CU(cudaMemcpy(y, dy, TOKENS * HIDDEN * 4, cudaMemcpyDeviceToHost));
+    CU(cudaMemcpy(got, dsum, FLOATS * 4, cudaMemcpyDeviceToHost));
+    int wrong = 0, wrong_sums = 0;
+    for (int t = 0; t < TOKENS; t++) {
+        int n = 0, seen[64] = {0};
+        for (int k = 0; k < TOPK; k++) {
+            int owner = ids[t * TOPK + k] / (EXPERTS / size);
+            n += !seen[owner];
+            seen[owner] = 1;
+        }
+        for (int j = 0; j < HIDDEN; j++)
+            wrong += y[t * HIDDEN + j] != (float)n * x[t * HIDDEN + j];
+    }
+    for (int j = 0; j < FLOATS; j++)
+        wrong_sums += got[j] != (float)(size * size * (size * (j % 127) + size * (size - 1) / 2));
+    CHECK(!wrong && !wrong_sums, "%d SMs, iteration %d: %d sums of ours and %d of NCCL's are wrong",
+          sms, i, wrong, wrong_sums);
+    free(got);
+}
+
+static MPIX_Ep context(int sms) {
     MPIX_Ep_config c;
     MPIX_Ep ep;
-    MPIX_Ep_handle h;
-    cudaStream_t ours, theirs;
     MPIX_INIT(&c);
     c.memkind = MPIX_EP_CUDA;
     c.max_topk = TOPK;
@@ -67,6 +88,14 @@ static void run(ncclComm_t comm, int sms, int iterations) {
     c.num_sms = sms;
     c.timeout_s = 30;
     EP(MPIX_Ep_create(MPI_COMM_WORLD, &c, MPI_INFO_NULL, &ep));
+    return ep;
+}
+
+/* sms: of our context. */
+static void run(ncclComm_t comm, int sms, int iterations) {
+    MPIX_Ep ep = context(sms);
+    MPIX_Ep_handle h;
+    cudaStream_t ours, theirs;
     EP(MPIX_Ep_handle_create(ep, &h));
     CU(cudaStreamCreateWithFlags(&ours, cudaStreamNonBlocking));
     CU(cudaStreamCreateWithFlags(&theirs, cudaStreamNonBlocking));
@@ -122,27 +151,7 @@ static void run(ncclComm_t comm, int sms, int iterations) {
             continue;
         CU(cudaStreamSynchronize(ours));
         CU(cudaStreamSynchronize(theirs));
-        float *got = malloc(FLOATS * 4);
-        CU(cudaMemcpy(y, dy, TOKENS * HIDDEN * 4, cudaMemcpyDeviceToHost));
-        CU(cudaMemcpy(got, dsum, FLOATS * 4, cudaMemcpyDeviceToHost));
-        int wrong = 0, wrong_sums = 0;
-        for (int t = 0; t < TOKENS; t++) {
-            int n = 0, seen[64] = {0};
-            for (int k = 0; k < TOPK; k++) {
-                int owner = ids[t * TOPK + k] / (EXPERTS / size);
-                n += !seen[owner];
-                seen[owner] = 1;
-            }
-            for (int j = 0; j < HIDDEN; j++)
-                wrong += y[t * HIDDEN + j] != (float)n * x[t * HIDDEN + j];
-        }
-        for (int j = 0; j < FLOATS; j++)
-            wrong_sums += got[j] !=
-                          (float)(size * size * (size * (j % 127) + size * (size - 1) / 2));
-        CHECK(!wrong && !wrong_sums,
-              "%d SMs, iteration %d: %d sums of ours and %d of NCCL's are wrong", sms, i, wrong,
-              wrong_sums);
-        free(got);
+        check_sums(ids, x, y, dy, dsum, sms, i);
     }
     MPIX_Error e;
     MPIX_INIT(&e);

@@ -115,6 +115,63 @@ static void check_answered(int ranks, const mpix_ep_placement *p, mpix_ep_plan *
     }
 }
 
+/* A random batch: some choices are none, no token has an expert twice. */
+static int64_t *random_ids(int64_t tokens, int topk, int64_t experts) {
+    int64_t *ids = calloc((size_t)(tokens * topk + 1), sizeof *ids);
+    for (int64_t t = 0; t < tokens; t++) {
+        for (int k = 0; k < topk; k++) {
+            int64_t id;
+            int again;
+            do {
+                id = rnd(5) ? rnd(experts) : -1;
+                again = 0;
+                for (int j = 0; j < k; j++)
+                    again |= id >= 0 && ids[t * topk + j] == id;
+            } while (again);
+            ids[t * topk + k] = id;
+        }
+    }
+    return ids;
+}
+
+/* What source s sends rank d: each of its entries has a place of its own there. */
+static void check_source(mpix_ep_plan **plan, int s, int d, unsigned char *hit) {
+    int64_t total = plan[d]->recv_total;
+    int64_t sum = 0, items = 0, tokens = 0;
+    ck_assert_int_eq(plan[s]->total[d], total);
+    ck_assert_int_eq(plan[d]->recv_tokens[s], plan[s]->send_tokens[d]);
+    /* an entry's item is its place among the source's segments here, one after the other */
+    for (int64_t g = 0; g < plan[d]->nsegments; g++) {
+        if (plan[d]->segments[g].source != s)
+            continue;
+        for (int64_t i = 0; i < plan[s]->first[plan[s]->tokens]; i++) {
+            const mpix_ep_entry *e = &plan[s]->entries[i];
+            int64_t in = e->row - plan[d]->segments[g].row;
+            if (e->rank == d && in >= 0 && in < plan[d]->segments[g].n)
+                ck_assert_int_eq(e->item, items + in);
+        }
+        items += plan[d]->segments[g].n;
+    }
+    for (int64_t t = 0; t < plan[s]->tokens; t++) {
+        int there = 0;
+        for (int64_t i = plan[s]->first[t]; i < plan[s]->first[t + 1]; i++)
+            there |= plan[s]->entries[i].rank == d;
+        tokens += there;
+    }
+    ck_assert_int_eq(tokens, plan[s]->send_tokens[d]);
+    for (int64_t i = 0; i < plan[s]->first[plan[s]->tokens]; i++) {
+        const mpix_ep_entry *e = &plan[s]->entries[i];
+        if (e->rank != d)
+            continue;
+        ck_assert_int_ge(e->row, 0);
+        ck_assert_int_lt(e->row, total);
+        ck_assert_int_eq(hit[e->row], 0);
+        hit[e->row] = 1;
+        sum++;
+    }
+    ck_assert_int_eq(sum, plan[d]->recv_rank[s]);
+}
+
 /* All ranks' plans of one random batch; afterwards every place of every rank is written exactly
  * once, or is padding. */
 static void check_batch(int layout, int ranks, int64_t experts, int topk, int64_t most, int align) {
@@ -129,20 +186,7 @@ static void check_batch(int layout, int ranks, int64_t experts, int topk, int64_
     mpix_ep_counts_view *views = calloc((size_t)ranks, sizeof *views);
     for (int r = 0; r < ranks; r++) {
         int64_t tokens = rnd(3) ? rnd(most + 1) : 0;
-        int64_t *ids = calloc((size_t)(tokens * topk + 1), sizeof *ids);
-        for (int64_t t = 0; t < tokens; t++) {
-            for (int k = 0; k < topk; k++) {
-                int64_t id;
-                int again;
-                do {
-                    id = rnd(5) ? rnd(experts) : -1;
-                    again = 0;
-                    for (int j = 0; j < k; j++)
-                        again |= id >= 0 && ids[t * topk + j] == id;
-                } while (again);
-                ids[t * topk + k] = id;
-            }
-        }
+        int64_t *ids = random_ids(tokens, topk, experts);
         MPIX_Ep_routing routing = {sizeof routing, tokens, topk, 64, ids, 0};
         ck_assert_int_eq(mpix_ep_placement_init(&p[r], &c, ranks, r), 0);
         ck_assert_int_eq(mpix_ep_plan_create(&p[r], &routing, 1, &plan[r]), 0);
@@ -164,41 +208,8 @@ static void check_batch(int layout, int ranks, int64_t experts, int topk, int64_
         int64_t total = plan[d]->recv_total, padding = 0;
         ck_assert_int_le(total, mpix_ep_worst_rows(&c, &p[d], d));
         unsigned char *hit = calloc((size_t)total + 1, 1);
-        for (int s = 0; s < ranks; s++) {
-            int64_t sum = 0, items = 0, tokens = 0;
-            ck_assert_int_eq(plan[s]->total[d], total);
-            ck_assert_int_eq(plan[d]->recv_tokens[s], plan[s]->send_tokens[d]);
-            /* an entry's item is its place among the source's segments here, one after the other */
-            for (int64_t g = 0; g < plan[d]->nsegments; g++) {
-                if (plan[d]->segments[g].source != s)
-                    continue;
-                for (int64_t i = 0; i < plan[s]->first[plan[s]->tokens]; i++) {
-                    const mpix_ep_entry *e = &plan[s]->entries[i];
-                    int64_t in = e->row - plan[d]->segments[g].row;
-                    if (e->rank == d && in >= 0 && in < plan[d]->segments[g].n)
-                        ck_assert_int_eq(e->item, items + in);
-                }
-                items += plan[d]->segments[g].n;
-            }
-            for (int64_t t = 0; t < plan[s]->tokens; t++) {
-                int there = 0;
-                for (int64_t i = plan[s]->first[t]; i < plan[s]->first[t + 1]; i++)
-                    there |= plan[s]->entries[i].rank == d;
-                tokens += there;
-            }
-            ck_assert_int_eq(tokens, plan[s]->send_tokens[d]);
-            for (int64_t i = 0; i < plan[s]->first[plan[s]->tokens]; i++) {
-                const mpix_ep_entry *e = &plan[s]->entries[i];
-                if (e->rank != d)
-                    continue;
-                ck_assert_int_ge(e->row, 0);
-                ck_assert_int_lt(e->row, total);
-                ck_assert_int_eq(hit[e->row], 0);
-                hit[e->row] = 1;
-                sum++;
-            }
-            ck_assert_int_eq(sum, plan[d]->recv_rank[s]);
-        }
+        for (int s = 0; s < ranks; s++)
+            check_source(plan, s, d, hit);
         for (int64_t i = 0; i < plan[d]->nsegments; i++)
             for (int64_t j = 0; j < plan[d]->segments[i].n; j++) {
                 ck_assert_int_eq(hit[plan[d]->segments[i].row + j], 1);
