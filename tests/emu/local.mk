@@ -77,7 +77,8 @@ CLEANFILES += $(emu_units) $(emu_bulk) $(emu_own) tests/emu/libemu.so tests/emu/
 
 check-emu: libmpixep.la tests/emu/libemu.so tests/emu/bulk/libemu.so
 	@$(MAKE) $(AM_MAKEFLAGS) tests/emu/ep_expert tests/emu/ep_gpu tests/emu/ep_ll tests/emu/alloc_gpu \
-	  mpix_ep_info tests/emu/ep_paths tests/emu/gpu_edges tests/emu/gpu_device tests/faults/life_places tests/probe_size
+	  mpix_ep_info tests/emu/ep_paths tests/emu/gpu_edges tests/emu/gpu_device \
+	  tests/faults/life_places tests/probe_size
 	@$(AM_TESTS_ENVIRONMENT) $(top_srcdir)/tests/emu/check
 else
 check-emu:

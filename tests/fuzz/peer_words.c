@@ -155,8 +155,9 @@ static void forge_offer(fuzz_bytes *in, mpix_ep_call *call, int wire) {
     right.wire = wire;
     right.flags = fuzz_u8(in) & 127;
     for (int i = 0; i < MPIX_EP_PLACES; i++)
-        right.place[i] = (mpix_ep_place){call->ep->ht->banks_at + (uint64_t)fuzz_range(in, 0, 64) * 16,
-                                         ROW, 0, (uint32_t)fuzz_range(in, 0, 3) > 0};
+        right.place[i] =
+            (mpix_ep_place){call->ep->ht->banks_at + (uint64_t)fuzz_range(in, 0, 64) * 16, ROW, 0,
+                            (uint32_t)fuzz_range(in, 0, 3) > 0};
     change(in, (char *)&right + head, sizeof right - head);
     memcpy((char *)o + head, (char *)&right + head, sizeof right - head);
     atomic_store(&o->epoch, call->epoch);

@@ -133,7 +133,8 @@ static void spoil_input(batch *b) {
     b->side[GPU].ci.x.data = elsewhere.dev;
 }
 
-/* Rows of LL come from no context's memory in any of these batches, those of HT from the context. */
+/* Rows of LL come from no context's memory in any of these batches, those of HT from the
+ * context. */
 static void try_places(void) {
     shape s = shape_of(MPIX_EP_F32);
     if (claims("any-output")) {
@@ -267,7 +268,8 @@ int main(int argc, char **argv) {
     engines = strstr(path, "copy-engine") != NULL;
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     for (number = MPIX_EP_COMPACT; number <= MPIX_EP_SLOTS; number++) {
-        /* Other layouts choose another path of GPU memory, which refuses them if nobody has them. */
+        /* Other layouts choose another path of GPU memory, which refuses them if nobody has
+         * them. */
         int other = (!strcmp(path, "gpu-ht") && number == MPIX_EP_EXPERT) ||
                     (!strcmp(path, "gpu-expert") && number != MPIX_EP_EXPERT);
         layout = names[number];
