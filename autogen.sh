@@ -8,7 +8,8 @@ for tool in autoconf automake libtoolize; do
     command -v "$tool" >/dev/null 2>&1 || missing="$missing $tool"
 done
 if [ -n "$missing" ]; then
-    echo "autogen.sh: not found:$missing (Debian and Ubuntu: apt-get install autoconf automake libtool)" >&2
+    echo "autogen.sh: not found:$missing" \
+        "(Debian and Ubuntu: apt-get install autoconf automake libtool)" >&2
     exit 1
 fi
 mkdir -p build-aux

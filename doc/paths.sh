@@ -11,7 +11,11 @@ trap 'rm -f "$new" "$table"' EXIT
 page() { # FILE KIND-OF-TABLE
     "$info" --paths="$2" >"$table"
     awk -v table="$table" '
-        /^<!-- paths: begin -->$/ { print; while ((getline line <table) > 0) print line; inside = found = 1 }
+        /^<!-- paths: begin -->$/ {
+            print
+            while ((getline line <table) > 0) print line
+            inside = found = 1
+        }
         /^<!-- paths: end -->$/ { inside = 0 }
         !inside { print }
         END { exit found && !inside ? 0 : 1 }' "$top/$1" >"$new" || {
@@ -26,5 +30,6 @@ page() { # FILE KIND-OF-TABLE
 }
 page README.md summary
 page doc/man/mpix-ep.md matrix
-[ $status = 0 ] || echo "paths.sh: the table of paths differs from what is printed above: make doc-paths" >&2
+[ $status = 0 ] ||
+    echo "paths.sh: the table of paths differs from what is printed above: make doc-paths" >&2
 exit $status

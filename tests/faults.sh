@@ -13,27 +13,38 @@ set -u -o pipefail
 export LC_ALL=C
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=$(cd "${MPIX_BUILDDIR:-$top/build}" 2>/dev/null && pwd)
-paths="create ht-mapped ht-proxied ht-hops ll-mapped ll-proxied p2p-mapped p2p-copied p2p-proxied gpu-ht gpu-expert gpu-ll gpu-proxied p2p-gpu"
+paths="create ht-mapped ht-proxied ht-hops ll-mapped ll-proxied p2p-mapped p2p-copied p2p-proxied"
+paths="$paths gpu-ht gpu-expert gpu-ll gpu-proxied p2p-gpu"
 
 # "fault|path|test" and "fault|path|!why", a line each; * stands for every path that
 # nothing else covers.
 lines() {
-    grep -rhoE "covers: [^|]+\|[^|]+\|.*" "$top/tests" --include='*.sh' --exclude=faults.sh --include='*.mk' --include='check' --include='*.c' --include='*.cpp' \
+    grep -rhoE "covers: [^|]+\|[^|]+\|.*" "$top/tests" --include='*.sh' --exclude=faults.sh \
+        --include='*.mk' --include='check' --include='*.c' --include='*.cpp' \
         --include='uncovered' | sed 's/^covers: */+|/'
     sed -n 's/^uncovered: */-|/p' "$top/tests/faults/uncovered"
 }
 cells() {
     lines | awk -F ' *[|] *' -v paths="$paths" '
-        function add(fault, path, text) { if (!((fault, path, text) in seen)) { seen[fault, path, text] = 1; cell[fault, path] = cell[fault, path] "\n" text } }
+        function add(fault, path, text) {
+            if (!((fault, path, text) in seen)) {
+                seen[fault, path, text] = 1; cell[fault, path] = cell[fault, path] "\n" text
+            }
+        }
         /FAULT/ { next }
         { n = split($3, p, /[ ,]+/); text = $4; for (i = 5; i <= NF; i++) text = text " | " $i
           sub(/ +$/, "", text); faults[$2] = 1
-          for (i = 1; i <= n; i++) if (p[i] == "*") rest[$2] = text; else if ($1 == "+") add($2, p[i], text); else why[$2, p[i]] = text }
+          for (i = 1; i <= n; i++)
+              if (p[i] == "*") rest[$2] = text
+              else if ($1 == "+") add($2, p[i], text)
+              else why[$2, p[i]] = text }
         END {
             m = split(paths, all, " ")
             for (f in faults) for (k = 1; k <= m; k++) {
-                if ((f, all[k]) in cell) { c = split(substr(cell[f, all[k]], 2), t, "\n"); for (j = 1; j <= c; j++) print f "|" all[k] "|" t[j] }
-                else if ((f, all[k]) in why) print f "|" all[k] "|!" why[f, all[k]]
+                if ((f, all[k]) in cell) {
+                    c = split(substr(cell[f, all[k]], 2), t, "\n")
+                    for (j = 1; j <= c; j++) print f "|" all[k] "|" t[j]
+                } else if ((f, all[k]) in why) print f "|" all[k] "|!" why[f, all[k]]
                 else if (f in rest) print f "|" all[k] "|!" rest[f]
                 else print f "|" all[k] "|?"
             }
@@ -44,14 +55,22 @@ cells() {
 # lines, or nothing.
 table() { # RESULTS-FILE
     cells | awk -F '[|]' -v paths="$paths" -v results="$1" '
-        BEGIN { while ((getline line <results) > 0) { split(line, w, " "); state[w[1]] = substr(line, length(w[1]) + 2) } m = split(paths, order, " ") }
+        BEGIN {
+            while ((getline line <results) > 0) {
+                split(line, w, " "); state[w[1]] = substr(line, length(w[1]) + 2)
+            }
+            m = split(paths, order, " ")
+        }
         { key = $1 SUBSEP $3; if (!(key in on)) { rows[++n] = key } on[key] = on[key] " " $2 }
         END {
             print "| fault | path | test |\n| --- | --- | --- |"
             for (i = 1; i <= n; i++) {
                 split(rows[i], k, SUBSEP); list = ""
-                for (j = 1; j <= m; j++) if (index(on[rows[i]] " ", " " order[j] " ")) list = list (list == "" ? "" : ", ") order[j]
-                text = k[2] ~ /^!/ ? "not covered: " substr(k[2], 2) : k[2] == "?" ? "NOT COVERED, AND NO REASON GIVEN" : "`" k[2] "`"
+                for (j = 1; j <= m; j++)
+                    if (index(on[rows[i]] " ", " " order[j] " "))
+                        list = list (list == "" ? "" : ", ") order[j]
+                text = k[2] ~ /^!/ ? "not covered: " substr(k[2], 2) : \
+                    k[2] == "?" ? "NOT COVERED, AND NO REASON GIVEN" : "`" k[2] "`"
                 if (k[2] in state) text = text " " state[k[2]]
                 print "| " (k[1] == last ? "" : k[1]) " | " list " | " text " |"; last = k[1]
             }
@@ -61,11 +80,12 @@ page() {
     cat <<'PAGE'
 # Faults and the tests that cover them
 
-`tests/faults.sh --page` makes this page from comments beside the tests; `make check` fails if it is another.
-`tests/faults.sh` runs the tests and prints the same table with a result behind each.
+`tests/faults.sh --page` makes this page from comments beside the tests; `make check` fails if it is
+another. `tests/faults.sh` runs the tests and prints the same table with a result behind each.
 
-A path is how a call is carried out: HT or LL, in host memory or on GPUs; to peers that are mapped, reached by copies of the kernel (`copied`),
-through the proxy, or in two hops. `create` is the creation of objects. `check-emu` and `check-rdma` are targets of make.
+A path is how a call is carried out: HT or LL, in host memory or on GPUs; to peers that are mapped,
+reached by copies of the kernel (`copied`), through the proxy, or in two hops. `create` is the
+creation of objects. `check-emu` and `check-rdma` are targets of make.
 
 PAGE
     table /dev/null
@@ -101,11 +121,14 @@ run() {
         case $test in
             check-*) make -C "$build" "$test" >>"$log" 2>&1 && echo "$test pass" ||
                 echo "$test FAIL" ;;
-            *) (cd "$build" && make check TESTS="$test" 2>&1 | tee -a "$log" | sed -n "s|^PASS: .*|$test pass|p; s|^SKIP: .*|$test left out|p; s|^\(FAIL\|ERROR\): .*|$test FAIL|p" | sort -u) ;;
+            *) (cd "$build" && make check TESTS="$test" 2>&1 | tee -a "$log" |
+                sed -n -e "s|^PASS: .*|$test pass|p" -e "s|^SKIP: .*|$test left out|p" \
+                    -e "s|^\(FAIL\|ERROR\): .*|$test FAIL|p" | sort -u) ;;
         esac >>"$results"
     done
     table "$results"
-    echo "$(grep -c ' pass$' "$results") passed, $(grep -c ' FAIL$' "$results") failed, $(grep -c ' left out$' "$results") left out"
+    echo "$(grep -c ' pass$' "$results") passed, $(grep -c ' FAIL$' "$results") failed," \
+        "$(grep -c ' left out$' "$results") left out"
     ! grep -q ' FAIL$' "$results"
 }
 

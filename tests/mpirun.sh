@@ -66,7 +66,8 @@ if [ -x "$probe" ]; then
         code=$?
         if [ $code -ne 0 ]; then
             printf '%s\n' "$output" >&2
-            die "'$launcher 2' does not start a job of 2 ranks (exit status $code). Is it the launcher of the MPI in use? Set MPIEXEC."
+            die "'$launcher 2' does not start a job of 2 ranks (exit status $code)." \
+                "Is it the launcher of the MPI in use? Set MPIEXEC."
         fi
         printf '%s\n' "$launcher" >"$passed.$$" && mv -f "$passed.$$" "$passed"
     fi

@@ -1,11 +1,12 @@
 #!/bin/sh
-# paths.sh - the table of paths (mpix_ep_info --paths) is true: what it claims runs and is right by the reference, what it denies is refused
-# with the path's name, and it claims neither more nor less than tests/paths.known, which a change of what is supported changes too.
+# paths.sh - the table of paths (mpix_ep_info --paths) is true: what it claims runs and is right by
+# the reference, what it denies is refused with the path's name, and it claims neither more nor less
+# than tests/paths.known, which a change of what is supported changes too.
 #
 #   paths.sh [host|gpu]
 #
-# Paths of GPU memory run on the emulated GPU, where `make check-emu` has built it; copy engines are not emulated, so of gpu-copy-engine only
-# what is refused at creation is tried.
+# Paths of GPU memory run on the emulated GPU, where `make check-emu` has built it; copy engines are
+# not emulated, so of gpu-copy-engine only what is refused at creation is tried.
 set -u
 which=${1:-all} failed=0
 cells=$MPIX_BUILDDIR/tests/paths.cells
@@ -40,7 +41,8 @@ if [ "$which" != gpu ]; then
     done
 fi
 if [ "$which" = host ] || [ ! -x "$MPIX_BUILDDIR/tests/emu/ep_paths" ]; then
-    echo "paths.sh: not run: gpu-ht, gpu-expert, gpu-copy-engine, gpu-ll: make check-emu does, on an emulated GPU"
+    echo "paths.sh: not run: gpu-ht, gpu-expert, gpu-copy-engine, gpu-ll:" \
+        "make check-emu does, on an emulated GPU"
 else
     LD_LIBRARY_PATH=$MPIX_BUILDDIR/tests/emu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     MPIX_EP_CUDA_MODULE=$MPIX_BUILDDIR/tests/emu/libemu.so

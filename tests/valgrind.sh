@@ -21,7 +21,8 @@ printf '%s\n' "$@" | xargs -P "$jobs" -n 1 sh -c '
     log=$1.valgrind.log
     started=$(date +%s)
     # shellcheck disable=SC2086 # libtool is a command with its shell
-    if $libtool --mode=execute valgrind -q --error-exitcode=9 --trace-children=yes --leak-check=no "./$1" >"$log" 2>&1; then
+    if $libtool --mode=execute valgrind -q --error-exitcode=9 --trace-children=yes \
+        --leak-check=no "./$1" >"$log" 2>&1; then
         echo "valgrind $1: pass ($(($(date +%s) - started)) s)"
     else
         code=$?

@@ -11,7 +11,8 @@
 #   @enum MPIX_X ...       the comments of the enums with these constants, and the constants
 #   @source FILE           a program, whole
 #   @usage FILE            the usage text of a tool, from its source
-#   @parameters            the table of parameters, from src/base/param.c, without those for developers
+#   @parameters            the table of parameters, from src/base/param.c, without those for
+#                          developers
 set -eu
 top=$1 page=$2 section=$3
 version=$(sed -n 's/^version=//p' "$top/VERSION")
@@ -33,8 +34,11 @@ function comment(c,   n, lines, i, l, out, item, inside, code) {
     for (i = 1; i <= n; i++) {
         l = lines[i]; sub(/^ *\* ?/, "", l)
         if (l == "") inside = 0
-        if (l ~ /^  / && inside) { sub(/^ +/, "", l); out = out escape(l) "\n"; continue } # goes on with an item
-        if ((l ~ /^   / || (l ~ /^  / && (code || l ~ /[^ .]  +[^ ]/))) && !inside) { # a formula or a table, with a tab for pandoc
+        if (l ~ /^  / && inside) { # goes on with an item
+            sub(/^ +/, "", l); out = out escape(l) "\n"; continue
+        }
+        if ((l ~ /^   / || (l ~ /^  / && (code || l ~ /[^ .]  +[^ ]/))) && !inside) {
+            # a formula or a table, with a tab for pandoc
             if (!code) out = out "\n"
             out = out "    " l "\n"; code = 1; continue
         }
@@ -45,8 +49,9 @@ function comment(c,   n, lines, i, l, out, item, inside, code) {
             if (RLENGTH < 0) RLENGTH = length(item) + 1
             l = substr(item, RLENGTH + 1); sub(/^ +/, "", l); item = substr(item, 1, RLENGTH - 1)
             out = out "\n\n*" item "*: " escape(l) "\n"; inside = 1
-        } else if (l ~ /^@return/) { inside = 1; sub(/^@return */, "", l); out = out "\n\nReturns " escape(l) "\n" }
-        else if (l ~ /^[A-Z0-9]+: /) { out = out "\n\n" escape(l) "\n"; inside = 1 }
+        } else if (l ~ /^@return/) {
+            inside = 1; sub(/^@return */, "", l); out = out "\n\nReturns " escape(l) "\n"
+        } else if (l ~ /^[A-Z0-9]+: /) { out = out "\n\n" escape(l) "\n"; inside = 1 }
         else if (l ~ /^ *- /) { out = out "\n" escape(l) "\n"; inside = 1 }
         else out = out escape(l) "\n"
     }
@@ -68,10 +73,18 @@ function find(name, pattern,   i, f) {
 # What a call without a comment of its own is, from its name.
 function form(name,   base) {
     base = name
-    if (sub(/_begin_enqueue$/, "", base)) return "Starts " base " in a CUDA stream and returns; " base "_end_enqueue completes it."
-    if (sub(/_end_enqueue$/, "", base)) return "Completes, in a CUDA stream, the " base "_begin_enqueue that was called last on the handle."
-    if (sub(/_enqueue$/, "", base)) return "As " base ", ordered in a CUDA stream: returns at once; the stream goes on when it is complete."
-    if (base ~ /_i[a-z_]+$/) { sub(/_i/, "_", base); return "As " base ", but returns at once; *xfer* is completed by MPIX_Xfer_wait(3)." }
+    if (sub(/_begin_enqueue$/, "", base))
+        return "Starts " base " in a CUDA stream and returns; " base "_end_enqueue completes it."
+    if (sub(/_end_enqueue$/, "", base))
+        return "Completes, in a CUDA stream, the " base "_begin_enqueue that was called last on " \
+            "the handle."
+    if (sub(/_enqueue$/, "", base))
+        return "As " base ", ordered in a CUDA stream: returns at once; the stream goes on when " \
+            "it is complete."
+    if (base ~ /_i[a-z_]+$/) {
+        sub(/_i/, "_", base)
+        return "As " base ", but returns at once; *xfer* is completed by MPIX_Xfer_wait(3)."
+    }
     sub(/_[a-z_]+$/, "_i" substr(base, match(base, /_[a-z_]+$/) + 1), base)
     return "As " base ", and returns when it is complete."
 }
@@ -84,14 +97,17 @@ function rules(file,   text, i) {
 function enums(list,   n, names, i, h, p, text, body) {
     n = split(list, names, " ")
     for (i = 1; i <= n; i++) {
-        h = find(names[i], "\nenum \\{[^}]*" names[i] "[ ,\n]"); p = RSTART + 1; text = before(header[h], p)
+        h = find(names[i], "\nenum \\{[^}]*" names[i] "[ ,\n]"); p = RSTART + 1
+        text = before(header[h], p)
         body = substr(header[h], p); body = substr(body, 1, index(body, "};") + 1)
         print comment(text) "\n```\n" body "\n```\n"
     }
 }
 function calls(list,   n, names, i, h, text, file) {
     n = split(list, names, " ")
-    file = list ~ /_device/ && list !~ /create/ ? "mpix_device.h" : list ~ /P2p/ ? "mpix_p2p.h" : list ~ /Xfer_|Error_/ ? "mpix_xfer.h" : "mpix_ep.h"
+    file = list ~ /_device/ && list !~ /create/ ? "mpix_device.h" : \
+        list ~ /P2p/ ? "mpix_p2p.h" : \
+        list ~ /Xfer_|Error_/ ? "mpix_xfer.h" : "mpix_ep.h"
     print "# SYNOPSIS\n\n    #include <" file ">\n"
     for (i = 1; i <= n; i++) {
         h = find(names[i], "\nint " names[i] "\\("); text = substr(header[h], RSTART + 1)
@@ -114,7 +130,9 @@ function type(name,   h, text, p, all, i) {
 # The string literals of C text, joined.
 function literals(c,   out, s) {
     out = ""
-    while (match(c, /"([^"\\]|\\.)*"/)) { s = substr(c, RSTART + 1, RLENGTH - 2); c = substr(c, RSTART + RLENGTH); out = out s }
+    while (match(c, /"([^"\\]|\\.)*"/)) {
+        s = substr(c, RSTART + 1, RLENGTH - 2); c = substr(c, RSTART + RLENGTH); out = out s
+    }
     gsub(/\\n/, "\n", out); gsub(/\\"/, "\"", out); gsub(/%%/, "%", out)
     return out
 }
@@ -129,15 +147,20 @@ function parameters(   c, n, rows, i, row, k, f, help, same) {
     c = substr(c, 1, index(c, "\n};")); n = split(c, rows, /FIELD\(/)
     for (i = 1; i < n; i++) {
         row = rows[i]; sub(/^[^{]*\{/, "", row)
-        for (k = 1; k <= 4; k++) { match(row, /"([^"\\]|\\.)*"/); f[k] = substr(row, RSTART + 1, RLENGTH - 2); row = substr(row, RSTART + RLENGTH) }
+        for (k = 1; k <= 4; k++) {
+            match(row, /"([^"\\]|\\.)*"/)
+            f[k] = substr(row, RSTART + 1, RLENGTH - 2); row = substr(row, RSTART + RLENGTH)
+        }
         if (row ~ /^,[ \n]*[A-Z]+ \| DEV,/) continue # for developers
         same = row ~ /^,[ \n]*SAME,/ ? "equal on all ranks" : "may differ between ranks"
         help = literals(row)
-        print "**" f[1] "** (" f[2] "; " escape(f[3]) "; default " (f[4] == "" ? "empty" : f[4]) "; " same ")\n:   " escape(help) "\n"
+        print "**" f[1] "** (" f[2] "; " escape(f[3]) "; default " (f[4] == "" ? "empty" : f[4]) \
+            "; " same ")\n:   " escape(help) "\n"
     }
 }
 BEGIN {
-    header[1] = slurp(top "/include/mpix_ep.h"); header[2] = slurp(top "/include/mpix_xfer.h"); header[3] = slurp(top "/include/mpix_p2p.h"); header[4] = slurp(top "/include/mpix_device.h")
+    header[1] = slurp(top "/include/mpix_ep.h"); header[2] = slurp(top "/include/mpix_xfer.h")
+    header[3] = slurp(top "/include/mpix_p2p.h"); header[4] = slurp(top "/include/mpix_device.h")
 }
 FNR == 1 {
     name = substr($0, 3)
@@ -154,9 +177,15 @@ FNR == 1 {
 /^@parameters/ { parameters(); next }
 { print }
 END {
-    if (section == 3 && name != "MPIX_INIT") print "\n# RETURN VALUE\n\nMPI_SUCCESS, or an error code whose kind **MPIX_Error_kind**(3) and whose particulars **MPIX_Error_last**(3) tell, after it was\nraised through the error handler of the object.\n"
+    if (section == 3 && name != "MPIX_INIT")
+        print "\n# RETURN VALUE\n\nMPI_SUCCESS, or an error code whose kind " \
+            "**MPIX_Error_kind**(3) and whose particulars **MPIX_Error_last**(3) tell, after it " \
+            "was\nraised through the error handler of the object.\n"
     n = split("mpix-ep(7) mpix-ep-parameters(7) mpix_ep_info(1)", t, " "); also = ""
-    for (k = 1; k <= n; k++) if (t[k] != name "(" section ")") { p = index(t[k], "("); also = also "**" substr(t[k], 1, p - 1) "**" substr(t[k], p) ", " }
+    for (k = 1; k <= n; k++) if (t[k] != name "(" section ")") {
+        p = index(t[k], "("); also = also "**" substr(t[k], 1, p - 1) "**" substr(t[k], p) ", "
+    }
     if (section == 3) also = also "the program in **mpix-ep**(7), "
-    print "\n# SEE ALSO\n\n" also "and guide.md in the folder that `pkg-config --variable=docdir mpix-ep` names.\n"
+    print "\n# SEE ALSO\n\n" also "and guide.md in the folder that " \
+        "`pkg-config --variable=docdir mpix-ep` names.\n"
 }' "$page"

@@ -1,6 +1,7 @@
 #!/bin/sh
-# circles.sh - files of coll/ that call each other in a circle are few, host and GPU in none together, and no shared file names a path
-# (circles.py); a call from the host's words to the GPU is found.
+# circles.sh - files of coll/ that call each other in a circle are few, host and GPU in none
+# together, and no shared file names a path (circles.py); a call from the host's words to the GPU is
+# found.
 set -eu
 command -v python3 >/dev/null || {
     echo "left out: there is no python3"

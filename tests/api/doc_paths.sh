@@ -1,5 +1,6 @@
 #!/bin/sh
-# doc_paths.sh - README and the manual have the table of paths as mpix_ep_info prints it, and a table that differs is found.
+# doc_paths.sh - README and the manual have the table of paths as mpix_ep_info prints it, and a
+# table that differs is found.
 set -eu
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT

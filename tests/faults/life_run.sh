@@ -8,7 +8,9 @@ life_most=${LIFE_JOBS:-3}
 life_out=$(mktemp -d) || exit 99
 trap 'rm -rf "$life_out"' EXIT
 life_cases=0 life_left=0
-[ "${MPIX_SANITIZED:-0}" = 0 ] || export ASAN_OPTIONS="detect_leaks=0:handle_segv=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}" # what MPI leaks in a rank that leaves is not the thing tested
+# What MPI leaks in a rank that leaves is not the thing tested.
+[ "${MPIX_SANITIZED:-0}" = 0 ] ||
+    export ASAN_OPTIONS="detect_leaks=0:handle_segv=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
 
 life_one() { # NAME TRANSPORT FAULT OBJECT ...
     (

@@ -51,7 +51,8 @@ fi
 mkdir "$group" 2>/dev/null || skip "$group can't be made"
 trap 'rmdir "$group"' EXIT
 echo "$bytes" >"$group/$limit" || skip "$group/$limit can't be set"
-sh -c 'echo $$ >"$1/cgroup.procs" && shift && exec "$@"' sh "$group" "$MPIX_MPIRUN" "$np" "$build/tests/faults/room" --case asks
+sh -c 'echo $$ >"$1/cgroup.procs" && shift && exec "$@"' sh "$group" "$MPIX_MPIRUN" "$np" \
+    "$build/tests/faults/room" --case asks
 code=$?
 for _ in 1 2 3 4 5 6 7 8 9 10; do # until the last process has left it
     [ -n "$(cat "$group/cgroup.procs")" ] || break

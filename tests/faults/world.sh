@@ -59,7 +59,8 @@ world_cpp) # no output but what is awaited, and status 0
     for which in main static order fork thread; do
         output=$("$MPIX_MPIRUN" "$np" "$build/tests/faults/world_cpp" $which 2>&1) ||
             { echo "$output"; echo "world_cpp $which: failed"; exit 1; }
-        [ "$(echo "$output" | grep -c "$which done")" -eq "$np" ] || { echo "$output"; echo "world_cpp $which: not all ranks are done"; exit 1; }
+        [ "$(echo "$output" | grep -c "$which done")" -eq "$np" ] ||
+            { echo "$output"; echo "world_cpp $which: not all ranks are done"; exit 1; }
         case $which in
         order | thread) ;; # an object that outlives its context is told
         *) if echo "$output" | grep "error:"; then echo \
@@ -96,7 +97,8 @@ world_plugin)
             echo "left out: this build makes no shared libraries"
             exit 77
         fi
-        "$MPIX_MPIRUN" "$np" "$build/tests/faults/world_host" "$(cd "$build" && pwd)/tests/faults/.libs/$plugin.so" 3 || exit 1
+        "$MPIX_MPIRUN" "$np" "$build/tests/faults/world_host" \
+            "$(cd "$build" && pwd)/tests/faults/.libs/$plugin.so" 3 || exit 1
     done
     exit 0
     ;;
@@ -113,7 +115,8 @@ world_spaces) # an object is made and tells, no row moves
     export MPIX_EP_TRANSPORT=null
     # Name spaces of processes as well, where MPI bears it: then windows go through
     # sockets, or nowhere.
-    if [ "$(id -u)" = 0 ] && unshare -p -f true 2>/dev/null && "$build/tests/faults/world" --case bears; then
+    if [ "$(id -u)" = 0 ] && unshare -p -f true 2>/dev/null &&
+        "$build/tests/faults/world" --case bears; then
         for inner in mapped apart; do
             # Leaks are looked for by numbers of threads, which are others in /proc there.
             ASAN_OPTIONS="detect_leaks=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}" OMPI_MCA_btl=tcp,self \

@@ -33,7 +33,9 @@ for target; do
         -rss_limit_mb=4096 -max_len=4096 \
         -artifact_prefix="$found/crash-" -detect_leaks=0 -print_final_stats=1 "$found" \
         "$src/tests/fuzz/corpus/$target" >"$tree/$target.log" 2>&1; then
-        echo "check-fuzz: $target: pass, $(sed -n 's/^stat::number_of_executed_units: *//p' "$tree/$target.log") inputs in $seconds s"
+        echo "check-fuzz: $target: pass," \
+            "$(sed -n 's/^stat::number_of_executed_units: *//p' "$tree/$target.log") inputs" \
+            "in $seconds s"
     else
         grep -E 'ERROR|SUMMARY|FUZZ|\.c:|crash-' "$tree/$target.log" | head -n 20
         echo "check-fuzz: $target: FAIL, see $tree/$target.log and $found"

@@ -109,11 +109,13 @@ run 2 MPIX_EP_REACH=proxied MPIX_EP_TRANSPORT=shmem MPIX_EP_PROXY_THREADS=3 \
 run 4 MPIX_EP_HOSTS=2 MPIX_EP_TWO_HOPS=off MPIX_EP_TRANSPORT=shmem MPIX_EP_GPU_PARTIAL_BYTES=0 \
     MPIX_EP_GPU_DELAY_US=20 ep_expert 6 3
 export MPIX_EP_TIMEOUT=60
-if [ "$(nvidia-smi -L 2>/dev/null | wc -l)" -ge 2 ]; then # one visible GPU for each rank, as launchers set it
+# One visible GPU for each rank, as launchers set it.
+if [ "$(nvidia-smi -L 2>/dev/null | wc -l)" -ge 2 ]; then
     echo "check-gpu: 2 ranks: one visible GPU each: p2p_device, ep_gpu"
     # shellcheck disable=SC2016 # of the rank's shell
+    device='${OMPI_COMM_WORLD_LOCAL_RANK:-${MPI_LOCALRANKID:-0}}'
     for program in "p2p_device" "ep_gpu 10"; do
-        timeout 600 "$MPIX_MPIRUN" 2 sh -c "CUDA_VISIBLE_DEVICES=\${OMPI_COMM_WORLD_LOCAL_RANK:-\${MPI_LOCALRANKID:-0}} exec ./tests/gpu/$program"
+        timeout 600 "$MPIX_MPIRUN" 2 sh -c "CUDA_VISIBLE_DEVICES=$device exec ./tests/gpu/$program"
     done
 fi
 run 1 p2p_device
@@ -194,7 +196,8 @@ for program in ep_streams ep_ll proxied ll_proxied hops; do
         OMPI_MCA_pml=ob1 \
         timeout 120 "$MPIX_MPIRUN" $np "./tests/gpu/$program" killed 2>&1 |
         tee tests/gpu/killed.log | grep "$program:" || true
-    [ "$(grep -c "rank [0-9]*: passed" tests/gpu/killed.log)" = $((np - 1)) ] || { cat tests/gpu/killed.log; exit 1; }
+    [ "$(grep -c "rank [0-9]*: passed" tests/gpu/killed.log)" = $((np - 1)) ] ||
+        { cat tests/gpu/killed.log; exit 1; }
     rm -f tests/gpu/killed.log
 done
 echo "check-gpu: passed"

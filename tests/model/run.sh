@@ -30,7 +30,8 @@ check() {
     shift 2
     checked=$((checked + 1))
     dir=$work/$checked
-    case $expect in holds) optimize=-O1 ;; *) optimize=-O0 ;; esac # most of the time is the compiler's
+    # Most of the time is the compiler's.
+    case $expect in holds) optimize=-O1 ;; *) optimize=-O0 ;; esac
     mkdir "$dir" || exit 99
     if ! (cd "$dir" && "$spin" -a "$@" "$models/$model.pml" >spin.log 2>&1 &&
         ${CC:-cc} $optimize -w -DSAFETY -DMEMLIM=1024 -o pan pan.c >>spin.log 2>&1); then
@@ -55,7 +56,9 @@ check() {
         failed=$((failed + 1))
         return
     }
-    echo "$model $*: $expect ($(sed -n 's/^ *\([0-9]*\) states, stored.*/\1/p' "$dir/pan.log") states) $(sed -n 's/^pan:1: *//p' "$dir/pan.log")"
+    echo "$model $*: $expect" \
+        "($(sed -n 's/^ *\([0-9]*\) states, stored.*/\1/p' "$dir/pan.log") states)" \
+        "$(sed -n 's/^pan:1: *//p' "$dir/pan.log")"
 }
 
 check holds fifo

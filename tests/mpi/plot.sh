@@ -17,7 +17,8 @@ ep="$MPIX_BUILDDIR/mpix_ep_bench --hidden 64 --num-experts 8 --num-topk 2 --dtyp
 "$MPIX_MPIRUN" 2 $ep -m 8:64 --plot "$work/curves.svg" >"$work/out" 2>&1 ||
     { cat "$work/out"; exit 1; }
 drawn "$work/curves.svg" polyline 4 'combine by MPI'
-[ "$(grep -c '<circle ' "$work/curves.svg")" -eq 16 ] || fail "expected 4 points on each of 4 curves"
+[ "$(grep -c '<circle ' "$work/curves.svg")" -eq 16 ] ||
+    fail "expected 4 points on each of 4 curves"
 # shellcheck disable=SC2086
 "$MPIX_MPIRUN" 2 $ep --num-tokens 32 --baseline none --plot "$work/bars.svg" >"$work/out" 2>&1 ||
     { cat "$work/out"; exit 1; }

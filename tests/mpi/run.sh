@@ -18,7 +18,8 @@ export MPIX_SRCDIR MPIX_BUILDDIR MPIX_MPIRUN
 case $np in 1 | 2) scale=100 ;; 3 | 4) scale=60 ;; 5 | 8) scale=30 ;; *) scale=4 ;; esac
 if [ "${MPIX_SANITIZED:-0}" != 0 ]; then
     if [ "$np" -gt 5 ]; then
-        echo "left out: $np ranks of a sanitizer build on few cores take minutes; without sanitizers they run"
+        echo "left out: $np ranks of a sanitizer build on few cores take minutes;" \
+            "without sanitizers they run"
         exit 77
     fi
     scale=$(((scale + 3) / 4))
@@ -146,7 +147,8 @@ ep_random_* | ep_stress_*) # over proxied peers, with no network: the proxy copi
     case $program in
     ep_random) set -- --iterations $((scale / 2 + 2)) --seed 11 ;;
     *)
-        set -- --rounds $((scale * 6)) --contexts 40 # few would not tell a leak from the allocator's mappings
+        # Few would not tell a leak from the allocator's mappings.
+        set -- --rounds $((scale * 6)) --contexts 40
         # libucp's allocations go on for 60 contexts before a sanitizer's allocator uses its
         # mappings again, those of two hops for 40
         case $name in

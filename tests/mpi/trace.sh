@@ -26,7 +26,8 @@ for file; do
     if command -v python3 >/dev/null; then
         python3 -c 'import json, sys
 times = [e["ts"] for e in json.load(open(sys.argv[1]))["traceEvents"] if "ts" in e]
-assert len(times) > 20 and all(t > 0 for t in times)' "$file" || fail "$file is not what a viewer reads"
+assert len(times) > 20 and all(t > 0 for t in times)' "$file" ||
+            fail "$file is not what a viewer reads"
     fi
 done
 
