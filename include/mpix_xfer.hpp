@@ -1,6 +1,6 @@
 /*
- * mpix_xfer.hpp - what mpix_ep.hpp and mpix_p2p.hpp share: spans, errors, transfers. The rules stand
- * in mpix_ep.hpp.
+ * mpix_xfer.hpp - what mpix_ep.hpp and mpix_p2p.hpp share: spans, errors, transfers. The rules
+ * stand in mpix_ep.hpp.
  */
 #ifndef MPIX_XFER_HPP
 #define MPIX_XFER_HPP

@@ -1,6 +1,6 @@
 /*
- * info_paths.c - the table of paths: as a matrix for people, as the tables of README and the manual,
- * and cell by cell for tests.
+ * info_paths.c - the table of paths: as a matrix for people, as the tables of README and the
+ * manual, and cell by cell for tests.
  */
 #include "config.h"
 

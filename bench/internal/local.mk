@@ -1,4 +1,5 @@
-# bench/internal/ - for developers: what single layers of the library cost. They look inside it, so none is installed.
+# bench/internal/ - for developers: what single layers of the library cost. They look inside it, so
+# none is installed.
 noinst_PROGRAMS += bench/internal/rows_bench bench/internal/mpix_fifo_bench
 
 # How fast the kernels of kernels/host move memory.
@@ -20,10 +21,12 @@ bench_internal_mpix_gpu_fifo_bench_SOURCES = \
 	bench/internal/gpu_fifo_bench.c bench/internal/gpu_fifo_consumers.c \
 	bench/internal/gpu_fifo_consumers.h bench/internal/gpu_fifo.h
 bench_internal_mpix_gpu_fifo_bench_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)
-bench_internal_mpix_gpu_fifo_bench_LDADD = bench/internal/gpu_fifo_kernels.nv.o libmpixep_core.la $(MPI_LIBS) \
+bench_internal_mpix_gpu_fifo_bench_LDADD = \
+	bench/internal/gpu_fifo_kernels.nv.o libmpixep_core.la $(MPI_LIBS) \
 	-L$(CUDA_HOME_USED)/lib64 -lcudart_static -lstdc++ -ldl -lrt -lpthread
 bench/internal/gpu_fifo_kernels.nv.o: bench/internal/gpu_fifo_kernels.cu bench/internal/gpu_fifo.h \
   include/mpix_device.cuh include/mpix_device.h
-	$(AM_V_GEN)$(MKDIR_P) bench/internal && $(NVCC) -std=c++17 $(NVCCFLAGS) $(NVCC_GENCODE) -I$(top_srcdir)/include \
+	$(AM_V_GEN)$(MKDIR_P) bench/internal && \
+	  $(NVCC) -std=c++17 $(NVCCFLAGS) $(NVCC_GENCODE) -I$(top_srcdir)/include \
 	  -Xcompiler -fPIC -c -o $@ $(top_srcdir)/bench/internal/gpu_fifo_kernels.cu
 endif

@@ -1,6 +1,6 @@
 /*
- * bank.c - what a step asks about its own call: whether its turn has come, a staging bank, its first
- * error.
+ * bank.c - what a step asks about its own call: whether its turn has come, a staging bank, its
+ * first error.
  */
 #include "config.h"
 

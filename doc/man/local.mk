@@ -63,7 +63,8 @@ SUFFIXES = .md .1 .3 .7
 EXTRA_DIST += doc/man/make_page.sh
 
 dist-hook:
-	@test -n "$(dist_man_MANS)" || { echo "make dist: the manual can't be made without pandoc"; exit 1; }
+	@test -n "$(dist_man_MANS)" || \
+	{ echo "make dist: the manual can't be made without pandoc"; exit 1; }
 # Names of the other calls of a page.
 install-data-hook:
 if HAVE_MANUAL

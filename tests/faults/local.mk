@@ -6,7 +6,8 @@
 #   FULL_TESTS   `make check-full`: all cases, minutes
 # With sanitizers TESTS has the topics that are about the life of memory; the others wait more than
 # they compute, and are in FULL_TESTS there.
-# A line `covers: FAULT | PATH, PATH | TEST` in a comment of a test says which cells of doc/faults.md it fills.
+# A line `covers: FAULT | PATH, PATH | TEST` in a comment of a test says which cells of
+# doc/faults.md it fills.
 # The recipe of a test that a topic's script runs, which it tells by its name: $(FAULT_TEST) TOPIC.
 FAULT_TEST = make_test() { $(MKDIR_P) tests/faults && \
 	printf '\043!/bin/sh\nexec "$(abs_top_srcdir)/tests/faults/%s.sh" "$$0"\n' "$$2" >"$$1" && \

@@ -1,4 +1,5 @@
-# tests/fuzz/ - targets for libFuzzer (fuzz.h). `make check` runs what is kept in corpus/ and mutations of it.
+# tests/fuzz/ - targets for libFuzzer (fuzz.h). `make check` runs what is kept in corpus/ and
+# mutations of it.
 FUZZ_TARGETS = options npy params route
 check_PROGRAMS += tests/fuzz/options tests/fuzz/npy tests/fuzz/params tests/fuzz/route
 if FUZZING
@@ -9,7 +10,9 @@ MAIN_OF_FUZZ = tests/fuzz/replay.c tests/fuzz/fuzz.h
 LDFLAGS_OF_FUZZ = $(AM_LDFLAGS)
 endif
 
-tests_fuzz_options_SOURCES = tests/fuzz/options.c bench/options.c bench/usage.c bench/content.c bench/bench.h $(MAIN_OF_FUZZ)
+tests_fuzz_options_SOURCES = \
+	tests/fuzz/options.c bench/options.c bench/usage.c bench/content.c bench/bench.h \
+	$(MAIN_OF_FUZZ)
 tests_fuzz_options_LDFLAGS = $(LDFLAGS_OF_FUZZ)
 tests_fuzz_options_LDADD = libmpixep_core.la -lm
 tests_fuzz_npy_SOURCES = tests/fuzz/npy.c bench/npy.c bench/bench.h $(MAIN_OF_FUZZ)

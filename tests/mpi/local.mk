@@ -1,8 +1,10 @@
-# tests/mpi/ - programs that use the public interface only, and a reference of their own, over 1 to 33 ranks.
+# tests/mpi/ - programs that use the public interface only, and a reference of their own, over 1 to
+# 33 ranks.
 #
-# A test is PROGRAM.RANKS.test or PROGRAM_VARIANT.RANKS.test: add it to MPI_TESTS; what it is called with is in tests/mpi/run.sh.
-# Those that wait for a time limit (ep_faults and p2p_faults: stopped, absent, injected) stand far from each other, so that
-# with `make -j2 check` there is mostly another beside them that computes.
+# A test is PROGRAM.RANKS.test or PROGRAM_VARIANT.RANKS.test: add it to MPI_TESTS; what it is called
+# with is in tests/mpi/run.sh. Those that wait for a time limit (ep_faults and p2p_faults: stopped,
+# absent, injected) stand far from each other, so that with `make -j2 check` there is mostly another
+# beside them that computes.
 MPI_TESTS = \
 	tests/mpi/ep_random.1.test \
 	tests/mpi/ep_random.2.test \
@@ -133,7 +135,9 @@ MPI_TESTS = \
 	tests/mpi/p2p_faults_forgotten.2.test
 
 TESTS += $(MPI_TESTS) tests/paths.sh tests/mpi/info.sh tests/mpi/plot.sh tests/mpi/trace.sh
-EXTRA_DIST += tests/paths.known tests/paths.sh tests/mpi/run.sh tests/mpi/info.sh tests/mpi/plot.sh tests/mpi/trace.sh
+EXTRA_DIST += \
+	tests/paths.known tests/paths.sh tests/mpi/run.sh tests/mpi/info.sh tests/mpi/plot.sh \
+	tests/mpi/trace.sh
 CLEANFILES += $(MPI_TESTS) tests/paths.cells
 
 $(MPI_TESTS): Makefile
@@ -176,7 +180,9 @@ tests_mpi_p2p_faults_SOURCES = tests/mpi/p2p_faults.c
 tests_mpi_p2p_faults_CPPFLAGS = $(MPI_TEST_CPPFLAGS)
 tests_mpi_p2p_faults_LDADD = $(MPI_TEST_LIBS)
 
-check_PROGRAMS += tests/mpi/ep_errors tests/mpi/ep_faults tests/mpi/ep_files tests/mpi/ep_hops tests/mpi/ep_nompi tests/mpi/ep_paths tests/mpi/ep_random tests/mpi/ep_stress \
+check_PROGRAMS += \
+	tests/mpi/ep_errors tests/mpi/ep_faults tests/mpi/ep_files tests/mpi/ep_hops \
+	tests/mpi/ep_nompi tests/mpi/ep_paths tests/mpi/ep_random tests/mpi/ep_stress \
 	tests/mpi/ep_traffic
 
 tests_mpi_ep_paths_SOURCES = tests/common/cells.c tests/common/cells.h tests/mpi/ep_paths.c

@@ -42,7 +42,8 @@ figures-rdma: all check-programs
 	p2p_latency
 else
 check-rdma figures-rdma:
-	@echo "$@: this build has no transport verbs (libibverbs was not found, or --without-verbs)"; exit 77
+	@echo "$@: this build has no transport verbs (libibverbs was not found, or --without-verbs)"; \
+	exit 77
 endif
 clean-local: clean-rdma
 clean-rdma:

@@ -1,4 +1,5 @@
-# Unit tests of src/proxy/ and of the transports null, shmem and chaos: with Check on one rank, and a program that needs ranks.
+# Unit tests of src/proxy/ and of the transports null, shmem and chaos: with Check on one rank, and
+# a program that needs ranks.
 if HAVE_CHECK
 check_PROGRAMS += tests/unit/test_chaos tests/unit/test_fifo tests/unit/test_proxy
 TESTS += tests/unit/test_chaos tests/unit/test_fifo tests/unit/test_proxy

@@ -1,4 +1,6 @@
-/* test_proxy_lost.c - unit tests of the proxy: a peer that is lost, and an object that is given up. */
+/*
+ * test_proxy_lost.c - unit tests of the proxy: a peer that is lost, and an object that is given up.
+ */
 #include "config.h"
 
 #include <string.h>
