@@ -125,9 +125,8 @@ const mpix_ep_path mpix_ep_paths[] = {
     {
         .name = "gpu-expert",
         .number = 3,
-        .what =
-            "GPU memory, large batches, a row per token and expert: kernels send a row once per "
-            "rank and copy it there.",
+        .what = "GPU memory, large batches, a row per token and expert: sent once per rank, copied "
+                "there.",
         .memkind = MPIX_EP_CUDA,
         .mode = MPIX_EP_HT,
         .layouts = LAYOUT(EXPERT),
