@@ -207,7 +207,7 @@ void p2p_sides_open(p2p_bench *b) {
     if (!iov || !iov_in)
         p2p_die(b, "there is no memory");
     if (!b->cuda)
-        memset(b->base, 1, bytes);
+        memset(b->base, 0, bytes); /* no stamp: one that is there already lets a rank overtake */
     if (pairs) {
         p2p_pairs_open(b);
         return;
