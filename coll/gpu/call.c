@@ -332,20 +332,15 @@ static int64_t combine_rows(const struct mpix_ep_handle *handle, const MPIX_Ep_c
     return in->x.data ? rows : 0;
 }
 
-static int combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in,
-                        MPIX_Ep_combine_out *out, mpix_cuda_combine *c) {
-    mpix_ep *ep = handle->ep;
-    int kind, alone = ep->size == 1, expert = ep->config.layout == MPIX_EP_EXPERT;
-    int64_t rows = combine_rows(handle, in), tokens = handle->tokens;
-    size_t row = mpix_ep_row_bytes(&in->x, in->hidden),
-           scale = mpix_ep_scale_bytes(&in->x, in->hidden), n = (size_t)rows;
+void mpix_ep_gpu_combine_set(const struct mpix_ep_handle *handle, const MPIX_Ep_combine_in *in,
+                             const MPIX_Ep_combine_out *out, mpix_cuda_combine *c) {
     *c = (mpix_cuda_combine){.x = in->x.data,
                              .scales = in->x.scales,
                              .row_weights = in->row_weights,
                              .slot_values = in->slot_values,
                              .y = out->y.data,
                              .out_slots = out->slot_values,
-                             .tokens = tokens,
+                             .tokens = handle->tokens,
                              .x_stride = in->x.stride,
                              .scale_stride = in->x.scale_stride,
                              .y_stride = out->y.stride,
@@ -355,9 +350,19 @@ static int combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in,
                              .scale_kind = in->x.scale_kind,
                              .num_bias = in->num_bias,
                              .topk = handle->topk,
-                             .num_sms = ep->config.num_sms,
-                             .path = ep->params.gpu_path,
+                             .num_sms = handle->ep->config.num_sms,
                              .wait_ns = out->wait_ns};
+}
+
+static int combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in,
+                        MPIX_Ep_combine_out *out, mpix_cuda_combine *c) {
+    mpix_ep *ep = handle->ep;
+    int kind, alone = ep->size == 1, expert = ep->config.layout == MPIX_EP_EXPERT;
+    int64_t rows = combine_rows(handle, in), tokens = handle->tokens;
+    size_t row = mpix_ep_row_bytes(&in->x, in->hidden),
+           scale = mpix_ep_scale_bytes(&in->x, in->hidden), n = (size_t)rows;
+    mpix_ep_gpu_combine_set(handle, in, out, c);
+    c->path = ep->params.gpu_path;
     if ((kind = combine_hops(ep, in, c)))
         return kind;
     c->offer = (mpix_cuda_offer){.dtype = in->x.dtype,

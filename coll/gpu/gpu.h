@@ -190,6 +190,9 @@ int mpix_ep_gpu_dispatch_by(struct mpix_ep_handle *handle, const MPIX_Ep_dispatc
 int mpix_ep_gpu_combine_by(struct mpix_ep_handle *handle, const MPIX_Ep_combine_in *in,
                            const MPIX_Ep_combine_out *out, const mpix_ep_form *form,
                            mpix_ep_gpu_combine_fill *fill);
+/* What combine's kernels take of the arguments as they are, in both modes. */
+void mpix_ep_gpu_combine_set(const struct mpix_ep_handle *handle, const MPIX_Ep_combine_in *in,
+                             const MPIX_Ep_combine_out *out, mpix_cuda_combine *c);
 
 /* The frame of every call (gpu/stream.c): start, checks of arguments (if they fail in a capture,
  * the call ends there), order, launch, finish. start: 0, or 1 and the code to return; end: the call

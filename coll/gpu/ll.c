@@ -165,25 +165,8 @@ static int combine_fill(struct mpix_ep_handle *handle, MPIX_Ep_combine_in *in,
     int kind = 0;
     int64_t tokens = handle->tokens, rows = handle->capacity,
             slots = ep->size * ep->config.max_tokens;
-    *c = (mpix_cuda_combine){.x = in->x.data,
-                             .scales = in->x.scales,
-                             .row_weights = in->row_weights,
-                             .slot_values = in->slot_values,
-                             .y = out->y.data,
-                             .out_slots = out->slot_values,
-                             .tokens = tokens,
-                             .x_stride = in->x.stride,
-                             .scale_stride = in->x.scale_stride,
-                             .y_stride = out->y.stride,
-                             .hidden = in->hidden,
-                             .xdtype = in->x.dtype,
-                             .ydtype = out->y.dtype,
-                             .scale_kind = in->x.scale_kind,
-                             .num_bias = in->num_bias,
-                             .topk = handle->topk,
-                             .num_sms = ep->config.num_sms,
-                             .wait_ns = out->wait_ns,
-                             .row = (int64_t)(mpix_dtype_size(in->wire) * (size_t)in->hidden)};
+    mpix_ep_gpu_combine_set(handle, in, out, c);
+    c->row = (int64_t)(mpix_dtype_size(in->wire) * (size_t)in->hidden);
     rows = rows < slots ? rows : slots;
     c->offer = (mpix_cuda_offer){.dtype = (int16_t)in->wire, .hidden = in->hidden, .rows = rows};
     for (int b = 0; b < in->num_bias && !kind; b++) {
